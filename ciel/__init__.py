@@ -1,24 +1,25 @@
 """ciel: a universal execution engine.
 
-A Python program needs only this module: `ciel.Client` finds or starts a cluster, and `@ciel.task`
-turns functions into tasks. Names are imported on first use, so that packages below the client never
-import it.
+Python programs need only this module: `ciel.Client` finds a cluster or starts one, and `@ciel.task`
+makes tasks of functions. A name is loaded when a program first uses it, so that importing a package
+below the client does not load the client. The import has two side effects: see `pure` and
+`joblib_name`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ciel import joblib_name as joblib_name
-from ciel import pure as pure  # before any module that may be compiled
+from ciel import pure as pure  # first: it chooses between sources and compiled modules
 from ciel.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ciel.client import Client as Client
     from ciel.client import LocalCluster as LocalCluster
     from ciel.client.errors import ClientError as ClientError
-    from ciel.client.executor import Executor as Executor
-    from ciel.client.progress import progress as progress
-    from ciel.client.trace import trace as trace
+    from ciel.client.pools.executor import Executor as Executor
+    from ciel.client.views.progress import progress as progress
+    from ciel.client.views.trace import trace as trace
     from ciel.python.failures import PackingError as PackingError
     from ciel.python.failures import RemoteError as RemoteError
     from ciel.python.failures import RemoteTraceback as RemoteTraceback
@@ -48,13 +49,13 @@ _HOMES = {
     "LocalCluster": "ciel.client",
     "current_task": "ciel.python.inside",
     "empty": "ciel.python.inside",
-    "Executor": "ciel.client.executor",
+    "Executor": "ciel.client.pools.executor",
     "Future": "ciel.python.futures",
     "Task": "ciel.python.tasks",
-    "progress": "ciel.client.progress",
+    "progress": "ciel.client.views.progress",
     "task": "ciel.python.tasks",
     "task_directory": "ciel.python.inside",
-    "trace": "ciel.client.trace",
+    "trace": "ciel.client.views.trace",
     **dict.fromkeys(
         ("as_completed", "call", "fire_and_forget", "gather", "put", "spawn", "wait"),
         "ciel.python.sessions",

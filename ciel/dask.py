@@ -19,8 +19,8 @@ from dask.local import start_state_from_dask
 from dask.order import order
 from dask.utils import funcname
 
-from ciel.client.executor import when_done
-from ciel.client.shared import session_here
+from ciel.client.pools.executor import when_done
+from ciel.client.pools.shared import session_here
 from ciel.python.failures import TaskError
 from ciel.python.sessions import FIRST_EXCEPTION, Session
 from ciel.python.tasks import Options, read_options

@@ -23,8 +23,8 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
-from ciel.client.executor import Executor, slots_of, when_done
-from ciel.client.shared import session_here
+from ciel.client.pools.executor import Executor, slots_of, when_done
+from ciel.client.pools.shared import session_here
 from ciel.python.packing import PROTOCOL
 from ciel.python.pickling import Pickler
 

@@ -1,6 +1,10 @@
-"""Registers the backend `"ciel"` with joblib as soon as joblib is imported.
+"""Registers the backend `"ciel"` with joblib when a program imports both packages, in either order.
 
-This imports neither joblib nor, until the name is used, the backend.
+joblib has no entry points for backends: it knows only those that a program has registered by
+`joblib.register_parallel_backend`. So `import ciel` registers the name if joblib is loaded. If it
+is not, an import hook waits for joblib, and removes itself afterwards. It loads nothing, changes no
+other import, and joblib has the same loader as without it (ADR 49). A program that imports
+`ciel.joblib` needs no hook.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Any
 
 
 class Finder:
-    """The first finder of `sys.meta_path` until joblib is imported; other finders find joblib."""
+    """The first import hook until joblib is imported; later hooks find joblib."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -28,27 +32,27 @@ class Finder:
                 return spec
         return None
 
-    def _hook_loader(self, loader: Any) -> None:
-        """Make a loader call `tell` after it has executed the module. Its method is replaced, not
-        the loader itself, because other code may use the loader.
+    def _follow(self, loader: Any) -> None:
+        """Register the name after a loader has executed the module. The loader stays the same
+        object, since other code uses its methods.
         """
         if isinstance(loader, type) or not hasattr(loader, "exec_module"):
-            return  # shared by many modules, or cannot execute modules
-        run = loader.exec_module
+            return  # a loader of many modules, or an old one
+        execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            run(module)
+            execute(module)
             if module.__name__ == "joblib":
                 vars(loader).pop("exec_module", None)
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
-                tell(module)
+                register(module)
 
         loader.exec_module = exec_module
 
 
-def tell(joblib: ModuleType) -> None:
-    """Register the backend, if the module is really joblib."""
+def register(joblib: ModuleType) -> None:
+    """Register the backend, unless a file of the program is named joblib."""
     if hasattr(joblib, "register_parallel_backend"):
         joblib.register_parallel_backend("ciel", _backend)
 
@@ -58,6 +62,6 @@ def _backend(**options: Any) -> Any:
 
 
 if "joblib" in sys.modules:
-    tell(sys.modules["joblib"])
+    register(sys.modules["joblib"])
 else:
     sys.meta_path.insert(0, Finder())

@@ -13,11 +13,11 @@ from multiprocessing import TimeoutError as TimeoutError
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ciel.client.executor import Executor, chunks_of, failed, rest_of, slots_of, when_done
-from ciel.client.feeding import FedResults, Feed
-from ciel.client.shared import session_here
+from ciel.client.calls.map_results import chunks_of, rest_of, values_of
+from ciel.client.pools.executor import Executor, failed, slots_of, when_done
+from ciel.client.pools.feed import FedResults, Feed
+from ciel.client.pools.shared import session_here
 from ciel.python.calls import Mapped
-from ciel.python.failures import error_of_map
 from ciel.python.tasks import split_task
 
 if TYPE_CHECKING:
@@ -253,10 +253,8 @@ class Pool:
 def _join_parts(parts: list[Mapped]) -> list[Any]:
     """Return the results of all parts; raises the first part's exception, if any."""
     joined: list[Any] = []
-    for values, error in parts:
-        joined += values
-        if error is not None:
-            raise error_of_map(error, len(joined))
+    for part in parts:
+        joined += values_of(part, len(joined))
     return joined
 
 

@@ -1,8 +1,8 @@
-"""Finds and imports plugins by their entry points. No other module imports by name.
+"""Loads plugins: stores, executors, channels, and the discovery of peer stores. No other module
+imports by name.
 
-The groups are `ciel.stores`, `ciel.executors`, `ciel.channels`, and `ciel.neighbours` (how stores
-on one host find each other). A third-party package registers entry points in its own metadata, and
-needs no change here.
+Plugins are entry points in the groups `ciel.stores`, `ciel.executors`, `ciel.channels` and
+`ciel.neighbours`. A third-party package declares them in its own metadata.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class PluginError(Exception):
 
 
 def names(group: str) -> list[str]:
-    """Return the sorted names of the installed plugins of a group."""
+    """List the names of the installed plugins of a group, sorted."""
     return sorted(point.name for point in entry_points(group=group))
 
 
 def load(group: str, name: str) -> Any:
-    """Import the plugin of this name; raises PluginError, which lists the installed ones."""
+    """Load the plugin of a name; raises PluginError, which lists the installed plugins."""
     found = [point for point in entry_points(group=group) if point.name == name]
     if not found:
         raise PluginError(group, name, f"not installed (there is: {', '.join(names(group))})")

@@ -1,8 +1,8 @@
-"""Imports the sources of compiled modules: with `CIEL_PURE=1`, and in a checkout where a source has
+"""Loads the sources of compiled modules: with `CIEL_PURE=1`, and in a checkout where a source has
 changed since `make compiled`.
 
-Unlike compiled modules, sources support breakpoints, and subclasses of the engine's classes. They
-are a third slower.
+Unlike compiled modules, sources allow breakpoints, and classes that inherit from the engine's. They
+do the same, a third slower.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import ModuleType
 
 
 class Sources:
-    """Finds the sources of ciel's modules. Modules without one, such as C extensions, are left to
-    other finders.
+    """An import hook that finds the sources of modules of ciel. It leaves modules without sources,
+    such as modules in C, to other hooks.
     """
 
     def find_spec(

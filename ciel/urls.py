@@ -1,13 +1,14 @@
-"""Reads and writes content at URLs that fsspec supports, as inputs and outputs of tasks.
+"""Reads and writes URLs in tasks, with the protocols of fsspec.
 
-Workers read and write the content, with their credentials; it does not pass through the client.
+The workers read and write, with their own credentials; the content does not pass through the
+client.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ciel.client.shared import session_here
+from ciel.client.pools.shared import session_here
 from ciel.python.tasks import Options, read_options
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ def read(
     options: dict[str, Any] | None = None,
     **storage_options: Any,
 ) -> Future[bytes]:
-    """Read the content at a URL in a task; return the future of the bytes.
+    """Submit a task that reads a URL; return the future of its bytes.
 
-    The future can be an argument of functions, or a file for programs:
-    `client.run(["sort"], stdin=ciel.urls.read("s3://bucket/key"))`. `storage_options` are fsspec's
-    for that kind of URL, `options` are those of `ciel.task`.
+    Functions take the future as an argument, and programs as a file:
+    `client.run(["sort"], stdin=ciel.urls.read("s3://bucket/key"))`. fsspec gets the
+    `storage_options`; `options` are as for `ciel.task`.
     """
     found: Future[bytes] = _call(_read, (url, storage_options), client, options, f"read {url}")
     return found
@@ -42,8 +43,8 @@ def write(
     options: dict[str, Any] | None = None,
     **storage_options: Any,
 ) -> Future[int]:
-    """Write a value to a URL in a task; return the future of the number of bytes. The value is an
-    object with the buffer protocol, a text (written in UTF-8), or a future of these.
+    """Submit a task that writes a value to a URL; return the future of the number of bytes. The
+    value is bytes, an object with a buffer, a text (written as UTF-8), or a future of such a value.
     """
     found: Future[int] = _call(
         _write, (value, url, storage_options), client, options, f"write {url}"

@@ -13,7 +13,7 @@ from ciel.cli.asking import chosen_jobs, has_ended
 from ciel.cli.outcome import Status, say
 from ciel.cli.printing import print_json, write_output
 from ciel.client.client import Client
-from ciel.client.data import LogReader
+from ciel.client.data.logs import LogReader
 from ciel.client.errors import ClientError, LogUnreadableError
 from ciel.core.jobs import JobSummary
 

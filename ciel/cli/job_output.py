@@ -21,8 +21,8 @@ from ciel.cli.printing import (
 from ciel.cli.result_files import FAILED
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError, TaskFailedError, WaitTimeoutError
-from ciel.client.failed_runs import printed_before
 from ciel.client.jobs import LOSS_NOTICE_S
+from ciel.client.jobs.failed_output import printed_before
 from ciel.core.jobs import JobState, JobSummary
 from ciel.core.refs import Failure, Reference, Value
 from ciel.execution.report import visible

@@ -14,8 +14,8 @@ from typing import IO, Any, Final, NamedTuple, Self
 from ciel.cli.elements import Element, Template
 from ciel.cli.outcome import UsageError
 from ciel.client.client import Client
-from ciel.client.failed_runs import exit_of
 from ciel.client.jobs import Job
+from ciel.client.jobs.failed_output import exit_of
 from ciel.core.refs import Concrete, Failure, Reference, Sweetheart, Value
 
 COLUMNS: Final = (

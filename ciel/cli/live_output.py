@@ -11,7 +11,7 @@ from ciel.cli.outcome import say
 from ciel.cli.printing import write_output, write_unlocked
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError
-from ciel.client.failed_runs import printed_before
+from ciel.client.jobs.failed_output import printed_before
 from ciel.core.jobs import JobSummary
 from ciel.core.refs import Failure, Reference, Stream, Value
 from ciel.execution.commands import can_be_followed

@@ -25,8 +25,8 @@ from ciel.cli.printing import (
 from ciel.cli.result_files import ResultFiles
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError, TaskFailedError
-from ciel.client.failed_runs import printed_before
 from ciel.client.jobs import Job
+from ciel.client.jobs.failed_output import printed_before
 from ciel.core.errors import CielError
 from ciel.core.refs import Concrete, Failure, Reference, Sweetheart, Value
 from ciel.execution.report import visible

@@ -21,17 +21,17 @@ from ciel.cli.printing import Progress, print_json
 from ciel.client.client import Client
 from ciel.client.errors import PackageError, TaskFailedError, TemplateError
 from ciel.client.jobs import Job
-from ciel.client.package_entries import (
-    Brought,
+from ciel.client.packages.entries import (
     Ready,
+    Uploaded,
     fetch,
     look,
     open_package,
     require_makers,
     upload,
 )
-from ciel.client.packages import Package, PackageFile, parse
-from ciel.client.templates import decode_result
+from ciel.client.packages.package_file import Package, PackageFile, parse
+from ciel.client.packages.templates import decode_result
 from ciel.core.naming import all_references
 from ciel.core.refs import Failure, Reference
 from ciel.wire import codec
@@ -115,7 +115,7 @@ def _run(
     return value
 
 
-def _start(job: Job, package: Package, brought: Brought) -> Reference:
+def _start(job: Job, package: Package, brought: Uploaded) -> Reference:
     start_args = package.start_args(brought.package)
     try:
         return job.start_package(package.handler, start_args, brought.package, brought.pieces)

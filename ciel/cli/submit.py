@@ -29,11 +29,11 @@ from ciel.cli.outputs import Outputs
 from ciel.cli.parser import Parser, memory_size, whole_number
 from ciel.cli.printing import Counts, Progress, RunningCount, write_unlocked
 from ciel.cli.result_files import ResultFiles
-from ciel.client.arrays import UNSETTLED_MAX, Array
-from ciel.client.caller import caller_context
 from ciel.client.client import Client
 from ciel.client.errors import JobEndedError
 from ciel.client.jobs import Job, archive_of
+from ciel.client.jobs.arrays import UNSETTLED_MAX, Array
+from ciel.client.jobs.caller_context import caller_context
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import LOCALITY, POLICIES, read_scheduling

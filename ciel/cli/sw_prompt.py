@@ -18,10 +18,10 @@ from ciel.cli.sw_entries import Entries, PipedEntries, TypedEntries, word_in
 from ciel.cli.sw_run import print_value, surrounded
 from ciel.cli.sw_source import errors_of, tell
 from ciel.client.client import Client
-from ciel.client.data import LogReader
+from ciel.client.data.logs import LogReader
 from ciel.client.errors import LogUnreadableError, TaskFailedError
 from ciel.client.jobs import Job
-from ciel.client.scripts import Scripts
+from ciel.client.jobs.scripts import Scripts
 from ciel.core.refs import Reference
 from ciel.skywriting.continuation import frame_names
 from ciel.skywriting.errors import Source

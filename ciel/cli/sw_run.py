@@ -29,7 +29,7 @@ from ciel.cli.sw_source import STANDARD_INPUT, read_source, require_sound
 from ciel.client.client import Client
 from ciel.client.errors import TaskFailedError
 from ciel.client.jobs import Job
-from ciel.client.scripts import Scripts, Surroundings
+from ciel.client.jobs.scripts import Scripts, Surroundings
 from ciel.core.errors import CielError
 from ciel.core.naming import all_references
 from ciel.core.refs import Failure
@@ -39,7 +39,7 @@ from ciel.wire.errors import WireError
 from ciel.wire.references import from_json
 
 if TYPE_CHECKING:
-    from ciel.client.package_entries import Ready
+    from ciel.client.packages.entries import Ready
 
 _EPILOG = """\
 SCRIPT is a file, or - for standard input. Options come before it; all words after it are the
@@ -142,7 +142,7 @@ def surrounded(
             job = client.job(name, detached=args.detach)
             yield client, job, Surroundings(env, argv)
             return
-        from ciel.client.package_entries import fetch, upload
+        from ciel.client.packages.entries import fetch, upload
 
         brought = upload(client, entries)
         job = client.job(name, detached=args.detach)
@@ -173,7 +173,7 @@ def _is_text(text: str) -> bool:
 def _package_files(given: Sequence[Sequence[str]]) -> dict[str, Ready]:
     if not given:
         return {}
-    from ciel.client.package_specs import WholeFile
+    from ciel.client.packages.specs import WholeFile
 
     files: dict[str, WholeFile] = {}
     for key, name in given:
@@ -196,8 +196,8 @@ def _entries_beside(script: str, given: set[str]) -> dict[str, Ready]:
     path = Path(script).with_suffix(".pack")
     if script == STANDARD_INPUT or path == Path(script) or not path.is_file():
         return {}
-    from ciel.client.package_entries import look, open_package  # few have one
-    from ciel.client.packages import parse_entries
+    from ciel.client.packages.entries import look, open_package  # few have one
+    from ciel.client.packages.package_file import parse_entries
 
     package = open_package(path)
     entries = parse_entries(package, os.environ)

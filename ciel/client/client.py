@@ -1,114 +1,548 @@
-"""The front door of the Python API: a client of one cluster, found, named or started for it."""
+"""The public client: functions and programs become tasks, futures stand for their results.
+
+with ciel.Client() as client:
+parts = [client.submit(count, path) for path in paths]
+print(client.submit(sum, parts).result())
+"""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import mmap
+import concurrent.futures
 import os
-import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
-from ciel.access.settings import MasterLocation, find_master
-from ciel.client import data
-from ciel.client.changes import Changes
-from ciel.client.connection import Connection, open_connection
-from ciel.client.errors import (
-    CallbackWaitError,
-    ClientClosedError,
-    ClientError,
-    NoMasterError,
-    NotAMasterError,
-    QueryError,
-    WaitTimeoutError,
-)
-from ciel.client.forks import forbid, tell_of_forks
-from ciel.client.jobs import Job
-from ciel.core.events import (
-    Answer,
-    Ask,
-    CancelJob,
-    Change,
-    JobChanged,
-    JobPrinted,
-    Message,
-    ObjectSettled,
-    RequestRefused,
-    SubmitJob,
-    WatchJob,
-)
-from ciel.core.ids import JobId
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobSummary
-from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value, with_text
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
-from ciel.wire.descriptors import read_summary
+from ciel.client.calls.map_results import call_each, chunks_of, results_of_map
+from ciel.client.errors import ClientClosedError, ContextError
+from ciel.client.jobs.caller_context import Caller
+from ciel.client.jobs.client import JobClient
+from ciel.core.errors import CielError
+from ciel.core.events import JobPrinted
+from ciel.core.jobs import CallerContext
+from ciel.core.refs import REFERENCE_TYPES, Reference
+from ciel.core.refs import Future as FutureReference
+from ciel.python import sessions
+from ciel.python.failures import PackingError
+from ciel.python.futures import Future, call_holding, futures_in, futures_of, require_future
+from ciel.python.showing import Shown
+from ciel.python.tasks import OptionError, Options, name_of, read_options, split_task
 
 if TYPE_CHECKING:
-    from collections import deque
+    from ciel.access.settings import MasterLocation
+    from ciel.client.calls.calls import Calls
+    from ciel.client.cluster.local import LocalCluster
+    from ciel.client.jobs.job import Job
+    from ciel.client.jobs.output_forwarding import Sink
+    from ciel.client.views.explanation import Explanation
+    from ciel.python.calls import Mapped
+    from ciel.python.tasks import Several
 
-    from ciel.client.attached import AttachedJob
-    from ciel.client.cluster import LocalCluster
-    from ciel.client.prints import Prints, Sink
+K = TypeVar("K")
+T = TypeVar("T")
+F = TypeVar("F")
 
-ANSWER_TIMEOUT_S = 30.0
+_OF_FUNCTIONS: Final = {
+    "returns": "'outputs=', files that it writes itself",
+    "python": "its interpreter in 'argv', in front",
+}
+"""Options of tasks that a program does not have, and what replaces them."""
+
+Argument = str | int | Path | Reference | Future[Any]
 
 
-class Client:
-    """A connection to a cluster, and the jobs submitted over it.
+class Client(Shown, JobClient):
+    """A client of the cluster at `address`. Without an address it finds a cluster, or starts a new
+    one, which ends with the client (see `JobClient`).
 
-    `address` is `http://HOST:PORT`, a `LocalCluster`, a location that was found before, or None:
-    then the master is sought as every command seeks it (CIEL_MASTER, configuration file, access
-    file of `ciel up`), and when there is none a cluster of its own is started, and ends with the
-    client; `cluster_options` are those of `LocalCluster`. Raises what `find_master` does,
-    NoMasterError, AccessRefusedError and ClusterError. Not for use in a forked child.
+    Thread-safe, and usable in `async` code: futures can be awaited. `f.spawn()`, `ciel.wait` and so
+    on use the client that was opened last. Closing it cancels all unfinished calls. `locals`:
+    remote tracebacks show local variables. `prints`: the output of its tasks appears on
+    `sys.stdout`, or in the file that is given (for guarantees see `jobs.output_forwarding`).
+
+    Programs and calls run in the working directory of this process and with its environment
+    (docs/where-programs-run.md). `cwd`: in another directory; `scratch`: each in a private one.
+    `env`: with the environment of their workers and these variables.
+
+    Within a task, `Client()` without an address returns a `TaskClient`.
     """
+
+    is_of_task = False
+
+    def __new__(cls, address: Any = None, *args: Any, **options: Any) -> Self:
+        if cls is Client and address is None and sessions.of_task() is not None:
+            return object.__new__(TaskClient)  # type: ignore[return-value]  # it is a Client
+        return object.__new__(cls)
 
     def __init__(
         self,
         address: str | LocalCluster | MasterLocation | None = None,
         *,
         access: str | None = None,
-        name: str = "python",
+        name: str = "",
         environ: Mapping[str, str] = os.environ,
         cluster_options: Mapping[str, Any] | None = None,
+        locals: bool = False,
+        prints: bool | Sink = True,
+        cwd: str | os.PathLike[str] | None = None,
+        scratch: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        self._changed = Changes()
-        self._jobs: WeakValueDictionary[str, Job] = WeakValueDictionary()
-        self.job_ids: list[JobId] = []
-        """Of all jobs that it has begun."""
-        self._watched: dict[str, JobSummary | None] = {}
-        self._answers: dict[int, Answer | None] = {}
-        self._ask_count = 0
-        self._lost: ClientError | None = None
-        self._workers = data.Connections()
-        self._prints: Prints | None = None
-        self.name = name
-        self.is_delivered: Callable[[], None] | None = None
-        """Called by the connection's thread after each delivery, or once a second;
-        no lock is held."""
-        self._delivering: set[int] = set()  # the threads that do so, while they do
-        self.cluster: LocalCluster | None = None
-        """The cluster that this client started for itself, or was given."""
-        self._owns_cluster = False
-        try:
-            self.location = self._locate(address, access, environ, cluster_options or {})
-            self._connection = self._connect(name)
-        except BaseException:
-            self._close_cluster()
-            raise
-        tell_of_forks(self)
+        self._cwd, self._scratch, self._env = _checked(cwd, scratch=scratch, env=env)
+        self._calls_lock = threading.Lock()
+        self._calls: Calls | None = None
+        self._locals = locals
+        self._is_closed = False
+        self._wants_prints = prints
+        self.print_label: Callable[[JobPrinted], str] | None = None
+        """Returns the text in brackets before each line that a task prints; None: its name."""
+        super().__init__(
+            address,
+            access=access,
+            name=name or os.path.basename(sys.argv[0]) or "python",
+            environ=environ,
+            cluster_options=cluster_options,
+        )
+        sessions.enter(self)
 
-    def forked(self) -> None:
-        """Be a copy in a forked child."""
-        forbid(self, silent=("close", "__exit__"), kept=("cluster", "location", "name"))
+    def __reduce__(self) -> Any:
+        return client_of_task, (self.name,)
 
     def __enter__(self) -> Self:
+        sessions.leave(self)
+        sessions.enter(self)
+        return self
+
+    def close(self) -> None:
+        """Cancel unfinished calls, close the connection, and also the cluster if the client has
+        started it.
+        """
+        sessions.leave(self)
+        self._is_closed = True
+        if (tracing := sys.modules.get("ciel.client.views.trace")) is not None:
+            tracing.closing(self)
+        try:
+            if self._calls is not None:
+                self._calls.close()
+        finally:
+            super().close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the client in a thread, so that the event loop goes on."""
+        import asyncio
+
+        await asyncio.to_thread(self.close)
+
+    @property
+    def calls(self) -> Calls:
+        """The calls of this client."""
+        if self._calls is None:
+            if self._is_closed:
+                raise ClientClosedError
+            from ciel.client.calls.calls import Calls
+
+            with self._calls_lock:
+                if self._calls is None:
+                    calls = Calls(self, self.caller, self._open_job, locals_wanted=self._locals)
+                    self.on_delivery = calls.take_settled
+                    self.on_lost = calls.lose
+                    self._calls = calls
+        return self._calls
+
+    @property
+    def open_calls(self) -> Calls | None:
+        """The calls of this client; None before the first."""
+        return self._calls
+
+    def caller(self) -> Caller:
+        """Return the directory and the environment of calls, as they are now; raises
+        ContextError.
+        """
+        return Caller(self._cwd, scratch=self._scratch, env=self._env)
+
+    def _open_job(self, context: CallerContext) -> Job:
+        """Open the job of the calls."""
+        job = self.job(self.name, context=context)
+        self.follow_prints(job)
+        return job
+
+    # --- functions --------------------------------------------------------------------------------
+
+    @overload
+    def submit(self, function: Several[..., Any, F], /, *args: Any, **kwargs: Any) -> F: ...
+
+    @overload
+    def submit(
+        self, function: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, **kwargs: Any
+    ) -> Future[T]: ...
+
+    @overload
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]: ...
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Submit a call as a task, and return the future of its result. Arguments may be futures,
+        or contain them at any depth: the task runs when their values exist, and gets the values. If
+        the program drops the future before a worker has the call, the call does not run; see
+        `ciel.fire_and_forget`.
+
+        Raises PackingError for a function or an argument that cannot be pickled,
+        ConnectionLostError, ClientClosedError, ForkedError. `ciel.task` sets options of a function.
+        """
+        called, options = split_task(function)
+        return self.call(called, args, kwargs, options)
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> Any:
+        """Submit a call with these options; with `returns`, return a tuple of futures."""
+        try:
+            return self.calls.call(function, args, kwargs, options)
+        except PackingError:
+            if not (held := futures_of(function)):
+                raise
+        named = options._replace(name=name_of(function, options))
+        return self.calls.call(call_holding, (self.put(function), args, kwargs, held), {}, named)
+
+    def map(
+        self,
+        function: Callable[..., T],
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> Iterator[T]:
+        """Call a function with one element of each iterable; yield the results in order. An error
+        of a call is raised in the place of its result.
+
+        `chunksize`: how many calls run as one task; by default the client chooses, and sends many
+        short calls as one task. `buffersize`: read the iterables, which may be endless, only this
+        far ahead of the results that are taken; by default read them to their ends at once. Raises
+        TimeoutError `timeout` seconds after the call of `map`.
+        """
+
+        def begin(rows: list[tuple[Any, ...]], size: int | None) -> list[Future[Mapped]]:
+            return self.map_parts(function, rows, size)
+
+        return results_of_map(begin, iterables, timeout, chunksize, buffersize)
+
+    def map_parts(
+        self,
+        function: Callable[..., Any],
+        rows: Sequence[tuple[Any, ...]],
+        chunksize: int | None = None,
+    ) -> list[Future[Mapped]]:
+        """Submit a call for each row of arguments, `chunksize` rows in a task, and return the
+        futures of the tasks. A future that is done has in `rest` the futures of further tasks,
+        whose results follow its own.
+        """
+        if chunksize is not None and chunksize < 1:
+            raise ValueError(f"chunksize must be at least 1, not {chunksize}")
+        called, options = split_task(function)
+        if options.returns != 1:
+            raise ValueError("the functions of a map return one value each")
+        if not rows:
+            return []
+        try:
+            return list(self.calls.map_parts(called, rows, options, chunksize))
+        except PackingError:
+            if not (held := futures_of(called)):
+                raise
+        options = options._replace(name=name_of(called, options))
+        stored = self.put(called)
+        rows = [(stored, row, {}, held) for row in rows]
+        return list(self.calls.map_parts(call_holding, rows, options, chunksize))
+
+    # --- programs ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        argv: Sequence[Argument],
+        *,
+        stdin: Any = None,
+        files: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        scratch: bool = False,
+        outputs: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Submit a program as a task; return the future of its standard output, as bytes.
+
+        Futures in `argv` become paths of files with their values. `stdin` is a future, or a list of
+        futures whose values are concatenated. With `files` the program runs in a private directory
+        that has them under these relative names; otherwise it runs where the client says, in `cwd`,
+        or with `scratch` in a private directory. `env` adds variables. The value of a function is
+        written as it is, bytes or a text in UTF-8; `put` makes a future of any value. With two or
+        more `outputs` the program writes them itself, and a list of futures is returned:
+        `OUTPUT_FILES` names a text file with a path on each line. `options`: as for `ciel.task`,
+        except `returns` and `python`. Raises OptionError, ContextError and as `submit`.
+        """
+        if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not argv:
+            raise OptionError(
+                "argv", f"it is a list of the program and its arguments, not {argv!r:.80}"
+            )
+        if outputs < 1:
+            raise OptionError("outputs", f"it must be at least 1, not {outputs}")
+        for option, instead in _OF_FUNCTIONS.items():
+            if options.get(option) is not None:
+                raise OptionError(option, f"it is for functions; a program has {instead}")
+        chosen = read_options(Options(name=str(argv[0])[:200]), options)
+        line = [self._argument(item) for item in argv]
+        inputs = [] if stdin is None else stdin if isinstance(stdin, list | tuple) else [stdin]
+        given = [self._object(item) for item in inputs]
+        named = {name: self._object(item) for name, item in (files or {}).items()}
+        directory = _directory(cwd, scratch=scratch, has_files=bool(named))
+
+        def add(job: Job) -> Sequence[FutureReference]:
+            moved_to, variables = self.calls.moved_caller()
+            variables = {**variables, **(env or {})}
+            where = directory if directory is not None or named or not moved_to else moved_to
+            if outputs == 1:
+                return [
+                    job.run(
+                        line, inputs=given, files=named, env=variables, cwd=where,
+                        needs=chosen.needs, name=chosen.name,
+                    )
+                ]  # fmt: skip
+            arguments = {"command_line": line, "inputs": given, "files": named, "env": variables}
+            args: dict[str, Any] = {key: value for key, value in arguments.items() if value}
+            if where is not None:
+                args["cwd"] = where
+            return job.add(
+                "env", {"args": args, "n_outputs": outputs},
+                n_outputs=outputs, needs=chosen.needs, name=chosen.name,
+            )  # fmt: skip
+
+        futures = self.calls.run(add, chosen.name)
+        return futures[0] if outputs == 1 else futures
+
+    def _argument(self, item: Any) -> Any:
+        if hasattr(item, "__ciel_future__"):
+            return self._object(item)
+        return os.fspath(item) if isinstance(item, os.PathLike) else item
+
+    def _object(self, item: Any) -> Reference:
+        """Return an object that a program can read."""
+        if isinstance(item, REFERENCE_TYPES):
+            return item
+        if isinstance(item, bytes | bytearray | memoryview | str):
+            content = item.encode() if isinstance(item, str) else bytes(item)
+            return self.upload_content(content, "an input")
+        if isinstance(item, os.PathLike):
+            return self.upload(os.fspath(item))
+        if not hasattr(item, "__ciel_future__"):
+            raise TypeError(
+                f"a program reads futures, bytes, texts and paths of files, not {item!r:.80}"
+            )
+        raw = self.calls.as_bytes(item)
+        self.calls.send(raw)
+        if raw.lot is None:
+            raise raw.unsent_error()
+        return raw.lot.ref
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def put(self, value: T) -> Future[T]:
+        """Store a value once, and return its future; tasks that get the future read the stored
+        value. Raises PackingError, UploadError, ClientClosedError.
+        """
+        found: Future[T] = self.calls.put(value)
+        return found
+
+    def get(self, futures: Any, timeout: float | None = None) -> Any:
+        """Return the value of a future, or the values of a list, a tuple or a dict of futures."""
+        if isinstance(futures, dict):
+            return dict(zip(futures, self.get(list(futures.values()), timeout), strict=True))
+        if isinstance(futures, list | tuple):
+            until_s = None if timeout is None else time.monotonic() + timeout
+            self._await_all(futures, timeout)
+            return type(futures)(future.result(_left_s(until_s)) for future in futures)
+        require_future(futures)
+        return futures.result(timeout)
+
+    def _await_all(self, futures: Sequence[Any], timeout: float | None = None) -> None:
+        """Wait until all are done, or until one has failed, and raise its error."""
+        done, _ = self.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
+        if len(done) < len(set(futures)):
+            failed = [f for f in futures if f.done() and f.exception() is not None]
+            if not failed:
+                raise TimeoutError(f"not all values were there after {timeout} s")
+            failed[0].result()
+
+    @overload
+    def gather(self, futures: dict[K, Any], /, *, errors: str = ...) -> dict[K, Any]: ...
+
+    @overload
+    def gather(self, *futures: Any, errors: str = ...) -> list[Any]: ...
+
+    def gather(self, *futures: Any, errors: str = sessions.RAISE) -> Any:
+        """Return the values of futures in a list, or of a dictionary of futures in a dictionary;
+        see `ciel.gather`.
+        """
+
+        def wait(listed: list[Any]) -> None:
+            if errors == sessions.RAISE:
+                self._await_all(listed)
+            else:
+                self.wait(listed)
+
+        return sessions.gathered(wait, futures, errors)
+
+    def wait(
+        self,
+        futures: Iterable[Any],
+        timeout: float | None = None,
+        return_when: str = sessions.ALL_COMPLETED,
+    ) -> tuple[set[Any], set[Any]]:
+        """Wait as `concurrent.futures.wait` does."""
+        return self.calls.wait(futures, timeout, return_when)
+
+    def as_completed(self, futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+        """Yield futures as they are done; raises TimeoutError if that takes longer."""
+        return self.calls.as_completed(futures, timeout)
+
+    def cancel(self, futures: Any) -> None:
+        """Cancel a future, or several; tasks that run only for them are stopped."""
+        for future in [futures] if isinstance(futures, Future) else futures_in(futures):
+            future.cancel()
+
+    # --- for people -------------------------------------------------------------------------------
+
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        yield "", self.location.url
+        if self.cluster is not None:
+            yield "cluster", self.cluster.describe().partition(";")[0]
+        yield "", "closed" if self._is_closed else "lost" if self._lost is not None else None
+        if self._calls is not None:
+            tallies = list(self._calls.functions.tallies.values())
+            yield "calls", sum(tally.submitted for tally in tallies)
+            yield "done", sum(tally.done for tally in tallies)
+            yield "failed", sum(tally.failed for tally in tallies) or None
+
+    def explain(self, future: Any) -> Explanation:
+        """Explain why a future's task runs, waits, or does not run; see `Explanation`. Queries the
+        master; raises as `ask`, and TypeError if the argument is not a future.
+        """
+        from ciel.client.views.explanation import explain
+
+        relocated = self.cluster.relocated if self.cluster is not None else str
+        return explain(self.ask, relocated, future)
+
+    def follow_prints(self, job: Job) -> None:
+        """Forward the output of a job's tasks, unless the client was opened without `prints`."""
+        if self._wants_prints is not False:
+            sink = None if self._wants_prints is True else self._wants_prints
+            self.show_prints(job, sink, self.print_label)
+
+
+def _checked(
+    cwd: str | os.PathLike[str] | None, *, scratch: bool, env: Mapping[str, str] | None
+) -> tuple[str | None, bool, Mapping[str, str] | None]:
+    """Check where calls are to run, before the client connects; raises ContextError."""
+    directory = _directory(cwd, scratch=scratch)
+    for name, text in (env or {}).items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError(f"env: names and values are texts, not {name!r}: {text!r:.40}")
+        if not name or "=" in name or "\0" in name + text:
+            raise ContextError(f"env: {name!r} cannot be set in an environment")
+    return directory or None, scratch, env
+
+
+def _directory(
+    cwd: str | os.PathLike[str] | None, *, scratch: bool, has_files: bool = False
+) -> str | None:
+    """Return the directory of a program; "": a private one; None: the client's directory."""
+    if cwd is not None and (scratch or has_files):
+        other = "'scratch'" if scratch else "'files'"
+        raise ContextError(f"cwd: with {other} a program runs in a private directory; choose one")
+    if cwd is None:
+        return "" if scratch else None
+    return os.path.abspath(os.fspath(cwd))
+
+
+def _left_s(until_s: float | None) -> float | None:
+    return None if until_s is None else max(0.0, until_s - time.monotonic())
+
+
+def client_of_task(name: str) -> Client:
+    """Unpickle a client, such as a global variable of a function, in a task: it becomes the task's
+    own client. Raises TypeError elsewhere.
+    """
+    if sessions.of_task() is None:
+        raise TypeError(
+            "a ciel.Client cannot be copied or sent to another process: it is a connection; open "
+            "one there. (Within a task of ciel it would become that task's own.)"
+        )
+    return Client(name=name)
+
+
+# --- within a task --------------------------------------------------------------------------------
+
+_OFFERED: Final = frozenset(
+    (
+        "aclose", "as_completed", "call", "cancel", "close", "gather", "get", "map", "name", "put",
+        "submit", "wait",
+    )
+)  # fmt: skip
+
+
+class InTaskError(CielError, AttributeError):
+    """A method of a client does not exist within a task."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"client.{name} does not exist within a task, where a client makes children of the "
+            f"task and no jobs; it has {', '.join(sorted(_OFFERED))}. Use client.{name} in the "
+            "program that opened the client, or return from the task what it needs there"
+        )
+
+
+class NoTaskError(CielError, RuntimeError):
+    """A client that was opened within a task was used when no task ran."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this client was made within a task, and no task runs now, as in a thread that a task "
+            "left behind: use it before the task ends"
+        )
+
+
+class TaskClient(Client):
+    """The client within a task, whose calls are children of the task. It belongs to the task that
+    runs when it is used, so many tasks can use a module that opens one (ADR 73). Calls run in the
+    directory and with the environment of the task; the arguments of `Client` have no effect.
+    """
+
+    def __init__(self, address: None = None, *, name: str = "", **options: Any) -> None:
+        self.name = name
+
+    def __getattribute__(self, name: str) -> Any:
+        if name[0] != "_" and name not in _OFFERED:
+            raise InTaskError(name)
+        return super().__getattribute__(name)
+
+    def __enter__(self) -> Self:
+        _session()
         return self
 
     def __exit__(
@@ -117,374 +551,58 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        """Do nothing, as `close`."""
 
     def close(self) -> None:
-        """Hang up, and end the cluster if it was started for us. Jobs that are not detached are
-        cancelled by the master.
-        """
-        try:
-            if self._prints is not None:
-                self._prints.close()
-            self._connection.close()
-        finally:
-            self._workers.close()
-            self._close_cluster()
+        """Do nothing: a task has no connection, and children end with their task at the latest."""
 
-    # --- jobs -------------------------------------------------------------------------------------
+    async def aclose(self) -> None:
+        """Do nothing, as `close`."""
 
-    def job(
-        self, name: str = "", *, detached: bool = False, keep: bool = False, store: str = "",
-        scheduling: Scheduling = USUAL_SCHEDULING, context: CallerContext | None = None,
-    ) -> Job:  # fmt: skip
-        """Begin a job, which takes tasks until it is closed. `store`: see `Job.store`;
-        `scheduling`: see `core.scheduling`; `context`: where its programs run, see
-        `client.caller.caller_context`.
-        """
-        name = name[:JOB_NAME_MAX_LENGTH]
-        job_id = JobId(secrets.token_hex(16))
-        spec = JobSpec(job_id, name, True, detached, keep, scheduling, context)
-        job = Job(self, spec, self._changed)
-        job.store = store
-        with self._changed:
-            self._jobs[job.id] = job
-            self.job_ids.append(job.id)
-        self.send(SubmitJob(spec))
-        return job
+    def call(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+    ) -> Any:
+        return _session().call(function, args, kwargs, options)
 
-    def attach(self, job: str | int, tell: deque[Reference] | None = None) -> AttachedJob:
-        """Return a job that another client began, to read its results: by its id, its number, or
-        "last". As `Job.want` does, it appends to `tell` what its wanted objects become, and also a
-        `Stream` for a growing object; the first call for a job sets `tell`. Raises QueryError if
-        there is none, or it is this client's own.
-        """
-        from ciel.client.attached import AttachedJob
-
-        summary = read_summary(self.ask("jobs", {"job": str(job)})[0])
-        with self._changed:
-            known = self._jobs.get(summary.id)
-            if known is not None and not isinstance(known, AttachedJob):
-                raise QueryError("jobs", f"job {summary.number} is this client's own")
-            attached = known or AttachedJob(self, summary, self._changed, tell)
-            self._jobs[attached.id] = attached
-        self.send(WatchJob(attached.id))
-        what = f"job {summary.number}"
-        attached.wait_until(lambda: attached.summary is not None, ANSWER_TIMEOUT_S, what)
-        return attached
-
-    @property
-    def jobs(self) -> list[Job]:
-        """The jobs that this client has begun, as far as somebody still holds them."""
-        with self._changed:
-            return list(self._jobs.values())
-
-    def wait_for_job(
-        self, job_id: str, timeout_s: float | None = None, *, with_results: bool = False
-    ) -> JobSummary:
-        """Wait for a job that anybody submitted to end; raises WaitTimeoutError, QueryError.
-
-        `with_results`: also until results that were lost since are there again.
-        """
-
-        def is_over(summary: JobSummary) -> bool:
-            return summary.ended_at_s is not None and not (with_results and summary.unsettled)
-
-        with self._changed:
-            self._watched[job_id] = None
-        self.send(WatchJob(JobId(job_id)))
-        # What ended before it was watched may not be announced again.
-        summary = read_summary(self.ask("jobs", {"job": job_id})[0])
-        if is_over(summary):
-            return summary
-
-        def was_told() -> bool:
-            last = self._watched[job_id]
-            return last is not None and is_over(last)
-
-        self.wait_until(was_told, timeout_s, f"job {summary.number}")
-        return self._watched[job_id] or summary
-
-    def last_news(self, job_id: str) -> JobSummary | None:
-        """Return what was told last of a job that is waited for, if anything was."""
-        return self._watched.get(job_id)
-
-    def cancel_job(self, job_id: str, reason: str = "cancelled by its user") -> None:
-        """Have a job cancelled that anybody submitted; see `wait_for_job` for when it is over."""
-        self.send(CancelJob(JobId(job_id), reason))
-
-    def remove_job(self, job_id: str) -> None:
-        """Have an ended job forgotten, with its results; raises QueryError."""
-        self._request(Change, "remove", {"job": job_id})
-
-    def retry_job(self, job_id: str) -> JobSummary:
-        """Have the failed tasks of an ended job run again, and the job go on; raises QueryError."""
-        return read_summary(self._request(Change, "retry", {"job": job_id})["summary"])
-
-    def ask(self, topic: str, argument: Any = None) -> Any:
-        """Return the master's answer to a question (`master.state.answers` lists them); raises
-        QueryError.
-        """
-        return self._request(Ask, topic, argument)
-
-    def change(self, topic: str, argument: Any) -> Any:
-        """Have the master change something that is not this client's own; raises QueryError."""
-        return self._request(Change, topic, argument)
-
-    def _request(self, kind: type[Ask | Change], topic: str, argument: Any) -> Any:
-        with self._changed:
-            self._ask_count += 1
-            number = self._ask_count
-            self._answers[number] = None
-        try:
-            self.send(kind(number, topic, argument))
-            self.wait_until(
-                lambda: self._answers[number] is not None, ANSWER_TIMEOUT_S, "the master's answer"
-            )
-        finally:
-            with self._changed:
-                answer = self._answers.pop(number)
-        assert answer is not None  # it was waited for
-        if answer.error:
-            raise QueryError(topic, answer.error)
-        return answer.value
-
-    # --- data -------------------------------------------------------------------------------------
-
-    def read(self, ref: Reference) -> bytes:
-        """Return an object's whole content; raises TaskFailedError, ObjectUnreadableError."""
-        return b"".join(self.read_chunks(ref))
-
-    def read_chunks(self, ref: Reference) -> Iterator[bytes]:
-        """Yield an object's content in chunks; raises as `read`."""
-        return data.read_object(ref, self.location.key, self._workers)
-
-    def read_growing(self, ref: Reference) -> data.GrowingReader:
-        """Read an object while it grows; raises ObjectUnreadableError."""
-        return data.GrowingReader(ref, self.location.key)
-
-    def map_object(self, ref: Reference) -> mmap.mmap | None:
-        """Return an object in memory, without a copy, if a worker of this host holds it in a file;
-        what is written there nobody else sees.
-        """
-        return data.map_object(ref, self.location.key, self._workers)
-
-    def upload(self, path: Path | str) -> Reference:
-        """Bring a file to the workers, to be given to tasks; raises OSError, UploadError."""
-        with open(path, "rb") as file:
-            return self.upload_opened(file, str(path))
-
-    def upload_content(self, content: bytes, name: str) -> Reference:
-        """Bring content to the workers as `upload` does a file; errors call it by `name`. What is
-        short goes nowhere, it rides in the reference.
-        """
-        if len(content) <= INLINE_MAX_BYTES:
-            return Value.of(data.upload_id(), content)
-        return self.upload_opened(io.BytesIO(content), name)
-
-    def upload_pieces(self, pieces: Sequence[Any], name: str) -> Reference:
-        """Bring buffers, one after the other as one object; raises UploadError."""
-        return self.upload_opened(io.BufferedReader(data.Pieces(pieces), data.CHUNK_BYTES), name)
-
-    def slot_count(self) -> int:
-        """Return how many slots the workers have, all together; raises QueryError."""
-        return sum(worker["slots"] for worker in self.ask("workers"))
-
-    @property
-    def is_delivering(self) -> bool:
-        """Whether the calling thread is the connection's, which cannot wait for what it brings."""
-        return threading.get_ident() in self._delivering
-
-    def upload_opened(self, file: IO[bytes], name: str) -> Reference:
-        """Bring what a file that is open holds, from where it stands, as `upload`; it must be
-        possible to read it twice.
-        """
-        workers = self.ask("workers")
-        netlocs = [worker["netloc"] for worker in sorted(workers, key=lambda w: w["queued"])]
-        return data.upload_file(file, name, netlocs, self.location.key, self._workers)
-
-    def log_readers(self, job_id: str) -> list[data.LogReader]:
-        """Return a reader of what a job's programs complained for every worker there is."""
-        key = self.location.key
-        return [
-            data.LogReader(worker["netloc"], worker["worker"], job_id, key)
-            for worker in self.ask("workers")
-        ]
-
-    # --- for jobs ---------------------------------------------------------------------------------
-
-    def send(self, *messages: Message) -> None:
-        """Send messages; raises ConnectionLostError, ClientClosedError, ForkedError."""
-        self._connection.send(*messages)
-
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
-        """Wait until `condition`, called with the lock held after each delivery, is true.
-
-        Raises WaitTimeoutError, ConnectionLostError, CallbackWaitError, and what `condition`
-        raises.
-        """
-
-        def is_over() -> bool:
-            if condition():
-                return True
-            if self._lost is not None:
-                raise self._lost
-            return False
-
-        if self.is_delivering and (timeout_s is None or timeout_s > 0):
-            with self._changed:
-                if not is_over():
-                    raise CallbackWaitError(what)
-        elif not self._changed.wait_for(is_over, timeout_s):
-            raise WaitTimeoutError(what, timeout_s or 0.0)
-
-    def take_time(self, interval_s: float) -> None:
-        """Let news pile up for so long before they are delivered: it is cheaper for who expects
-        much.
-        """
-        self._connection.read_interval_s = interval_s
-
-    def wake(self) -> None:
-        """Have those who wait look at their conditions again: something else has changed."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def show_prints(
+    def map(
         self,
-        job: Job,
-        sink: Sink | None = None,
-        label: Callable[[JobPrinted], str] | None = None,
-    ) -> None:
-        """Have what the tasks of a job print appear line by line, see `client.prints`; `sink` and
-        `label` are those of the first call.
-        """
-        if self._prints is None:
-            from ciel.client.prints import Prints
+        function: Any,
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> Iterator[Any]:
+        called, options = split_task(function)
+        if options.returns != 1:
+            raise ValueError("the functions of a map return one value each")
 
-            self._prints = Prints(self.location.key, self._deliver_now, sink, label)
-        self.send(WatchJob(job.id, prints=True))
+        def begin(rows: list[tuple[Any, ...]], size: int | None) -> list[Any]:
+            chunks = chunks_of(rows, size or 1)
+            return [self.call(call_each, (called, chunk), {}, options) for chunk in chunks]
 
-    def _deliver(self, messages: list[Message]) -> None:
-        self._deliver_now(messages if self._prints is None else self._prints.sift(messages))
+        return results_of_map(begin, iterables, timeout, chunksize, buffersize)
 
-    def _deliver_now(self, messages: list[Message]) -> None:
-        if messages:
-            self._take(messages)
-        if self.is_delivered is not None:
-            self._delivering.add(threading.get_ident())
-            try:
-                self.is_delivered()
-            except SystemExit:
-                pass  # of somebody's callback, which ends no thread but its own
-            finally:
-                self._delivering.discard(threading.get_ident())
+    def put(self, value: Any) -> Any:
+        return _session().put(value)
 
-    def _take(self, messages: list[Message]) -> None:
-        with self._changed:
-            job: Job | None = None
-            for message in messages:
-                if isinstance(message, ObjectSettled):  # most of them, many of one job
-                    if self.cluster is not None and isinstance(message.ref, Failure):
-                        message = self._relocated(self.cluster, message, message.ref)
-                    if job is None or job.id != message.job:
-                        job = self._jobs.get(message.job)
-                    if job is not None:
-                        job.take_settled(message.ref)
-                elif isinstance(message, JobPrinted):
-                    if message.is_notice and (noticed := self._jobs.get(message.job)) is not None:
-                        noticed.notices.append(message)
-                elif isinstance(message, Answer):
-                    if message.number in self._answers:
-                        self._answers[message.number] = message
-                elif isinstance(message, JobChanged):
-                    summary = message.summary
-                    if self.cluster is not None:
-                        summary = summary._replace(reason=self.cluster.relocated(summary.reason))
-                    if summary.id in self._watched:
-                        self._watched[summary.id] = summary
-                    self._pass_on(summary.id, JobChanged(summary))
-                elif isinstance(message, RequestRefused):
-                    self._pass_on(message.job, message)
-            self._changed.notify_all()
-
-    def _pass_on(self, job_id: str, message: Message) -> None:
-        if job := self._jobs.get(job_id):
-            job.take(message)
-
-    def _relocated(
-        self, cluster: LocalCluster, message: ObjectSettled, failure: Failure
-    ) -> ObjectSettled:
-        """Say of a failed task's scratch directory where it will be found afterwards."""
-        details = with_text(failure.details, cluster.relocated(failure.text))
-        return message._replace(ref=failure._replace(details=details))
-
-    def _is_hopeless(self) -> bool:
-        return self.cluster is not None and self.cluster.ended.is_set()
-
-    def _on_lost(self, error: ClientError) -> None:
-        if self._prints is not None:
-            self._prints.drain()
-        cause = self.cluster.cause_of_death() if self.cluster else None
-        with self._changed:
-            self._lost = cause or error
-            self._changed.notify_all()
-
-    # --- beginning and end ------------------------------------------------------------------------
-
-    def _locate(
+    def wait(
         self,
-        address: str | LocalCluster | MasterLocation | None,
-        access: str | None,
-        environ: Mapping[str, str],
-        cluster_options: Mapping[str, Any],
-    ) -> MasterLocation:
-        if isinstance(address, MasterLocation):
-            return address
-        if address is None or isinstance(address, str):
-            found = find_master(address, access, environ)
-            if found is not None:
-                return found
-            from ciel.client.cluster import LocalCluster
+        futures: Iterable[Any],
+        timeout: float | None = None,
+        return_when: str = sessions.ALL_COMPLETED,
+    ) -> tuple[set[Any], set[Any]]:
+        return _session().wait(futures, timeout, return_when)
 
-            self.cluster = LocalCluster(environ=environ, **cluster_options)
-            self._owns_cluster = True
-            own = self.cluster.describe()
-            with contextlib.suppress(OSError):  # nobody can be told
-                print(
-                    f"ciel: no cluster is named or up, so this is one of our own: {own}",
-                    file=sys.stderr,
-                )
-            return self.cluster.location
-        if not hasattr(address, "cause_of_death"):
-            raise TypeError(
-                "a client takes the address of a master ('HOST:PORT'), a LocalCluster, or nothing, "
-                f"not {address!r:.80}; a number of slots is for a cluster: "
-                "ciel.LocalCluster(workers=1, slots=4)"
-            )
-        self.cluster = address
-        if address.ended.is_set() and (cause := address.cause_of_death()):
-            raise cause
-        return address.location
+    def as_completed(self, futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+        return _session().as_completed(futures, timeout)
 
-    def _connect(self, name: str) -> Connection:
-        """Connect by the control address; by the URL's if there is nothing (another network
-        namespace does not see the former).
-        """
-        netloc = self.location.url.partition("://")[2]
-        addresses = list(dict.fromkeys((self.location.control, netloc)))
-        for address in addresses:
-            try:
-                return open_connection(
-                    address, self.location.key, self._deliver, self._on_lost,
-                    cluster_id=self.location.cluster_id, about={"kind": "client", "name": name},
-                    is_hopeless=self._is_hopeless,
-                )  # fmt: skip
-            except NoMasterError as error:
-                if isinstance(error, NotAMasterError) or address == addresses[-1]:
-                    reason = f"{error.reason}; the address is from {self.location.origin}"
-                    raise type(error)(address, reason) from None
-        raise ClientClosedError  # there is always a last address
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        yield "", f"of a task, in process {os.getpid()}"
 
-    def _close_cluster(self) -> None:
-        if self._owns_cluster and self.cluster is not None:
-            with contextlib.suppress(ClientClosedError):
-                self.cluster.close()
+
+def _session() -> sessions.Session:
+    found = sessions.of_task()
+    if found is None:
+        raise NoTaskError
+    return found

@@ -1,4 +1,4 @@
-"""What a client may meet. Each message is for people: one clear sentence, then what is known."""
+"""Errors of the client. Each message is one sentence for users, followed by details."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class ClientError(CielError):
-    """Root of this room's errors."""
+    """Root of the errors of this package."""
 
 
-# --- finding and talking to a master --------------------------------------------------------------
+# --- connecting to a master -----------------------------------------------------------------------
 
 
 class NoMasterError(ClientError):
-    """There is no master to talk to at `address`, or none was named at all (then it is empty).
-    `is_silent`: nothing answered at all, so it may be stopped, or the network be out.
+    """No master answers at `address`; an empty address: no master was named. `is_silent`: nothing
+    answered, so the master may be stopped, or the network may be down.
     """
 
     def __init__(self, address: str, reason: str, *, is_silent: bool = False) -> None:
@@ -32,11 +32,13 @@ class NoMasterError(ClientError):
 
 
 class NotAMasterError(NoMasterError):
-    """Something listens at `address`, but does not talk to us as a master does."""
+    """A program listens at `address`, but it is not a master."""
 
 
 class AccessRefusedError(ClientError):
-    """The master and we will not talk: another key, another cluster or another version."""
+    """The master refused the client, or the client the master: another key, another cluster or
+    another version.
+    """
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"the master at {address}: {reason}")
@@ -45,7 +47,7 @@ class AccessRefusedError(ClientError):
 
 
 class ConnectionLostError(ClientError):
-    """The connection to the master was there and is gone."""
+    """The connection to the master was lost."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"lost the connection to the master at {address}: {reason}")
@@ -54,7 +56,7 @@ class ConnectionLostError(ClientError):
 
 
 class ClientClosedError(ClientError):
-    """It was used after `close`."""
+    """The client was used after `close`."""
 
     def __init__(self) -> None:
         super().__init__("the client is closed")
@@ -69,7 +71,7 @@ class InputsTooLargeError(ClientError):
 
 
 class ForkedError(ClientError):
-    """A client, or a cluster, cannot be shared with a forked child."""
+    """A client or a cluster was used in a forked child."""
 
     def __init__(self, owner_pid: int, pid: int, what: str = "client") -> None:
         super().__init__(
@@ -80,19 +82,19 @@ class ForkedError(ClientError):
 
 
 class CallbackWaitError(ClientError, RuntimeError):
-    """A callback would wait for what can come only when it has returned; `what` names that."""
+    """A callback would wait for `what`, which cannot arrive before the callback has returned."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"a callback cannot wait for {what}: it runs in the thread that brings news, so it "
-            "would wait for ever. Ask only what is done, give other futures callbacks of their "
-            "own, or wait in a thread of yours"
+            f"a callback cannot wait for {what}: it runs in the thread that delivers results, so "
+            "it would wait for ever. Ask only for results that are done, give other futures "
+            "callbacks of their own, or wait in another thread"
         )
         self.what = what
 
 
 class ForeignFutureError(ClientError, ValueError):
-    """A future was given to a client that cannot read its value; `future` is that."""
+    """A client was given a `future` whose value it cannot read."""
 
     def __init__(self, future: Any, here_url: str, there_url: str | None) -> None:
         whose = "a task" if there_url is None else f"a client of another cluster ({there_url})"
@@ -108,7 +110,7 @@ class ContextError(ClientError, ValueError):
 
 
 class QueryError(ClientError):
-    """The master could not answer; its own words."""
+    """The master could not answer a query; the message is the master's."""
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(reason)
@@ -120,7 +122,7 @@ class QueryError(ClientError):
 
 
 class RequestRefusedError(ClientError):
-    """The master did not carry out what was asked for a job."""
+    """The master refused a request for a job."""
 
     def __init__(self, job: str, reason: str) -> None:
         super().__init__(f"job {job}: the master refused a request: {reason}")
@@ -129,7 +131,7 @@ class RequestRefusedError(ClientError):
 
 
 class JobEndedError(ClientError):
-    """A job ended before what was waited for could be had."""
+    """A job ended before the awaited event."""
 
     def __init__(self, number: int, state: str, reason: str) -> None:
         super().__init__(f"job {number} is {state}" + (f": {reason}" if reason else ""))
@@ -139,7 +141,7 @@ class JobEndedError(ClientError):
 
 
 class TaskFailedError(ClientError):
-    """An object could not be made; the text is the story of its task."""
+    """An object could not be produced; the text is the history of its task."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text.rstrip() or f"{failure.id}: {failure.reason}")
@@ -147,12 +149,12 @@ class TaskFailedError(ClientError):
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether nothing is wrong with the task but that its job was cancelled."""
+        """Whether the task failed only because its job was cancelled."""
         return self.failure.reason == "CANCELLED"
 
 
 class WaitTimeoutError(ClientError, TimeoutError):
-    """It did not happen in time; the job goes on."""
+    """The awaited event did not happen in time; the job goes on."""
 
     def __init__(self, what: str, timeout_s: float) -> None:
         super().__init__(f"{what} took longer than {timeout_s:.3g} s")
@@ -160,17 +162,17 @@ class WaitTimeoutError(ClientError, TimeoutError):
 
 
 class ObjectUnreadableError(ClientError):
-    """No holder of an object could give it; `reasons` are pairs of location and what went wrong."""
+    """No worker could deliver an object; `reasons` are pairs of a location and an error."""
 
     def __init__(self, object_id: str, reasons: Sequence[tuple[str, str]]) -> None:
         tried = "; ".join(f"{place}: {reason}" for place, reason in reasons)
-        super().__init__(f"cannot read object {object_id}: {tried or 'nobody holds it'}")
+        super().__init__(f"cannot read object {object_id}: {tried or 'no worker holds it'}")
         self.object_id = object_id
         self.reasons = list(reasons)
 
 
 class LogUnreadableError(ClientError):
-    """A worker could not give its part of a job's log."""
+    """A worker could not deliver its part of a job's log."""
 
     def __init__(self, netloc: str, reason: str) -> None:
         super().__init__(f"cannot read the log on worker {netloc}: {reason}")
@@ -179,7 +181,7 @@ class LogUnreadableError(ClientError):
 
 
 class OutputGoneError(ClientError):
-    """A worker does not have what a failed program had printed, or not any more."""
+    """A worker does not have the output of a failed program, or not any more."""
 
     def __init__(self, netloc: str, reason: str) -> None:
         super().__init__(f"worker {netloc}: {reason}")
@@ -188,7 +190,7 @@ class OutputGoneError(ClientError):
 
 
 class UploadError(ClientError):
-    """A file could not be brought to any worker."""
+    """No worker has accepted an upload."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"cannot upload {name}: {reason}")
@@ -200,8 +202,8 @@ class UploadError(ClientError):
 
 
 class PackageError(ClientError):
-    """A file of a package does not say what it must. `line` is 0 where the whole file is meant,
-    `where` the key, if there is one.
+    """A package has a fault. `line`: 0 if the error is about the whole file; `where`: the key, if
+    there is one.
     """
 
     def __init__(self, path: str, line: int, where: str, reason: str) -> None:
@@ -214,7 +216,7 @@ class PackageError(ClientError):
 
 
 class TemplateError(ClientError):
-    """A result does not have the shape that the package's `result` says."""
+    """A result does not have the shape of the package's template."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(f"{where}: {reason}")
@@ -223,8 +225,8 @@ class TemplateError(ClientError):
 
 
 class ClusterError(ClientError):
-    """A cluster of our own could not start, or has died; the text ends with the end of its log, as
-    far as that was written after `log_start_bytes`.
+    """A local cluster could not start, or has ended. The text ends with the last lines of the log
+    that were written after `log_start_bytes`.
     """
 
     def __init__(self, reason: str, log: Path | None = None, log_start_bytes: int = 0) -> None:
@@ -235,7 +237,7 @@ class ClusterError(ClientError):
 
 
 class ClusterOptionError(ClusterError):
-    """A cluster of our own cannot be as it was asked for."""
+    """A local cluster cannot have the options that it was given."""
 
 
 _TAIL_LINES = 10

@@ -1,8 +1,8 @@
-"""What a forked child gets a copy of, and must leave to its parent.
+"""Makes objects raise `ForkedError` in a forked child.
 
-The child has one thread, so nothing would come, and whoever held a lock when it was forked is not
-there to release it. So what cannot be used there is told of every fork, and becomes something that
-raises `ForkedError` at once, whatever is asked of it.
+The child has only one thread. Messages would never arrive, and a lock that another thread held
+during the fork would never be released. So objects that cannot be used in a child register here,
+and any use of their copies there raises `ForkedError` at once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ciel.client.errors import ForkedError
 
 
 class Inherited(Protocol):
-    """What is told in a forked child that it is a copy."""
+    """An object that must not be used in a forked child."""
 
     def forked(self) -> None:
-        """Let go of what is the parent's, and disturb nobody."""
+        """Close what this copy in the child shares with the parent."""
 
 
 _inherited: WeakSet[Inherited] = WeakSet()
 
 
-def tell_of_forks(owner: Inherited) -> None:
-    """Have `forked` of an object called in every child that is forked from now on."""
+def register_fork(owner: Inherited) -> None:
+    """Call `forked` of an object in all later forked children."""
     _inherited.add(owner)
 
 
@@ -40,8 +40,8 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def forbid(owner: object, silent: Collection[str] = (), kept: Collection[str] = ()) -> None:
-    """Have whatever is asked of an object raise ForkedError from now on, but for its attributes
-    `kept`; methods that are `silent` do nothing.
+    """Make each use of an object raise ForkedError, except of the attributes `kept`; methods in
+    `silent` do nothing.
     """
     parent_pid, kind = os.getppid(), type(owner)
 

@@ -1,4 +1,4 @@
-"""A master to talk to that is nothing but a session on a real socket, in a thread."""
+"""A fake master: only a session on a real socket, in a thread."""
 
 import contextlib
 import gc
@@ -23,8 +23,8 @@ Reply = Callable[[Message], list[Message]]
 
 
 class Acceptor:
-    """Accepts clients one after the other, keeps what they say, and answers as `reply` says. One
-    that comes back goes on with its session.
+    """Accepts one client at a time, records its messages, and answers with the result of `reply`. A
+    client that reconnects continues its session.
     """
 
     def __init__(self, listener: socket.socket, address: str, key: Key) -> None:
@@ -38,7 +38,7 @@ class Acceptor:
         self.reads.set()
         self.takes_back = True
         self.forgets = 0
-        """How many of the last messages it says that it did not get, to one that comes back."""
+        """How many of the last messages it does not confirm to a client that reconnects."""
         self.sent: list[Message] = []
         self.hellos: list[dict[str, Any]] = []
         self._listener = listener
@@ -48,7 +48,9 @@ class Acceptor:
 
     def say(self, *messages: Message) -> None:
         until_s = time.monotonic() + 10
-        while not self._session.is_open:  # the client opens first, its proof may be on its way
+        while (
+            not self._session.is_open
+        ):  # the client's side is open first, while its proof is on the way
             assert time.monotonic() < until_s
             time.sleep(0.001)
         assert self._channel is not None
@@ -56,7 +58,7 @@ class Acceptor:
         self._channel.sendall(self._session.send([encode(message) for message in messages]))
 
     def drop(self) -> None:
-        """Hang up without a word."""
+        """Close the connection without a message."""
         assert self._channel is not None
         self._channel.shutdown(socket.SHUT_RDWR)
 
@@ -145,8 +147,8 @@ INTERRUPTS = 150
 
 @pytest.fixture
 def interrupted() -> Callable[[Callable[[], object], float], int]:
-    """Take a step again and again, while interrupts come as they do by Ctrl-C, one each so many
-    seconds; return how many of them ended a step.
+    """Repeat a step while interrupts arrive as with Ctrl-C, one in each interval; return how many
+    of them ended a step.
     """
 
     def take(step: Callable[[], object], each_s: float) -> int:
@@ -162,12 +164,12 @@ def interrupted() -> Callable[[Callable[[], object], float], int]:
 
         def stop(number: int, frame: object) -> None:
             nonlocal armed
-            if armed:  # not while the last one is dealt with
+            if armed:  # not while the last interrupt is handled
                 armed = False
                 raise KeyboardInterrupt
 
         gc.collect()
-        gc.disable()  # an interrupt in a finalizer is lost, and pytest would complain of it
+        gc.disable()  # an interrupt in a finalizer is lost, and pytest would report it
         former = signal.signal(signal.SIGUSR1, stop)
         thread = threading.Thread(target=interrupt)
         thread.start()

@@ -1,4 +1,4 @@
-"""Arrays, against a master that is nothing but a session and answers as it is told."""
+"""Arrays of programs, with the fake master."""
 
 import random
 import threading
@@ -10,10 +10,10 @@ import pytest
 
 from ciel.access.keys import Key
 from ciel.access.settings import MasterLocation
-from ciel.client import Client, arrays
-from ciel.client.arrays import Array
+from ciel.client import Client
 from ciel.client.errors import JobEndedError, RequestRefusedError
-from ciel.client.jobs import Job
+from ciel.client.jobs import Job, arrays
+from ciel.client.jobs.arrays import Array
 from ciel.core.events import (
     AddTask,
     CloseJob,
@@ -39,16 +39,16 @@ class AcceptorLike(Protocol):
 
 
 class Master:
-    """Settles what is wanted as soon as that is more than `lag` objects, in any order."""
+    """Settles wanted objects, in random order, as soon as there are more than `lag`."""
 
     def __init__(self, seed: int = 1, lag: int = 100) -> None:
         self.job = JobId("")
         self.added = 0
-        self.peak = 0  # of what was unsettled at a time
+        self.peak = 0  # the largest number of unsettled objects
         self.unsettled: list[ObjectId] = []
         self.wanted: dict[ObjectId, None] = {}
         self.released: list[tuple[ObjectId, bool]] = []
-        self.fails: set[int] = set()  # which of what is wanted, by place
+        self.fails: set[int] = set()  # the places of wanted objects that fail
         self.lag = lag
         self._random = random.Random(seed)
 
@@ -74,7 +74,7 @@ class Master:
         return []
 
     def settle(self, left: int) -> list[Message]:
-        """Make all but the `left` newest objects, in any order."""
+        """Settle all but the `left` newest objects, in random order."""
         places = {object_id: place for place, object_id in enumerate(self.wanted)}
         count = max(0, len(self.unsettled) - left)
         made, self.unsettled = self.unsettled[:count], self.unsettled[count:]
@@ -89,7 +89,7 @@ class Master:
 
 
 class Numbers:
-    """A source of numbers that may be told to hold some back."""
+    """A source of numbers that can hold some back."""
 
     def __init__(self, count: int) -> None:
         self.there = count
@@ -145,7 +145,7 @@ def pairs(array: Array[int]) -> list[tuple[int, Reference]]:
 
 
 def numbers_of(found: list[tuple[int, Reference]]) -> list[int]:
-    """The elements, each of which came with its own result."""
+    """Return the elements; check that each came with its own result."""
     for number, ref in found:
         assert isinstance(ref, Failure) or (
             isinstance(ref, Value) and ref.content == b"%d" % number
@@ -173,9 +173,7 @@ def test_results_come_as_they_are_made_where_order_does_not_matter(client: Clien
     assert sorted(found) == list(range(3000))
 
 
-def test_one_that_is_slow_holds_nothing_up_where_order_does_not_matter(
-    client: Client, master: Master
-) -> None:
+def test_a_slow_element_delays_no_unordered_result(client: Client, master: Master) -> None:
     master.lag = 1
     source = Numbers(500)
     source.more = 1
@@ -191,7 +189,7 @@ def test_one_that_is_slow_holds_nothing_up_where_order_does_not_matter(
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_never_more_than_so_many_are_unsettled(
+def test_the_number_of_unsettled_elements_is_limited(
     client: Client, master: Master, in_order: bool
 ) -> None:
     _, array = make(client, Numbers(5000), in_order=in_order)
@@ -199,10 +197,10 @@ def test_never_more_than_so_many_are_unsettled(
     assert 256 <= master.peak <= 600
 
 
-def test_never_more_than_so_many_wait_for_their_turn(
+def test_the_number_of_results_that_wait_is_limited(
     client: Client, master: Master, acceptor: AcceptorLike
 ) -> None:
-    """The first is slow: what comes after it is made, but not without end."""
+    """The first element is slow: some of the next ones run, but not all."""
     first: list[ObjectId] = []
 
     def reply(message: Message) -> list[Message]:
@@ -219,7 +217,7 @@ def test_never_more_than_so_many_wait_for_their_turn(
     thread = threading.Thread(target=lambda: found.extend(pairs(array)))
     thread.start()
     wait_for(lambda: array.submitted > 900 - 256)
-    time.sleep(0.05)  # in which it could go on
+    time.sleep(0.05)  # time to submit more
     assert array.submitted <= 900
     assert not found
     acceptor.say(ObjectSettled(master.job, Value.of(first[0], b"0")))
@@ -237,7 +235,7 @@ def test_a_short_job_keeps_its_results(client: Client, master: Master) -> None:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_long_job_hands_all_results_over_but_those_that_failed(
+def test_a_long_job_releases_all_results_but_failures(
     client: Client, master: Master, in_order: bool
 ) -> None:
     master.fails = {0, 5, 699, 700, 1499}
@@ -252,7 +250,7 @@ def test_a_long_job_hands_all_results_over_but_those_that_failed(
     assert (job.settled_count, job.failed_count) == (1500, 5)
 
 
-def test_a_result_is_handed_over_only_once_it_was_used(client: Client, master: Master) -> None:
+def test_a_result_is_released_only_after_its_use(client: Client, master: Master) -> None:
     job, array = make(client, Numbers(3000))
     used = 0
     for batch in array.results():
@@ -261,7 +259,7 @@ def test_a_result_is_handed_over_only_once_it_was_used(client: Client, master: M
     assert job.settled_count == 3000
 
 
-def test_nobody_remembers_what_was_handed_over(client: Client) -> None:
+def test_client_and_master_forget_released_results(client: Client) -> None:
     job, array = make(client, Numbers(3000))
     peak = 0
     for _ in array.results():
@@ -290,15 +288,13 @@ def test_an_element_is_submitted_as_soon_as_it_is_there(client: Client, master: 
     assert list(results) == []
 
 
-def test_an_array_of_nothing_ends(client: Client) -> None:
+def test_an_empty_array_ends(client: Client) -> None:
     job, array = make(client, Numbers(0))
     assert pairs(array) == []
     assert job.wait().state == "completed"
 
 
-def test_submitting_alone_keeps_nothing_here_and_everything_there(
-    client: Client, master: Master
-) -> None:
+def test_submitting_alone_keeps_results_only_in_the_cluster(client: Client, master: Master) -> None:
     job, array = make(client, Numbers(2000))
     array.submit()
     job.wait()
@@ -339,7 +335,7 @@ def test_a_refused_task_ends_the_wait(
         pairs(array)
 
 
-def test_what_the_source_raises_is_raised(client: Client) -> None:
+def test_an_error_of_the_source_is_raised(client: Client) -> None:
     class Broken(Numbers):
         def take(self, count: int) -> list[int]:
             if self.taken:

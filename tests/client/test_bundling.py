@@ -1,4 +1,4 @@
-"""Which calls travel together."""
+"""Calls that are sent together, and calls that are held back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from ciel.client import bundling
+from ciel.client.calls import bundling
 
 
 class Function:
@@ -39,42 +39,42 @@ def sizes(waiting: Sequence[Call], slots: int = 2) -> list[int]:
     return [len(bundle) for bundle in bundling.form(waiting, slots)]
 
 
-def test_few_calls_travel_alone() -> None:
+def test_few_calls_are_sent_alone() -> None:
     assert sizes([Call() for _ in range(16)]) == [1] * 16
 
 
-def test_calls_of_which_nothing_is_known_travel_alone() -> None:
+def test_calls_of_a_new_function_are_sent_alone() -> None:
     assert sizes([Call() for _ in range(100)]) == [1] * 100
 
 
 def test_c4_a_few_calls_show_how_long_a_function_takes_and_the_others_wait_for_that() -> None:
     function = Function()
     calls = [Call(function=function) for _ in range(100)]
-    sent, held = bundling.part(calls, 2)
+    sent, held = bundling.hold_back(calls, 2)
     assert (sent, held) == (calls[:16], calls[16:])
     for call in held:
         call.call_s = 0.001
-    assert bundling.part(held, 2) == (held, [])
+    assert bundling.hold_back(held, 2) == (held, [])
 
 
 def test_c4_calls_that_cannot_be_held_back_are_sent() -> None:
     function = Function()
     calls = [Call(function=function, may_wait=False) for _ in range(100)]
-    assert bundling.part(calls, 2) == (calls, [])
+    assert bundling.hold_back(calls, 2) == (calls, [])
 
 
 def test_c4_a_call_that_takes_the_result_of_one_held_back_is_held_back() -> None:
     function = Function()
     calls = [Call(function=function) for _ in range(17)]
     calls.append(Call(call_s=0.001, local=calls[-1:]))
-    assert bundling.part(calls, 2) == (calls[:16], calls[16:])
+    assert bundling.hold_back(calls, 2) == (calls[:16], calls[16:])
 
 
 def test_c5_parts_of_a_map_wait_for_one_call_that_shows_how_long_a_row_takes() -> None:
     function = Function()
     calls = [Call(function=function, may_wait=False)]
     calls += [Call(function=function, divisible=True) for _ in range(4)]
-    assert bundling.part(calls, 2) == (calls[:1], calls[1:])
+    assert bundling.hold_back(calls, 2) == (calls[:1], calls[1:])
 
 
 def test_c5_a_part_of_a_map_takes_a_tenth_of_a_second() -> None:
@@ -83,11 +83,11 @@ def test_c5_a_part_of_a_map_takes_a_tenth_of_a_second() -> None:
     assert bundling.part_rows(100_000, 2, 1.0) == 1
 
 
-def test_quick_calls_travel_together_as_soon_as_there_are_two_for_a_bundle() -> None:
+def test_quick_calls_are_bundled_as_soon_as_there_are_two_for_a_bundle() -> None:
     assert sizes([Call(call_s=1e-5) for _ in range(8)]) == [2] * 4
 
 
-def test_slow_calls_travel_alone_however_many() -> None:
+def test_slow_calls_are_sent_alone_however_many() -> None:
     assert sizes([Call(call_s=1.0) for _ in range(100)]) == [1] * 100
 
 
@@ -95,7 +95,7 @@ def test_a_bundle_takes_no_longer_than_it_should() -> None:
     assert max(sizes([Call(call_s=0.004) for _ in range(1000)])) == 12
 
 
-def test_what_has_options_of_its_own_travels_alone() -> None:
+def test_calls_with_options_are_sent_alone() -> None:
     assert sizes([Call(usual=False, call_s=1e-6) for _ in range(100)]) == [1] * 100
 
 
@@ -108,7 +108,7 @@ def test_a_chain_is_one_bundle_even_if_nothing_is_known() -> None:
     for _ in range(50):
         chain.append(Call(local=chain[-1:]))
     assert sizes(chain) == [51]
-    assert bundling.part(chain, 2) == (chain, [])
+    assert bundling.hold_back(chain, 2) == (chain, [])
 
 
 def test_two_that_take_the_same_result_may_run_side_by_side() -> None:
@@ -116,7 +116,7 @@ def test_two_that_take_the_same_result_may_run_side_by_side() -> None:
     assert sizes([first, Call(local=[first]), Call(local=[first])]) == [2, 1]
 
 
-def test_who_takes_results_of_two_bundles_is_in_neither() -> None:
+def test_a_call_that_takes_results_of_two_bundles_is_in_neither() -> None:
     one, other = Call(), Call()
     assert sizes([one, other, Call(local=[one, other])]) == [1, 1, 1]
 
@@ -144,7 +144,9 @@ def _waiting(draw: st.DrawFn) -> list[Call]:
 
 
 @given(_waiting(), st.integers(1, 8))
-def test_every_call_is_sent_once_and_behind_what_it_takes(waiting: list[Call], slots: int) -> None:
+def test_every_call_is_sent_once_and_after_its_dependencies(
+    waiting: list[Call], slots: int
+) -> None:
     bundles = bundling.form(waiting, slots)
     sent = [call for bundle in bundles for call in bundle]
     assert sorted(map(id, sent)) == sorted(map(id, waiting))
@@ -159,7 +161,7 @@ def test_every_call_is_sent_once_and_behind_what_it_takes(waiting: list[Call], s
 
 
 @given(_waiting(), st.integers(1, 8))
-def test_no_bundle_takes_of_a_bundle_that_takes_of_it(waiting: list[Call], slots: int) -> None:
+def test_bundles_do_not_depend_on_each_other_in_a_circle(waiting: list[Call], slots: int) -> None:
     bundles = bundling.form(waiting, slots)
     home = {id(call): number for number, bundle in enumerate(bundles) for call in bundle}
     for bundle in bundles:

@@ -1,4 +1,4 @@
-"""Real daemons, started and ended by a client; what they leave is looked for afterwards."""
+"""Local clusters with real daemons, and the files that they leave."""
 
 import json
 import os
@@ -24,7 +24,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give all that is started here places of its own, by which it can be found."""
+    """Give the daemons of a test separate directories, by which it can find them."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -118,7 +118,7 @@ def test_stores_in_memory_share_what_one_alone_would_have(state: Path) -> None:
     assert 0 < sum(told) <= half_bytes
 
 
-def test_what_a_failed_task_left_is_kept_where_its_story_says() -> None:
+def test_the_scratch_directory_of_a_failed_task_is_where_its_history_says() -> None:
     with LocalCluster() as cluster, Client(cluster) as client:
         job = client.job()
         with pytest.raises(TaskFailedError) as caught:
@@ -129,7 +129,7 @@ def test_what_a_failed_task_left_is_kept_where_its_story_says() -> None:
 
 
 def left_of(instance: str, spill: Path) -> list[str]:
-    """List what stores of a name that was given have in memory, and below a path."""
+    """List the files of stores of a name, in memory and below a path."""
     left = [path.name for path in Path("/dev/shm").glob(f"ciel*{instance}*")]
     return sorted(left + [path.name for path in spill.glob("*")])
 
@@ -154,7 +154,7 @@ def test_stores_with_a_given_name_are_each_workers_own_and_go_with_the_cluster(
 
 
 @pytest.mark.parametrize("name", ["shm", "scc"])
-def test_a_store_with_a_given_name_is_one_workers_at_a_time(state: Path, name: str) -> None:
+def test_one_worker_at_a_time_uses_a_named_store(state: Path, name: str) -> None:
     instance = f"test-{os.getpid()}"
     spec = f"{name}:capacity=16MiB,instance={instance}"
     with LocalCluster(store=spec) as cluster, Client(cluster) as client, client.job() as job:
@@ -164,7 +164,7 @@ def test_a_store_with_a_given_name_is_one_workers_at_a_time(state: Path, name: s
         with pytest.raises(ClusterOptionError, match=f"^worker-1 could not start: {said} "):
             LocalCluster(store=spec)
         assert len(job.read(ref, 30)) == size_bytes
-        os.kill(cluster.workers[0].pid, signal.SIGKILL)  # then it is taken again
+        os.kill(cluster.workers[0].pid, signal.SIGKILL)  # then another worker takes it
         assert job.read(job.run(["echo", "well"]), 30) == b"well\n"
     assert left_of(instance, state) == ["state", "tmp"]
 
@@ -199,7 +199,7 @@ def test_a_store_that_workers_cannot_share_is_refused() -> None:
     "store",
     ["shm", "scc:capacity=64MiB,cores=2", "shm:capacity=8MiB,instance={name},spill={state}/spill"],
 )
-def test_a_killed_client_takes_everything_along(state: Path, store: str) -> None:
+def test_a_killed_client_leaves_no_process_and_no_file(state: Path, store: str) -> None:
     code = (
         "import ciel, sys\n"
         "cluster = ciel.LocalCluster(store=sys.argv[2])\n"
@@ -224,7 +224,7 @@ def test_a_killed_client_takes_everything_along(state: Path, store: str) -> None
     assert eventually(lambda: left_of(f"test-{os.getpid()}", state / "spill") == [])
 
 
-def test_a_killed_worker_is_started_again(state: Path) -> None:
+def test_a_killed_worker_is_restarted(state: Path) -> None:
     with LocalCluster() as cluster, Client(cluster) as client, client.job() as job:
         ref = job.run(["sh", "-c", f"test -e {state}/second || sleep 1000"])
         job.want([ref])
@@ -244,7 +244,7 @@ def test_a_master_that_dies_ends_every_wait_with_the_end_of_its_log(state: Path)
         assert cluster.ended.is_set()
 
 
-def test_a_cluster_that_was_closed_says_so() -> None:
+def test_using_a_closed_cluster_raises() -> None:
     with LocalCluster() as cluster, Client(cluster) as client:
         job = client.job()
         cluster.close()
@@ -254,7 +254,7 @@ def test_a_cluster_that_was_closed_says_so() -> None:
             Client(cluster)
 
 
-def test_what_does_not_start_says_why(state: Path) -> None:
+def test_a_cluster_that_does_not_start_says_why(state: Path) -> None:
     with pytest.raises(ClusterError) as caught:
         LocalCluster(store="nosuchstore")
     assert str(caught.value) == (
@@ -304,7 +304,7 @@ def test_a_worker_is_added(state: Path) -> None:
         cluster.restart(0)
 
 
-def test_workers_that_cannot_be_are_refused(cluster: LocalCluster) -> None:
+def test_an_impossible_number_of_workers_is_refused(cluster: LocalCluster) -> None:
     with pytest.raises(IndexError, match="there is no worker 2: there are 2, from 0"):
         cluster.restart(2)
     with pytest.raises(IndexError, match="no worker -1"):
@@ -313,21 +313,21 @@ def test_workers_that_cannot_be_are_refused(cluster: LocalCluster) -> None:
         cluster.add_worker(slots=0)
 
 
-def test_a_store_that_all_share_has_so_many_seats() -> None:
+def test_a_shared_store_has_a_fixed_number_of_cores() -> None:
     with LocalCluster(store="scc:capacity=64MiB,cores=2") as cluster:
         cluster.add_worker()
-        with pytest.raises(ClusterError, match="has seats for 2 workers, and all are taken"):
+        with pytest.raises(ClusterError, match="has cores for 2 workers, and all are in use"):
             cluster.add_worker()
         assert cluster.worker_count == 2
 
 
-def test_a_worker_that_does_not_come_up_is_said(cluster: LocalCluster) -> None:
+def test_a_worker_that_does_not_start_is_an_error(cluster: LocalCluster) -> None:
     with pytest.raises(ClusterError, match=r"worker-\d was not ready in time"):
         cluster.add_worker(timeout_s=0.01)
     with pytest.raises(ClusterError, match="worker-1 was not ready in time"):
         cluster.restart(0, timeout_s=0.01)
     assert len(cluster.workers) == 2
-    cluster.restart(0)  # whatever became of it meanwhile
+    cluster.restart(0)  # in whatever state it is
     with Client(cluster) as client, client.job() as job:
         assert job.read(job.run(["echo", "well"])) == b"well\n"
 
@@ -366,7 +366,7 @@ def test_without_a_cluster_a_client_starts_one_and_says_so(
     assert json.dumps(processes_of(state)) == "[]"
 
 
-def test_what_failed_tasks_left_stays_bounded_over_many_lives(tmp_path: Path) -> None:
+def test_scratch_of_failed_tasks_is_bounded_over_many_clusters(tmp_path: Path) -> None:
     kept = tmp_path / "here" / "scratch" / "worker-1"
     for age in range(KEPT_ATTEMPTS_MAX):
         (kept / f"old.{age}").mkdir(parents=True)

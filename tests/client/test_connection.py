@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-import ciel.client.connection as connection_module
+import ciel.client.connection.connection as connection_module
 from ciel.access.keys import Key, Role
 from ciel.client.connection import Connection, open_connection
 from ciel.client.errors import (
@@ -52,7 +52,7 @@ class AcceptorLike(Protocol):
 
 
 class Caller:
-    """Someone with a connection, who keeps what it delivers."""
+    """An owner of a connection that records its messages."""
 
     def __init__(self, acceptor: AcceptorLike) -> None:
         self.messages: list[Message] = []
@@ -86,7 +86,7 @@ def caller(acceptor: AcceptorLike) -> Iterator[Caller]:
 
 
 def refused(address: str, key: Key, **options: float | str) -> str:
-    """Return what is said when no connection comes about."""
+    """Return the message of a connection that fails."""
     with pytest.raises(ClientError) as caught:
         open_connection(address, key, lambda _: None, lambda _: None, **options)  # type: ignore[arg-type]  # options pass through
     return f"{type(caught.value).__name__}: {caught.value}"
@@ -106,7 +106,7 @@ def test_messages_go_both_ways(acceptor: AcceptorLike, caller: Caller) -> None:
     assert caller.messages == [Answer(1, "pong", "")]
 
 
-def test_what_is_queued_is_sent_before_the_end(acceptor: AcceptorLike, caller: Caller) -> None:
+def test_queued_messages_are_sent_before_the_end(acceptor: AcceptorLike, caller: Caller) -> None:
     caller.connection.send(*(WatchJob(JobId(f"j{number}")) for number in range(5000)))
     caller.connection.close()
     assert acceptor.peer_ended.wait(10)
@@ -114,7 +114,7 @@ def test_what_is_queued_is_sent_before_the_end(acceptor: AcceptorLike, caller: C
     assert caller.lost == []
 
 
-def test_many_messages_travel_in_few_frames(
+def test_many_messages_are_sent_in_few_frames(
     acceptor: AcceptorLike, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
@@ -136,7 +136,7 @@ def test_many_messages_travel_in_few_frames(
 def test_reads_while_it_cannot_write(
     acceptor: AcceptorLike, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both buffers are full; whoever insisted on writing first would wait forever."""
+    """Both buffers are full; a side that insisted on writing first would wait for ever."""
     monkeypatch.setattr(connection_module, "_FAREWELL_S", 10.0)
     acceptor.reads.clear()
     caller.connection.send(Heartbeat())  # after this the acceptor reads no more
@@ -152,7 +152,7 @@ def test_reads_while_it_cannot_write(
 
 
 class Later:
-    """A clock that is ahead by so much."""
+    """A clock that is ahead of the real one."""
 
     ahead_s = 0.0
 
@@ -160,14 +160,14 @@ class Later:
         return time.monotonic() + self.ahead_s
 
 
-def test_a_master_that_did_not_read_for_long_has_time_to_do_so_when_the_end_comes(
+def test_close_gives_a_slow_master_time_to_read(
     acceptor: AcceptorLike, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Later()
     monkeypatch.setattr(connection_module, "time", clock)
     monkeypatch.setattr(connection_module, "_FAREWELL_S", 9.0)
     acceptor.reads.clear()
-    for number in range(20):  # 1.2 MB, more than fits between the two
+    for number in range(20):  # 1.2 MB, more than the buffers of both sides hold
         caller.connection.send(task("j", number, "x" * 60_000))
     clock.ahead_s = 10.0
     closing = threading.Thread(target=caller.connection.close)
@@ -201,7 +201,7 @@ def test_a_caller_waits_while_too_much_is_queued(
     assert len(sent) == 300
 
 
-def test_a_silent_caller_sends_heartbeats(
+def test_an_idle_client_sends_heartbeats(
     acceptor: AcceptorLike, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "HEARTBEAT_INTERVAL_S", 0.05)
@@ -223,7 +223,9 @@ def test_a_master_that_falls_silent_is_lost(
     assert "silent for 0.1 s" in str(caller.lost[0])
 
 
-def test_a_lost_connection_is_told_and_ends_sending(acceptor: AcceptorLike, caller: Caller) -> None:
+def test_a_lost_connection_is_reported_and_ends_sending(
+    acceptor: AcceptorLike, caller: Caller
+) -> None:
     acceptor.takes_back = False
     acceptor.drop()
     caller.wait_for(lambda: caller.lost)
@@ -232,7 +234,7 @@ def test_a_lost_connection_is_told_and_ends_sending(acceptor: AcceptorLike, call
         caller.connection.send(Heartbeat())
 
 
-def test_a_closed_connection_says_so(caller: Caller) -> None:
+def test_sending_on_a_closed_connection_raises(caller: Caller) -> None:
     caller.connection.close()
     caller.connection.close()
     with pytest.raises(ClientClosedError):
@@ -240,10 +242,10 @@ def test_a_closed_connection_says_so(caller: Caller) -> None:
     assert caller.lost == []
 
 
-def test_what_the_master_may_not_say_ends_the_connection(
+def test_a_wrong_message_of_the_master_ends_the_connection(
     acceptor: AcceptorLike, caller: Caller
 ) -> None:
-    acceptor.say(WatchJob(JOB))  # which is the client's to say
+    acceptor.say(WatchJob(JOB))  # only a client may send this
     caller.wait_for(lambda: caller.lost)
     assert "not expected here" in str(caller.lost[0])
 
@@ -258,7 +260,7 @@ def test_a_task_that_fits_no_message_is_refused_and_the_connection_stays(
     caller.wait_for(lambda: caller.messages)
 
 
-def test_a_forked_child_is_told(caller: Caller) -> None:
+def test_a_forked_child_cannot_use_a_connection(caller: Caller) -> None:
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -286,7 +288,7 @@ def test_nothing_listens(key: Key, listener: tuple[socket.socket, str]) -> None:
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:http", "127.0.0.1:99999"])
-def test_what_is_no_address_is_said(key: Key, address: str) -> None:
+def test_a_wrong_address_is_an_error(key: Key, address: str) -> None:
     assert refused(address, key).startswith("NoMasterError")
 
 
@@ -296,7 +298,7 @@ def test_another_key_is_refused(acceptor: AcceptorLike) -> None:
     assert "the submit key does not match cluster test-cluster" in text
 
 
-def test_a_role_that_is_not_ours_to_prove_is_refused_before_anything_is_sent(
+def test_a_role_without_its_key_is_refused_before_anything_is_sent(
     acceptor: AcceptorLike,
 ) -> None:
     worker_key = acceptor.key.derive(Role.WORKER)
@@ -350,13 +352,13 @@ class answering:  # noqa: N801  # reads as a verb
 @pytest.mark.parametrize(
     "data, why",
     [
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "something else listens there"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "another program listens there"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server"),
-        (b"\0\0\0\x02\0\0\0\x02[]", "something else listens there"),
-        (b"\x01\xff\xff\xff\0\0\0\0", "something else listens there"),
+        (b"\0\0\0\x02\0\0\0\x02[]", "another program listens there"),
+        (b"\x01\xff\xff\xff\0\0\0\0", "another program listens there"),
     ],
 )
-def test_what_is_no_master_is_recognised(
+def test_another_server_is_recognised(
     key: Key, listener: tuple[socket.socket, str], data: bytes, why: str
 ) -> None:
     with answering(listener[0], data):
@@ -365,11 +367,13 @@ def test_what_is_no_master_is_recognised(
     assert why in text
 
 
-def test_a_peer_that_hangs_up_is_no_master(key: Key, listener: tuple[socket.socket, str]) -> None:
+def test_a_peer_that_closes_the_connection_is_not_a_master(
+    key: Key, listener: tuple[socket.socket, str]
+) -> None:
     with answering(listener[0], b"", close=True):
         text = refused(listener[1], key)
     assert text.startswith("NotAMasterError")
-    assert text.endswith("it hung up; it is about to end, or no master")
+    assert text.endswith("it closed the connection: it is about to end, or it is not a master")
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):
@@ -393,11 +397,11 @@ def test_a_silent_listener_costs_no_more_than_the_time_limit(
 ) -> None:
     start_s = time.monotonic()
     text = refused(listener[1], key, timeout_s=0.2)
-    assert text.endswith("it does not answer; it hangs, or is no master")
+    assert text.endswith("it does not answer: it hangs, or it is not a master")
     assert time.monotonic() - start_s < 10
 
 
-def test_what_comes_shortly_after_something_else_may_be_left_to_pile_up(
+def test_messages_in_short_succession_may_be_read_together(
     acceptor: AcceptorLike,
 ) -> None:
     deliveries: list[int] = []

@@ -13,7 +13,10 @@ import pytest
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import TicketGate
-from ciel.client.data import Connections, LogReader, read_object, upload_file
+from ciel.client.data.logs import LogReader
+from ciel.client.data.objects import read_object
+from ciel.client.data.uploads import upload_file
+from ciel.client.data.worker_http import Connections
 from ciel.client.errors import (
     LogUnreadableError,
     ObjectUnreadableError,
@@ -29,7 +32,7 @@ OBJECT = ObjectId("object")
 
 
 class Holder:
-    """A worker's HTTP side, as far as a client sees it: objects, tickets, ranges, faults."""
+    """The HTTP server of a worker, as far as a client uses it: objects, tickets, ranges, faults."""
 
     def __init__(self, key: Key) -> None:
         self.objects: dict[str, bytes] = {}
@@ -118,11 +121,11 @@ def read(ref: Reference, key: Key) -> bytes:
         return b"".join(read_object(ref, key, connections))
 
 
-def test_what_rides_in_the_reference_is_read_from_it(key: Key) -> None:
+def test_an_inline_object_is_read_from_its_reference(key: Key) -> None:
     assert read(Value.of(OBJECT, b"inline"), key) == b"inline"
 
 
-def test_a_failure_is_raised_with_its_story(key: Key) -> None:
+def test_a_failure_is_raised_with_the_history_of_its_task(key: Key) -> None:
     with pytest.raises(TaskFailedError, match="its story"):
         read(Failure(OBJECT, "WORD", "its story"), key)
 
@@ -132,14 +135,14 @@ def test_an_object_is_read_from_its_holder(holders: list[Holder], key: Key) -> N
     assert read(held(holders[:1], content), key) == content
 
 
-def test_the_preferred_holder_is_asked_first(holders: list[Holder], key: Key) -> None:
+def test_the_preferred_worker_is_asked_first(holders: list[Holder], key: Key) -> None:
     content = held(holders, b"x" * 2000)
     last = max(holders, key=lambda holder: holder.netloc)
     read(Sweetheart(OBJECT, last.netloc, 2000, content.locations), key)
     assert [len(holder.asked) for holder in holders] == [int(h is last) for h in holders]
 
 
-def test_the_next_holder_goes_on_where_one_broke_off(holders: list[Holder], key: Key) -> None:
+def test_the_next_worker_continues_where_one_failed(holders: list[Holder], key: Key) -> None:
     content = bytes(range(256)) * 1000
     ref = held(holders, content)
     first, second, third = sorted(holders, key=lambda holder: holder.netloc)
@@ -153,7 +156,9 @@ def test_the_next_holder_goes_on_where_one_broke_off(holders: list[Holder], key:
     ]
 
 
-def test_a_holder_that_has_another_size_is_passed_over(holders: list[Holder], key: Key) -> None:
+def test_a_worker_with_an_object_of_another_size_is_skipped(
+    holders: list[Holder], key: Key
+) -> None:
     content = bytes(range(256)) * 1000
     ref = held(holders, content)
     first, second, third = sorted(holders, key=lambda holder: holder.netloc)
@@ -164,7 +169,7 @@ def test_a_holder_that_has_another_size_is_passed_over(holders: list[Holder], ke
         read(ref, key)
 
 
-def test_when_nobody_can_give_it_all_reasons_are_told(holders: list[Holder], key: Key) -> None:
+def test_an_unreadable_object_has_all_reasons(holders: list[Holder], key: Key) -> None:
     gone, empty, stranger = holders
     ref = held(holders, b"x" * 5000)
     gone.server.server_close()
@@ -180,12 +185,12 @@ def test_when_nobody_can_give_it_all_reasons_are_told(holders: list[Holder], key
     }
 
 
-def test_a_future_is_held_by_nobody(key: Key) -> None:
-    with pytest.raises(ObjectUnreadableError, match="object object: nobody holds it"):
+def test_the_client_holds_no_future(key: Key) -> None:
+    with pytest.raises(ObjectUnreadableError, match="object object: no worker holds it"):
         read(Future(OBJECT), key)
 
 
-def test_a_small_upload_goes_nowhere(key: Key) -> None:
+def test_a_small_upload_is_inline(key: Key) -> None:
     ref = upload_file(io.BytesIO(b"x" * 1023), "f", [], key, Connections())
     assert isinstance(ref, Value)
     assert ref.content == b"x" * 1023
@@ -220,7 +225,7 @@ def test_a_file_that_changes_as_it_is_sent_is_sent_as_it_was_or_not_at_all(
     class Changing(io.FileIO):
         def seek(self, offset: int, whence: int = 0) -> int:
             place = super().seek(offset, whence)
-            if whence == os.SEEK_END:  # its size was asked: now it changes
+            if whence == os.SEEK_END:  # the client has read its size: now it changes
                 os.truncate(path, 4_000_000 if is_growing else 2_000_000)
             return place
 
@@ -233,7 +238,7 @@ def test_a_file_that_changes_as_it_is_sent_is_sent_as_it_was_or_not_at_all(
                 upload_file(file, "log", [holders[0].netloc], key, connections)
 
 
-def test_an_upload_that_no_worker_takes_says_why(holders: list[Holder], key: Key) -> None:
+def test_an_error_says_why_no_worker_took_an_upload(holders: list[Holder], key: Key) -> None:
     holders[0].answer = (507, b"")
     with pytest.raises(UploadError, match=r"cannot upload f: 127\.0\.0\.1:.*: it answered 507"):
         upload_file(io.BytesIO(b"z" * 2000), "f", [holders[0].netloc], key, Connections())
@@ -241,7 +246,9 @@ def test_an_upload_that_no_worker_takes_says_why(holders: list[Holder], key: Key
         upload_file(io.BytesIO(b"z" * 2000), "f", [], key, Connections())
 
 
-def test_why_a_worker_hung_up_during_an_upload_is_read(holders: list[Holder], key: Key) -> None:
+def test_the_reason_of_a_worker_that_ends_an_upload_is_read(
+    holders: list[Holder], key: Key
+) -> None:
     holders[0].reads_bodies = False
     holders[0].answer = (507, codec.encode({"error": "no space: wanted 64"}))
     content, netlocs = io.BytesIO(bytes(64_000_000)), [holders[0].netloc]
@@ -252,7 +259,7 @@ def test_why_a_worker_hung_up_during_an_upload_is_read(holders: list[Holder], ke
 # --- logs -----------------------------------------------------------------------------------------
 
 
-def test_a_log_is_read_on_from_where_reading_stopped(holders: list[Holder], key: Key) -> None:
+def test_a_log_reader_continues_where_it_stopped(holders: list[Holder], key: Key) -> None:
     holders[0].objects = {
         "/log/job?offset=0": b"one\ntw",
         "/log/job?offset=6&wait=1": b"o\n",
@@ -262,7 +269,7 @@ def test_a_log_is_read_on_from_where_reading_stopped(holders: list[Holder], key:
     assert [reader.read(), reader.read(wait=True), reader.read()] == [b"one\ntw", b"o\n", b""]
 
 
-def test_a_log_that_cannot_be_read_is_said(holders: list[Holder], key: Key) -> None:
+def test_an_unreadable_log_is_an_error(holders: list[Holder], key: Key) -> None:
     reader = LogReader(holders[0].netloc, "w1", "job", key)
     with pytest.raises(LogUnreadableError, match="it answered 404"):
         reader.read()
@@ -278,7 +285,7 @@ def test_a_log_that_cannot_be_read_is_said(holders: list[Holder], key: Key) -> N
         LogReader(netloc, "w1", "job", key).read()
 
 
-def test_who_waits_for_a_log_can_be_interrupted(key: Key) -> None:
+def test_waiting_for_a_log_can_be_interrupted(key: Key) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         reader = LogReader(f"127.0.0.1:{silent.getsockname()[1]}", "w1", "job", key)
         heard: list[bytes] = []
@@ -290,7 +297,7 @@ def test_who_waits_for_a_log_can_be_interrupted(key: Key) -> None:
         waiting.join(10)
         assert heard == [b""]
         connection.close()
-        assert reader.read(wait=True) == b""  # nor does one that comes later
+        assert reader.read(wait=True) == b""  # nor does a later call
 
 
 def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_replaced() -> None:
@@ -305,7 +312,7 @@ def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_replaced() ->
             self.send_header("Content-Length", "5")
             self.end_headers()
             self.wfile.write(b"hello")
-            self.close_connection = len(served) == 2  # which nobody is told
+            self.close_connection = len(served) == 2  # without a header that says so
 
         def log_message(self, *arguments: object) -> None:
             pass

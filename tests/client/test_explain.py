@@ -1,4 +1,4 @@
-"""What is said to people of futures, clients and the like: why something waits, and what it is."""
+"""Explanations of why a task waits, and the texts of futures and clients."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from rich.pretty import pretty_repr
 
 import ciel
 from ciel.client.errors import QueryError
-from ciel.client.explaining import Explanation
+from ciel.client.views.explanation import Explanation
 from ciel.core.failures import size_text
 from ciel.python.failures import TEXT_MAX_CHARACTERS, error_text, pack_error
 from ciel.python.showing import FRAMES_MAX, VALUE_MAX_CHARACTERS, Shown, short
@@ -28,7 +28,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 
 def explained(client: ciel.Client, future: Any, state: str) -> Explanation:
-    """Return what is said of a future once its task is in a state."""
+    """Return the explanation of a future once its task is in a state."""
     until_s = time.monotonic() + WAIT_S
     while (found := client.explain(future)).state != state:
         assert time.monotonic() < until_s, f"it is {found.state}, not {state}"
@@ -54,12 +54,12 @@ def test_a_future_is_explained_from_its_beginning_to_its_end(client: ciel.Client
     assert (waiting.name, waiting.state) == ("cat", "waiting")
     assert f"it waits for {running.task}:out:0, made by task sleep" in waiting.why[0]
     others = [client.run(["true"], priority=-1) for _ in range(30)]
-    said = ""  # for a moment, until tasks are placed, the worker has room
+    said = ""  # until the tasks are placed, the worker has room
     while "could run, but every worker has as much" not in said:
         said = explained(client, others[-1], "runnable").why[0]
     assert explained(client, others[0], "assigned").why[0].endswith("waits there for its turn")
     client.cancel([reader, first])
-    assert client.explain(first).why == ("it was called off here",)
+    assert client.explain(first).why == ("it was cancelled here",)
     assert others[-1].result(WAIT_S) == b""
     done = client.explain(others[-1])
     assert (done.state, done.why[0]) == ("done", "its value is there")
@@ -189,7 +189,7 @@ def test_a_value_is_shown(value: object, shown: str) -> None:
 # --- what things say of themselves ----------------------------------------------------------------
 
 
-def test_what_users_hold_says_what_it_is(client: ciel.Client) -> None:
+def test_objects_of_users_have_a_repr(client: ciel.Client) -> None:
     assert client.cluster is not None
     future = client.submit(divide, 6, 3)
     future.result(WAIT_S)

@@ -1,5 +1,5 @@
-"""A process that has a client and a cluster is forked: the child can use neither, and disturbs
-nobody.
+"""Forks of a process with a client and a cluster: the child can use neither, and does not disturb
+the parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import ciel
 from ciel.client.errors import ForkedError
 from ciel.testing.homes import Home, wait_for
 
-AT_ONCE_S = 20  # a child that waits for something is killed
+AT_ONCE_S = 20  # a child that waits longer is killed
 
 
 def double(number: int) -> int:
@@ -42,7 +42,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 
 def in_child(act: Callable[[], object]) -> str:
-    """Return what it comes to in a forked child."""
+    """Return the result or the error of a function in a forked child."""
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -61,7 +61,7 @@ def in_child(act: Callable[[], object]) -> str:
 
 
 def uses(client: ciel.Client) -> dict[str, Callable[[], Any]]:
-    """List all that a user can ask of a client, its futures, its jobs and its cluster."""
+    """List the uses of a client, its futures, its jobs and its cluster."""
     done, running = client.submit(double, 1), client.submit(slow, 1)
     assert done.result() == 2
     job = client.job()
@@ -96,7 +96,7 @@ def uses(client: ciel.Client) -> dict[str, Callable[[], Any]]:
     }
 
 
-def test_whatever_is_asked_of_a_client_in_a_child_is_refused_at_once(client: ciel.Client) -> None:
+def test_every_use_of_a_client_in_a_child_is_refused_at_once(client: ciel.Client) -> None:
     refusal = (
         f"ForkedError: this client was made in process {os.getpid()} and cannot be used in its "
         "child CHILD; make a client there"
@@ -117,7 +117,7 @@ def test_whatever_is_asked_of_a_client_in_a_child_is_refused_at_once(client: cie
     client.cancel(client.submit(slow, 1))
 
 
-def test_so_it_is_while_other_threads_hold_locks(client: ciel.Client) -> None:
+def test_a_child_is_refused_while_other_threads_hold_locks(client: ciel.Client) -> None:
     done = threading.Event()
 
     def work() -> None:
@@ -170,7 +170,7 @@ def test_the_end_of_a_child_ends_nothing_of_its_parent(client: ciel.Client) -> N
     assert [cluster.master.pid, *(worker.pid for worker in cluster.workers)] == pids
 
 
-def test_a_closed_client_and_cluster_are_forked_without_a_word(
+def test_a_fork_with_a_closed_client_and_cluster_prints_nothing(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
@@ -194,7 +194,7 @@ time.sleep(60)
 """
 
 
-def test_a_killed_parent_takes_its_cluster_along_though_a_child_lives(tmp_path: Path) -> None:
+def test_the_cluster_of_a_killed_parent_ends_though_a_child_lives(tmp_path: Path) -> None:
     home = Home(tmp_path)
     parent = home.start("python", "-c", ORPHANED, start_new_session=True)
     try:

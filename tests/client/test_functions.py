@@ -1,4 +1,4 @@
-"""When a function that was packed before is packed again: what is typed at a prompt may change."""
+"""Functions are packed again after a change, as of definitions at a prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from ciel.client.functions import Functions
+from ciel.client.calls.functions import Functions
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference, Value
 from ciel.python.tasks import USUAL
@@ -144,7 +144,7 @@ def remembers(x):
 
 
 class Prompt:
-    """A program's main module, into which lines are typed, and the functions it has called."""
+    """A main module, in which lines are executed as at a prompt, and its packed functions."""
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {"__name__": "__main__"}
@@ -188,7 +188,7 @@ def prompt() -> Prompt:
         ("times", "change(3)"),
     ],
 )
-def test_a_function_is_packed_again_when_what_it_refers_to_was_said_anew(
+def test_a_function_is_packed_again_when_a_name_that_it_uses_is_redefined(
     prompt: Prompt, name: str, typed: str
 ) -> None:
     before = prompt.digest(name)
@@ -200,15 +200,15 @@ def test_a_function_is_packed_again_when_what_it_refers_to_was_said_anew(
     assert prompt.digest(name) == after
 
 
-def test_what_it_does_not_refer_to_is_of_no_account(prompt: Prompt) -> None:
+def test_changes_of_unused_variables_have_no_effect(prompt: Prompt) -> None:
     kept = prompt.functions.find(prompt.names["calls_helper"], USUAL)
     prompt.type("def other(x): pass\nkinds = 3\ndef calls_task(x): pass")
     assert prompt.functions.find(prompt.names["calls_helper"], USUAL) is kept
 
 
-def test_a_variable_that_comes_to_lie_where_another_one_lay_is_noticed(prompt: Prompt) -> None:
+def test_a_new_object_at_the_address_of_an_old_one_is_noticed(prompt: Prompt) -> None:
     before = prompt.digest("within")
-    for number in range(20):  # the interpreter uses memory again that has just become free
+    for number in range(20):  # the interpreter reuses memory that was just freed
         prompt.type(f"def helper(x): return {number}")
     assert prompt.digest("within") != before
 
@@ -248,7 +248,7 @@ def test_a1_a_function_is_packed_again_when_something_in_it_has_changed(
     assert prompt.digest(name) == after
 
 
-def test_a1_one_that_cannot_be_watched_travels_once_as_long_as_it_is_the_same(
+def test_a1_a_function_whose_variables_cannot_be_compared_is_packed_once(
     prompt: Prompt,
 ) -> None:
     prompt.type(CHANGED)
@@ -262,7 +262,7 @@ def test_c7_the_object_of_a_large_function_is_dropped_with_it(prompt: Prompt) ->
     prompt.type("large = functools.partial(print, 'x' * 10_000)")
     packed = functions.find(prompt.names["large"], USUAL)
     prompt.type("del large")
-    assert not dropped  # a call may still be on its way
+    assert not dropped  # a call may still refer to it
     del packed
     gc.collect()
     assert [ref.id for ref in dropped] == ["1"]
@@ -271,13 +271,13 @@ def test_c7_the_object_of_a_large_function_is_dropped_with_it(prompt: Prompt) ->
 def test_a_function_of_a_module_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     functions = Functions(lambda content, name: Value.of(ObjectId(name), content))
     kept = functions.find(os.path.join, USUAL)
-    monkeypatch.setattr(os.path, "splitdrive", lambda path: path)  # it is found there by others
+    monkeypatch.setattr(os.path, "splitdrive", lambda path: path)  # a worker finds it by its name
     assert functions.find(os.path.join, USUAL) is kept
 
 
 def test_a_function_lives_no_longer_because_it_was_called(prompt: Prompt) -> None:
     def made() -> Callable[[int], int]:
-        large = cloudpickle.CloudPickler  # something that can be referred to weakly
+        large = cloudpickle.CloudPickler  # an object that allows weak references
 
         def fact(x: int) -> int:
             return x * fact(x - 1) if x else len(str(large))

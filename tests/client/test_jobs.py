@@ -10,7 +10,7 @@ import pytest
 
 from ciel.access.keys import Key
 from ciel.access.settings import MasterLocation
-from ciel.client import Client, jobs
+from ciel.client import Client
 from ciel.client.errors import (
     ConnectionLostError,
     JobEndedError,
@@ -22,6 +22,7 @@ from ciel.client.errors import (
     WaitTimeoutError,
 )
 from ciel.client.jobs import Job
+from ciel.client.jobs import job as jobs
 from ciel.core.events import (
     AddTask,
     Answer,
@@ -121,7 +122,7 @@ def test_results_come_in_the_order_asked_for(acceptor: AcceptorLike, client: Cli
     assert [len(message.objects) for message in said(acceptor, WantObjects)] == [1000] * 3
 
 
-def test_what_was_wanted_is_not_wanted_again(acceptor: AcceptorLike, client: Client) -> None:
+def test_objects_are_wanted_once(acceptor: AcceptorLike, client: Client) -> None:
     acceptor.reply = makes_everything
     with client.job() as job:
         ref = job.run(["true"])
@@ -131,7 +132,7 @@ def test_what_was_wanted_is_not_wanted_again(acceptor: AcceptorLike, client: Cli
     assert len(said(acceptor, WantObjects)) == 1
 
 
-def test_what_was_released_is_wanted_no_longer_and_not_remembered(
+def test_released_objects_are_neither_wanted_nor_remembered(
     acceptor: AcceptorLike, client: Client
 ) -> None:
     acceptor.reply = makes_everything
@@ -150,7 +151,7 @@ def test_what_was_released_is_wanted_no_longer_and_not_remembered(
     ]  # fmt: skip
 
 
-def test_what_was_forgotten_stays_wanted(acceptor: AcceptorLike, client: Client) -> None:
+def test_ignored_objects_stay_wanted(acceptor: AcceptorLike, client: Client) -> None:
     job = client.job()
     early, late = job.run(["echo", 1]), job.run(["echo", 2])
     job.want([early, late])
@@ -165,7 +166,7 @@ def test_what_was_forgotten_stays_wanted(acceptor: AcceptorLike, client: Client)
     assert said(acceptor, ReleaseObjects) == []
 
 
-def test_who_asks_is_told_of_results_as_they_come_and_again_when_made_again(
+def test_results_are_appended_as_they_come_and_again_when_recomputed(
     acceptor: AcceptorLike, client: Client
 ) -> None:
     job = client.job()
@@ -184,7 +185,7 @@ def test_who_asks_is_told_of_results_as_they_come_and_again_when_made_again(
 
 
 class Keeper:
-    """A master that is asked what it thinks of a job, and says so."""
+    """A master that answers queries about the state of a job."""
 
     def __init__(self, acceptor: AcceptorLike, job: str) -> None:
         self.unsettled = 0
@@ -207,7 +208,7 @@ class Keeper:
 
 
 def lost_copy(acceptor: AcceptorLike, client: Client) -> tuple[Job, Keeper, Concrete]:
-    """A result whose only holder cannot be reached."""
+    """A result whose only worker cannot be reached."""
     job = client.job()
     keeper = Keeper(acceptor, job.id)
     ref = Concrete(job.run(["echo"]).id, 5000, frozenset(("127.0.0.1:1",)))
@@ -217,7 +218,7 @@ def lost_copy(acceptor: AcceptorLike, client: Client) -> tuple[Job, Keeper, Conc
     return job, keeper, ref
 
 
-def test_a_result_that_cannot_be_read_is_awaited_while_it_is_made_again(
+def test_reading_a_lost_result_waits_until_it_is_recomputed(
     acceptor: AcceptorLike, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "LOSS_NOTICE_S", 0.05)
@@ -229,26 +230,26 @@ def test_a_result_that_cannot_be_read_is_awaited_while_it_is_made_again(
     assert keeper.watched == 0
 
 
-def test_a_result_that_the_master_does_not_think_lost_is_not_awaited_for_ever(
+def test_an_unreadable_result_that_is_not_lost_is_not_awaited_for_ever(
     acceptor: AcceptorLike, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "LOSS_NOTICE_S", 0.05)
     job, _, ref = lost_copy(acceptor, client)
-    with pytest.raises(ObjectUnreadableError, match="nobody holds it"):
+    with pytest.raises(ObjectUnreadableError, match="no worker holds it"):
         job.await_copy(ObjectUnreadableError(ref.id, []), ref)
 
 
-def test_a_result_that_is_made_again_where_it_was_is_read_once_more(
+def test_a_result_that_the_same_worker_recomputes_is_read_again(
     acceptor: AcceptorLike, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reference is the same, so nothing else tells the client of it."""
+    """Its reference does not change, so no message reports the new copy."""
     monkeypatch.setattr(jobs, "LOSS_NOTICE_S", 0.05)
     job, _, ref = lost_copy(acceptor, client)
     monkeypatch.setattr(client, "read_chunks", lambda ref: iter([b"there again"]))
     assert job.await_copy(ObjectUnreadableError(ref.id, []), ref) == ref
 
 
-def test_a_job_that_ended_is_watched_anew_for_what_is_made_again(
+def test_a_job_that_ended_is_watched_again_for_recomputed_objects(
     acceptor: AcceptorLike, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "LOSS_NOTICE_S", 0.05)
@@ -263,7 +264,7 @@ def test_a_job_that_ended_is_watched_anew_for_what_is_made_again(
     assert job.await_copy(ObjectUnreadableError(ref.id, []), ref) == again
 
 
-def test_a_failed_task_raises_its_story_and_is_a_value_among_results(
+def test_a_failed_task_raises_from_result_and_is_a_value_among_results(
     acceptor: AcceptorLike, client: Client
 ) -> None:
     job = client.job()
@@ -287,9 +288,7 @@ def test_the_end_of_a_job_ends_the_wait_for_its_objects(
         job.result(ref)
 
 
-def test_a_refused_request_is_raised_where_somebody_waits(
-    acceptor: AcceptorLike, client: Client
-) -> None:
+def test_a_waiting_thread_raises_a_refused_request(acceptor: AcceptorLike, client: Client) -> None:
     job = client.job()
     acceptor.reply = lambda message: (
         [RequestRefused(job.id, "no such thing")] if isinstance(message, WantObjects) else []
@@ -310,7 +309,9 @@ def test_an_exception_inside_cancels_the_job(acceptor: AcceptorLike, client: Cli
     with pytest.raises(KeyError), client.job():
         raise KeyError
     client.close()
-    assert [message.reason for message in said(acceptor, CancelJob)] == ["its client met KeyError"]
+    assert [message.reason for message in said(acceptor, CancelJob)] == [
+        "its client raised KeyError"
+    ]
 
 
 def test_a_lost_connection_ends_every_wait(acceptor: AcceptorLike, client: Client) -> None:
@@ -323,7 +324,7 @@ def test_a_lost_connection_ends_every_wait(acceptor: AcceptorLike, client: Clien
         job.result(job.run(["true"]))
 
 
-def test_questions_are_answered_by_number(acceptor: AcceptorLike, client: Client) -> None:
+def test_queries_are_answered_by_number(acceptor: AcceptorLike, client: Client) -> None:
     def answer(message: Message) -> list[Message]:
         if not isinstance(message, Ask):
             return []
@@ -373,9 +374,7 @@ def test_a_package_starts_with_init(acceptor: AcceptorLike, client: Client) -> N
     }
 
 
-def test_many_objects_are_named_by_tasks_that_nobody_wants(
-    acceptor: AcceptorLike, client: Client
-) -> None:
+def test_many_objects_are_named_by_unwanted_tasks(acceptor: AcceptorLike, client: Client) -> None:
     job = client.job()
     refs = [Concrete(ObjectId(f"upload:{n}"), 2000, frozenset({"h:1"})) for n in range(2500)]
     assert job.named(refs[:1000]) == refs[:1000]
@@ -388,16 +387,14 @@ def test_many_objects_are_named_by_tasks_that_nobody_wants(
     assert not said(acceptor, WantObjects)
 
 
-def test_a_package_without_anything_in_it_has_no_list(
-    acceptor: AcceptorLike, client: Client
-) -> None:
+def test_an_empty_package_has_no_list(acceptor: AcceptorLike, client: Client) -> None:
     client.job().start_package("h", {}, {})
     client.close()
     (added,) = said(acceptor, AddTask)
     assert "package_ref" not in read_arguments(added.spec.payload)
 
 
-def test_where_nothing_listens_it_is_said_who_named_it(key: Key) -> None:
+def test_a_missing_master_is_reported_with_the_origin_of_its_address(key: Key) -> None:
     nowhere = MasterLocation("http://127.0.0.1:1", "unix:@ciel-nobody", "c", key, "the test")
     with pytest.raises(NoMasterError) as caught:
         Client(nowhere)
@@ -405,7 +402,7 @@ def test_where_nothing_listens_it_is_said_who_named_it(key: Key) -> None:
     assert str(caught.value) == f"no master at 127.0.0.1:1: {reason}"
 
 
-def test_importing_the_client_leaves_out_what_is_seldom_needed() -> None:
+def test_importing_the_client_loads_no_seldom_used_modules() -> None:
     rooms = "ciel.client.client, ciel.client.jobs"
     seldom = ("twisted", "http.client", "ssl", "ctypes", "asyncio", "argparse", "subprocess")
     code = f"import sys, {rooms}\nprint([m for m in {seldom} if m in sys.modules])"

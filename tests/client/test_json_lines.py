@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.client.json_lines import JsonFault, line_of, read_json, where_of
+from ciel.client.packages.json_lines import JsonFault, line_of, read_json, where_of
 from ciel.wire import codec
 from ciel.wire.errors import WireError
 
@@ -40,15 +40,15 @@ def fault(text: str) -> str:
         ("[" * 100_000, "line 1: [0]"),
     ],
 )  # fmt: skip
-def test_what_is_no_json_is_told_with_its_line(text: str, said: str) -> None:
+def test_errors_of_json_name_the_line(text: str, said: str) -> None:
     assert fault(text).startswith(said)
 
 
-def test_a_mark_of_byte_order_is_no_fault() -> None:
+def test_a_byte_order_mark_is_accepted() -> None:
     assert read_json('\ufeff{"a": 1}') == {"a": 1}
 
 
-def test_a_way_is_written_as_people_do() -> None:
+def test_a_path_is_written_with_dots_and_brackets() -> None:
     assert where_of(("start", "args", "in-puts", 0, 12)) == "start.args.in-puts[0][12]"
     assert where_of(("package", "a.b", "", 'q"')) == 'package["a.b"][""]["q\\""]'
     assert where_of(()) == ""
@@ -62,7 +62,7 @@ JSON = st.recursive(
 
 
 def ways(value: Any, way: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Every way into a value, in the order of its text."""
+    """Yield the paths to all values, in the order of the text."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [way, *(deeper for key, item in items for deeper in ways(item, (*way, key)))]
@@ -71,7 +71,9 @@ def ways(value: Any, way: tuple[str | int, ...] = ()) -> list[tuple[str | int, .
 
 @given(JSON)
 def test_every_member_is_found_on_its_line(value: Any) -> None:
-    text = json.dumps(value, indent=0)  # each member begins a line; only brackets have others
+    text = json.dumps(
+        value, indent=0
+    )  # each member begins a line; all other lines have only brackets
     bare = [n for n, line in enumerate(text.splitlines(), 1) if line.strip("]},")]
     found = [line_of(text, way) for way in ways(value)]
     assert found == sorted(found)
@@ -79,7 +81,7 @@ def test_every_member_is_found_on_its_line(value: Any) -> None:
     assert len(set(found)) == len(found)
 
 
-def test_a_way_that_leads_nowhere_ends_at_the_last_there_is() -> None:
+def test_a_path_that_leads_nowhere_ends_at_its_innermost_value() -> None:
     text = '\n{\n"a": {"x": 1},\n"b": {\n"c": 2}}'
     assert line_of(text, ("b", "d", "e")) == 4
     assert line_of(text, ("none",)) == 2
@@ -87,7 +89,7 @@ def test_a_way_that_leads_nowhere_ends_at_the_last_there_is() -> None:
 
 
 @given(st.text('{}[]",:\\u0123456789dD tfnaNI-.e\n', max_size=30))
-def test_any_text_is_read_or_has_one_fault_as_the_codec_says(text: str) -> None:
+def test_any_text_is_read_or_has_one_fault_as_with_the_codec(text: str) -> None:
     try:
         expected = codec.decode(text.encode())
     except WireError:

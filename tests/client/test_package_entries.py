@@ -6,17 +6,17 @@ from typing import Any, cast
 import pytest
 
 from ciel.client.errors import PackageError
-from ciel.client.package_entries import (
-    Brought,
+from ciel.client.packages.entries import (
     FileParts,
     Ready,
+    Uploaded,
     fetch,
     look,
     open_package,
     upload,
 )
-from ciel.client.package_specs import FileBlocks, Urls, WholeFile
-from ciel.client.packages import parse_entries
+from ciel.client.packages.package_file import parse_entries
+from ciel.client.packages.specs import FileBlocks, Urls, WholeFile
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Future, Reference, Value
 from ciel.wire import codec
@@ -27,7 +27,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a file, or a package of entries, into the directory of all of them."""
+    """Writes a file, or a package with entries, into one directory."""
 
     def write(name: str, content: Any) -> Path:
         path = tmp_path / name
@@ -101,7 +101,7 @@ def test_lists_are_read_and_blank_lines_passed_over(write: Write, tmp_path: Path
         ),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_said_before_anything_is_sent(
+def test_missing_files_are_reported_before_anything_is_sent(
     write: Write, tmp_path: Path, entry: Any, said: str
 ) -> None:
     (tmp_path / "d").mkdir()
@@ -120,11 +120,11 @@ def test_a_package_is_a_file_of_bounded_length_in_utf_8(write: Write, tmp_path: 
     assert complaint(Path("/dev/zero")).endswith("zero: longer than 256 MiB")
 
 
-# --- bringing -------------------------------------------------------------------------------------
+# --- uploading ------------------------------------------------------------------------------------
 
 
 class Lab:
-    """Stands in for a client, its workers and a job; keeps what is brought, and runs `grab`."""
+    """A fake client, with its workers and a job; records uploads, and runs `grab`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int = 3) -> None:
         self.held: dict[str, bytes] = {}
@@ -134,7 +134,7 @@ class Lab:
         self.location = self
         self.key = "a key"
         self._netlocs = [f"h:{n}" for n in range(1, workers + 1)]
-        monkeypatch.setattr("ciel.client.data.upload_file", self._upload)
+        monkeypatch.setattr("ciel.client.data.uploads.upload_file", self._upload)
 
     def ask(self, topic: str) -> Any:
         return [{"netloc": netloc, "queued": 0} for netloc in self._netlocs]
@@ -163,13 +163,13 @@ class Lab:
         place = frozenset({"h:1"})
         return codec.encode(to_json(Concrete(ObjectId(f"{ref.id}:grab:0"), 7, place)))
 
-    def bring(self, package: Path) -> Brought:
+    def bring(self, package: Path) -> Uploaded:
         me = cast(Any, self)
         entries = looked_at(package)
         return fetch(me, me, entries, upload(me, entries))
 
     def contents(self, index: Reference) -> list[bytes]:
-        """What the pieces of an index hold."""
+        """Return the contents of the pieces of an index."""
         assert isinstance(index, Value)
         return [self.held[ref.id] for ref in from_json(codec.decode(index.content))]
 
@@ -183,7 +183,7 @@ def test_whole_files_go_to_workers_in_turn(lab: Lab, write: Write) -> None:
     write("a", b"A" * 5)
     entry = {"filename": "a"}
     package = write("p", {"x": entry, "y": entry, "z": {**entry, "replication": 1}})
-    assert lab.bring(package) == Brought(
+    assert lab.bring(package) == Uploaded(
         {
             "x": Concrete(ObjectId("upload:0"), 5, frozenset({"h:1", "h:2"})),
             "y": Concrete(ObjectId("upload:1"), 5, frozenset({"h:3", "h:1"})),
@@ -211,7 +211,7 @@ LINES = b"".join(b"%d" % n * (n % 7) + b"\n" for n in range(200))
         (LINES, {}, [LINES]),
     ],
 )
-def test_a_file_is_cut_where_it_is_said(
+def test_a_file_is_divided_into_blocks(
     lab: Lab, write: Write, content: bytes, said: Any, blocks: list[bytes]
 ) -> None:
     write("f", content)
@@ -223,7 +223,7 @@ def test_a_file_is_cut_where_it_is_said(
 def test_a_delimiter_is_found_wherever_it_lies(
     lab: Lab, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.client.uploads._SOUGHT_BYTES", 2)
+    monkeypatch.setattr("ciel.client.data.pieces._SEARCHED_BYTES", 2)
     write("f", b"abcd<end>ef<end")
     said = {"filename": "f", "index": True, "block_size": 1, "delimiter": "<end>"}
     brought = lab.bring(write("p", {"k": said}))
@@ -238,7 +238,7 @@ def test_listed_files_are_the_pieces_of_an_index(lab: Lab, write: Write) -> None
     assert lab.contents(brought.package["k"]) == [b"2", b"1", b"2"]
 
 
-def test_each_url_is_fetched_once_and_kept_with_the_job(lab: Lab, write: Write) -> None:
+def test_each_url_is_fetched_once_and_stays_with_the_job(lab: Lab, write: Write) -> None:
     urls = ["http://h/1", "swbs://h:9/x", "http://h/2", "http://h/1"]
     package = write("p", {"k": {"urls": urls, "repeat": 2}, "l": {"urls": urls[:1]}})
     brought = lab.bring(package)
@@ -254,7 +254,7 @@ def test_each_url_is_fetched_once_and_kept_with_the_job(lab: Lab, write: Write) 
 
 def test_a_reference_stays_as_it_is(lab: Lab, write: Write) -> None:
     brought = lab.bring(write("p", {"k": {"__ref__": ["c2", "x", 5, ["h:1"]]}}))
-    assert brought == Brought({"k": Concrete(ObjectId("x"), 5, frozenset({"h:1"}))}, [])
+    assert brought == Uploaded({"k": Concrete(ObjectId("x"), 5, frozenset({"h:1"}))}, [])
 
 
 def test_a_hundred_thousand_entries_are_read(lab: Lab, write: Write) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.client.errors import PackageError
-from ciel.client.package_specs import FileBlocks, ListedFiles, ListedUrls, Urls, WholeFile
-from ciel.client.packages import Package, PackageFile, parse
+from ciel.client.packages.package_file import Package, PackageFile, parse
+from ciel.client.packages.specs import FileBlocks, ListedFiles, ListedUrls, Urls, WholeFile
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Value
 from ciel.core.scheduling import Scheduling
@@ -32,13 +32,13 @@ def complaint(package: Any, words: list[str] | None = None) -> str:
 # --- what a package says --------------------------------------------------------------------------
 
 
-def test_the_least_package_has_a_start() -> None:
+def test_the_smallest_package_has_a_start() -> None:
     package = read({"start": {"handler": "grab"}})
     assert (package.handler, package.args, package.entries) == ("grab", {}, {})
     assert (package.result, package.options.scheduling) == (None, Scheduling())
 
 
-def test_file_names_count_from_the_package_unless_cwd_is_said() -> None:
+def test_file_names_are_relative_to_the_package_without_cwd() -> None:
     entries = read(
         {
             "package": {
@@ -93,7 +93,7 @@ def test_an_entry_has_one_of_these_forms(spec: Any, entry: Any) -> None:
     assert read({"package": {"k": spec}, "start": START}, ["7"]).entries == {"k": entry}
 
 
-def test_environment_and_arguments_are_filled_in_anywhere() -> None:
+def test_environment_and_arguments_are_substituted_anywhere() -> None:
     package = read(
         {
             "package": {"f": {"filename": {"__args__": 1}}},
@@ -131,7 +131,7 @@ def test_entries_are_named_by_start_args() -> None:
     assert package.start_args({"script": ref}) == {"all": [ref], "n": 1}
 
 
-def test_options_say_how_the_job_is_scheduled() -> None:
+def test_options_choose_the_scheduling_of_the_job() -> None:
     options = {
         "scheduler": "locality",
         "sched_opts": {"min_saving_threshold": 1048576},
@@ -146,7 +146,7 @@ def test_options_say_how_the_job_is_scheduled() -> None:
         assert found.scheduling == Scheduling(expected)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def with_entry(spec: Any) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def with_args(args: Any) -> dict[str, Any]:
         ('{\n "start": {\n', "2: not JSON: it ends, and the { of line 2 is not closed"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(package: Any, said: str) -> None:
+def test_errors_name_their_place(package: Any, said: str) -> None:
     assert complaint(package)[: len(said)] == said
 
 
@@ -279,14 +279,14 @@ JSON = st.recursive(
 
 @given(JSON, JSON, JSON)
 def test_any_json_is_a_package_or_one_clear_error(files: Any, args: Any, result: Any) -> None:
-    # No error of another kind, whatever it is.
+    # No other error, whatever the package contains.
     with contextlib.suppress(PackageError):
         read({"package": files, "start": {"handler": "h", "args": args}, "result": result})
 
 
-def test_words_that_are_no_text_name_files_and_nothing_else() -> None:
+def test_arguments_that_are_not_utf_8_only_name_files() -> None:
     word = b"\xff".decode(errors="surrogateescape")
     package = {"package": {"a": {"filename": {"__args__": 0}}}, "start": START}
     assert read(package, [word]).entries["a"] == WholeFile(Path(f"/jobs/{word}"))
-    said = "5: start.args.x: what was given for it is not UTF-8"
+    said = "5: start.args.x: its value is not UTF-8"
     assert complaint(with_args({"x": {"__args__": 0}}), [word]) == said

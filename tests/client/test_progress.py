@@ -1,4 +1,4 @@
-"""How far work is: the numbers, and the pictures of them."""
+"""Progress: the counts and the displays."""
 
 import contextlib
 import io
@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 import ciel
-from ciel.client import progress as module
+from ciel.client.calls.functions import Tally
 from ciel.client.errors import ConnectionLostError
-from ciel.client.futures import Tally
-from ciel.client.progress import Lines, Plain, Progress, Row, View, html_of, rows_of, table_of
+from ciel.client.views import progress as module
+from ciel.client.views.progress import Lines, Plain, Progress, Row, View, html_of, rows_of, table_of
 from ciel.core.jobs import JobSummary
 
 WAIT_S = 10.0
@@ -32,7 +32,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 
 def seen(progress: Progress, wanted: Callable[[dict[str, Row]], object]) -> dict[str, Row]:
-    """Return the rows once they are as they should be."""
+    """Return the rows once they satisfy a condition."""
     until_s = time.monotonic() + WAIT_S
     while True:
         rows = {view.row.name: view.row for view in progress.views()}
@@ -50,7 +50,7 @@ def refuse(number: int) -> None:
     raise ValueError(number)
 
 
-@ciel.task(retries=1)  # so each is a task of its own
+@ciel.task(retries=1)  # one task for each call
 def linger(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
@@ -65,7 +65,7 @@ def begin_several(count: int) -> Any:
 
 
 def test_calls_and_programs_are_counted_by_name(client: ciel.Client) -> None:
-    client.submit(double, 1).result(WAIT_S)  # before: it does not count
+    client.submit(double, 1).result(WAIT_S)  # before the block, so it does not count
     with ciel.progress(client, stream=io.StringIO()) as shown:
         assert list(client.map(double, range(100))) == list(range(0, 200, 2))
         failed = [client.submit(refuse, number) for number in range(3)]
@@ -80,7 +80,7 @@ def test_calls_and_programs_are_counted_by_name(client: ciel.Client) -> None:
     }
 
 
-def test_what_tasks_create_may_be_more_than_is_known(client: ciel.Client) -> None:
+def test_totals_grow_while_tasks_spawn_others(client: ciel.Client) -> None:
     with ciel.progress(client, stream=io.StringIO()) as shown:
         future = client.submit(begin_several, 3)
         rows = seen(shown, lambda rows: "linger" in rows and rows["linger"].grows)
@@ -97,11 +97,11 @@ def kind(name: str, executor: str, spawned: bool, running: int = 0, **counts: in
     }  # fmt: skip
 
 
-def test_numbers_of_client_and_master_are_put_together() -> None:
+def test_counts_of_client_and_master_are_combined() -> None:
     tally = Tally()
     tally.submitted, tally.done, tally.failed = 10, 4, 1
     kinds = [
-        kind("5 calls of f", "python", False, running=1, assigned=1),  # of the tally's
+        kind("5 calls of f", "python", False, running=1, assigned=1),  # the tally counts these
         kind("f", "python", True, done=2, dormant=3),
         kind("20 calls of g", "python", True, done=1, waiting=1),
         kind("", "stdinout", False, done=1, cancelled=1),
@@ -114,7 +114,7 @@ def test_numbers_of_client_and_master_are_put_together() -> None:
 
 
 class StubClient:
-    """A client with one job, whose master counts what the test says."""
+    """A client with one job, whose counts the test sets."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -143,7 +143,7 @@ class StubClient:
             listener()
 
 
-def test_a_master_is_asked_when_it_has_said_that_something_changed_and_may_be_away() -> None:
+def test_a_master_is_queried_after_a_change_and_may_be_unreachable() -> None:
     client = StubClient()
     with Progress(client, stream=io.StringIO()) as shown:  # type: ignore[arg-type]  # as far as it is used
         client.change(3)
@@ -230,7 +230,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_picture_depends_on_where_it_is_shown() -> None:
+def test_the_display_depends_on_the_stream() -> None:
     assert isinstance(Progress(stream=io.StringIO())._display, Plain)
     assert isinstance(Progress(stream=Terminal())._display, Lines)
     with mock.patch.dict(sys.modules, {"rich.live": None}):  # it is not installed
@@ -263,7 +263,7 @@ def test_lines_are_redrawn_on_a_terminal_and_stay_at_the_end() -> None:
     assert stream.getvalue().count("100 of ≥ 120") >= 2
 
 
-def test_plain_lines_come_now_and_then_and_at_the_end() -> None:
+def test_plain_lines_are_written_at_intervals_and_at_the_end() -> None:
     stream = io.StringIO()
     display = Plain(stream)
     display.show(VIEWS, is_last=False)
@@ -275,4 +275,4 @@ def test_plain_lines_come_now_and_then_and_at_the_end() -> None:
     assert stream.getvalue().splitlines()[2:] == ["ciel: fib: 120 of 120 done"]  # that is new
     with contextlib.closing(stream):
         pass
-    display.show([], is_last=True)  # a closed stream is no error
+    display.show([], is_last=True)  # a closed stream does not raise

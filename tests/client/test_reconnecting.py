@@ -1,4 +1,4 @@
-"""A connection that is lost and comes back: what was said is said again, once."""
+"""A lost connection is opened again, and each message arrives once."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-import ciel.client.connection as connection_module
+import ciel.client.connection.connection as connection_module
 from ciel.client.connection import Connection, open_connection
-from ciel.client.dialing import Dialer
+from ciel.client.connection.dialing import Dialer
 from ciel.client.errors import ClientClosedError, ClientError, ConnectionLostError, NoMasterError
 from ciel.core.events import Answer, Ask, Heartbeat, Message, Received, WatchJob
 from ciel.core.ids import JobId
 
 
 class Caller:
-    """Someone with a connection, who keeps what it delivers."""
+    """An owner of a connection that records its messages."""
 
     def __init__(self, acceptor: Any) -> None:
         self.messages: list[Message] = []
@@ -70,7 +70,7 @@ def eventually(condition: Any) -> None:
 
 
 @pytest.mark.parametrize("forgotten", [0, 2, 5])
-def test_what_did_not_arrive_is_said_again_and_nothing_else(
+def test_only_unconfirmed_messages_are_sent_again(
     acceptor: Any, caller: Caller, forgotten: int
 ) -> None:
     say(caller, 0, 1, 2, 3, 4)
@@ -84,7 +84,7 @@ def test_what_did_not_arrive_is_said_again_and_nothing_else(
     assert caller.lost == []
 
 
-def test_what_was_said_while_it_was_away_is_said_then(
+def test_messages_queued_during_an_outage_are_sent_after_it(
     acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "_PAUSE_MIN_S", 0.0)
@@ -108,7 +108,7 @@ def test_what_was_said_while_it_was_away_is_said_then(
     assert heard(acceptor) == [f"j{number}" for number in range(1000)]
 
 
-def test_what_came_is_not_asked_for_again(acceptor: Any, caller: Caller) -> None:
+def test_received_messages_are_not_sent_again(acceptor: Any, caller: Caller) -> None:
     acceptor.reply = lambda m: [Answer(m.number, m.number, "")] if isinstance(m, Ask) else []
     for number in range(3):
         caller.connection.send(Ask(number, "x", None))
@@ -121,9 +121,7 @@ def test_what_came_is_not_asked_for_again(acceptor: Any, caller: Caller) -> None
     caller.wait_for(lambda: len(caller.messages) == 4)
 
 
-def test_what_the_other_side_says_it_received_is_kept_no_longer(
-    acceptor: Any, caller: Caller
-) -> None:
+def test_confirmed_messages_are_dropped(acceptor: Any, caller: Caller) -> None:
     say(caller, *range(300))
     eventually(lambda: len(heard(acceptor)) == 300)
     assert len(caller.connection._kept) == 300
@@ -131,7 +129,7 @@ def test_what_the_other_side_says_it_received_is_kept_no_longer(
     eventually(lambda: len(caller.connection._kept) == 1)
 
 
-def test_what_came_is_confirmed_now_and_then(
+def test_received_messages_are_confirmed_at_intervals(
     acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acceptor.say(*(Answer(number, None, "") for number in range(600)))
@@ -142,19 +140,21 @@ def test_what_came_is_confirmed_now_and_then(
     eventually(lambda: acceptor.heard[-1] == Heartbeat())
 
 
-def test_what_cannot_have_been_received_ends_the_connection(acceptor: Any, caller: Caller) -> None:
+def test_a_wrong_confirmation_ends_the_connection(acceptor: Any, caller: Caller) -> None:
     acceptor.say(Received(1))
     caller.wait_for(lambda: caller.lost)
-    assert "received 1 messages, which cannot be" in str(caller.lost[0])
+    assert "confirms 1 messages, which is impossible" in str(caller.lost[0])
 
 
-def test_a_master_that_knows_us_no_longer_is_asked_once(acceptor: Any, caller: Caller) -> None:
+def test_a_master_that_does_not_know_the_session_is_asked_once(
+    acceptor: Any, caller: Caller
+) -> None:
     acceptor.takes_back = False
     eventually(lambda: acceptor.hellos)
     acceptor.drop()
     caller.wait_for(lambda: caller.lost)
     assert str(caller.lost[0]).endswith(
-        "it closed the connection; it does not take us back: refused: nobody knows you"
+        "it closed the connection; it refused to resume the session: refused: nobody knows you"
     )
     assert len(acceptor.hellos) == 2
 
@@ -173,15 +173,15 @@ def test_a_master_that_does_not_come_back_is_given_up_in_time(
         say(caller, 1)
 
 
-def test_one_that_is_known_to_be_dead_is_not_sought(acceptor: Any, caller: Caller) -> None:
+def test_a_client_does_not_reconnect_to_a_dead_master(acceptor: Any, caller: Caller) -> None:
     caller.is_hopeless = True
     acceptor.drop()
     caller.wait_for(lambda: caller.lost)
     assert str(caller.lost[0]).endswith("it closed the connection")
-    assert len(acceptor.hellos) <= 1  # the first may have come to nothing
+    assert len(acceptor.hellos) <= 1  # the first attempt may have failed
 
 
-def test_one_that_is_known_to_be_dead_meanwhile_is_sought_no_longer(
+def test_a_client_stops_reconnecting_when_the_master_has_died(
     acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(caller, 0)
@@ -197,7 +197,7 @@ def test_one_that_is_known_to_be_dead_meanwhile_is_sought_no_longer(
     assert str(caller.lost[0]).endswith("it closed the connection; nothing listens there")
 
 
-def test_a_close_does_not_wait_for_a_master_that_is_away(acceptor: Any, caller: Caller) -> None:
+def test_close_does_not_wait_for_an_unreachable_master(acceptor: Any, caller: Caller) -> None:
     say(caller, 0)
     eventually(lambda: heard(acceptor))
     acceptor.say(Received(1))
@@ -210,7 +210,7 @@ def test_a_close_does_not_wait_for_a_master_that_is_away(acceptor: Any, caller: 
 
 
 class Tearing:
-    """A socket, or a session, whose `send` is interrupted once: before, or when it was done."""
+    """A socket or a session whose `send` is interrupted once, before or after it has sent."""
 
     def __init__(self, real: Any, *, is_done: bool) -> None:
         self._real = real
@@ -231,7 +231,7 @@ class Tearing:
 
 @pytest.mark.parametrize("part", ["_channel", "_session"])
 @pytest.mark.parametrize("is_done", [False, True])
-def test_what_an_interrupt_tears_is_mended(
+def test_a_send_that_is_interrupted_is_repaired(
     acceptor: Any, caller: Caller, part: str, is_done: bool
 ) -> None:
     say(caller, 0)
@@ -247,7 +247,7 @@ def test_what_an_interrupt_tears_is_mended(
     assert caller.lost == []
 
 
-def test_who_is_interrupted_while_he_sends_tears_nothing(
+def test_an_interrupt_during_send_corrupts_nothing(
     acceptor: Any, caller: Caller, interrupted: Callable[[Callable[[], object], float], int]
 ) -> None:
     said = 0
@@ -263,6 +263,6 @@ def test_who_is_interrupted_while_he_sends_tears_nothing(
     eventually(lambda: "end" in heard(acceptor))
     numbers = [int(job[1:]) for job in heard(acceptor)[:-1]]
     doubled = sum(a >= b for a, b in itertools.pairwise(numbers))
-    assert doubled <= count  # a batch that was queued, though its sender did not learn of it
+    assert doubled <= count  # a batch that was queued although `send` was interrupted
     assert {*numbers} >= {*range(said)}
     assert caller.lost == []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.client.errors import TaskFailedError, TemplateError
-from ciel.client.templates import decode_result, faults
+from ciel.client.packages.templates import decode_result, faults
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Failure, Future, Reference, Value
 
@@ -63,7 +63,7 @@ def fetch(ref: Reference) -> bytes:
         ({"__concat__": [None], "value": 1}, ("value",), 'unknown beside "__concat__" and'),
     ],
 )
-def test_a_template_that_could_decode_nothing_has_its_fault_told(
+def test_faults_of_templates_are_reported(
     template: Any, steps: tuple[str | int, ...], said: str
 ) -> None:
     where, why = next(faults(template, (), can_save=False))
@@ -80,7 +80,7 @@ JSON = st.recursive(
 
 
 @given(JSON, JSON)
-def test_what_has_no_fault_decodes_anything_or_says_that_it_does_not_fit(
+def test_a_template_without_faults_decodes_or_raises_template_error(
     template: Any, result: Any
 ) -> None:
     if not list(faults(template, (), can_save=True)):
@@ -123,7 +123,7 @@ def test_concat_joins_what_the_references_hold() -> None:
     assert decode_result(template, plain, fetch) == "one two"
 
 
-def test_a_handle_is_where_the_object_was_saved() -> None:
+def test_a_handle_is_the_path_of_a_saved_object() -> None:
     saved: list[Reference] = []
 
     def save(ref: Reference) -> str:
@@ -141,7 +141,7 @@ def test_keys_that_a_template_does_not_name_stay() -> None:
     assert decode_result({"a": {"__decode_ref__": "json"}}, result, fetch) == {"a": 7, "b": 2}
 
 
-def test_a_failed_reference_tells_its_story() -> None:
+def test_reading_a_failed_reference_raises_the_history_of_its_task() -> None:
     failure = Failure(ObjectId("a"), "RUNTIME_EXCEPTION", "it ended with exit status 3\n")
     with pytest.raises(TaskFailedError, match=r"^it ended with exit status 3$"):
         decode_result([{"__decode_ref__": "noop"}], [failure], fetch)
@@ -160,7 +160,7 @@ def test_a_failed_reference_tells_its_story() -> None:
         ({"__decode_ref__": "handle"}, "x", "result: a reference was expected, not a text"),
     ],
 )
-def test_a_result_of_another_shape_is_said_with_its_place(
+def test_an_error_names_the_place_of_a_result_of_another_shape(
     template: Any, result: Any, said: str
 ) -> None:
     with pytest.raises(TemplateError) as caught:

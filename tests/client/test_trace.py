@@ -1,4 +1,4 @@
-"""A trace has what ran where and when, in the form that `chrome://tracing` reads."""
+"""Traces, in the format that `chrome://tracing` reads."""
 
 import json
 import time
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ciel
-from ciel.client.trace import Attempt, events_of, lay_out
+from ciel.client.views.trace import Attempt, events_of, lay_out
 
 WAIT_S = 10.0
 
@@ -30,7 +30,7 @@ def fail() -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read a trace as the rules for its form say ("Trace Event Format", JSON array format)."""
+    """Read a trace by the rules of its format ("Trace Event Format", JSON array format)."""
     events = json.loads(path.read_text())
     assert isinstance(events, list)
     rows: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -47,7 +47,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         else:
             assert event["name"] in ("process_name", "thread_name")
             assert isinstance(event["args"]["name"], str)
-    for bars in rows.values():  # complete events of a row are beside each other, or nested
+    for bars in rows.values():  # complete events of a row do not overlap, or are nested
         bars.sort(key=lambda bar: (bar[0], -bar[1]))
         around: list[tuple[float, float]] = []
         for start, end in bars:
@@ -87,7 +87,7 @@ def test_a_trace_has_a_bar_for_each_task_on_the_rows_of_its_worker(
     assert (rows[1], rows[2]) == ("slot 1", "slot 2")
 
 
-def test_a_context_leaves_out_what_was_before_and_a_call_does_not(
+def test_a_trace_of_a_block_leaves_out_earlier_attempts(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     client.run(["true"]).result(WAIT_S)
@@ -99,7 +99,7 @@ def test_a_context_leaves_out_what_was_before_and_a_call_does_not(
     assert names[-2:] == ["true", "echo"]
 
 
-def test_what_runs_still_is_in_it(client: ciel.Client, tmp_path: Path) -> None:
+def test_a_trace_includes_running_attempts(client: ciel.Client, tmp_path: Path) -> None:
     with ciel.trace(tmp_path / "out.json"):
         future = client.run(["sleep", "60"])
         until_s = time.monotonic() + WAIT_S
@@ -110,13 +110,15 @@ def test_what_runs_still_is_in_it(client: ciel.Client, tmp_path: Path) -> None:
     assert (bar["name"], bar["args"]["outcome"]) == ("sleep", "running")
 
 
-def test_a_client_that_is_closed_meanwhile_is_in_it(client: ciel.Client, tmp_path: Path) -> None:
+def test_a_trace_includes_a_client_that_is_closed_meanwhile(
+    client: ciel.Client, tmp_path: Path
+) -> None:
     with ciel.trace(tmp_path / "out.json"), ciel.Client(client.cluster) as other:
         other.run(["true"]).result(WAIT_S)
     assert "true" in [bar["name"] for bar in bars_of(read(tmp_path / "out.json"))]
 
 
-def test_without_any_client_it_is_empty_and_whole(tmp_path: Path) -> None:
+def test_a_trace_without_clients_is_empty_and_valid(tmp_path: Path) -> None:
     from unittest import mock
 
     with mock.patch("ciel.python.sessions._open", []):
@@ -133,7 +135,7 @@ def attempt(name: str, ended_at_s: float | None, run_s: float, **more: Any) -> A
     return usual._replace(**more)
 
 
-def test_ends_that_were_told_together_are_laid_one_after_the_other() -> None:
+def test_attempts_whose_ends_were_reported_together_do_not_overlap() -> None:
     told = [attempt(name, 10.0, 1.0) for name in "abcd"]
     bars = lay_out(told, 2, 11.0)
     assert [(bar.row, bar.start_s, bar.end_s) for bar in bars] == [

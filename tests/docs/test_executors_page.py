@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.client.package_entries import open_package
-from ciel.client.packages import parse
+from ciel.client.packages.entries import open_package
+from ciel.client.packages.package_file import parse
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "executors.md").read_text()

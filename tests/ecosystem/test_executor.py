@@ -234,6 +234,6 @@ def test_without_a_cluster_it_has_one_of_its_own(tmp_path: Path) -> None:
     )
     home = Home(tmp_path)
     ended = home.run(sys.executable, "-c", script)
-    assert (ended.stdout, ended.returncode) == ("10 ciel.client.executor\n", 0)
+    assert (ended.stdout, ended.returncode) == ("10 ciel.client.pools.executor\n", 0)
     assert "one of our own: 1 worker with 2 slots" in ended.stderr
     home.expect_nothing_left()

@@ -20,7 +20,7 @@ import pytest
 
 import ciel.multiprocessing
 from ciel import Client
-from ciel.client.feeding import ITEMS_AHEAD
+from ciel.client.pools.feed import ITEMS_AHEAD
 from ciel.multiprocessing import Pool
 from ciel.testing import borrowed
 

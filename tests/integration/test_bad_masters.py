@@ -109,7 +109,7 @@ def say_without_end(connection: socket.socket) -> None:
 OTHER_VERSION: Final = encode_frames(
     [(["hello", 99, "9.9", "submit", CLUSTER_ID, "0" * 64, {}], b"")]
 )
-ELSE: Final = "no master at IT: something else listens there"
+ELSE: Final = "no master at IT: another program listens there"
 REFUSED: Final = "the master at IT: refused:"
 
 # What listens there, what a client is told, and what a worker is (nothing: it tries again).
@@ -121,7 +121,7 @@ LISTENERS: Final[dict[str, tuple[Callable[[socket.socket], object], str, str]]] 
     ),
     "somebody who hangs up": (
         socket.socket.close,
-        "no master at IT: it hung up; it is about to end, or no master; "
+        "no master at IT: it closed the connection: it is about to end, or it is not a master; "
         "the address is from --access (HOME/its/access.json)",
         "",
     ),
@@ -316,5 +316,5 @@ def test_what_never_answers_is_given_up_in_time(
         _, said = process.communicate(timeout=20)
         assert process.returncode == 3
         assert said.startswith(
-            f"ciel: no master at {netloc}: it does not answer; it hangs, or is no master; "
+            f"ciel: no master at {netloc}: it does not answer: it hangs, or it is not a master; "
         )

@@ -16,8 +16,8 @@ import pytest
 import ciel
 from ciel.access.access_file import read as read_access
 from ciel.access.keys import Role
-from ciel.client.client import Client as JobClient
 from ciel.client.errors import TaskFailedError
+from ciel.client.jobs.client import JobClient
 from ciel.core import graph
 from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ciel.access.keys import Key
-from ciel.client.data import Connections, read_object
+from ciel.client.data.objects import read_object
+from ciel.client.data.worker_http import Connections
 from ciel.client.errors import ObjectUnreadableError
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete

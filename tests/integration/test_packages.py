@@ -105,7 +105,7 @@ def test_a_package_may_wait_for_what_another_job_makes_but_not_for_nothing(
         assert (done.returncode, done.stdout, done.stderr) == (0, '["made\\n"]\n', "")
     write("wait.pack", package | {"package": {"k": {"__ref__": ["f2", "nothing"]}}})
     done = cluster.home.run("ciel", "run", "wait.pack")
-    said = "ciel: wait.pack:19: package.k: no task is known that makes object nothing\n"
+    said = "ciel: wait.pack:19: package.k: no known task produces object nothing\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 

@@ -25,7 +25,7 @@ from ciel.access.keys import Role
 from ciel.access.settings import MasterLocation
 from ciel.client import LocalCluster
 from ciel.client.client import Client
-from ciel.client.dialing import Dialer
+from ciel.client.connection.dialing import Dialer
 from ciel.client.errors import AccessRefusedError, ConnectionLostError, JobEndedError
 from ciel.client.jobs import Job
 from ciel.core.refs import Future, Value
@@ -339,7 +339,7 @@ def test_a_client_that_was_away_for_too_long_is_told_so(
         forsaken.job.result(forsaken.ref, 60)
     assert str(caught.value).endswith(
         "it closed the connection; it could not be reached again within 5 s: "
-        "it hung up; it is about to end, or no master"
+        "it closed the connection: it is about to end, or it is not a master"
     )
     with pytest.raises(ConnectionLostError):
         forsaken.client.ask("status")

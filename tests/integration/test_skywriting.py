@@ -19,7 +19,7 @@ import pytest
 
 from ciel.client import Client, ClientError, LocalCluster
 from ciel.client.errors import LogUnreadableError
-from ciel.client.scripts import Scripts, Surroundings
+from ciel.client.jobs.scripts import Scripts, Surroundings
 from ciel.core.refs import Reference
 from ciel.testing.homes import HandCluster, Home, wait_for
 

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from ciel.cli.main import main
-from ciel.client import Client, arrays
+from ciel.client import Client
+from ciel.client.jobs import arrays
 from ciel.core.jobs import JobSummary
 from ciel.testing.homes import HandCluster, Home, wait_for
 from ciel.wire.descriptors import read_summary

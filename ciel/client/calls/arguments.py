@@ -1,0 +1,42 @@
+"""The inputs of a task of calls, and messages about arguments that cannot be packed."""
+
+from __future__ import annotations
+
+import re
+
+from ciel.core.refs import Reference
+from ciel.python.packing import UnpackedError
+
+
+class Inputs:
+    """The objects that a task reads, each once."""
+
+    def __init__(self) -> None:
+        self.refs: list[Reference] = []
+        self.for_once: list[Reference] = []
+        """Objects that no other task reads."""
+        self._numbers: dict[str, int] = {}
+
+    def number(self, ref: Reference, *, is_for_once: bool = False) -> int:
+        """Return the number of an input; add it if it is new."""
+        if is_for_once:
+            self.for_once.append(ref)
+        number = self._numbers.setdefault(ref.id, len(self.refs))
+        if number == len(self.refs):
+            self.refs.append(ref)
+        return number
+
+
+def describe(error: UnpackedError, *, is_map: bool) -> UnpackedError:
+    """Return an error that names the argument at fault. The original one names a place in (args,
+    kwargs), or in the rows of a map.
+    """
+    if is_map:
+        row = re.sub(
+            r"^\[0\]\[0\]\[\d+\]\[(\d+)\]",
+            lambda found: f"argument {int(found[1]) + 1} of a call of the map:",
+            str(error),
+        )
+        return UnpackedError(row)
+    text = re.sub(r"^\[0\]\[(\d+)\]", lambda found: f"argument {int(found[1]) + 1}", str(error))
+    return UnpackedError(re.sub(r"^\[1\]\['(\w+)'\]", r"argument \1", text))

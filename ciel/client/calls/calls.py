@@ -1,0 +1,539 @@
+"""All calls of one client, from `submit` to the future that is done.
+
+The thread of the caller packs a call and appends it to a list. The list is sent when nothing else
+is under way, when a thread waits for a result, or a millisecond later by a thread of our own; the
+calls that it has by then are sent in bundles (see `bundling`).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from ciel.access.settings import MasterLocation
+from ciel.client.calls import bundling
+from ciel.client.calls.arguments import describe
+from ciel.client.calls.bundles import BundleWriter
+from ciel.client.calls.functions import Functions, PackedFunction
+from ciel.client.calls.futures import ClientFuture
+from ciel.client.calls.job import JobOfCalls
+from ciel.client.calls.lots import Lot, Lots
+from ciel.client.calls.maps import Maps, SlotCount
+from ciel.client.calls.pending import PendingCall, fail_unsent, find_dependencies, still_needed
+from ciel.client.calls.reading import ResultReader
+from ciel.client.calls.results import Results
+from ciel.client.calls.session import CallJob, OpenJob, Session
+from ciel.client.errors import (
+    CallbackWaitError,
+    ClientClosedError,
+    ClientError,
+    ForeignFutureError,
+)
+from ciel.client.forks import forbid, register_fork
+from ciel.client.jobs.caller_context import Caller
+from ciel.client.views.trace import is_traced, note_calls
+from ciel.core.refs import Future as FutureReference
+from ciel.core.refs import Reference
+from ciel.core.tasks import Mentions
+from ciel.python import calls
+from ciel.python.contents import VALUE, Outcome
+from ciel.python.failures import packing_error
+from ciel.python.futures import futures_in
+from ciel.python.packing import UnpackedError, pack_with_futures
+from ciel.python.sessions import ALL_COMPLETED, FIRST_COMPLETED
+from ciel.python.tasks import USUAL, Options
+from ciel.wire.references import to_array
+
+GATHERING_S: Final = 0.001
+"""How long the thread collects calls before it sends them, while others are under way."""
+HELD_MAX_S: Final = 1.0
+"""After this time the client sends calls that it has held back, as calls of a slow function."""
+
+
+class Calls:
+    """The calls of one client, which are tasks of one job. Thread-safe.
+
+    `find_caller` returns where calls run, and `open_job` opens their job, both with the first call.
+    `locals_wanted`: remote tracebacks show local variables.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        find_caller: Callable[[], Caller],
+        open_job: OpenJob,
+        *,
+        locals_wanted: bool = False,
+    ) -> None:
+        self.lots = Lots()
+        self.kept: set[ClientFuture[Any]] = set()
+        """Futures that stay until they are done, even if the program drops them."""
+        self.functions = Functions(session.upload_content, self.lots.dropped)
+        self._session = session
+        self._job = JobOfCalls(session, find_caller, open_job, self.lots)
+        self.reader = ResultReader(session, self._job, self.lots, self)
+        self._results = Results(
+            self, self._job, self.lots, self.reader, self._divide,
+            lambda output, names, times: note_calls(session, output, names, times),
+        )  # fmt: skip
+        self._slots = SlotCount(session.slot_count)
+        self._maps = Maps(self, self.functions, self._pack, self._slots)
+        self._writer = BundleWriter(
+            session, self._job, lambda: is_traced(session), locals_wanted=locals_wanted
+        )
+        self._lock = threading.Lock()
+        self._sending = threading.RLock()  # calls are sent in the order in which they were made
+        self._pending: list[PendingCall] = []
+        self._held_count = 0  # how many of the first pending calls are held back, ...
+        self._held_functions: set[PackedFunction] = set()  # ...and their functions
+        self._held_s = 0.0  # since when the same calls are held back
+        self._to_divide: deque[tuple[PendingCall, int, ClientFuture[Any], Outcome]] = deque()
+        self._cancelled: deque[Reference] = deque()  # objects to release
+        self._thread: threading.Thread | None = None
+        self._due = threading.Event()
+        self._over = threading.Event()
+        self._ended: BaseException | None = None
+        register_fork(self)
+
+    def forked(self) -> None:
+        """Refuse all use: this is a copy in a forked child."""
+        forbid(self, silent=("close", "lose"))
+
+    @property
+    def location(self) -> MasterLocation:
+        """The master that runs the calls."""
+        return self._session.location
+
+    @property
+    def job(self) -> CallJob | None:
+        """The job of all calls; None before the first."""
+        return self._job.opened
+
+    # --- submitting -------------------------------------------------------------------------------
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> Any:
+        """See `sessions.Session.call`; raises PackingError, ClientError."""
+        pending = self._pack(function, args, kwargs, options)
+        if options.returns == 1:
+            return self._add_with_future(pending)
+        futures = [
+            ClientFuture[Any](self, pending.function.name, pending, place)
+            for place in range(options.returns)
+        ]
+        pending.futures = [weakref.ref(future) for future in futures]
+        self._add(pending)
+        return tuple(futures)
+
+    def map_parts(
+        self,
+        function: Callable[..., Any],
+        rows: Sequence[tuple[Any, ...]],
+        options: Options,
+        chunksize: int | None,
+    ) -> list[ClientFuture[calls.Mapped]]:
+        """Make tasks of calls with each row of arguments; see `Maps.parts`. If a task leaves rows
+        to further tasks, its future has their futures in `rest`.
+        """
+        parts = self._maps.parts(function, rows, options, chunksize)
+        return [self._add_with_future(part) for part in parts]
+
+    def as_bytes(self, future: Any) -> ClientFuture[bytes]:
+        """Return a future of a value as programs read it: bytes as they are, a text in UTF-8."""
+        if isinstance(future, ClientFuture) and future.lot is not None and future.lot.raw:
+            self._lot_of(future)
+            return future
+        pending = self._pack(_itself, (future,), {}, USUAL)
+        pending.raw, pending.is_usual, pending.may_wait = True, False, False
+        return self._add_with_future(pending, "as bytes")
+
+    def run(
+        self, add: Callable[[Any], Sequence[FutureReference]], name: str
+    ) -> list[ClientFuture[bytes]]:
+        """Have `add` add a program to the job; return a future of each of its outputs."""
+        with self._sending:
+            job = self._job.open()
+            futures = [
+                self._results.expect(Lot(self.lots, ref, raw=True), name) for ref in add(job)
+            ]
+            job.want([future.lot.ref for future in futures if future.lot], self._job.settled)
+        return futures
+
+    def moved_caller(self) -> tuple[str, dict[str, str | None]]:
+        """Return the directory, and the variables, that the program has changed since its first
+        call: see `Caller.moved`. The job must be open.
+        """
+        return self._job.caller.moved() or ("", {})
+
+    def put(self, value: Any) -> ClientFuture[Any]:
+        """Store a value; raises PackingError, ClientError."""
+        if self._ended is not None:
+            raise self._ended
+        try:
+            packed, taken = pack_with_futures(value)
+        except UnpackedError as error:
+            raise packing_error("the value", error) from None
+        named = [self._lot_of(future) for future in taken]
+        refs = [
+            (to_array(lot.ref), future.place, lot.raw)
+            for lot, future in zip(named, taken, strict=True)
+        ]
+        future: ClientFuture[Any] = ClientFuture(self, type(value).__name__)
+        ref = self._job.store([Outcome(VALUE, packed, tuple(refs))], "the value")
+        lot = Lot(self.lots, ref)
+        lot.named = named
+        future.sent_as(lot, 0)
+        future.settle(None)
+        return future
+
+    def _pack(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+        *,
+        is_map: bool = False,
+    ) -> PendingCall:
+        found = self.functions.find(function, options)
+        try:
+            packed, taken = pack_with_futures((args, kwargs))
+        except UnpackedError as error:
+            raise packing_error(
+                f"the arguments of {found.name}", describe(error, is_map=is_map)
+            ) from None
+        for future in taken:
+            if getattr(future, "calls", None) is not self:
+                self._admit(future)
+        found.tally.submitted += 1
+        return PendingCall(found, options, packed, taken)
+
+    def _admit(self, future: Any) -> None:
+        """Have another client of the same cluster send the call of its future; raises
+        ForeignFutureError for a future of another cluster, or of a task.
+        """
+        theirs = getattr(future, "calls", None)
+        here = self._session.location
+        if theirs is None or theirs.location.cluster_id != here.cluster_id:
+            raise ForeignFutureError(future, here.url, theirs and theirs.location.url)
+        theirs.send(future)
+        if future.lot is not None:
+            theirs.lots.share(future.lot.id)
+        if future.lot is None and not future.done():
+            raise CallbackWaitError(f"the sending of {future.name}")
+
+    def _add_with_future(self, call: PendingCall, name: str = "") -> ClientFuture[Any]:
+        future: ClientFuture[Any] = ClientFuture(self, name or call.function.name, call)
+        call.futures = [weakref.ref(future)]
+        self._add(call)
+        return future
+
+    def _add(self, call: PendingCall) -> None:
+        for future in call.taken:
+            if future.is_cancelled or (future.calls is not self and future.has_failed):
+                call.function.tally.submitted -= call.rows
+                fail_unsent([call], future.unsent_error())
+                return
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._pending.append(call)
+            is_first = len(self._pending) == 1 and not self._results.awaited
+        if is_first and not self._session.is_delivering:
+            self.flush()
+        elif not self._due.is_set():
+            self._wake()
+
+    def _lot_of(self, future: Any) -> Lot:
+        """Return the lot of a future, so that a value can refer to it. Sends its call first; raises
+        the future's error if it was cancelled or never sent.
+        """
+        send = self.send if getattr(future, "calls", None) is self else self._admit
+        send(future)
+        if future.cancelled() or (future.lot is None and future.done()):
+            raise future.unsent_error()
+        if future.lot is None:
+            raise CallbackWaitError(f"the sending of {future.name}")
+        found: Lot = future.lot
+        return found
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def expedite(self, future: ClientFuture[Any]) -> None:
+        """Send what a future needs, since a thread waits for it."""
+        if not future.is_requested and not future.cancelled():
+            self._results.request(future)
+        is_unsent = self._job.to_want or (
+            future.pending_call
+            and (self._held_count < len(self._pending) or self._may_release_held())
+        )
+        if (is_unsent or self._to_divide) and not self._session.is_delivering:
+            self.flush()
+
+    def send(self, future: ClientFuture[Any]) -> None:
+        """Send what a future needs, even calls that are held back."""
+        self.expedite(future)
+        if future.pending_call and not self._session.is_delivering:
+            self.flush(holds=False)
+
+    def flush(self, *, holds: bool = True) -> None:
+        """Send the pending calls. With `holds`, keep back calls whose time is not known."""
+        try:
+            self._flush(holds)
+        finally:
+            self._release_cancelled()
+
+    def _flush(self, holds: bool) -> None:
+        """Send the pending calls. They leave the list only afterwards, so that an interrupted
+        thread leaves the rest to the next.
+        """
+        with self._sending:
+            self._divide_all()
+            with self._lock:
+                start = 0 if self._may_release_held() or not holds else self._held_count
+                line = self._pending[start:]
+                end = start + len(line)
+            held: list[PendingCall] = []
+            pending = still_needed(line)
+            try:
+                self._job.want_all()
+                self._release_cancelled()  # first: a task that is only dropped may run to its end
+                self._job.release_dropped()
+                if pending:
+                    pending = [call for call in pending if find_dependencies(call)]
+                    if holds:
+                        pending, held = bundling.hold_back(pending, self._slot_count())
+                    pending_parts = self._maps.divide_slow(pending)
+                    for bundle in bundling.form(pending_parts, self._slot_count()):
+                        self._try_to_send(bundle)
+            except Exception as error:
+                fail_unsent(pending, error)
+                if not isinstance(error, ClientError):
+                    raise
+            except BaseException:
+                with self._lock:
+                    self._pending = [call for call in self._pending if not call.is_sent]
+                    self._held_count = 0
+                raise
+            with self._lock:
+                self._pending[start:end] = held
+                if not self._held_count:
+                    self._held_s = time.monotonic()
+                self._held_count = start + len(held)
+            self._held_functions = {call.function for call in self._pending[: self._held_count]}
+
+    def _slot_count(self) -> int:
+        return self._slots.get(may_ask=threading.current_thread() is self._thread)
+
+    def _may_release_held(self) -> bool:
+        """Whether calls are held back whose functions' time is known by now."""
+        if not self._held_count:
+            return False
+        most = bundling.TRIALS_PER_SLOT * self._slots.last // 2
+        return time.monotonic() - self._held_s > HELD_MAX_S or any(
+            function.took_s is not None or function.trial_count <= most
+            for function in self._held_functions
+        )
+
+    def _try_to_send(self, bundle: list[PendingCall]) -> None:
+        try:
+            self._send(bundle)
+        except Exception as error:  # the futures of these calls raise it
+            fail_unsent(bundle, error)
+
+    def _send(self, bundle: list[PendingCall]) -> None:
+        job = self._job.open()
+        task = self._writer.write(bundle)
+        outputs = job.add(
+            calls.EXECUTOR, task.arguments, n_outputs=len(task.lots), needs=task.needs,
+            mentions=Mentions.OWN, name=task.name, sees_errors=task.sees_errors,
+        )  # fmt: skip
+        self.lots.dropped.extend(task.for_once)
+        self._job.to_want.extend(outputs)
+        for ref, calls_of_lot in zip(outputs, task.lots, strict=True):
+            first = calls_of_lot[0]
+            lot = Lot(self.lots, ref, raw=first.raw, is_stream=first.streams)
+            if not self._results.await_calls(lot, calls_of_lot):
+                self._cancelled.append(ref)
+            for call in calls_of_lot:
+                call.is_sent = True
+        self._job.want_all()
+
+    def _divide(
+        self, call: PendingCall, start: int, future: ClientFuture[Any], outcome: Outcome
+    ) -> None:
+        self._to_divide.append((call, start, future, outcome))
+        self._wake()  # the connection's thread must not unpack what users have packed
+
+    def _divide_all(self) -> None:
+        while self._to_divide:
+            try:
+                call, start, future, outcome = self._to_divide.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if not future.cancelled():
+                future.rest, parts = self._maps.further_parts(call, start)
+                with self._lock:
+                    self._pending += parts
+            future.settle(outcome)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Have the thread send pending calls and releases; start the thread if it does not run."""
+        if self._thread is None:
+            self._start_thread()
+        self._due.set()
+
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._thread is not None or self._ended is not None:
+                return
+            self._thread = threading.Thread(target=self._gather, name="ciel-calls", daemon=True)
+        self._thread.start()
+
+    def _gather(self) -> None:
+        while True:
+            self._due.wait(HELD_MAX_S if self._held_count else None)
+            if self._ended is not None:
+                return
+            self._over.wait(GATHERING_S)
+            self._due.clear()
+            if self._held_count and time.monotonic() - self._held_s > HELD_MAX_S:
+                for function in self._held_functions:
+                    function.note(HELD_MAX_S)
+            try:
+                self.flush()
+            except Exception:  # the futures of these calls raise it
+                continue
+
+    # --- results and cancellation -----------------------------------------------------------------
+
+    def take_settled(self) -> None:
+        """Process what the connection has received; the connection's thread calls this after each
+        delivery.
+        """
+        self._results.take_settled()
+        if self._may_release_held():
+            self._wake()
+        if self._results.awaited and (end := self._job.end) is not None:
+            self._fail_all(end)
+        if self._job.must_release:
+            self._wake()
+
+    def cancel(self, future: ClientFuture[Any]) -> None:
+        """Stop what runs only for a future that was cancelled."""
+        if (ref := self._results.cancel(future)) is not None:
+            self._cancelled.append(ref)
+            self._release_cancelled()
+
+    def _release_cancelled(self) -> None:
+        """Release the objects of cancelled calls. If another thread is sending, it does this
+        afterwards, since it may be sending just these calls.
+        """
+        while self._cancelled and self._sending.acquire(blocking=False):
+            try:
+                refs = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
+                if (job := self._job.opened) is not None:
+                    # The program may have asked for one of these again by another future.
+                    job.release([ref for ref in refs if ref.id not in self._results.awaited])
+            finally:
+                self._sending.release()
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def lose(self, error: BaseException) -> None:
+        """Fail all calls, now and later: the connection is lost for good."""
+        with self._lock:
+            self._ended = self._ended or error
+        self._over.set()
+        self._due.set()
+        self._results.end(error)
+        self._fail_unsent(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Fail all calls up to now: the job has ended."""
+        self._results.lose(error)
+        self._fail_unsent(error)
+
+    def _fail_unsent(self, error: BaseException) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, []
+            self._held_count = 0
+        fail_unsent(pending, error)
+        while self._to_divide:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                self._to_divide.popleft()[2].fail(error)
+
+    def close(self) -> None:
+        """Fail the calls that are not done. If all are done, the job ends as done."""
+        if not (self._results.awaited or self._pending or self._to_divide):
+            self._job.close()
+        self.lose(ClientClosedError())
+        self._results.close()
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def require_done(
+        self, futures: Sequence[ClientFuture[Any]], return_when: str = ALL_COMPLETED
+    ) -> None:
+        """Raise CallbackWaitError if the calling thread delivers results, and would have to wait
+        for one of these futures.
+        """
+        if not self._session.is_delivering:
+            return
+        missing = [future for future in futures if not future.done()]
+        is_enough = return_when != ALL_COMPLETED and any(
+            future.done() and (return_when == FIRST_COMPLETED or future.has_failed)
+            for future in futures
+        )
+        if missing and not is_enough:
+            raise CallbackWaitError(f"the result of {missing[0].name}")
+
+    def wait(
+        self, futures: Iterable[Any], timeout: float | None, return_when: str
+    ) -> tuple[set[Any], set[Any]]:
+        """Wait as `concurrent.futures.wait` does."""
+        listed = set(futures_in(futures))
+        for future in listed:
+            future.calls.expedite(future)
+        if timeout is None or timeout > 0:
+            self.require_done(list(listed), return_when)
+        # A future that is done is not asked for its exception, which might read a value, and wait.
+        over = {future for future in listed if future.done()}
+        is_enough = bool(over) and return_when == concurrent.futures.FIRST_COMPLETED
+        if return_when == concurrent.futures.FIRST_EXCEPTION:
+            is_enough = any(future.has_failed for future in over)
+        if is_enough:
+            return over, listed - over
+        done, waiting = concurrent.futures.wait(listed - over, timeout, return_when)
+        return over | done, waiting
+
+    def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
+        """Yield futures as they are done; raises TimeoutError."""
+        listed = futures_in(futures)
+        for future in listed:
+            future.calls.expedite(future)
+        if self._session.is_delivering and (timeout is None or timeout > 0):
+            return self._done_first(listed)
+        return concurrent.futures.as_completed(listed, timeout)
+
+    def _done_first(self, listed: list[Any]) -> Iterator[Any]:
+        """Yield the futures that are done; this thread cannot wait for more."""
+        yield from [future for future in dict.fromkeys(listed) if future.done()]
+        self.require_done(listed)
+
+
+def _itself(value: Any) -> Any:
+    return value

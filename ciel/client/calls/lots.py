@@ -1,0 +1,183 @@
+"""Output objects of calls. The outcomes of several calls are one object, a *lot*; a result is known
+by its lot and its place in it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ciel.client.calls.functions import PackedFunction
+from ciel.client.calls.pending import PendingCall
+from ciel.client.locks import Condition
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Future, Reference
+from ciel.python.contents import ERROR, Outcome
+
+
+class Lots:
+    """The lots of one client. An object has one lot, however many values refer to it: otherwise the
+    client would release the object when the first of several lots is deleted. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self.by_id: weakref.WeakValueDictionary[ObjectId, Lot] = weakref.WeakValueDictionary()
+        self.dropped: deque[Reference] = deque()
+        """Objects that nothing in this program refers to any more."""
+        self._shared: set[ObjectId] = set()
+
+    def find(self, ref: Reference, *, raw: bool) -> Lot:
+        """Return the lot of an object; add it if the object is new."""
+        return self.by_id.get(ref.id) or Lot(self, ref, raw=raw)
+
+    def share(self, object_id: ObjectId) -> None:
+        """Note that another client has sent a task that reads an object. The master may receive
+        that message after a release of ours.
+        """
+        self._shared.add(object_id)
+
+    def take_dropped(self) -> list[Reference]:
+        """Return the objects to release; each only once. A reference to an object that another
+        client reads does not say where the object is, so the master does not delete it at once.
+        """
+        dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
+        # A value that arrived meanwhile may refer to one of these again.
+        return [self._as_released(ref) for ref in dropped if ref.id not in self.by_id]
+
+    def _as_released(self, ref: Reference) -> Reference:
+        if ref.id not in self._shared:
+            return ref
+        self._shared.discard(ref.id)
+        return Future(ref.id)
+
+
+class Lot:
+    """An object that holds the outcomes of some calls, or (`raw`) the output of a program. The
+    client releases the object when the lot is deleted.
+
+    `functions`: the functions of its calls; each stands for `rows` calls. `futures`: weak
+    references to the futures that wait for the object. `call`: its only call, if that is a map that
+    may be divided. `named`: lots to which its content refers, and which must live as long.
+    """
+
+    __slots__ = (
+        "__weakref__", "_growth", "_lots", "call", "content", "functions", "futures",
+        "is_counted", "is_stream", "lock", "named", "raw", "ref", "rows",
+    )  # fmt: skip
+
+    def __init__(
+        self, lots: Lots, ref: Reference, *, raw: bool = False, is_stream: bool = False
+    ) -> None:
+        self._lots = lots
+        self.ref = ref
+        self.raw = raw
+        self.is_stream = is_stream
+        self.futures: list[weakref.ref[Any]] = []
+        self.call: PendingCall | None = None
+        self.functions: list[PackedFunction] = []
+        self.rows = 1
+        self.named: list[Lot] = []
+        self.is_counted = False
+        self.content: list[Outcome] | None = None
+        self.lock = threading.Lock()
+        self._growth = StreamLocation() if is_stream else None
+        lots.by_id[ref.id] = self
+
+    @property
+    def id(self) -> ObjectId:
+        return self.ref.id
+
+    @property
+    def exists(self) -> bool:
+        """Whether the object was produced, as far as the client knows."""
+        return not isinstance(self.ref, Future)
+
+    def count(self, outcomes: Sequence[Outcome] | None = None, *, failed: bool = False) -> None:
+        """Count its calls as done or failed, once. Without outcomes all calls end in the same
+        way.
+        """
+        if self.is_counted:
+            return
+        self.is_counted = True
+        place = 0
+        for function in self.functions:
+            if failed or (outcomes is not None and outcomes[place].kind == ERROR):
+                function.tally.failed += self.rows
+            else:
+                function.tally.done += self.rows
+            place += function.options.returns
+
+    def uncount(self) -> None:
+        """Take its calls, which nobody waits for any more, out of the tallies."""
+        self.is_counted = True
+        self.end_trial()
+        for function in self.functions:
+            function.tally.submitted -= self.rows
+
+    def take_futures(self) -> list[Any]:
+        """Return the futures that wait for the object and that the program holds, and forget
+        them.
+        """
+        known, self.futures = self.futures, []
+        return [future for found in known if (future := found()) is not None]
+
+    def grow(self, ref: Reference) -> None:
+        """Note where the object can be read while a task writes it."""
+        if self._growth is not None:
+            self._growth.note(ref)
+
+    def no_growth(self, ref: Reference) -> None:
+        """Note that the object cannot be read there any more."""
+        if self._growth is not None:
+            self._growth.forget(ref)
+
+    def await_growth(self, is_over: Callable[[], bool]) -> Reference | None:
+        """Wait until the object can be read, and return where; None if it is over before."""
+        return None if self._growth is None else self._growth.wait(is_over)
+
+    def end_growth(self) -> None:
+        """Wake the threads in `await_growth`."""
+        if self._growth is not None:
+            self._growth.wake()
+
+    def end_trial(self) -> None:
+        """Subtract its calls from the trials of their functions."""
+        for function in self.functions:
+            function.trial_count = max(0, function.trial_count - 1)
+
+    def __del__(self) -> None:
+        if not self.is_counted and self.functions:  # the program dropped it before it was produced
+            self.uncount()
+        self._lots.dropped.append(self.ref)  # a deque, since a destructor must not take a lock
+
+
+class StreamLocation:
+    """Tells readers which worker holds an object that a task still writes."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._ref: Reference | None = None
+
+    def note(self, ref: Reference) -> None:
+        with self._changed:
+            self._ref = ref
+            self._changed.notify_all()
+
+    def forget(self, ref: Reference) -> None:
+        with self._changed:
+            if self._ref is ref:
+                self._ref = None
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, is_over: Callable[[], bool]) -> Reference | None:
+        """Return the location as soon as it is known; None if it is over before."""
+        with self._changed:
+            while self._ref is None and not is_over():
+                self._changed.wait()
+            return None if is_over() else self._ref

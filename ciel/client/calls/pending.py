@@ -1,0 +1,119 @@
+"""Calls that the client has packed and not sent yet."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ciel.client.calls.functions import PackedFunction
+from ciel.python.packing import Packed
+from ciel.python.tasks import USUAL, Options
+
+
+class PendingCall:
+    """A call that waits to be sent.
+
+    `taken`: the futures in its arguments. `futures`: weak references to the futures of its results;
+    a call is not sent if the program holds none of them. `is_sent`: it was sent, or never will be.
+    `is_divisible`: a map whose rows may be sent in several tasks. `rows`: how many calls it stands
+    for; `rows_of_map`: how many rows all tasks of its map have together. `local`: the pending calls
+    whose results it takes; `outside`: other objects that it needs and that do not exist yet.
+    """
+
+    __slots__ = (
+        "arguments", "call_s", "function", "futures", "has_cancelled", "is_divisible", "is_held",
+        "is_map", "is_sent", "is_usual", "local", "lot", "may_wait", "options", "outside", "place",
+        "raw", "rows", "rows_of_map", "size_bytes", "taken",
+    )  # fmt: skip
+
+    def __init__(
+        self, function: PackedFunction, options: Options, arguments: Packed, taken: list[Any]
+    ) -> None:
+        self.function = function
+        self.options = options
+        self.arguments = arguments
+        self.taken: Sequence[Any] = taken or ()  # thousands of empty lists cost a collection
+        self.is_sent = self.is_held = self.is_divisible = False
+        self.is_map = self.raw = self.has_cancelled = False
+        self.rows = self.rows_of_map = 1
+        self.futures: list[weakref.ref[Any]] = []
+        self.size_bytes = len(arguments.head)
+        self.is_usual = options is USUAL and not function.streams
+        self.may_wait = self.is_usual and not arguments.buffers
+        self.call_s: float | None = None
+        self.local: Sequence[PendingCall] = ()
+        self.outside: frozenset[str] = frozenset()
+        self.lot = self.place = -1
+
+    @property
+    def streams(self) -> bool:
+        """Whether each item that the function yields is sent at once. The items of a call in a map
+        are one result.
+        """
+        return self.function.streams and not self.is_map
+
+    def is_dropped(self) -> bool:
+        """Whether the program has dropped or cancelled all futures of the call."""
+        for known in self.futures:
+            future = known()
+            if future is not None and not future.is_cancelled:
+                return False
+        return True
+
+
+def still_needed(line: list[PendingCall]) -> list[PendingCall]:
+    """Return the calls whose results the program or another call of the list needs. Mark all other
+    calls as never sent.
+    """
+    if not any(call.is_dropped() for call in line):
+        return line
+    found: list[PendingCall] = []
+    needed: set[PendingCall | None] = set()
+    for call in reversed(line):  # a call that takes a result is behind the call that produces it
+        is_dropped = call.is_dropped()
+        if is_dropped and call not in needed:
+            call.is_sent = True
+            if not call.has_cancelled:  # `cancel` has subtracted it already
+                call.function.tally.submitted -= call.rows
+            for known in call.futures:
+                if (future := known()) is not None:
+                    future.never_sent()
+            continue
+        if is_dropped and call.has_cancelled:
+            call.function.tally.submitted += call.rows  # it runs after all
+        found.append(call)
+        needed.update([future.pending_call for future in call.taken])
+    found.reverse()
+    return found
+
+
+def fail_unsent(calls: Iterable[PendingCall], error: BaseException) -> None:
+    """Fail the futures of calls that cannot be sent."""
+    for call in calls:
+        call.is_sent = True
+        for known in call.futures:
+            future = known()
+            if future is not None and future.lot is None:
+                future.fail(error)
+
+
+def find_dependencies(call: PendingCall) -> bool:
+    """Note which of the results that a call takes do not exist yet; fail the call and return False
+    if one of them never will.
+    """
+    call.call_s = call.function.took_s
+    if not call.taken:
+        return True
+    local, outside = [], set()
+    for future in call.taken:
+        other = future.pending_call
+        if other is not None:
+            local.append(other)
+        elif future.lot is None:
+            fail_unsent([call], future.unsent_error())
+            return False
+        elif not future.lot.exists:
+            outside.add(str(future.lot.id))
+    call.local, call.outside = local, frozenset(outside)
+    return True

@@ -1,0 +1,447 @@
+"""A connection to the master: a session with a blocking API, which one thread serves.
+
+Only that thread reads. It reads even while it cannot write, so that two full buffers never wait for
+each other. It sends queued messages, many in a frame, and heartbeats. A caller that queues many
+messages also sends them, as far as that does not block: for the thread to send them, the
+interpreter's lock would have to change hands, and a busy caller gives it up only every 5 ms.
+
+If the connection is lost, the thread connects again, and the session continues. Both sides keep
+messages until the other side has confirmed them, and send unconfirmed ones again. So each message
+arrives exactly once. The same repairs a connection that Ctrl-C has interrupted (see `_torn`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ciel.access.keys import Key, Role
+from ciel.client.connection.dialing import READ_BYTES, Dialer, Line
+from ciel.client.errors import (
+    AccessRefusedError,
+    ClientClosedError,
+    ClientError,
+    ConnectionLostError,
+    ForkedError,
+    NoMasterError,
+)
+from ciel.client.forks import register_fork
+from ciel.client.locks import Changes
+from ciel.core.events import (
+    CLIENT_GRACE_S,
+    HEARTBEAT_INTERVAL_S,
+    Heartbeat,
+    Message,
+    Received,
+)
+from ciel.wire.errors import WireError
+from ciel.wire.frames import Record, encode_frames, estimate_sizes
+from ciel.wire.limits import HELLO_TIMEOUT_S
+from ciel.wire.messages import TO_CLIENT, decode_all, encode, encode_all
+
+SILENT_MAX_S: Final = 15.0
+"""After this time without a message the connection counts as lost. It is five times the limit of
+other peers, since the job itself may keep this host busy."""
+
+RECONNECT_S = CLIENT_GRACE_S
+"""How long the client tries to reconnect; after that the master cancels its jobs."""
+OUTAGE_MAX_S = 60.0
+"""How long the client tries to reconnect if nothing answers, not even with a refusal. In this case
+the master receives nothing either, and keeps the jobs for as long."""
+
+_QUEUED_MAX_BYTES = 1 << 20  # thousands of tasks: the garbage collector visits all of them
+_FRAME_BYTES = 256 << 10  # about, in a frame: the master serves no other peer while it reads one
+_FRAME_RECORDS = 1024
+_SEND_RECORDS = 128  # with so many queued records the caller sends them
+_TRIAL_BYTES = 1 << 20  # a larger message is encoded before it is queued: it may be too large
+_FAREWELL_S = 2.0
+_CONFIRM_EVERY = 256  # received messages; fewer are confirmed by the next heartbeat
+_DIAL_S = 2.0  # for one attempt to reconnect: `close` waits for it
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5  # between attempts
+
+Deliver = Callable[[list[Message]], None]
+OnLost = Callable[[ClientError], None]
+Queued = tuple[Record, int]
+
+
+class Connection:
+    """An open session. Its thread calls `deliver` with received messages, and `on_lost` at most
+    once. For a heartbeat, which arrives each second if nothing else does, the list is empty.
+
+    Thread-safe, in the process that opened it. `is_hopeless` returns, after the connection was
+    lost, whether the master has ended for good.
+    """
+
+    def __init__(self, dialer: Dialer, line: Line, is_hopeless: Callable[[], bool]) -> None:
+        """Serve an open session; use `open_connection`."""
+        self.address = dialer.address
+        self.read_interval_s = 0.0
+        """How long the thread may leave messages unread; to wake for each one costs 0.1 ms."""
+        self._dialer = dialer
+        self._channel, self._session, self._early = line
+        self._is_hopeless = is_hopeless
+        self._pid = os.getpid()
+        self._changed = Changes()
+        self._queue: deque[Queued] = deque()  # with the estimated size on the wire
+        self._queued_bytes = 0
+        self._kept: deque[Queued] = deque()  # sent and not confirmed
+        self._torn: list[Queued] | None = None
+        """Records that a thread moves from `_queue` to `_kept` and sends. If it is not None while
+        the lock is free, nothing can be sent: the connection is lost, or the thread was interrupted
+        and it is not known how much it has sent."""
+        self._unsent = memoryview(b"")  # the rest of a frame that the socket did not accept
+        self._moved_s = time.monotonic()  # the time of the last send
+        self._confirmed = 0  # messages that the master has confirmed
+        self._received = 0
+        self._acknowledged = 0  # received messages that this side has confirmed
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing = False
+        self._ended: ClientError | None = None
+        self._thread = threading.Thread(target=self._run, name="ciel-connection", daemon=True)
+        register_fork(self)
+
+    def start(self, deliver: Deliver, on_lost: OnLost) -> None:
+        """Start the thread."""
+        self._deliver = deliver
+        self._on_lost = on_lost
+        self._thread.start()
+
+    def send(self, *messages: Message) -> None:
+        """Queue messages; waits while the queue is full.
+
+        Raises ConnectionLostError, ClientClosedError, ForkedError, and EncodeError or
+        RecordTooLargeError for a message that cannot be sent; in that case none is sent.
+        """
+        records = encode_all(messages)
+        sizes = estimate_sizes(records)
+        size_bytes = sum(sizes)
+        if size_bytes > _TRIAL_BYTES:
+            encode_frames(records)
+        while True:
+            with self._changed:
+                self._require_open()
+                if self._queued_bytes < _QUEUED_MAX_BYTES:
+                    if not self._queue or self._torn is not None:
+                        self._wake()
+                    self._queue.extend(zip(records, sizes, strict=True))
+                    self._queued_bytes += size_bytes
+                    if len(self._queue) >= _SEND_RECORDS and self._torn is None:
+                        self._push()
+                    return
+                room = self._changed.news()
+            room.acquire()
+
+    def close(self) -> None:
+        """Send queued messages, for two seconds at most, and close the connection."""
+        if os.getpid() != self._pid:
+            return  # a forked child has no such thread, and its parent uses the socket
+        with self._changed:
+            self._closing = True
+            self._moved_s = time.monotonic()  # a master that does not read gets two seconds
+            self._wake()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def forked(self) -> None:
+        """Close the socket of this copy in a forked child: otherwise the master would not notice
+        the end of the parent.
+        """
+        self._ended = ForkedError(self._pid, os.getpid())
+        self._channel.close()
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
+    def _require_open(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+        if self._closing:
+            raise ClientClosedError
+
+    def _wake(self) -> None:
+        """Wake the thread; the caller holds the lock, under which the descriptor is closed."""
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        # A signal that this thread receives would not interrupt the main thread.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        end: ClientError = ClientClosedError()
+        try:
+            while not self._is_served():
+                pass
+            self._say_farewell()
+        except ClientError as error:
+            end = error
+        except (OSError, WireError) as error:
+            end = ConnectionLostError(self.address, str(error))
+        except BaseException as error:  # after a bug callers must not wait for ever
+            end = ConnectionLostError(self.address, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            with self._changed:
+                self._ended = end
+                self._changed.notify_all()
+                os.close(self._wake_fd)
+                self._wake_fd = -1
+            self._channel.close()
+            if not isinstance(end, ClientClosedError):
+                self._on_lost(end)
+
+    def _is_served(self) -> bool:
+        """Serve until `close`, and return True; reconnect after a loss, and return False."""
+        try:
+            self._serve()
+            return True
+        except OSError as error:
+            loss = ConnectionLostError(self.address, error.strerror or str(error))
+        except ConnectionLostError as error:
+            loss = error
+        with self._changed:
+            self._torn = self._torn or []
+            self._channel.close()
+        if not self._dialer.can_resume:
+            raise loss
+        self._reconnect(loss)
+        return False
+
+    def _serve(self) -> None:
+        """Send and receive until `close` and all is sent, or until the connection is lost."""
+        early, self._early = self._early, []
+        self._hand_over(early)
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        heard_s = time.monotonic()
+        read_bytes = 0
+        while True:
+            with self._changed:
+                if self._torn is not None:
+                    reason = "a thread of this program was interrupted while it sent"
+                    raise ConnectionLostError(self.address, reason)
+                self._push(*self._signs())
+                unsent = bool(self._unsent)
+                if self._closing and not unsent and not self._queue:
+                    return
+            pause_s = heard_s + self.read_interval_s - time.monotonic()
+            if pause_s > 0 and read_bytes < READ_BYTES:
+                poll.register(self._channel, select.POLLOUT if unsent else 0)
+                wait_s = min(pause_s, self._wait_s(unsent))
+            else:
+                poll.register(self._channel, select.POLLIN | (select.POLLOUT if unsent else 0))
+                wait_s = self._wait_s(unsent)
+            for fd, _ in poll.poll(wait_s * 1000):
+                if fd == self._wake_fd:
+                    os.eventfd_read(self._wake_fd)
+                elif size_bytes := self._read():
+                    heard_s = time.monotonic()
+                    read_bytes = size_bytes
+            if time.monotonic() - heard_s > SILENT_MAX_S:
+                raise ConnectionLostError(self.address, f"it was silent for {SILENT_MAX_S:g} s")
+            if self._closing and time.monotonic() - self._moved_s > _FAREWELL_S:
+                return
+
+    def _wait_s(self, unsent: bool) -> float:
+        """Return the longest time to wait for the socket."""
+        if unsent:
+            return _FAREWELL_S if self._closing else HEARTBEAT_INTERVAL_S
+        if self._queue:
+            return 0.0
+        return max(0.0, self._moved_s + HEARTBEAT_INTERVAL_S - time.monotonic())
+
+    def _signs(self) -> list[Record]:
+        """Return a confirmation of received messages, or a heartbeat, if one is due. Neither counts
+        as a message.
+        """
+        if self._unsent:
+            return []
+        unconfirmed = self._received - self._acknowledged if self._dialer.can_resume else 0
+        is_idle = not self._queue and time.monotonic() - self._moved_s >= HEARTBEAT_INTERVAL_S
+        if unconfirmed >= _CONFIRM_EVERY or (unconfirmed and is_idle):
+            self._acknowledged = self._received
+            return [encode(Received(self._received))]
+        return [encode(Heartbeat())] if is_idle else []
+
+    def _push(self, *signs: Record) -> None:
+        """Send a frame of queued records, as far as the socket accepts it; the caller holds the
+        lock.
+
+        `signs` are sent first, if no frame is unfinished. Raises OSError only in the thread; other
+        threads leave the error to it.
+        """
+        self._torn = []
+        if not self._unsent:
+            batch: list[Queued] = []
+            size_bytes = 0
+            for item in self._queue:
+                if len(batch) == _FRAME_RECORDS or size_bytes >= _FRAME_BYTES:
+                    break
+                batch.append(item)
+                size_bytes += item[1]
+            if not batch and not signs:
+                self._torn = None
+                return
+            self._torn = batch
+            if self._dialer.can_resume:
+                self._kept.extend(batch)
+            for _ in batch:
+                self._queue.popleft()
+            self._queued_bytes = self._queued_bytes - size_bytes if self._queue else 0
+            self._changed.notify_all()
+            self._unsent = memoryview(self._session.send([*signs, *[item[0] for item in batch]]))
+        try:
+            sent_bytes = self._channel.send(self._unsent, socket.MSG_NOSIGNAL)
+            self._unsent = self._unsent[sent_bytes:]
+            self._moved_s = time.monotonic()
+        except BlockingIOError:
+            pass
+        except OSError:
+            if threading.current_thread() is self._thread:
+                raise
+        self._torn = None
+
+    def _read(self) -> int:
+        """Read and deliver messages; return the number of bytes."""
+        try:
+            data = self._channel.recv(READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            raise ConnectionLostError(self.address, "it closed the connection")
+        self._hand_over(self._session.receive(data))
+        return len(data)
+
+    def _hand_over(self, records: Sequence[Record]) -> None:
+        messages = []
+        for message in decode_all(records, TO_CLIENT):
+            if type(message) is Received:
+                self._take_confirmation(message.total)
+            else:
+                messages.append(message)
+        self._received += len(messages)
+        self._deliver(messages)
+
+    def _take_confirmation(self, count: int) -> None:
+        with self._changed:
+            if self._torn is not None:
+                return  # the next connection begins with a confirmation
+            if not self._confirmed <= count <= self._confirmed + len(self._kept):
+                raise WireError(f"it confirms {count} messages, which is impossible")
+            for _ in range(count - self._confirmed):
+                self._kept.popleft()
+            self._confirmed = count
+
+    def _say_farewell(self) -> None:
+        """Shut down the sending side, and read until the master closes: closing a socket with
+        unread data would discard data that the master has not read.
+        """
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
+            self._channel.setblocking(True)
+            deadline_s = time.monotonic() + _FAREWELL_S
+            while (remaining_s := deadline_s - time.monotonic()) > 0:
+                self._channel.settimeout(remaining_s)
+                if not self._channel.recv(READ_BYTES):
+                    return
+
+    # --- reconnecting -----------------------------------------------------------------------------
+
+    def _reconnect(self, loss: ConnectionLostError) -> None:
+        """Continue the session over another connection. Raises `loss` with the reason if that fails
+        in time, and ClientClosedError.
+        """
+        started_s, patience_s = time.monotonic(), RECONNECT_S
+        pause_s, reason = _PAUSE_MIN_S, ""
+        while not self._is_hopeless():
+            self._require_use()
+            left_s = started_s + patience_s - time.monotonic()
+            if left_s <= 0:
+                reason = f"; it could not be reached again within {patience_s:g} s: {reason}"
+                break
+            try:
+                line = self._dialer.dial(min(_DIAL_S, max(left_s, _PAUSE_MAX_S)), self._received)
+            except AccessRefusedError as error:
+                reason = f"; it refused to resume the session: {error.reason}"
+                break
+            except NoMasterError as error:
+                reason = error.reason
+                patience_s = OUTAGE_MAX_S if error.is_silent else RECONNECT_S
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            else:
+                self._resume(line)
+                return
+        else:
+            reason = reason and f"; {reason}"
+        raise ConnectionLostError(self.address, f"{loss.reason}{reason}")
+
+    def _require_use(self) -> None:
+        """Raise ClientClosedError if the connection is closed and has nothing to send."""
+        with self._changed:
+            is_late = time.monotonic() - self._moved_s > _FAREWELL_S
+            if self._closing and (is_late or not (self._queue or self._kept)):
+                raise ClientClosedError
+
+    def _pause(self, pause_s: float) -> None:
+        """Wait before another attempt."""
+        until_s = time.monotonic() + pause_s
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        while (left_s := until_s - time.monotonic()) > 0:
+            if poll.poll(left_s * 1000):
+                os.eventfd_read(self._wake_fd)
+            self._require_use()
+
+    def _resume(self, line: Line) -> None:
+        """Send all messages again that the master does not confirm, over another connection."""
+        with self._changed:
+            torn, self._torn = self._torn, None
+            ids = {id(item) for item in torn or ()}
+            while self._kept and id(self._kept[-1]) in ids:
+                self._kept.pop()
+            while self._queue and id(self._queue[0]) in ids:
+                self._queue.popleft()
+            self._kept.extend(torn or ())  # now each is in exactly one of the lists
+            self._hand_over([line.early.pop(0)])  # how many of ours the master has
+            self._queue.extendleft(reversed(self._kept))
+            self._queued_bytes = sum(size_bytes for _, size_bytes in self._queue)
+            self._kept.clear()
+            self._channel, self._session, self._early = line
+            self._unsent = memoryview(b"")
+            self._acknowledged = self._received
+            self._moved_s = time.monotonic()
+
+
+def open_connection(
+    address: str,
+    key: Key,
+    deliver: Deliver,
+    on_lost: OnLost,
+    *,
+    role: Role = Role.SUBMIT,
+    cluster_id: str = "",
+    about: Mapping[str, Any] | None = None,
+    timeout_s: float = HELLO_TIMEOUT_S,
+    is_hopeless: Callable[[], bool] = lambda: False,
+) -> Connection:
+    """Connect to `HOST:PORT`, `unix:@NAME` or `unix:PATH`, and prove our key.
+
+    Raises NoMasterError, NotAMasterError, AccessRefusedError; within about `timeout_s`.
+    """
+    dialer = Dialer(address, key, role, cluster_id, about)
+    connection = Connection(dialer, dialer.dial(timeout_s), is_hopeless)
+    try:
+        connection.start(deliver, on_lost)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

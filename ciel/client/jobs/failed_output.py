@@ -1,0 +1,61 @@
+"""Reads the standard output of failed programs. A failure has the first 4 KiB of it, and names the
+worker that retains the rest.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, NamedTuple
+
+from ciel.client.data.logs import read_kept
+from ciel.client.errors import OutputGoneError
+from ciel.core.refs import Failure
+
+if TYPE_CHECKING:
+    from ciel.client.jobs.client import JobClient
+
+_NOT_ITS_OWN = ("DEPENDENCY_FAILED", "CANCELLED")
+
+
+class Printed(NamedTuple):
+    """The output that could be read, and a sentence about the rest, if there is any."""
+
+    content: bytes = b""
+    missing: str = ""
+
+
+def printed_before(client: JobClient, failure: Failure) -> Printed:
+    """Return the standard output of a program that failed."""
+    details = _details(failure)
+    if "stdout" not in details or failure.reason in _NOT_ITS_OWN:
+        return Printed()
+    try:
+        content = base64.b64decode(details["stdout"], validate=True)
+        size_bytes = int(details["stdout_bytes"])
+    except (KeyError, TypeError, ValueError):
+        return Printed()
+    netloc, _, name = details.get("stdout_at", "").partition(" ")
+    if not name:
+        return Printed(content)
+    why = "only its beginning is kept"
+    try:
+        content = b"".join(read_kept(netloc, name, client.location.key))
+    except OutputGoneError as error:
+        why = str(error)
+    missing_bytes = size_bytes - len(content)
+    missing = f"{missing_bytes} bytes of its output are missing: {why}"
+    return Printed(content, missing if missing_bytes > 0 else "")
+
+
+def exit_of(failure: Failure) -> tuple[str, str]:
+    """Return the exit status of a failed task's program, and the name of the signal that ended it.
+    Both are empty if they are not known, or if the program never ran.
+    """
+    if failure.reason in _NOT_ITS_OWN:
+        return "", ""
+    details = _details(failure)
+    return details.get("exit_status", ""), details.get("signal", "")
+
+
+def _details(failure: Failure) -> dict[str, str]:
+    return failure.details if isinstance(failure.details, dict) else {}

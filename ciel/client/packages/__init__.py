@@ -1,0 +1,1 @@
+"""Package files: jobs that are written down as JSON."""

@@ -1,0 +1,1 @@
+"""Views for people: progress, timelines, and explanations of what a task waits for."""
