@@ -17,7 +17,6 @@ LARGER_PACKAGES = {
     "ciel.cli": 63,
     "ciel.client": 40,
     "ciel.core": 33,
-    "ciel.executors.programs": 27,
     "ciel.master.state": 22,
     "ciel.skywriting": 28,
     "ciel.testing": 48,
@@ -29,8 +28,9 @@ IN_CIRCLES = {
     "ciel.client": "api attached bundling calling client connection dialing executor explaining "
     "functions futures in_task jobs mapping progress results trace",
     "ciel.core": "any_inputs childless fixed graph redelegation streams undeclared_outputs",
-    "ciel.executors.programs": "python python_async python_bundle python_clock python_evaluator "
-    "python_generators python_sending python_sharing",
+    "ciel.executors.programs.python": "bundle program",
+    "ciel.executors.programs.python.evaluation": "coroutines evaluator generators share_timer "
+    "sharing submission",
     "ciel.python": "calls captured futures packing pickling sessions tasks",
     "ciel.scc": "objects store",
     "ciel.skywriting": "arguments builtins code expressions host modern names operators results "

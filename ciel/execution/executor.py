@@ -65,7 +65,7 @@ class Program:
     inputs that are better read where it runs than anywhere else, once it has. `delay_s`: how long
     waits before its start. `chunk_bytes`: what grows is fed in pieces of that size, but for the
     last. `traces`: it is logged when it had to wait for what grows. `parent`: the program that
-    forks such programs, as `executors.programs.python_parent` does; only for those that talk.
+    forks such programs, as `executors.programs.python.fork_server` does; only for those that talk.
 
     `cwd`: the working directory, an absolute path; "": the scratch directory. `env`: None unsets a
     variable. `executables`: those of `files` that may be executed; they are copies.

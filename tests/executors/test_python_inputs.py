@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from ciel.executors.programs import python_inputs
-from ciel.executors.programs.python_inputs import Kept, Stored
+from ciel.executors.programs.python.objects import inputs
+from ciel.executors.programs.python.objects.inputs import Kept, Stored
 
 
 def stored(size_bytes: int) -> Stored:
@@ -18,7 +18,7 @@ def stored(size_bytes: int) -> Stored:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.setattr(python_inputs, "KEPT_MAX_BYTES", 100)
+    monkeypatch.setattr(inputs, "KEPT_MAX_BYTES", 100)
     return Kept()
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ciel.python.contents import Outcome, Times, encode
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python_channel import Channel
-    from ciel.executors.programs.python_drafts import Drafts
+    from ciel.executors.programs.python.channel import Channel
+    from ciel.executors.programs.python.objects.output_arrays import Drafts
     from ciel.python.packing import Buffer
 
 TOLD_MAX_BYTES = 64 << 10
@@ -50,7 +50,7 @@ class Outputs:
 
     def array(self, shape: Any, dtype: Any) -> Any:
         """Return an array that lies where the only lot is to be written."""
-        from ciel.executors.programs.python_drafts import Drafts
+        from ciel.executors.programs.python.objects.output_arrays import Drafts
 
         if self.drafts is None:
             self.drafts = Drafts(self._channel, self._numbers[0])

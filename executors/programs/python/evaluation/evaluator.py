@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from threading import get_ident, local
 from typing import TYPE_CHECKING, Any
 
-from ciel.executors.programs.python_functions import Copied, is_apart
+from ciel.executors.programs.python.functions import Copied, is_apart
 from ciel.python.calls import Mapped
 from ciel.python.contents import ERROR, MOVED
 from ciel.python.inside import (
@@ -36,8 +36,8 @@ from ciel.python.packing import Buffer, UnpackedError, unpack
 from ciel.python.tasks import Options, Task
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python_async import Looping
-    from ciel.executors.programs.python_sharing import Sharing
+    from ciel.executors.programs.python.evaluation.coroutines import Looping
+    from ciel.executors.programs.python.evaluation.sharing import Sharing
 
 NESTED_MAX = 100
 """Calls that wait in `result()` above each other; what one more needs runs elsewhere."""
@@ -122,7 +122,7 @@ class Evaluator:
         return work.state is DONE or (work.state is AWAY and self.sharing.look((work,)))
 
     def awaited(self, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:
-        from ciel.executors.programs.python_async import awaited
+        from ciel.executors.programs.python.evaluation.coroutines import awaited
 
         return awaited(self, future)
 
@@ -143,7 +143,7 @@ class Evaluator:
 
     def looping(self) -> Looping:
         """Return the loop in which a coroutine is to run that begins now."""
-        from ciel.executors.programs.python_async import Looping
+        from ciel.executors.programs.python.evaluation.coroutines import Looping
 
         if self._home is not None and type(self._home) is not dict:
             return self.looping_now()
@@ -160,7 +160,7 @@ class Evaluator:
         return next((looping for looping in self._loopings if looping.loop is loop), None)
 
     def _home_of_coroutine(self) -> Any:
-        from ciel.executors.programs.python_async import home
+        from ciel.executors.programs.python.evaluation.coroutines import home
 
         found = home.get()
         if found is None:
@@ -320,11 +320,11 @@ class Evaluator:
         if kind is TaskFuture and returns == 1:
             work.forward = value
         elif kind is types.GeneratorType:
-            from ciel.executors.programs.python_generators import Generating
+            from ciel.executors.programs.python.evaluation.generators import Generating
 
             work.step = Generating(value, put)
         elif kind is types.CoroutineType or kind is types.AsyncGeneratorType:
-            from ciel.executors.programs.python_async import Asynchronous
+            from ciel.executors.programs.python.evaluation.coroutines import Asynchronous
 
             work.step = Asynchronous(self, work, value, put)
         else:

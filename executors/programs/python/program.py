@@ -8,14 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ciel.executors.programs.python_bundle import Run
-from ciel.executors.programs.python_channel import Channel, connect
-from ciel.executors.programs.python_clock import Clock
-from ciel.executors.programs.python_functions import Functions, Loaded
-from ciel.executors.programs.python_inputs import Kept
-from ciel.executors.programs.python_processes import let_processes_have_code
-from ciel.executors.programs.python_surroundings import Surroundings, WrongDirectoryError
-from ciel.executors.programs.python_traces import Modules, Traces
+from ciel.executors.programs.python.bundle import Run
+from ciel.executors.programs.python.channel import Channel, connect
+from ciel.executors.programs.python.evaluation.share_timer import Clock
+from ciel.executors.programs.python.functions import Functions, Loaded
+from ciel.executors.programs.python.leaks import Modules, Traces
+from ciel.executors.programs.python.multiprocessing_patch import let_processes_have_code
+from ciel.executors.programs.python.objects.inputs import Kept
+from ciel.executors.programs.python.process_state import Surroundings, WrongDirectoryError
 from ciel.python.calls import Function
 from ciel.python.packing import UnpackedError
 

@@ -4,7 +4,7 @@ tasks says why, in one line for each of them. Nothing here needs more than Pytho
 
 import sys
 
-_PROGRAM = "ciel.executors.programs.python"
+_PROGRAM = "ciel.executors.programs.python.program"
 _OLDEST = (3, 11)
 """What ciel needs: its `requires-python`."""
 
@@ -82,9 +82,9 @@ def _start() -> None:
     if sys.argv[2:] == ["--preloaded"]:
         if why is not None:
             raise SystemExit(why)
-        from ciel.executors.programs import python_parent
+        from ciel.executors.programs.python import fork_server
 
-        python_parent.serve()
+        fork_server.serve()
     if why is None:
         sys.modules[_PROGRAM].main()
     else:

@@ -11,8 +11,8 @@ from ciel.python.inside import Items
 from ciel.python.packing import UnpackedError, pack, unpack
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python_channel import Channel
-    from ciel.executors.programs.python_outputs import Outputs
+    from ciel.executors.programs.python.channel import Channel
+    from ciel.executors.programs.python.objects.outputs import Outputs
 
 READ_BYTES = 64 << 10
 

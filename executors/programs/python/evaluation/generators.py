@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ciel.python.inside import Items, TaskFuture, Work
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python_evaluator import Evaluator
+    from ciel.executors.programs.python.evaluation.evaluator import Evaluator
 
 
 class Generating:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ciel.executors.programs.python_outputs import encoded
+from ciel.executors.programs.python.objects.outputs import encoded
 from ciel.python.calls import Bundle, Call, Function, Use, pack_bundle
 
 RETRIES_OF_LOTS = 2

@@ -14,8 +14,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from ciel.core.tasks import TIMEOUT_MAX_S
-from ciel.executors.programs.python_functions import Functions
-from ciel.executors.programs.python_sending import Sending, item_of
+from ciel.executors.programs.python.evaluation.submission import Sending, item_of
+from ciel.executors.programs.python.functions import Functions
 from ciel.python.contents import ERROR
 from ciel.python.inside import (
     AWAY,
@@ -31,11 +31,11 @@ from ciel.python.inside import (
 )
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python_channel import Channel
-    from ciel.executors.programs.python_clock import Clock
-    from ciel.executors.programs.python_evaluator import Evaluator
-    from ciel.executors.programs.python_inputs import Inputs
-    from ciel.executors.programs.python_outputs import Outputs
+    from ciel.executors.programs.python.channel import Channel
+    from ciel.executors.programs.python.evaluation.evaluator import Evaluator
+    from ciel.executors.programs.python.evaluation.share_timer import Clock
+    from ciel.executors.programs.python.objects.inputs import Inputs
+    from ciel.executors.programs.python.objects.outputs import Outputs
     from ciel.python.packing import Buffer
 
 AWAY_MAX = 64
@@ -311,12 +311,12 @@ class Sharing:
     def _learn(self, work: Work, array: list[Any]) -> None:
         """Take in what became of a work that others do, if that is known."""
         if array[0] == "err":
-            from ciel.executors.programs.python_inputs import failed
+            from ciel.executors.programs.python.objects.inputs import failed
 
             results = [Result(ERROR, failed(array).packed.head)] * work.options.returns
         elif array[0] in ("val", "c2", "<3"):
             if work.is_stream:
-                from ciel.executors.programs.python_streams import all_items
+                from ciel.executors.programs.python.objects.streams import all_items
 
                 results = [result_of(all_items(self._channel, work.array or array))]
             elif work.is_raw:

@@ -14,12 +14,12 @@ from contextlib import suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ciel.executors.programs.python_maps import copied_on_write, mapped
+from ciel.executors.programs.python.objects.mappings import copied_on_write, mapped
 from ciel.python.contents import ERROR, MOVED, Contents, Outcome, decode
 from ciel.python.packing import Buffer
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python_channel import Channel
+    from ciel.executors.programs.python.channel import Channel
 
 MAPPED_MIN_BYTES = 64 << 10
 """What is smaller is read: that is quicker than mapping it."""

@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ciel.executors.programs.python_maps import mapped
+from ciel.executors.programs.python.objects.mappings import mapped
 from ciel.python.contents import ALIGNMENT_BYTES, HEADER, MAGIC, Outcome, index_of
 
 if TYPE_CHECKING:
     import numpy
 
-    from ciel.executors.programs.python_channel import Channel
+    from ciel.executors.programs.python.channel import Channel
 
 PAGE_BYTES = 4096
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from ciel.executors.programs.python_evaluator import shorten
+from ciel.executors.programs.python.evaluation.evaluator import shorten
 from ciel.python.inside import AWAY, DONE, HELD, RUNNING, Items, TaskFuture, Work
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python_evaluator import Evaluator
+    from ciel.executors.programs.python.evaluation.evaluator import Evaluator
 
 LOOK_FIRST_S, LOOK_MAX_S = 0.005, 0.25
 """How often it looks what others have done, while something else of the loop waits, too."""

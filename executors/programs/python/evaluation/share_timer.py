@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python_sharing import Sharing
+    from ciel.executors.programs.python.evaluation.sharing import Sharing
 
 SHARE_AFTER_S = 0.01
 """So long a task runs before it shares, and so often it does."""

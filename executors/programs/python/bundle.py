@@ -11,12 +11,12 @@ from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ciel.executors.programs.python_evaluator import Evaluator, each_its_own
-from ciel.executors.programs.python_functions import Loaded, is_apart
-from ciel.executors.programs.python_inputs import Inputs
-from ciel.executors.programs.python_lots import told_of
-from ciel.executors.programs.python_outputs import Outputs
-from ciel.executors.programs.python_sharing import Sharing
+from ciel.executors.programs.python.batches import told_of
+from ciel.executors.programs.python.evaluation.evaluator import Evaluator, each_its_own
+from ciel.executors.programs.python.evaluation.sharing import Sharing
+from ciel.executors.programs.python.functions import Loaded, is_apart
+from ciel.executors.programs.python.objects.inputs import Inputs
+from ciel.executors.programs.python.objects.outputs import Outputs
 from ciel.python import sessions
 from ciel.python.calls import AS_PATH, AS_STREAM, Bundle, Call, Function, Mapped, Use, unpack_bundle
 from ciel.python.contents import CUT, ERROR, MOVED, VALUE, Outcome, Times
@@ -34,7 +34,7 @@ from ciel.python.rows import each_with_its_own
 from ciel.python.tasks import Options
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python import Program
+    from ciel.executors.programs.python.program import Program
 
 T = TypeVar("T")
 _NO_OPTIONS = Options()
@@ -189,7 +189,7 @@ class Run:
 
     def _run_stream(self, call: Call) -> bytes | None:
         """Run a call whose items are read meanwhile; return what it raised."""
-        from ciel.executors.programs.python_streams import Writing
+        from ciel.executors.programs.python.objects.streams import Writing
 
         writing = Writing(self._channel, self._outputs)
         work = self._work(call)
@@ -431,7 +431,7 @@ class Run:
         if use.how == AS_STREAM and use.input >= 0:
             array = self._inputs.arrays[use.input]
             if array[0] != "err":
-                from ciel.executors.programs.python_streams import items_of
+                from ciel.executors.programs.python.objects.streams import items_of
 
                 return items_of(self._channel, array)
         if use.input < 0:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ciel.core.tasks import Needs
-from ciel.executors.programs.python_outputs import encoded
+from ciel.executors.programs.python.objects.outputs import encoded
 from ciel.python.calls import (
     AS_STREAM,
     AS_VALUE,
@@ -25,10 +25,10 @@ from ciel.python.packing import Packed, pack_with_futures
 from ciel.python.tasks import Task
 
 if TYPE_CHECKING:
-    from ciel.executors.programs.python_channel import Channel
-    from ciel.executors.programs.python_functions import Functions
-    from ciel.executors.programs.python_outputs import Outputs
-    from ciel.executors.programs.python_sharing import Sharing
+    from ciel.executors.programs.python.channel import Channel
+    from ciel.executors.programs.python.evaluation.sharing import Sharing
+    from ciel.executors.programs.python.functions import Functions
+    from ciel.executors.programs.python.objects.outputs import Outputs
 
 ALONE_MIN_BYTES = 64 << 10
 """Arguments of this size become an object of their own."""
