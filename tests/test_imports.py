@@ -25,13 +25,12 @@ LARGER_PACKAGES = {
 """How many modules these have beside their sub-packages."""
 IN_CIRCLES = {
     "ciel": "",
-    "ciel.client": "api attached bundling calling client connection dialing executor explaining "
+    "ciel.client": "api attached calling client connection dialing executor explaining "
     "functions futures in_task jobs mapping progress results trace",
     "ciel.core": "any_inputs childless fixed graph redelegation streams undeclared_outputs",
     "ciel.executors.programs.python": "bundle program",
     "ciel.executors.programs.python.evaluation": "coroutines evaluator generators share_timer "
     "sharing submission",
-    "ciel.python": "calls captured futures packing pickling sessions tasks",
     "ciel.scc": "objects store",
     "ciel.skywriting": "arguments builtins code expressions host modern names operators results "
     "running showing statements values",

@@ -17,16 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ciel.client.changes import Condition
 from ciel.python.calls import Mapped
 from ciel.python.failures import PackingError, error_of_map, pack_error
+from ciel.python.importable import is_importable
+from ciel.python.options import USUAL, Options, read_options
 from ciel.python.sessions import NoClientError, Session, current, leave
-from ciel.python.tasks import (
-    USUAL,
-    Options,
-    Task,
-    goes_by_name,
-    name_of,
-    read_options,
-    split_task,
-)
+from ciel.python.tasks import Task, name_of, split_task
 
 if TYPE_CHECKING:
     from ciel.client import Client
@@ -393,12 +387,12 @@ def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple
 def call_each(function: Callable[..., Any], rows: list[tuple[Any, ...]]) -> Mapped:
     """Call a function with each row, until one raises."""
     values: list[Any] = []
-    whole = getattr(current(), "whole", None)  # unless the task is within a client of its own
+    resolve = getattr(current(), "resolve", None)  # unless the task is within a client of its own
     name = name_of(function)
     try:
         for row in rows:
             value = function(*row)
-            values.append(value if whole is None else whole(value, name))
+            values.append(value if resolve is None else resolve(value, name))
     except Exception as error:
         return Mapped(values, pack_error(error, 1))
     return Mapped(values, None)
@@ -481,7 +475,7 @@ class _Preparation:
         """
         key = (os.getpid(), self.token)
         known: Any = _prepared_here
-        if not goes_by_name(self._initializer):
+        if not is_importable(self._initializer):
             known, key = _prepared_copies.setdefault(self, {}), (os.getpid(), "")
         if key not in known:
             before = os.environ.copy()

@@ -22,9 +22,9 @@ from ciel.python.calls import Function
 from ciel.python.contents import ERROR, Outcome
 from ciel.python.failures import packing_error
 from ciel.python.futures import Future
+from ciel.python.options import USUAL, Options
 from ciel.python.packing import Packed, UnpackedError, unpack
 from ciel.python.showing import Shown
-from ciel.python.tasks import USUAL, Options
 
 if TYPE_CHECKING:
     from ciel.client.results import Results

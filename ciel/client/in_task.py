@@ -11,7 +11,8 @@ from ciel.client.api import Client
 from ciel.client.executor import call_each, chunks_of, results_of_map
 from ciel.core.errors import CielError
 from ciel.python import sessions
-from ciel.python.tasks import Options, split_task
+from ciel.python.options import Options
+from ciel.python.tasks import split_task
 
 _OFFERED: Final = frozenset(
     (

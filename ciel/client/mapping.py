@@ -19,10 +19,9 @@ from ciel.client.results import Results
 from ciel.python import calls
 from ciel.python.contents import Outcome
 from ciel.python.failures import packing_error
-from ciel.python.inside import copied
-from ciel.python.packing import UnpackedError, pack_with_futures, unpack
+from ciel.python.options import Options
+from ciel.python.packing import UnpackedError, copy_buffers, pack_with_futures, unpack
 from ciel.python.rows import each_with_its_own, with_shared
-from ciel.python.tasks import Options
 
 if TYPE_CHECKING:
     from ciel.client.api import Client
@@ -128,7 +127,7 @@ class Maps(Results):
                 part.function.tally.submitted -= part.rows
         for part in parts:
             if part.rows > 1 and part.arguments.size_bytes <= most_bytes:
-                part.arguments = copied(part.arguments)
+                part.arguments = copy_buffers(part.arguments)
                 part.is_divisible = part.may_wait = True
         return parts
 
@@ -183,7 +182,7 @@ class Maps(Results):
                 piece.is_map, piece.is_usual, piece.rows = True, False, len(chunk)
                 piece.rows_of_map = call.rows_of_map
                 piece.is_divisible, piece.may_wait = len(chunk) > 1, False
-                piece.arguments = copied(piece.arguments)
+                piece.arguments = copy_buffers(piece.arguments)
                 futures.append(ClientFuture(self, name, piece))
                 piece.futures = [weakref.ref(futures[-1])]
                 pieces.append(piece)

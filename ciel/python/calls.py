@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from ciel import __version__
 from ciel.python.packing import PROTOCOL, Packed, UnpackedError
+from ciel.version import __version__
 
 EXECUTOR: Final = "python"
 INLINE_MAX_BYTES: Final = 32 << 10

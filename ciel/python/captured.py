@@ -9,7 +9,6 @@ calls asks whether the function is still as it was sent.
 from __future__ import annotations
 
 import copyreg
-import dis
 import enum
 import functools
 import operator
@@ -18,9 +17,11 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from ciel.python.tasks import Task, goes_by_name, is_elsewhere
+from ciel.python.bytecode import read_code
+from ciel.python.importable import is_importable, is_importable_module
+from ciel.python.tasks import Task
 
 PARTS_MAX: Final = 2000
 """A function that refers to more objects than this is opaque: packing it costs less than a look at
@@ -44,8 +45,6 @@ _CONSTANT_MODULES: Final = frozenset(
     ("datetime", "fractions", "uuid", "pathlib", "re", "typing", "_abc")
 )
 """Nothing that an object of these modules' classes holds can change."""
-_OPAQUE_NAMES: Final = frozenset(("globals", "vars", "exec", "eval", "__globals__", "__dict__"))
-_REBINDING_NAMES: Final = frozenset(("setattr", "delattr", "__setattr__", "__delattr__"))
 _SKIPPED_IN_CLASSES: Final = frozenset(
     ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__match_args__",
      "__dataclass_fields__", "__dataclass_params__", "__abstractmethods__", "__slots__",
@@ -111,7 +110,7 @@ class Captured:
                 continue
             seen.add(id(value))
             if type(value) is types.FunctionType:
-                if not goes_by_name(value):
+                if not is_importable(value):
                     names = globals_.setdefault(id(value.__globals__), {})
                     waiting += self._parts_of_function(value, names)
             else:
@@ -170,10 +169,10 @@ class Captured:
         if kind in _CONTAINERS:
             return self._parts_of_container(value)
         if issubclass(kind, Task):
-            return () if goes_by_name(value) else (value.function,)
+            return () if is_importable(value) else (value.function,)
         if kind is types.ModuleType:
             name: str = value.__name__
-            self.is_opaque = sys.modules.get(name) is not value or not is_elsewhere(name)
+            self.is_opaque = sys.modules.get(name) is not value or not is_importable_module(name)
             return ()
         if kind is types.MethodType:
             return (value.__func__, value.__self__)
@@ -186,7 +185,7 @@ class Captured:
         if kind is functools.partial and not value.__dict__:
             return (value.func, value.args, *([value.keywords] if value.keywords else ()))
         if kind is functools._lru_cache_wrapper:
-            return () if goes_by_name(value) else (value.__wrapped__,)
+            return () if is_importable(value) else (value.__wrapped__,)
         if kind is functools.cached_property:
             return (value.func,)
         return self._parts_of_instance(value, kind)
@@ -203,7 +202,7 @@ class Captured:
         return parts
 
     def _parts_of_class(self, kind: Any) -> Iterable[Any]:
-        if not kind.__flags__ & _HEAP_TYPE or goes_by_name(kind):
+        if not kind.__flags__ & _HEAP_TYPE or is_importable(kind):
             return ()
         self.is_constant = False  # it lasts as long as its process
         inner = _attributes_of(kind)
@@ -212,7 +211,7 @@ class Captured:
 
     def _parts_of_instance(self, value: Any, kind: Any) -> Iterable[Any]:
         is_of_class = kind.__flags__ & _HEAP_TYPE
-        if kind.__module__ in _CONSTANT_MODULES or not (is_of_class or not goes_by_name(value)):
+        if kind.__module__ in _CONSTANT_MODULES or not (is_of_class or not is_importable(value)):
             return ()
         if issubclass(kind, enum.Enum):
             return (kind,)
@@ -275,46 +274,6 @@ def _are_as_before(watched: Iterable[tuple[Callable[[], Any], Callable[[Any], An
     except RuntimeError:  # another thread changes it now
         return False
     return True
-
-
-class _Code(NamedTuple):
-    """What a function's code does with variables. `names`: those of its module. `rebinds`: running
-    it may give a variable, or an attribute, another value. `is_opaque`: it may get at any variable.
-    `stored`: variables of functions around it to which it gives values.
-    """
-
-    names: tuple[str, ...]
-    rebinds: bool
-    is_opaque: bool
-    stored: frozenset[str]
-
-
-@functools.lru_cache(maxsize=1024)
-def read_code(code: types.CodeType) -> _Code:
-    """Return what a function's code, and that of functions within it, does with variables."""
-    inner = [read_code(item) for item in code.co_consts if isinstance(item, types.CodeType)]
-    names: dict[str, None] = {}
-    stored = {name for item in inner for name in item.stored}
-    rebinds = any(item.rebinds for item in inner)
-    for step in dis.get_instructions(code):
-        operation = step.opname
-        if operation.endswith("_GLOBAL"):
-            names[step.argval] = None
-            rebinds = rebinds or operation != "LOAD_GLOBAL"
-        elif operation in ("STORE_ATTR", "DELETE_ATTR"):
-            rebinds = True
-        elif operation in ("STORE_DEREF", "DELETE_DEREF"):
-            stored.add(step.argval)
-    for item in inner:
-        names.update(dict.fromkeys(item.names))
-    stored &= set(code.co_freevars)
-    used = _OPAQUE_NAMES.intersection(code.co_names)
-    return _Code(
-        tuple(names),
-        rebinds or bool(stored) or not _REBINDING_NAMES.isdisjoint(code.co_names),
-        bool(used) or any(item.is_opaque for item in inner),
-        frozenset(stored),
-    )
 
 
 def _globals_of(names: tuple[str, ...], function: Any) -> tuple[Any, ...]:

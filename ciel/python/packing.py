@@ -16,16 +16,11 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from itertools import islice
-from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
 PROTOCOL: Final = 5
-
-SEARCHED_DEPTH: Final = 8
-"""So deep within each other are the parts among which the one is sought that cannot be pickled."""
 
 LARGE_MIN_BYTES: Final = 64 << 10
 """Bytes of this size become a buffer: less is copied as quickly as it is looked at."""
@@ -37,6 +32,9 @@ _SEARCHED_TYPES: Final = frozenset((tuple, list, dict))
 _SMALL_TYPES: Final = frozenset((int, float, bool, str, type(None)))
 _MARK: Final = b"L"  # a pickle of protocol 5 begins with another byte
 _PREFIX: Final = struct.Struct("<cI")
+
+PLAIN_TYPES: Final = frozenset((int, float, bool, str, bytes, type(None), complex))
+"""Types whose values cannot change, so that a value of them needs no copy."""
 
 Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 
@@ -201,7 +199,10 @@ def _with_code(value: Any, buffers: list[pickle.PickleBuffer], place_of: Any) ->
             "it is nested too deeply, or contains itself in a way pickle cannot say"
         ) from None
     except Exception as error:  # of anybody's __reduce__
-        raise UnpackedError(f"{_culprit(value, error)}: {type(error).__name__}: {error}") from error
+        from ciel.python.unpicklable import describe_culprit
+
+        culprit = describe_culprit(value, skips_futures=_context.embedded is None)
+        raise UnpackedError(f"{culprit}: {type(error).__name__}: {error}") from error
 
 
 def pack_with_futures(value: Any) -> tuple[Packed, list[Any]]:
@@ -225,6 +226,18 @@ def unpack(head: Buffer, buffers: Iterable[Buffer] = (), given: Sequence[Any] | 
         return _loaded(head, buffers)
     finally:
         _context.given = before
+
+
+def copy_buffers(packed: Packed) -> Packed:
+    """Return a packed value with copies of the buffers that may still change."""
+    if not packed.buffers:
+        return packed
+    return Packed(packed.head, tuple([_frozen(buffer) for buffer in packed.buffers]))
+
+
+def _frozen(buffer: Any) -> Buffer:
+    view = buffer.raw() if hasattr(buffer, "raw") else memoryview(buffer)
+    return view if view.readonly else bytes(view)
 
 
 def _loaded(head: Buffer, buffers: Iterable[Buffer]) -> Any:
@@ -258,73 +271,3 @@ def _as_it_was(buffer: Buffer, form: Any) -> Any:
     if format_ != "B" or len(shape) != 1:
         view = view.cast(format_, shape)
     return view.toreadonly() if is_read_only else view
-
-
-def _culprit(value: Any, error: BaseException) -> str:
-    """Name the part of a value that cannot be pickled: argument, key, attribute."""
-    path, found = _search(value, "", SEARCHED_DEPTH)
-    kind = type(found)
-    where = f"{path.removeprefix('.').removeprefix(': ')} " if path else ""
-    return f"{where}{kind.__module__}.{kind.__qualname__} cannot be pickled ({found!r:.80})"
-
-
-def _search(value: Any, path: str, depth: int) -> tuple[str, Any]:
-    for step, part in _parts(value) if depth else ():
-        if not _can_be_packed(part):
-            return _search(part, path + step, depth - 1)
-    return path, value
-
-
-def _parts(value: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [(f"[{key!r:.40}]", item) for key, item in value.items()]
-    if isinstance(value, list | tuple | set | frozenset):
-        return [(f"[{place}]", item) for place, item in enumerate(value)]
-    if isinstance(value, FunctionType):
-        return _parts_of_function(value)
-    if isinstance(value, MethodType):
-        return [(".__self__", value.__self__), (f".{value.__name__}", value.__func__)]
-    if isinstance(value, partial):
-        arguments = [(f".args[{place}]", item) for place, item in enumerate(value.args)]
-        named = [(f".keywords[{name!r}]", item) for name, item in value.keywords.items()]
-        return [*arguments, *named, (".func", value.func)]
-    wrapped = getattr(value, "__wrapped__", None)
-    attributes = getattr(value, "__dict__", None) or {}
-    found = [(f".{name}", item) for name, item in attributes.items() if item is not wrapped]
-    for kind in () if isinstance(value, type) else type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name):
-                found.append((f".{name}", getattr(value, name)))
-    if not isinstance(value, type):
-        found.append((f": its class {type(value).__qualname__}", type(value)))
-    return found if wrapped is None else [*found, (".__wrapped__", wrapped)]
-
-
-def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    from ciel.python.captured import read_code
-
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, cell in cells:
-        with suppress(ValueError):  # it is empty
-            yield f".{name}", cell.cell_contents
-    for name in read_code(function.__code__).names:
-        if name in function.__globals__:
-            yield f": its global variable {name}", function.__globals__[name]
-    code, defaults = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    named = dict(zip(names, defaults, strict=True))
-    for name, item in {**named, **(function.__kwdefaults__ or {})}.items():
-        yield f": the default of its parameter {name}", item
-    for name, item in function.__dict__.items():
-        yield f".{name}", item
-
-
-def _can_be_packed(value: Any) -> bool:
-    from ciel.python.pickling import dumps
-
-    try:
-        dumps(value)
-    except Exception:  # of anybody's __reduce__
-        return _context.embedded is None and hasattr(value, "__ciel_future__")
-    return True

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from ciel.python.packing import PROTOCOL
-from ciel.python.tasks import goes_by_name
+from ciel.python.importable import is_importable
 
 _MADE_ANEW: Final = getattr(cloudpickle.cloudpickle, "_make_skeleton_class", None)
 _FILE_NAME_ARGUMENT: Final = 10  # its place among the arguments of `CodeType`, since Python 3.11
@@ -32,7 +31,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unty
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        if kind is functools._lru_cache_wrapper and not goes_by_name(value):
+        if kind is functools._lru_cache_wrapper and not is_importable(value):
             limits = value.cache_parameters()
             return _cached, (value.__wrapped__, limits["maxsize"], limits["typed"])
         if kind is functools.cached_property:
@@ -66,5 +65,5 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
 def dumps(value: Any) -> bytes:
     """Return a value as bytes; raises whatever its parts raise."""
     file = io.BytesIO()
-    Pickler(file, PROTOCOL).dump(value)
+    Pickler(file).dump(value)
     return file.getvalue()

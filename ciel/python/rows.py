@@ -7,13 +7,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
-from ciel.python.packing import Buffer, pack, unpack
+from ciel.python.packing import PLAIN_TYPES, Buffer, pack, unpack
 
 Row = Sequence[Any]
-
-_PLAIN_TYPES: Final = frozenset((int, float, bool, str, bytes, type(None), complex))
 
 
 class Shared:
@@ -46,9 +44,9 @@ def with_shared(rows: Sequence[Row]) -> tuple[Sequence[Row], bool]:
     """Return rows in which arguments that several rows share are marked, and whether there are any.
     What is shared only within arguments stays so.
     """
-    if len(rows) == 1 or set(map(type, chain.from_iterable(rows))) <= _PLAIN_TYPES:
+    if len(rows) == 1 or set(map(type, chain.from_iterable(rows))) <= PLAIN_TYPES:
         return rows, False
-    counts = Counter([id(item) for row in rows for item in row if type(item) not in _PLAIN_TYPES])
+    counts = Counter([id(item) for row in rows for item in row if type(item) not in PLAIN_TYPES])
     shared = {id(item): Shared(item) for row in rows for item in row if counts.get(id(item), 0) > 1}
     if not shared:
         return rows, False

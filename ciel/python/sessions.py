@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol, TypeVar, overload
 
 from ciel.core.errors import CielError
-from ciel.python.futures import futures_in
-
-if TYPE_CHECKING:
-    from ciel.python.futures import Future
-    from ciel.python.tasks import Options, Several
+from ciel.python.futures import Future, futures_in
+from ciel.python.options import Options
 
 K = TypeVar("K")
-R = TypeVar("R")
-F = TypeVar("F")
 
 ALL_COMPLETED: Final = "ALL_COMPLETED"
 FIRST_COMPLETED: Final = "FIRST_COMPLETED"
@@ -97,37 +92,6 @@ def everyone() -> list[Session]:
     """Return all sessions that are open, the innermost last."""
     with _lock:
         return list(_open)
-
-
-@overload
-def spawn(function: Several[..., Any, F], /, *args: Any, **kwargs: Any) -> F: ...
-
-
-@overload
-def spawn(
-    function: Callable[..., Coroutine[Any, Any, R]], /, *args: Any, **kwargs: Any
-) -> Future[R]: ...
-
-
-@overload
-def spawn(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]: ...
-
-
-def spawn(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Make a task of a call of any function, as `Task.spawn` does."""
-    from ciel.python.tasks import split_task
-
-    called, options = split_task(function)
-    return current().call(called, args, kwargs, options)
-
-
-def call(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Make a task of a call, to be returned by the task in which we are.
-
-    What it makes becomes the result of that, which has no more to do and holds no slot. (It is a
-    future; its type is for the eyes of checkers.)
-    """
-    return spawn(function, *args, **kwargs)  # type: ignore[return-value]  # as the text above says
 
 
 def wait(

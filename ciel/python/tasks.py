@@ -3,142 +3,33 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import (
     TYPE_CHECKING,
     Any,
-    Final,
     Generic,
     Literal,
-    NamedTuple,
     ParamSpec,
     Protocol,
     TypeVar,
     overload,
 )
 
-from ciel.core.errors import CielError
-from ciel.core.tasks import (
-    KILL_GRACE_MAX_S,
-    MEMORY_MAX_BYTES,
-    PRIORITY_MAX,
-    PRIORITY_MIN,
-    RETRIES_MAX,
-    RETRY_DELAY_MAX_S,
-    SLOTS_MAX,
-    TIMEOUT_MAX_S,
-    USUAL_NEEDS,
-    Needs,
-    wrong_kinds,
-)
+from ciel.core.tasks import USUAL_NEEDS, Needs
 from ciel.python.futures import Future
+from ciel.python.importable import is_importable
+from ciel.python.options import NAME_MAX_LENGTH, USUAL, OptionError, Options, read_options
 from ciel.python.sessions import current
 from ciel.python.showing import Shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
 V = TypeVar("V")
+F = TypeVar("F")
 F_co = TypeVar("F_co", covariant=True)
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
-
-RETURNS_MAX: Final = 10_000
-NAME_MAX_LENGTH: Final = 200
-
-
-class OptionError(CielError, ValueError):
-    """What was said of a task cannot be; `option` is its name."""
-
-    def __init__(self, option: str, reason: str) -> None:
-        super().__init__(f"{option}: {reason}")
-        self.option = option
-
-
-class Options(NamedTuple):
-    """How calls of a function run. `needs`: see `core.tasks`. `returns`: how many values it
-    returns, each a future of its own. `python`: the interpreter, by default the workers'. `memo`:
-    its result may be kept across jobs; recorded, and of no effect yet.
-    """
-
-    needs: Needs = USUAL_NEEDS
-    name: str = ""
-    returns: int = 1
-    python: str = ""
-    memo: bool = False
-
-
-USUAL: Final = Options()
-
-
-def read_options(options: Options, given: dict[str, Any]) -> Options:
-    """Return options with some changed, as `ciel.task` takes them; raises OptionError."""
-    for option in given.keys() - _READERS.keys():
-        known = ", ".join(_READERS)
-        raise OptionError(option, f"there is no such option (there are: {known})")
-    needs: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for option, value in given.items():
-        if value is not None:
-            (needs if option in Needs._fields else others)[option] = _READERS[option](option, value)
-    return options._replace(needs=options.needs._replace(**needs), **others)
-
-
-def _whole(least: int, most: int) -> Callable[[str, Any], int]:
-    def read(option: str, value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise OptionError(
-                option, f"it must be a whole number, {least} to {most}, not {value!r:.40}"
-            )
-        return value
-
-    return read
-
-
-def _seconds(most: float) -> Callable[[str, Any], float]:
-    def read(option: str, value: Any) -> float:
-        if type(value) not in (int, float) or not 0 <= value <= most:
-            raise OptionError(option, f"it must be seconds, 0 to {most:g}, not {value!r:.40}")
-        return float(value)
-
-    return read
-
-
-def _kinds(option: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, tuple | list) or not all(isinstance(kind, str) for kind in value):
-        raise OptionError(option, f"it must be kinds of failure, as RAISED, not {value!r:.40}")
-    if wrong := wrong_kinds(value):
-        raise OptionError(option, wrong)
-    return tuple(value)
-
-
-def _text(option: str, value: Any) -> str:
-    if not isinstance(value, str) or "\0" in value:
-        raise OptionError(option, f"it must be a text, not {value!r:.40}")
-    return value[:NAME_MAX_LENGTH] if option == "name" else value
-
-
-def _truth(option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(option, f"it must be True or False, not {value!r:.40}")
-    return value
-
-
-_READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "returns": _whole(1, RETURNS_MAX),
-    "retries": _whole(0, RETRIES_MAX),
-    "retry_on": _kinds,
-    "retry_delay_s": _seconds(RETRY_DELAY_MAX_S),
-    "timeout_s": _seconds(TIMEOUT_MAX_S),
-    "kill_grace_s": _seconds(KILL_GRACE_MAX_S),
-    "memory_bytes": _whole(0, MEMORY_MAX_BYTES),
-    "slots": _whole(1, SLOTS_MAX),
-    "priority": _whole(PRIORITY_MIN, PRIORITY_MAX),
-    "memo": _truth,
-    "name": _text,
-    "python": _text,
-}
 
 
 class Task(Shown, Generic[P, R]):
@@ -185,7 +76,7 @@ class Task(Shown, Generic[P, R]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         name = getattr(self, "__qualname__", "")
-        return name if goes_by_name(self) else object.__reduce_ex__(self, protocol)
+        return name if is_importable(self) else object.__reduce_ex__(self, protocol)
 
     def _facts(self) -> Iterator[tuple[str, Any]]:
         options = self.task_options
@@ -250,31 +141,6 @@ class _Bound:
 
     def options(self, **options: Any) -> _Bound:
         return _Bound(self._task.options(**options), self._instance)
-
-
-def goes_by_name(thing: Any) -> bool:
-    """Whether others find a function, a task or a class by its name, in its module."""
-    module = sys.modules.get(getattr(thing, "__module__", None) or "")
-    return (
-        module is not None
-        and is_elsewhere(module.__name__)
-        and _found(module, getattr(thing, "__qualname__", "")) is thing
-    )
-
-
-def is_elsewhere(module_name: str) -> bool:
-    """Whether others have a module by its name, as far as cloudpickle was told."""
-    if module_name == "__main__":
-        return False
-    pickling = sys.modules.get("cloudpickle")
-    travelling = () if pickling is None else pickling.list_registry_pickle_by_value()
-    return not any(f"{module_name}.".startswith(f"{name}.") for name in travelling)
-
-
-def _found(module: Any, qualified_name: str) -> Any:
-    for part in qualified_name.split("."):
-        module = getattr(module, part, None)
-    return module
 
 
 @overload
@@ -349,3 +215,32 @@ def name_of(function: Any, options: Options = USUAL) -> str:
     """Return what people call the calls of a function."""
     name = options.name or getattr(function, "__qualname__", "") or type(function).__qualname__
     return name.replace("<locals>.", "")[:NAME_MAX_LENGTH]
+
+
+@overload
+def spawn(function: Several[..., Any, F], /, *args: Any, **kwargs: Any) -> F: ...
+
+
+@overload
+def spawn(
+    function: Callable[..., Coroutine[Any, Any, R]], /, *args: Any, **kwargs: Any
+) -> Future[R]: ...
+
+
+@overload
+def spawn(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]: ...
+
+
+def spawn(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Make a task of a call of any function, as `Task.spawn` does."""
+    called, options = split_task(function)
+    return current().call(called, args, kwargs, options)
+
+
+def call(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+    """Make a task of a call, to be returned by the task in which we are.
+
+    What it makes becomes the result of that, which has no more to do and holds no slot. (It is a
+    future; its type is for the eyes of checkers.)
+    """
+    return spawn(function, *args, **kwargs)  # type: ignore[return-value]  # as the text above says

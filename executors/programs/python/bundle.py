@@ -20,18 +20,11 @@ from ciel.executors.programs.python.objects.outputs import Outputs
 from ciel.python import sessions
 from ciel.python.calls import AS_PATH, AS_STREAM, Bundle, Call, Function, Mapped, Use, unpack_bundle
 from ciel.python.contents import CUT, ERROR, MOVED, VALUE, Outcome, Times
-from ciel.python.inside import (
-    _PLAIN_TYPES,
-    DONE,
-    Result,
-    TaskFuture,
-    TaskSession,
-    Work,
-    result_from,
-)
-from ciel.python.packing import PROTOCOL, Packed, UnpackedError, unpack
+from ciel.python.options import Options
+from ciel.python.packing import PLAIN_TYPES, PROTOCOL, Packed, UnpackedError, unpack
 from ciel.python.rows import each_with_its_own
-from ciel.python.tasks import Options
+from ciel.python.task_futures import DONE, Result, TaskFuture, WorkItem, read_outcome
+from ciel.python.task_session import TaskSession
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python.program import Program
@@ -79,7 +72,7 @@ class Run:
         self._evaluator = self._sharing.evaluator = Evaluator(self._sharing)
         self._session = TaskSession(
             self._evaluator,
-            program.functions.as_now,
+            program.functions.snapshot,
             program.surroundings.scratch,
             lambda: channel.reply("task", {}),
         )
@@ -136,7 +129,7 @@ class Run:
         lots = self._bundle.lots
         is_alone = self._is_alone
         if is_alone and not self._bundle.raw:
-            self._session.drafts = self._outputs.array
+            self._session.new_array = self._outputs.array
         if self._is_again and not is_alone:
             self._run_each_alone()
             return None
@@ -255,8 +248,8 @@ class Run:
         """Have each call be a task of its own: the program has died of one of them. The results of
         the others died with it, so all are run (ADR 67).
         """
-        works: list[list[Work]] = []
-        found: dict[tuple[int, int], tuple[Work, int]] = {}
+        works: list[list[WorkItem]] = []
+        found: dict[tuple[int, int], tuple[WorkItem, int]] = {}
         for lot, calls in enumerate(self._bundle.lots):
             works.append([])
             for call in calls:
@@ -271,7 +264,7 @@ class Run:
                 for place in range(call.returns):
                     found[lot, len(works[lot]) + place] = (work, place)
                 works[lot] += [work] * call.returns
-        self._evaluator.settle([work for row in works for work in row])
+        self._evaluator.complete([work for row in works for work in row])
         for lot, row in enumerate(works):
             places = [found[lot, place] for place in range(len(row))]
             outcomes = [self._outcome(work, place) for work, place in places]
@@ -299,7 +292,7 @@ class Run:
             value = copy.function(*args, **kwargs)
         except BaseException as error:  # whatever a function raises is its outcome
             return self._failed(call, error, 1)
-        if type(value) in _PLAIN_TYPES and call.returns == 1:
+        if type(value) in PLAIN_TYPES and call.returns == 1:
             loaded.give_back(copy)
             return (Outcome(VALUE, Packed(pickle.dumps(value, PROTOCOL))),)
         outcomes = self._outcomes(call, value)
@@ -324,9 +317,9 @@ class Run:
                         break
                     look_at += min(number, _ROWS_PER_LOOK)
                 value = call_row(*row)
-                is_plain = type(value) in _PLAIN_TYPES
+                is_plain = type(value) in PLAIN_TYPES
                 if not is_plain:
-                    value = self._evaluator.whole(value, call.name)
+                    value = self._evaluator.resolve(value, call.name)
                 values.append(value)
                 if self._surroundings.is_changed:
                     self._surroundings.put_right()
@@ -351,13 +344,13 @@ class Run:
                 return ()
         return [self._outcome(work, place) for place in range(call.returns)]
 
-    def _work(self, call: Call) -> Work:
+    def _work(self, call: Call) -> WorkItem:
         options = _NO_OPTIONS
         if call.returns != 1 or call.name:
             options = Options(returns=call.returns, name=call.name)
-        return Work(_named, (), {}, options)
+        return WorkItem(_named, (), {}, options)
 
-    def _outcome(self, work: Work, place: int) -> Outcome:
+    def _outcome(self, work: WorkItem, place: int) -> Outcome:
         result: Result = TaskFuture(self._evaluator, work, place).wait()
         return self._sharing.sending.outcome_of(result)
 
@@ -455,12 +448,12 @@ class Run:
                 raise _not_here(f"an argument of {call.name}", error) from error
         if outcome.kind == ERROR:
             raise _InputFailedError(outcome)
-        result = result_from(outcome, self._evaluator)
+        result = read_outcome(outcome, self._evaluator)
         if result.kind == MOVED:
             result = result.payload.wait()
             if result.kind == ERROR:
                 raise _InputFailedError(Outcome(ERROR, Packed(result.payload)))
-        work = Work(None, (), {}, _NO_OPTIONS)
+        work = WorkItem(None, (), {}, _NO_OPTIONS)
         work.results, work.state = [result], DONE
         return TaskFuture(self._evaluator, work).result()
 

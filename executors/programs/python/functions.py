@@ -7,13 +7,12 @@ from __future__ import annotations
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ciel.python.calls import Function, function_of
 from ciel.python.captured import Captured
-from ciel.python.inside import _PLAIN_TYPES, steady
-from ciel.python.packing import unpack
+from ciel.python.packing import PLAIN_TYPES, unpack
 from ciel.python.tasks import Task, name_of
 
 KEPT_MAX = 1000
@@ -22,6 +21,9 @@ KEPT_MAX_BYTES = 32 << 20
 COPIES_MAX = 64
 """Functions of a task that are known by their identity, with their state when they were spawned."""
 
+_FROZEN_TYPES = PLAIN_TYPES | {
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, Task,
+}  # fmt: skip
 _STANDING_FOR_ANOTHER = frozenset(
     (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 )
@@ -166,7 +168,7 @@ class Functions:
             self._packed[id(function)] = (function, travels)
         return travels
 
-    def as_now(self, function: Any) -> Any:
+    def snapshot(self, function: Any) -> Any:
         """Return what does as a function would do now, whatever becomes of the state that it refers
         to, and changes none of that; raises whatever the parts of the function raise.
         """
@@ -193,7 +195,7 @@ class Functions:
 
     def _as_steady(self, function: Any) -> Any:
         """Return a function that neither changes nor is changed; None if it is no such function."""
-        found = steady(function)
+        found = _frozen_function(function)
         if found is None:
             return None
         if found is function:
@@ -203,13 +205,41 @@ class Functions:
             return function
         inner: Any = found
         code = inner.__code__
-        is_plain = all(type(cell.cell_contents) in _PLAIN_TYPES for cell in inner.__closure__)
+        is_plain = all(type(cell.cell_contents) in PLAIN_TYPES for cell in inner.__closure__)
         if not is_plain or self._steady.get(id(code)) is not code:
             if not Captured(found).is_constant:
                 return None
             if is_plain:
                 self._steady[id(code)] = code
         return found
+
+
+def _frozen_function(function: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return a function whose closure later assignments do not reach; None if only its packed form
+    can be that.
+    """
+    inner = function.function if type(function) is Task else function
+    if type(inner) is not types.FunctionType:
+        is_free = type(inner) in _FROZEN_TYPES and getattr(inner, "__self__", None) is None
+        is_builtin = isinstance(getattr(inner, "__self__", None), types.ModuleType)
+        return function if is_free or is_builtin else None
+    if inner.__closure__ is None:
+        return function
+    cells = []
+    for cell in inner.__closure__:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # it is empty
+            return None
+        if type(value) not in _FROZEN_TYPES:
+            return None
+        cells.append(types.CellType(value))
+    found = types.FunctionType(
+        inner.__code__, inner.__globals__, inner.__name__, inner.__defaults__, tuple(cells)
+    )
+    found.__kwdefaults__, found.__qualname__ = inner.__kwdefaults__, inner.__qualname__
+    found.__module__ = inner.__module__
+    return found
 
 
 def _packed(function: Any) -> Function:

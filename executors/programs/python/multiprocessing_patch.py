@@ -9,11 +9,13 @@ from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any
 
-from ciel.python.tasks import is_elsewhere
+from ciel.python.importable import is_importable_module
 
 
 def _reduced(_: ForkingPickler, value: Any) -> Any:
-    if not isinstance(value, FunctionType | type) or is_elsewhere(value.__module__ or "builtins"):
+    if not isinstance(value, FunctionType | type) or is_importable_module(
+        value.__module__ or "builtins"
+    ):
         return NotImplemented
     from ciel.python.pickling import dumps
 

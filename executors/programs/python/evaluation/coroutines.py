@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ciel.executors.programs.python.evaluation.evaluator import shorten
-from ciel.python.inside import AWAY, DONE, HELD, RUNNING, Items, TaskFuture, Work
+from ciel.python.task_futures import DONE, PENDING, REMOTE, RUNNING, Items, TaskFuture, WorkItem
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python.evaluation.evaluator import Evaluator
@@ -77,14 +77,14 @@ class Looping:
             self._selector = _Selector()
             self.loop = asyncio.SelectorEventLoop(self._selector)
         self._selector.idle = self._idle
-        self._requests: list[tuple[Work, asyncio.Future[None]]] = []
-        self._goal: Work | None = None
+        self._requests: list[tuple[WorkItem, asyncio.Future[None]]] = []
+        self._goal: WorkItem | None = None
         self._look_s = LOOK_FIRST_S
         self._leaves_s: float | None = None
         self._stays_until_s = 0.0
-        self._requested: weakref.WeakSet[Work] = weakref.WeakSet()
+        self._requested: weakref.WeakSet[WorkItem] = weakref.WeakSet()
 
-    def run(self, goal: Work) -> None:
+    def run(self, goal: WorkItem) -> None:
         """Run the loop until a coroutine has ended; wait for others where nothing else is left."""
         while not _has_ended(goal):
             self._goal = goal
@@ -106,7 +106,7 @@ class Looping:
                 self._stays_until_s = self.loop.time() + STAYS_S
                 self._answer()
 
-    def request(self, work: Work) -> asyncio.Future[None]:
+    def request(self, work: WorkItem) -> asyncio.Future[None]:
         """Return what is done when others have done a work."""
         future: asyncio.Future[None] = self.loop.create_future()
         self._requests.append((work, future))
@@ -180,7 +180,7 @@ class Looping:
         """End what coroutines have left behind."""
         loop = self.loop
         left = asyncio.all_tasks(loop)
-        self._goal = Work(None, (), {}, None)  # type: ignore[arg-type]  # it stands for the end
+        self._goal = WorkItem(None, (), {}, None)  # type: ignore[arg-type]  # it stands for the end
         if left:
             for task in left:
                 task.cancel()
@@ -204,9 +204,9 @@ class Looping:
             events._set_running_loop(outer)
 
 
-def _has_ended(work: Work) -> bool:
+def _has_ended(work: WorkItem) -> bool:
     """Whether the coroutine of a work has ended, be it by handing its result on."""
-    return work.state is DONE or work.step is None
+    return work.state is DONE or work.suspended is None
 
 
 class _InLoop:
@@ -222,7 +222,7 @@ class Asynchronous:
     def __init__(
         self,
         evaluator: Evaluator,
-        work: Work,
+        work: WorkItem,
         body: Any,
         put: Callable[[Any], None] | None = None,
     ) -> None:
@@ -246,14 +246,14 @@ class Asynchronous:
                 self._evaluator.fail(self._work, error, 1)
         else:
             if self._work.state is not DONE:
-                self._work.step = None
+                self._work.suspended = None
                 self._evaluator.take(self._work, value)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
         self._looping.stop()
 
-    def advance(self, evaluator: Evaluator, work: Work) -> Sequence[Work]:
+    def advance(self, evaluator: Evaluator, work: WorkItem) -> Sequence[WorkItem]:
         """Run the loop until the coroutine has ended."""
         self._looping.run(work)
         return ()
@@ -278,7 +278,7 @@ async def _items_of(body: Any, put: Callable[[Any], None] | None) -> Any:
 def awaited(evaluator: Evaluator, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:
     """Wait for a future in a coroutine; return its value, or raise it."""
     while (outcome := future.outcome()) is None:
-        work = future.found().work
+        work = future.target().work
         looping = evaluator.looping_of(events._get_running_loop())
         if looping is None:
             yield from _settled_in_another_loop(evaluator, work)
@@ -287,7 +287,7 @@ def awaited(evaluator: Evaluator, future: TaskFuture[Any]) -> Generator[Any, Any
     return future.value_of(outcome)
 
 
-def _settled_in_another_loop(evaluator: Evaluator, goal: Work) -> Generator[Any, Any, None]:
+def _settled_in_another_loop(evaluator: Evaluator, goal: WorkItem) -> Generator[Any, Any, None]:
     """Wait for a work in a loop of the function's own, as that of `asyncio.run`. It cannot be asked
     when it has nothing to do, so one of the coroutines that wait waits in its place, briefly.
     """
@@ -295,18 +295,18 @@ def _settled_in_another_loop(evaluator: Evaluator, goal: Work) -> Generator[Any,
     waiting[id(goal)] = goal
     try:
         while goal.state is not DONE:
-            if goal.state is HELD and evaluator.may_run(goal):
-                evaluator.settle([goal])
+            if goal.state is PENDING and evaluator.may_run(goal):
+                evaluator.complete([goal])
                 return
             yield
             all_wait = not any(work.state is DONE for work in waiting.values())
             if all_wait and next(iter(waiting.values())) is goal:
-                evaluator.settle([*waiting.values()], any_one=True, timeout_s=LEAVES_MIN_S)
+                evaluator.complete([*waiting.values()], any_one=True, timeout_s=LEAVES_MIN_S)
     finally:
         waiting.pop(id(goal), None)
 
 
-def _settled(evaluator: Evaluator, looping: Looping, goal: Work) -> Generator[Any, Any, None]:
+def _settled(evaluator: Evaluator, looping: Looping, goal: WorkItem) -> Generator[Any, Any, None]:
     """Wait for a work in a coroutine: what can be done here is done in its loop."""
     stack = [goal]
     while stack:
@@ -314,12 +314,12 @@ def _settled(evaluator: Evaluator, looping: Looping, goal: Work) -> Generator[An
         if work.state is DONE:
             stack.pop()
             continue
-        step = work.step
+        step = work.suspended
         if work.state is RUNNING and isinstance(step, Asynchronous):
             waiter = step.wait(looping)
             yield from waiter or looping.request(work)
             continue
-        if work.state is AWAY or (work.state is HELD and not evaluator.may_run(work)):
+        if work.state is REMOTE or (work.state is PENDING and not evaluator.may_run(work)):
             yield from looping.request(work)
             continue
         events._set_running_loop(None)  # a function may run one of its own
@@ -333,7 +333,9 @@ def _settled(evaluator: Evaluator, looping: Looping, goal: Work) -> Generator[An
         if shorten(stack):
             continue
         for need in needed:
-            if need in stack or (need.state is RUNNING and need.step is None and not need.forward):
+            if need in stack or (
+                need.state is RUNNING and need.suspended is None and not need.forward
+            ):
                 yield from looping.request(need)  # whoever runs it is below us
             else:
                 stack.append(need)

@@ -19,21 +19,22 @@ from typing import TYPE_CHECKING, Any
 from ciel.executors.programs.python.functions import Copied, is_apart
 from ciel.python.calls import Mapped
 from ciel.python.contents import ERROR, MOVED
-from ciel.python.inside import (
-    AWAY,
+from ciel.python.options import Options
+from ciel.python.packing import Buffer, UnpackedError, unpack
+from ciel.python.task_futures import (
     DONE,
-    HELD,
+    PENDING,
     PLAIN,
+    REMOTE,
     RUNNING,
     Items,
     Result,
     TaskFuture,
-    Work,
-    opened,
+    WorkItem,
     result_of,
+    unpack_result,
 )
-from ciel.python.packing import Buffer, UnpackedError, unpack
-from ciel.python.tasks import Options, Task
+from ciel.python.tasks import Task
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python.evaluation.coroutines import Looping
@@ -62,7 +63,7 @@ class Evaluator:
         self._home: Any = None  # of the body that runs now
         self._depth = 0
         self._loopings: list[Looping] = []
-        self.waiting_in_other_loops: dict[int, Work] = {}
+        self.waiting_in_other_loops: dict[int, WorkItem] = {}
         self.locals_wanted = False
         self.is_careful = False  # the program has died of this task: what it spawns runs elsewhere
         self._runs_others = False
@@ -70,7 +71,7 @@ class Evaluator:
 
     # --- as the host of futures -------------------------------------------------------------------
 
-    def spawn(self, work: Work) -> None:
+    def spawn(self, work: WorkItem) -> None:
         if get_ident() != self._thread:
             return  # it stays here: that thread could not wait for what others do
         sharing = self.sharing
@@ -80,19 +81,19 @@ class Evaluator:
                 home = self._home = sharing.new_home()
             elif type(home) is not dict:  # a coroutine runs
                 home = self._home_of_coroutine()
-            work.home = home
+            work.scope = home
             home[id(work)] = weakref.ref(work)
         if not sharing.is_armed:
             sharing.arm()
 
-    def settle(
-        self, works: Sequence[Work], *, any_one: bool = False, timeout_s: float | None = None
+    def complete(
+        self, works: Sequence[WorkItem], *, any_one: bool = False, timeout_s: float | None = None
     ) -> None:
         if get_ident() != self._thread:
-            self._beside().settle(works, any_one=any_one, timeout_s=timeout_s)
+            self._beside().complete(works, any_one=any_one, timeout_s=timeout_s)
             return
         for work in works:
-            if work.state is HELD and self.may_run(work):
+            if work.state is PENDING and self.may_run(work):
                 if timeout_s is not None and self._given(work):
                     continue
                 self._drive(work)
@@ -102,7 +103,7 @@ class Evaluator:
         if missing:
             self.sharing.wait(missing, any_one=any_one, timeout_s=timeout_s)
 
-    def _given(self, work: Work) -> bool:
+    def _given(self, work: WorkItem) -> bool:
         """Have others do a work, as what runs here is not interrupted; False if that cannot be."""
         with self._lock:
             return self.sharing.may_wait and self.sharing.give(work, wanted=True)
@@ -118,15 +119,15 @@ class Evaluator:
     def writable(self, buffer: Buffer) -> Buffer:
         return self.sharing.writable(buffer)
 
-    def look(self, work: Work) -> bool:
-        return work.state is DONE or (work.state is AWAY and self.sharing.look((work,)))
+    def poll(self, work: WorkItem) -> bool:
+        return work.state is DONE or (work.state is REMOTE and self.sharing.look((work,)))
 
-    def awaited(self, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:
+    def wait_in_coroutine(self, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:
         from ciel.executors.programs.python.evaluation.coroutines import awaited
 
         return awaited(self, future)
 
-    def call_off(self, work: Work) -> bool:
+    def cancel(self, work: WorkItem) -> bool:
         from ciel.python.failures import TaskCancelledError
 
         with self._lock:
@@ -176,22 +177,22 @@ class Evaluator:
 
     # --- running ----------------------------------------------------------------------------------
 
-    def may_run(self, work: Work) -> bool:
+    def may_run(self, work: WorkItem) -> bool:
         """Whether we may run a work that others could run."""
-        if not work.is_usual or (self.is_careful and not self.sharing.is_closed):
+        if not work.may_run_inline or (self.is_careful and not self.sharing.is_closed):
             return False  # where the output is open, nobody else can
         if not self._runs_others:
             self._runs_others = True
             self.sharing.note_within()
         return True
 
-    def evaluate(self, work: Work, *, may_hand_on: bool = False) -> TaskFuture[Any] | None:
+    def evaluate(self, work: WorkItem, *, may_hand_on: bool = False) -> TaskFuture[Any] | None:
         """Run a work until it is done, with all that it needs. If it `may_hand_on` its result to
         what others do, return the future of that instead of waiting for it.
         """
         return self._drive(work, may_hand_on)
 
-    def _drive(self, goal: Work, may_hand_on: bool = False) -> TaskFuture[Any] | None:
+    def _drive(self, goal: WorkItem, may_hand_on: bool = False) -> TaskFuture[Any] | None:
         if self._depth >= NESTED_MAX:
             self.sharing.wait([goal])
             return None
@@ -209,7 +210,7 @@ class Evaluator:
                 if not needed or shorten(stack):
                     continue
                 for need in needed:
-                    if (need.state is HELD and self.may_run(need)) or is_handed_on(need, stack):
+                    if (need.state is PENDING and self.may_run(need)) or is_handed_on(need, stack):
                         stack.append(need)
                         break
                 else:
@@ -222,58 +223,60 @@ class Evaluator:
             self._depth -= 1
             sys.setrecursionlimit(self._frames + self._depth * FRAMES)
 
-    def _heir_of(self, stack: Sequence[Work]) -> TaskFuture[Any] | None:
+    def _heir_of(self, stack: Sequence[WorkItem]) -> TaskFuture[Any] | None:
         """Return the future to which a work has handed its result on, through all those on a list;
         None if somebody has to wait for it.
         """
         for work, need in zip(stack, [*stack[1:], None], strict=True):
             if work.forward is None:
                 return None
-            found = work.forward.found()
+            found = work.forward.target()
             if need is None:
                 return self.sharing.handed_on(found)
             if found.work is not need or need.options.returns != 1:
                 return None
         return None
 
-    def _wait_for(self, work: Work, needed: Sequence[Work], stack: Sequence[Work]) -> None:
+    def _wait_for(
+        self, work: WorkItem, needed: Sequence[WorkItem], stack: Sequence[WorkItem]
+    ) -> None:
         if any(need.state is RUNNING and need in stack for need in needed):
             error = RuntimeError("it waits for its own result")
             self._end(work, [Result(ERROR, self.packed_error(error))] * work.options.returns)
         else:
             self.sharing.wait(needed)
 
-    def advance(self, work: Work) -> Sequence[Work]:
+    def advance(self, work: WorkItem) -> Sequence[WorkItem]:
         """Take a work as far as it goes; return what it needs now."""
-        if work.state is HELD:
+        if work.state is PENDING:
             with self._lock:
-                if work.state is HELD:
+                if work.state is PENDING:
                     work.state = RUNNING
                     self.sharing.forget(work)
-        if work.state is AWAY:
+        if work.state is REMOTE:
             return (work,)
         if work.forward is not None:
             return self._hand_on(work, work.forward)
-        if work.step is not None:
-            needed: Sequence[Work] = work.step.advance(self, work)
+        if work.suspended is not None:
+            needed: Sequence[WorkItem] = work.suspended.advance(self, work)
             return needed
-        if work.taken:
-            missing = [f.found().work for f in work.taken if f.outcome() is None]
+        if work.dependencies:
+            missing = [f.target().work for f in work.dependencies if f.outcome() is None]
             if missing:
                 return missing
         self._begin(work)
         return ()
 
-    def _hand_on(self, work: Work, forward: TaskFuture[Any]) -> Sequence[Work]:
+    def _hand_on(self, work: WorkItem, forward: TaskFuture[Any]) -> Sequence[WorkItem]:
         outcome = forward.outcome()
         if outcome is None:
-            return (forward.found().work,)
+            return (forward.target().work,)
         self._end(work, [outcome])
         return ()
 
-    def _begin(self, work: Work) -> None:
+    def _begin(self, work: WorkItem) -> None:
         try:
-            for future in work.taken:
+            for future in work.dependencies:
                 outcome = future.wait()
                 if outcome.kind == ERROR:
                     self._end(work, [outcome] * work.options.returns)
@@ -311,7 +314,7 @@ class Evaluator:
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def take(self, work: Work, value: Any, put: Any = None) -> None:
+    def take(self, work: WorkItem, value: Any, put: Any = None) -> None:
         """Make of what a function has returned what becomes of its work. `put`: where items go that
         it yields.
         """
@@ -322,24 +325,24 @@ class Evaluator:
         elif kind is types.GeneratorType:
             from ciel.executors.programs.python.evaluation.generators import Generating
 
-            work.step = Generating(value, put)
+            work.suspended = Generating(value, put)
         elif kind is types.CoroutineType or kind is types.AsyncGeneratorType:
             from ciel.executors.programs.python.evaluation.coroutines import Asynchronous
 
-            work.step = Asynchronous(self, work, value, put)
+            work.suspended = Asynchronous(self, work, value, put)
         else:
             self._end(work, self._results(work, value))
 
-    def whole(self, value: Any, name: str) -> Any:
+    def resolve(self, value: Any, name: str) -> Any:
         if type(value) not in STANDING_FOR_ANOTHER:
             return value
-        work = Work(None, (), {}, Options(name=name))
+        work = WorkItem(None, (), {}, Options(name=name))
         self.take(work, value)
         self._drive(work)
         found: Any = TaskFuture(self, work).result()
         return list(found) if type(found) is Items else found
 
-    def _results(self, work: Work, value: Any) -> list[Result]:
+    def _results(self, work: WorkItem, value: Any) -> list[Result]:
         returns = work.options.returns
         try:
             if returns == 1:
@@ -360,7 +363,7 @@ class Evaluator:
                 return [found]
             return [Result(ERROR, self.packed_error(unpackable(work, error)))] * returns
 
-    def _until_unpackable(self, work: Work, mapped: Mapped) -> Result | None:
+    def _until_unpackable(self, work: WorkItem, mapped: Mapped) -> Result | None:
         """Keep the results of a part of a map up to the first without bytes, which has failed."""
         for place, value in enumerate(mapped.values):
             try:
@@ -370,7 +373,7 @@ class Evaluator:
                 return result_of(Mapped(mapped.values[:place], packed))
         return None
 
-    def fail(self, work: Work, error: BaseException, skipped_frames: int = 0) -> None:
+    def fail(self, work: WorkItem, error: BaseException, skipped_frames: int = 0) -> None:
         """End a work with what it raised."""
         packed = self.packed_error(error, skipped_frames, work.name)
         self._end(work, [Result(ERROR, packed)] * work.options.returns)
@@ -381,32 +384,32 @@ class Evaluator:
         worker = os.environ.get("CIEL_WORKER", "")
         return pack_error(error, skipped_frames, self.locals_wanted, worker, name)
 
-    def _end(self, work: Work, results: list[Result]) -> None:
+    def _end(self, work: WorkItem, results: list[Result]) -> None:
         work.results = results
         work.state = DONE
-        work.packed = work.forward = work.step = None
-        work.args, work.kwargs, work.taken = (), {}, ()
+        work.packed = work.forward = work.suspended = None
+        work.args, work.kwargs, work.dependencies = (), {}, ()
 
-    def fail_to_give(self, work: Work) -> None:
+    def fail_to_give(self, work: WorkItem) -> None:
         """End a work that others should do, and that cannot be sent to them."""
         from ciel.python.failures import PackingError
 
         text = f"{work.name} cannot be sent elsewhere: it has no bytes, or takes what waits for it"
         self.fail(work, PackingError(text, "UNPACKED"))
 
-    def settle_away(self, work: Work, results: list[Result]) -> None:
+    def settle_away(self, work: WorkItem, results: list[Result]) -> None:
         """Learn what became of a work that others did."""
         self._end(work, results)
 
 
-def shorten(stack: list[Work]) -> bool:
+def shorten(stack: list[WorkItem]) -> bool:
     """Take a work from a list that has handed on what another one had handed on to it: so a loop of
     works that hand on takes no more room with each. Return whether there was one.
     """
     if len(stack) < 2 or stack[-1].forward is None or stack[-1].options.returns != 1:
         return False
     before = stack[-2].forward
-    if before is None or before.found().work is not stack[-1]:
+    if before is None or before.target().work is not stack[-1]:
         return False
     shortened = stack.pop()
     first = stack[-1]
@@ -414,27 +417,27 @@ def shorten(stack: list[Work]) -> bool:
     return True
 
 
-def is_handed_on(work: Work, stack: Sequence[Work]) -> bool:
+def is_handed_on(work: WorkItem, stack: Sequence[WorkItem]) -> bool:
     """Whether a work waits for nothing but what it has handed its result on to."""
     return work.state is RUNNING and work.forward is not None and work not in stack
 
 
 def arguments_of(
-    work: Work, writable: Callable[[Buffer], Buffer]
+    work: WorkItem, writable: Callable[[Buffer], Buffer]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """Return the arguments of a work all of whose futures are done, with their values, in memory of
-    their own (`writable`: see `opened`).
+    their own (`writable`: see `unpack_result`).
     """
     if work.packed is None:
-        if not work.taken:
+        if not work.dependencies:
             return work.args, work.kwargs
         return [_value(item) if type(item) is TaskFuture else item for item in work.args], {}
-    given = [_value(future) for future in work.taken]
+    given = [_value(future) for future in work.dependencies]
     packed = work.packed
     args, kwargs = unpack(packed.head, map(writable, packed.buffers), given)
     streams = {
         id(value): future
-        for future, value in zip(work.taken, given, strict=True)
+        for future, value in zip(work.dependencies, given, strict=True)
         if type(value) is ITEMS_ITERATOR
     }
     if not streams:
@@ -462,11 +465,11 @@ def _value(future: TaskFuture[Any]) -> Any:
     outcome = future.wait()
     if outcome.kind == PLAIN:
         return outcome.payload
-    value = opened(outcome, future.host.writable)
+    value = unpack_result(outcome, future.host.writable)
     return iter(value) if type(value) is Items else value
 
 
-def unpackable(work: Work, error: BaseException) -> BaseException:
+def unpackable(work: WorkItem, error: BaseException) -> BaseException:
     """Say that a result has no bytes."""
     from ciel.python.failures import packing_error
 
@@ -475,6 +478,6 @@ def unpackable(work: Work, error: BaseException) -> BaseException:
     return packing_error(f"the result of {work.name}", error)
 
 
-def results_of(works: Iterable[Work]) -> list[Result]:
+def results_of(works: Iterable[WorkItem]) -> list[Result]:
     """List what became of works."""
     return [result for work in works for result in work.results]

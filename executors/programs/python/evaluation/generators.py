@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ciel.python.inside import Items, TaskFuture, Work
+from ciel.python.task_futures import Items, TaskFuture, WorkItem
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python.evaluation.evaluator import Evaluator
@@ -24,14 +24,14 @@ class Generating:
         self._home: Any = None
         self._has_yielded = False
 
-    def advance(self, evaluator: Evaluator, work: Work) -> Sequence[Work]:
+    def advance(self, evaluator: Evaluator, work: WorkItem) -> Sequence[WorkItem]:
         """Take it as far as it goes; return what it needs now."""
         generator = self._generator
         step: Callable[[], Any] = generator.__next__
         if self._awaited is not None:
             awaited, outcome = self._awaited, self._awaited.outcome()
             if outcome is None:
-                return (awaited.found().work,)
+                return (awaited.target().work,)
             self._awaited = None
             try:
                 value = awaited.value_of(outcome)
@@ -57,15 +57,15 @@ class Generating:
                 self._items.append(given)
         return ()
 
-    def _give(self, evaluator: Evaluator, work: Work, item: Any) -> None:
+    def _give(self, evaluator: Evaluator, work: WorkItem, item: Any) -> None:
         assert self._put is not None
         try:
             self._put(item)
         except Exception as error:  # it has no bytes
             evaluator.fail(work, error)
 
-    def _finish(self, evaluator: Evaluator, work: Work, value: Any) -> None:
-        work.step = None
+    def _finish(self, evaluator: Evaluator, work: WorkItem, value: Any) -> None:
+        work.suspended = None
         if self._items is not None:
             value = self._items
         elif value is None and not self._has_yielded:

@@ -17,16 +17,16 @@ from ciel.core.tasks import TIMEOUT_MAX_S
 from ciel.executors.programs.python.evaluation.submission import Sending, item_of
 from ciel.executors.programs.python.functions import Functions
 from ciel.python.contents import ERROR
-from ciel.python.inside import (
-    AWAY,
+from ciel.python.task_futures import (
     DONE,
-    HELD,
+    PENDING,
     PLAIN,
+    REMOTE,
     RUNNING,
     Result,
     TaskFuture,
-    Work,
-    result_from,
+    WorkItem,
+    read_outcome,
     result_of,
 )
 
@@ -42,7 +42,7 @@ AWAY_MAX = 64
 """So many works of a task are given away at a time, as far as it knows."""
 HOMES_MAX = 1000
 
-Home = dict[int, "weakref.ref[Work]"]
+Home = dict[int, "weakref.ref[WorkItem]"]
 
 
 class Sharing:
@@ -64,7 +64,7 @@ class Sharing:
         self.sending = Sending(self, channel, outputs, functions)
         self._clock = clock
         self._homes: list[Home] = []  # of works that nobody has begun, the oldest body's first
-        self._away: dict[Work, None] = {}
+        self._away: dict[WorkItem, None] = {}
         self._given_at_once = 1
         self.done_count = 0  # works that were done here since the last look
 
@@ -82,9 +82,9 @@ class Sharing:
         self._homes.append(home)
         return home
 
-    def forget(self, work: Work) -> None:
+    def forget(self, work: WorkItem) -> None:
         """Take a work from where it waits; the lock is held."""
-        home, work.home = work.home, None
+        home, work.scope = work.scope, None
         if home is not None:
             home.pop(id(work), None)
             self.done_count += 1
@@ -147,31 +147,35 @@ class Sharing:
         self.done_count = 0
         return max(0, min(self._given_at_once, AWAY_MAX - len(self._away)))
 
-    def _next_held(self) -> Work | None:
+    def _next_held(self) -> WorkItem | None:
         """Take the work that its body will come to last, of the oldest body that has any."""
         while self._homes:
             home = self._homes[0]
             while home:
                 work = home.popitem()[1]()
-                if work is not None and work.state is HELD:
-                    work.home = None
+                if work is not None and work.state is PENDING:
+                    work.scope = None
                     return work
             del self._homes[0]
         return None
 
     # --- works become tasks -----------------------------------------------------------------------
 
-    def give(self, work: Work, *, wanted: bool) -> bool:
+    def give(self, work: WorkItem, *, wanted: bool) -> bool:
         """Make a task of a work, and of those that it takes; the lock is held. False if that cannot
         be done (now): it is run here.
         """
         pending = [work]
         while pending:
             top = pending[-1]
-            if top.state is not HELD:
+            if top.state is not PENDING:
                 pending.pop()
                 continue
-            held = [f.found().work for f in top.taken if f.found().work.state in (HELD, RUNNING)]
+            held = [
+                f.target().work
+                for f in top.dependencies
+                if f.target().work.state in (PENDING, RUNNING)
+            ]
             if any(other.state is RUNNING for other in held):
                 return False
             if held:
@@ -182,8 +186,8 @@ class Sharing:
                 return False
         return True
 
-    def _create(self, work: Work, wanted: bool) -> bool:
-        for future in work.taken:
+    def _create(self, work: WorkItem, wanted: bool) -> bool:
+        for future in work.dependencies:
             outcome = future.outcome()
             if outcome is not None and outcome.kind == ERROR:
                 self.evaluator.settle_away(work, [outcome] * work.options.returns)
@@ -197,14 +201,14 @@ class Sharing:
         self.create(work, told)
         return True
 
-    def create(self, work: Work, told: dict[str, Any]) -> None:
+    def create(self, work: WorkItem, told: dict[str, Any]) -> None:
         """Have others do a work: it is spawned as `told`."""
         with self.lock:
             work.child = self._outputs.made_count
             self._outputs.made_count += 1
             self._channel.tell("spawn", told)
-            work.state = AWAY
-            work.args, work.kwargs, work.packed, work.taken = (), {}, None, ()
+            work.state = REMOTE
+            work.args, work.kwargs, work.packed, work.dependencies = (), {}, None, ()
             self._away[work] = None
 
     def handed_on(self, future: TaskFuture[Any]) -> TaskFuture[Any] | None:
@@ -213,9 +217,11 @@ class Sharing:
         """
         work = future.work
         with self.lock:
-            if work.state is HELD:
+            if work.state is PENDING:
                 self.give(work, wanted=False)
-            return future if work.state is AWAY and not work.is_stream and not work.is_raw else None
+            return (
+                future if work.state is REMOTE and not work.is_stream and not work.is_raw else None
+            )
 
     def hand_on(self, future: TaskFuture[Any]) -> None:
         """Have the result of the task be what others make."""
@@ -226,9 +232,9 @@ class Sharing:
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    def look(self, works: Sequence[Work]) -> bool:
+    def look(self, works: Sequence[WorkItem]) -> bool:
         """Find out, without waiting, whether all of these are done that others do."""
-        away = [work for work in works if work.state is AWAY]
+        away = [work for work in works if work.state is REMOTE]
         with self.lock:
             reply = self._channel.reply("look", {"items": [item_of(work) for work in away]})
             for work, ref in zip(away, reply["refs"], strict=True):
@@ -241,7 +247,7 @@ class Sharing:
         return not self.is_closed and get_ident() == self._thread
 
     def wait(
-        self, works: Sequence[Work], *, any_one: bool = False, timeout_s: float | None = None
+        self, works: Sequence[WorkItem], *, any_one: bool = False, timeout_s: float | None = None
     ) -> None:
         """Wait, in no slot, until all works are done that cannot be done here; or one of them; or,
         with a time-out, until that is over or more of them is done.
@@ -253,7 +259,7 @@ class Sharing:
                 "what runs elsewhere can be waited for only in the thread in which a task began"
             )
         if self.is_closed:
-            self.look([work for work in works if work.state is AWAY])
+            self.look([work for work in works if work.state is REMOTE])
             are_done = [work.state is DONE for work in works]
             if any(are_done) if any_one else all(are_done):
                 return
@@ -273,15 +279,15 @@ class Sharing:
                     break
             self._park(works, any_one, timeout_s)
 
-    def _others_work(self, work: Work) -> Work:
+    def _others_work(self, work: WorkItem) -> WorkItem:
         """Have others do a work that cannot be done here; the lock is held."""
         if work.state is RUNNING:  # below us, so that it cannot go on before we do
             work = work.copy(self.evaluator)
-        if work.state is HELD and not self.give(work, wanted=True):
+        if work.state is PENDING and not self.give(work, wanted=True):
             self.evaluator.fail_to_give(work)
         return work
 
-    def _park(self, works: Sequence[Work], any_one: bool, timeout_s: float | None) -> None:
+    def _park(self, works: Sequence[WorkItem], any_one: bool, timeout_s: float | None) -> None:
         """Have this process go on when works are done; what else is away goes on meanwhile."""
         self._outputs.give_up_drafts()
         listed = list(dict.fromkeys([*works, *self._away]))
@@ -303,12 +309,12 @@ class Sharing:
         self.sending.begin_anew()
         arrays = [item["__ref__"] for item in resumed["inputs"]]
         for work, array in zip(listed, arrays, strict=False):
-            work.child, work.array = -1, array
+            work.child, work.ref = -1, array
             if array[0] == "s2":
                 array = ["c2", *array[1:]]  # it is read as it grows: to its end
             self._learn(work, array)
 
-    def _learn(self, work: Work, array: list[Any]) -> None:
+    def _learn(self, work: WorkItem, array: list[Any]) -> None:
         """Take in what became of a work that others do, if that is known."""
         if array[0] == "err":
             from ciel.executors.programs.python.objects.inputs import failed
@@ -318,12 +324,12 @@ class Sharing:
             if work.is_stream:
                 from ciel.executors.programs.python.objects.streams import all_items
 
-                results = [result_of(all_items(self._channel, work.array or array))]
+                results = [result_of(all_items(self._channel, work.ref or array))]
             elif work.is_raw:
                 results = [Result(PLAIN, bytes(self._inputs.content(array)))]
             else:
                 outcomes = self._inputs.outcomes(array)
-                results = [result_from(outcome, self.evaluator) for outcome in outcomes]
+                results = [read_outcome(outcome, self.evaluator) for outcome in outcomes]
         else:
             return
         self._away.pop(work, None)

@@ -20,8 +20,16 @@ from ciel.python.calls import (
     pack_bundle,
 )
 from ciel.python.contents import ERROR, VALUE, Outcome, encode
-from ciel.python.inside import AWAY, DONE, HELD, Result, TaskFuture, Work, packed_of
 from ciel.python.packing import Packed, pack_with_futures
+from ciel.python.task_futures import (
+    DONE,
+    PENDING,
+    REMOTE,
+    Result,
+    TaskFuture,
+    WorkItem,
+    packed_value,
+)
 from ciel.python.tasks import Task
 
 if TYPE_CHECKING:
@@ -49,16 +57,16 @@ class Sending:
         self._channel = channel
         self._outputs = outputs
         self._functions = functions
-        self._stored: dict[tuple[Work, int], int] = {}
+        self._stored: dict[tuple[WorkItem, int], int] = {}
 
     def begin_anew(self) -> None:
         """The task goes on as another, which has made nothing yet."""
         self._stored.clear()
 
-    def told(self, work: Work) -> dict[str, Any]:
+    def told(self, work: WorkItem) -> dict[str, Any]:
         """Return what a task is spawned with."""
         function = self._functions.packed(work.function)
-        packed, taken = work.packed, work.taken
+        packed, taken = work.packed, work.dependencies
         if packed is None:
             packed, taken = pack_with_futures((work.args, work.kwargs))
         inputs: list[Any] = []
@@ -92,14 +100,14 @@ class Sending:
         return told
 
     def _use(self, future: TaskFuture[Any], inputs: list[Any]) -> Use:
-        found = future.found()
+        found = future.target()
         if found.work.state is DONE:
             item, place = self._stored_number(found), 0
         else:
             item, place = item_of(found.work), found.place
         if item not in inputs:
             inputs.append(item)
-        how = AS_STREAM if found.work.is_stream and found.work.state is AWAY else AS_VALUE
+        how = AS_STREAM if found.work.is_stream and found.work.state is REMOTE else AS_VALUE
         return Use(inputs.index(item), 0, place, found.work.is_raw, how)
 
     def _stored_number(self, found: TaskFuture[Any]) -> int:
@@ -128,7 +136,7 @@ class Sending:
         """Return an outcome as it is written; the futures in it become tasks."""
         if result.kind == ERROR:
             return Outcome(ERROR, Packed(result.payload))
-        packed = packed_of(result)
+        packed = packed_value(result)
         if not result.futures:
             return Outcome(VALUE, packed)
         with self._channel.lock:
@@ -138,10 +146,10 @@ class Sending:
         """Return where whoever reads a value finds the futures in it; the lock is held."""
         items, places = [], []
         for future in futures:
-            found = future.found()
-            if found.work.state is HELD and not self._sharing.give(found.work, wanted=False):
+            found = future.target()
+            if found.work.state is PENDING and not self._sharing.give(found.work, wanted=False):
                 self._sharing.evaluator.evaluate(found.work)  # it has no bytes, or is needed here
-            found = found.found()
+            found = found.target()
             if found.work.state is DONE:
                 items.append(self._stored_number(found))
                 places.append((0, False))
@@ -153,9 +161,9 @@ class Sending:
         return [(array, *place) for array, place in zip(arrays, places, strict=True)]
 
 
-def item_of(work: Work) -> Any:
+def item_of(work: WorkItem) -> Any:
     """Return how the worker is told what object a work makes that others do."""
-    return work.child if work.array is None else {"__ref__": work.array}
+    return work.child if work.ref is None else {"__ref__": work.ref}
 
 
 def _yields(function: Any) -> bool:

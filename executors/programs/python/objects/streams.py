@@ -7,8 +7,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from ciel.python.contents import ITEM, RETURNED, STREAM_MAGIC, read_stream, stream_frame
-from ciel.python.inside import Items
 from ciel.python.packing import UnpackedError, pack, unpack
+from ciel.python.task_futures import Items
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python.channel import Channel
