@@ -28,9 +28,6 @@ IN_CIRCLES = {
     "ciel.client": "api attached calling client connection dialing executor explaining "
     "functions futures in_task jobs mapping progress results trace",
     "ciel.core": "any_inputs childless fixed graph redelegation streams undeclared_outputs",
-    "ciel.executors.programs.python": "bundle program",
-    "ciel.executors.programs.python.evaluation": "coroutines evaluator generators share_timer "
-    "sharing submission",
     "ciel.scc": "objects store",
     "ciel.skywriting": "arguments builtins code expressions host modern names operators results "
     "running showing statements values",

@@ -397,7 +397,7 @@ class Calls(Maps):
     def _module_places(self) -> tuple[str, ...]:
         places, path = self._places
         if path != sys.path:
-            places = calls.places_here()
+            places = calls.module_directories()
             self._places = (places, list(sys.path))
         return places
 

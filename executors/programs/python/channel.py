@@ -1,4 +1,4 @@
-"""The Python program's end of the conversation with its worker (see `ciel.executors.python`)."""
+"""The connection of a Python program to its worker; `ciel.executors.python_calls` is its peer."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ _decode = json.JSONDecoder().raw_decode
 
 
 class Channel(ciel_task.Channel):
-    """The two FIFOs. `lock` is held by whoever says something, or changes what is shared with the
-    thread that gives work away.
+    """Two FIFOs. A thread that sends a message, or changes state that the sharing thread reads,
+    holds `lock`.
     """
 
     def __init__(self, write_fifo: str, read_fifo: str) -> None:
         super().__init__(write_fifo, read_fifo)
         self.lock = RLock()
 
-    def cut(self) -> None:
-        """Let go of both FIFOs: in a child of this program."""
+    def detach(self) -> None:
+        """Close both FIFOs, in a child that this program has forked."""
         os.close(self._writes)
         os.close(self._reads)
         self.lock = RLock()
 
-    def tell(self, method: str, arguments: dict[str, Any]) -> None:
-        """Make a call that nobody answers; it is sent with the next that waits, or at the end."""
+    def notify(self, method: str, arguments: dict[str, Any]) -> None:
+        """Send a call that has no reply; it leaves with the next call that waits, or at the end."""
         with self.lock:
             self.send(_encode([method, arguments]).encode())
 
-    def ask(self, method: str, arguments: Any) -> ciel_task._Answer:
-        """Make a call that is answered."""
+    def request(self, method: str, arguments: Any) -> ciel_task._Answer:
+        """Send a call, whose reply is read later."""
         with self.lock:
-            return super().ask(method, _encode([method, arguments]).encode())
+            return self.ask(method, _encode([method, arguments]).encode())
 
-    def reply(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Make a call and wait for the answer."""
+    def call(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Send a call, wait for its reply and return it."""
         with self.lock:
-            answer = self.ask(method, arguments)
+            answer = self.request(method, arguments)
             self.flush()
             while answer.payload is None:
                 self.read_answer()
@@ -50,8 +50,8 @@ class Channel(ciel_task.Channel):
         return found
 
     def next_start(self) -> tuple[dict[str, Any], dict[str, str]] | None:
-        """Wait for a task; return what it is told, and the paths of inputs. None: there will be no
-        more.
+        """Wait for a task; return the arguments of its start, and the paths of its inputs by id.
+        None: there are no more tasks.
         """
         paths: dict[str, str] = {}
         with self.lock:
@@ -78,7 +78,7 @@ def _read(payload: bytes) -> Any:
 
 
 def connect() -> Channel:
-    """Open the FIFOs that the last four arguments name."""
+    """Open the FIFOs that the last four arguments of the command line name."""
     write_flag, write_fifo, read_flag, read_fifo = ["", "", "", "", *sys.argv][-4:]
     if (write_flag, read_flag) != ("--write-fifo", "--read-fifo"):
         raise SystemExit("a worker of ciel starts it, with --write-fifo PATH --read-fifo PATH")

@@ -1,9 +1,9 @@
-"""The preloaded parent: forks programs that run calls, each as if it had just been started
-(docs/adr/0052). `ciel.worker.forks` is its other end.
+"""A fork server: a process with all modules loaded that forks programs which run calls
+(docs/adr/0052). `ciel.worker.forks` is its peer.
 
-A child is forked twice, so that it is an orphan and comes to the launcher, and says its number when
-that has happened and it is all that it should be. Until the launcher has adopted it, it waits: it
-bears the tag of this process, and is killed when that ends.
+It forks each child twice, so that the child is an orphan and the launcher its new parent. The child
+sends its process id when its set-up is done, then waits for a signal: the launcher has adopted it.
+Until then it has the tag of this process, and is killed when this process ends.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import site
 import sys
 from typing import Any
 
-_REQUEST_BYTES = 1 << 20  # what a socket takes at once is less
+_REQUEST_BYTES = 1 << 20  # more than a socket accepts at once
 _IDLE_S = 300.0
-"""So long it stays when nothing is wanted: ten times as long as what it forked."""
+"""It exits after so long without a request: ten times as long as the programs that it forks."""
 _ADOPTED = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 
 
 def serve() -> None:
-    """Fork a program for each request; returns in these only."""
+    """Fork a program for each request. Returns in the forked programs only."""
     launcher = os.getppid()
     link = os.dup(0)
     _move(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir("/")  # where we began may be removed
+    os.chdir("/")  # the current one may be removed
     signal.pthread_sigmask(signal.SIG_BLOCK, [_ADOPTED])
     if len(os.listdir("/proc/self/task")) > 1 or len(os.listdir("/proc/self/fd")) > 5:
-        raise SystemExit("a process with threads or files of others is no parent")  # 5: one lists
+        raise SystemExit("a process with other threads or files cannot be a parent")  # 5: one lists
     gc.collect()
-    gc.freeze()  # else the first collection of each child copied all that it never uses
+    gc.freeze()  # otherwise the first collection of each child would copy all memory pages
     installed = _installed()
     while True:
         ready, _, _ = select.select([link], [], [], _IDLE_S)
@@ -52,13 +52,13 @@ def serve() -> None:
 
 
 def _installed() -> list[int]:
-    """Return what changes when something is installed: children are to see that as others do."""
-    places = [*site.getsitepackages(), site.getusersitepackages()]
-    return [os.stat(place).st_mtime_ns for place in places if os.path.isdir(place)]
+    """Return the times at which packages were installed: children must see new packages."""
+    directories = [*site.getsitepackages(), site.getusersitepackages()]
+    return [os.stat(path).st_mtime_ns for path in directories if os.path.isdir(path)]
 
 
 def _fork(launcher: int, link: int, wanted: list[Any]) -> int | None:
-    """Return the number of a child that waits, 0 if none came to that; None: in this child."""
+    """Return the process id of a child that waits; 0 if its set-up failed; None in the child."""
     reads_pid, writes_pid = os.pipe()
     reads_go, writes_go = os.pipe()
     between = os.fork()
@@ -69,24 +69,24 @@ def _fork(launcher: int, link: int, wanted: list[Any]) -> int | None:
             for number in (link, reads_pid, writes_go):
                 os.close(number)
             _become(launcher, reads_go, writes_pid, wanted)
-        except BaseException:  # an ordinary start will say more
+        except BaseException:  # the worker starts a program as usual then, which reports the error
             os._exit(1)
         return None
     os.close(writes_pid)
     os.close(reads_go)
-    os.waitpid(between, 0)  # its child is an orphan now
+    os.waitpid(between, 0)  # now its child is an orphan
     try:
         os.write(writes_go, b"1")
     except BrokenPipeError:
         pass
-    said = os.read(reads_pid, 4)
+    pid = os.read(reads_pid, 4)
     os.close(writes_go)
     os.close(reads_pid)
-    return int.from_bytes(said, "little")
+    return int.from_bytes(pid, "little")
 
 
 def _become(launcher: int, reads_go: int, writes_pid: int, wanted: list[Any]) -> None:
-    """Be what was wanted, and wait until the launcher knows."""
+    """Set this child up as the requested program, and wait until the launcher has adopted it."""
     argv, directory, stdout, stderr, environ = wanted
     os.setsid()
     os.chdir(directory)
@@ -103,7 +103,7 @@ def _become(launcher: int, reads_go: int, writes_pid: int, wanted: list[Any]) ->
     if not os.read(reads_go, 1):
         os._exit(1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it died before that took effect
+    if os.getppid() != launcher:  # the launcher died before that took effect
         os._exit(1)
     os.write(writes_pid, os.getpid().to_bytes(4, "little"))
     os.close(reads_go)

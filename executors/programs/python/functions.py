@@ -1,5 +1,5 @@
-"""Keeps the functions that calls name, loaded from their packed form, and copies of those that
-tasks spawn. Each call gets a function whose state is as it was sent, whatever calls before it did.
+"""Loads the functions of calls from their packed form, and keeps them from task to task. Each call
+gets a function whose state is as it was sent, whatever earlier calls did (docs/adr/0055).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ciel.python.tasks import Task, name_of
 
 KEPT_MAX = 1000
 KEPT_MAX_BYTES = 32 << 20
-"""Bounds on the functions that are kept from task to task: packed and loaded."""
-COPIES_MAX = 64
-"""Functions of a task that are known by their identity, with their state when they were spawned."""
+"""Limits of the functions that stay loaded from task to task, with their packed form."""
+SNAPSHOTS_MAX = 64
+"""Snapshots that a task reuses while the function that it spawns is unchanged."""
 
 _FROZEN_TYPES = PLAIN_TYPES | {
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, Task,
 }  # fmt: skip
-_STANDING_FOR_ANOTHER = frozenset(
-    (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-)
+_UNRESOLVED_TYPES = frozenset((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType))
 
 
 class Copy(NamedTuple):
-    """A function, unpacked, with its state as it was sent: `function` is what to call."""
+    """An unpacked function, with its state as it was sent. `captured` watches that state; None: it
+    cannot be watched.
+    """
 
     function: Any
-    captured: Captured | None  # None: what it refers to cannot be watched
+    captured: Captured | None
 
     def is_as_sent(self) -> bool:
         """Whether no call has changed its state."""
@@ -41,8 +41,9 @@ class Copy(NamedTuple):
 
 
 class Loaded:
-    """A function that was sent. `sent` holds its packed form. `is_constant`: no call changes what
-    it refers to. `serves_all`: one copy serves all calls, since it is constant, or says so.
+    """A function that was loaded from its packed form, `sent`. `is_constant`: no call changes its
+    state. `serves_all`: one copy serves all calls, since the function is constant, or says so by
+    its attribute `keeps_state`.
     """
 
     __slots__ = ("__weakref__", "_idle", "_is_opaque", "is_constant", "name", "sent", "serves_all")
@@ -59,12 +60,12 @@ class Loaded:
 
     @property
     def size_bytes(self) -> int:
-        """Return about how much memory it takes."""
+        """Return about how much memory it uses."""
         return 2 * len(self.sent.packed or b"")
 
     def take(self) -> Copy:
-        """Return a copy for one call, which nobody else uses meanwhile and no call has changed.
-        Raises whatever the classes of its parts raise.
+        """Return a copy for one call: no other call uses it meanwhile, none has changed it. Raises
+        whatever unpickling its parts raises.
         """
         idle = self._idle
         if self.serves_all and idle is not None:
@@ -75,7 +76,7 @@ class Loaded:
         return self._unpacked()
 
     def give_back(self, copy: Copy) -> None:
-        """Offer a copy to further calls, when the result of the call does not refer to it."""
+        """Return a copy for later calls. The result of the call must not refer to its state."""
         if copy.captured is not None or self.serves_all:
             self._idle = copy
 
@@ -87,37 +88,37 @@ class Loaded:
         return Copy(function, None if captured is None or captured.is_opaque else captured)
 
 
-class Copied:
-    """Stands for a function that a task has spawned, with its state as it was then."""
+class Snapshot:
+    """A function that a task has spawned, with its state at that time."""
 
     def __init__(self, function: Any, loaded: Loaded) -> None:
         inner = function.function if type(function) is Task else function
         self.__qualname__ = name_of(function)
-        self.__code__ = getattr(inner, "__code__", None)  # its flags are looked at
+        self.__code__ = getattr(inner, "__code__", None)  # for its flags
         self.loaded = loaded
 
 
-def is_apart(value: Any, packed: Iterable[Any]) -> bool:
-    """Whether what a function has returned does not refer to the function's state any more, once it
-    is packed.
+def is_independent(value: Any, packed: Iterable[Any]) -> bool:
+    """Tell whether a value that a function has returned, once packed, shares no memory with the
+    function's state.
     """
-    return type(value) not in _STANDING_FOR_ANOTHER and not any(
+    return type(value) not in _UNRESOLVED_TYPES and not any(
         getattr(item, "buffers", ()) for item in packed
     )
 
 
 class Functions:
-    """All functions that this program knows."""
+    """All functions that this program has loaded."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, Loaded] = OrderedDict()
         self._size_bytes = 0
         self._living: weakref.WeakValueDictionary[bytes, Loaded] = weakref.WeakValueDictionary()
         self._packed: dict[int, tuple[Any, Function]] = {}
-        self._steady: dict[int, Any] = {}
-        self._copies: OrderedDict[int, tuple[Any, Captured, Copied]] = OrderedDict()
+        self._frozen: dict[int, Any] = {}
+        self._snapshots: OrderedDict[int, tuple[Any, Captured, Snapshot]] = OrderedDict()
         self.are_constant = True
-        """Whether no function that this task has run can change what another one refers to."""
+        """Whether all functions that this task has run are constant."""
 
     def clear(self) -> None:
         """Forget them all."""
@@ -128,19 +129,19 @@ class Functions:
         self.end_task()
 
     def end_task(self) -> None:
-        """Forget what serves one task only."""
-        self._copies.clear()
-        self._steady.clear()
+        """Forget what belongs to one task only, and the least recently used functions."""
+        self._snapshots.clear()
+        self._frozen.clear()
         self.are_constant = True
         while len(self._kept) > KEPT_MAX or self._size_bytes > KEPT_MAX_BYTES:
             _, oldest = self._kept.popitem(last=False)
             self._size_bytes -= oldest.size_bytes
             self._packed.clear()  # it may hold the same
 
-    # --- that were sent ---------------------------------------------------------------------------
+    # --- functions of calls -----------------------------------------------------------------------
 
     def find(self, digest: bytes) -> Loaded | None:
-        """Return a function that was loaded before, if it is kept."""
+        """Return a function by the digest of its packed form, if it is loaded."""
         found = self._kept.get(digest)
         if found is None:
             return self._living.get(digest)
@@ -148,35 +149,36 @@ class Functions:
         return found
 
     def load(self, sent: Function) -> Loaded:
-        """Load a function, and keep it; raises whatever the classes of its parts raise."""
+        """Load a function; raises whatever unpickling its parts raises."""
         loaded = self._living[sent.digest] = Loaded(sent)
         self._kept[sent.digest] = loaded
         self._size_bytes += loaded.size_bytes
         return loaded
 
-    # --- that are spawned -------------------------------------------------------------------------
+    # --- functions that a task spawns -------------------------------------------------------------
 
     def packed(self, function: Any) -> Function:
-        """Return a function as it travels, which does not change; raises what its parts raise."""
-        if type(function) is Copied:
+        """Return the packed form of a function; raises whatever pickling its parts raises."""
+        if type(function) is Snapshot:
             return function.loaded.sent
         known = self._packed.get(id(function))
         if known is not None:
             return known[1]
-        travels = _packed(function)
-        if getattr(function, "__closure__", None) is None:  # others are made anew each time
-            self._packed[id(function)] = (function, travels)
-        return travels
+        packed = _packed(function)
+        if getattr(function, "__closure__", None) is None:  # closures are new objects each time
+            self._packed[id(function)] = (function, packed)
+        return packed
 
     def snapshot(self, function: Any) -> Any:
-        """Return what does as a function would do now, whatever becomes of the state that it refers
-        to, and changes none of that; raises whatever the parts of the function raise.
+        """Return a function that does what another one would do if it were called now. Later
+        changes of the other one's state do not reach it, nor do its calls change that state. Raises
+        whatever pickling its parts raises.
         """
         if self.are_constant:
-            found = self._steady.get(id(function)) or self._as_steady(function)
+            found = self._frozen.get(id(function)) or self._as_frozen(function)
             if found is not None:
                 return found
-        known = self._copies.get(id(function))
+        known = self._snapshots.get(id(function))
         if known is not None and known[0] is function and known[1].is_current():
             return known[2]
         captured = Captured(function)
@@ -186,31 +188,31 @@ class Functions:
         loaded = self.find(sent.digest)
         if loaded is None:
             loaded = self._living[sent.digest] = Loaded(sent)
-        copied = Copied(function, loaded)
-        self._copies[id(function)] = (function, captured, copied)
-        if len(self._copies) > COPIES_MAX:
-            self._copies.popitem(last=False)
+        snapshot = Snapshot(function, loaded)
+        self._snapshots[id(function)] = (function, captured, snapshot)
+        if len(self._snapshots) > SNAPSHOTS_MAX:
+            self._snapshots.popitem(last=False)
         self.are_constant = self.are_constant and loaded.is_constant
-        return copied
+        return snapshot
 
-    def _as_steady(self, function: Any) -> Any:
-        """Return a function that neither changes nor is changed; None if it is no such function."""
+    def _as_frozen(self, function: Any) -> Any:
+        """Return a constant function that does the same; None if the function is not constant."""
         found = _frozen_function(function)
         if found is None:
             return None
         if found is function:
             if not Captured(function).is_constant:
                 return None
-            self._steady[id(function)] = function
+            self._frozen[id(function)] = function
             return function
         inner: Any = found
         code = inner.__code__
         is_plain = all(type(cell.cell_contents) in PLAIN_TYPES for cell in inner.__closure__)
-        if not is_plain or self._steady.get(id(code)) is not code:
+        if not is_plain or self._frozen.get(id(code)) is not code:
             if not Captured(found).is_constant:
                 return None
             if is_plain:
-                self._steady[id(code)] = code
+                self._frozen[id(code)] = code
         return found
 
 

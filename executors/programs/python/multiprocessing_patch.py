@@ -1,5 +1,5 @@
-"""Lets the processes that a task starts with `multiprocessing` have functions and classes of the
-client's main module. In a task that is another module, so they travel with their code.
+"""Patches `multiprocessing` so that a task can send functions and classes of the client's main
+module to processes that it starts. Those cannot import that module, so the code is sent along.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def _reduced(_: ForkingPickler, value: Any) -> Any:
 
 
 def _loaded(packed: bytes) -> Any:
-    let_processes_have_code()  # the result may be of such a class
+    patch()  # the result may be of such a class
     return pickle.loads(packed)
 
 
-def let_processes_have_code() -> None:
-    """Have `multiprocessing` send the code of what its processes cannot find by name."""
-    pickler: Any = ForkingPickler  # which pickle asks for this
+def patch() -> None:
+    """Have `multiprocessing` send the code of objects that its processes cannot import."""
+    pickler: Any = ForkingPickler  # pickle calls this method if it exists
     pickler.reducer_override = _reduced

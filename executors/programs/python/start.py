@@ -1,16 +1,16 @@
-"""Starts the program behind `python`, in whatever interpreter a task names: one that cannot run
-tasks says why, in one line for each of them. Nothing here needs more than Python 3.6.
+"""The script that starts the program behind `python`, in any interpreter that a task names. One
+that cannot run tasks fails each of them with the reason. This file needs no more than Python 3.6.
 """
 
 import sys
 
-_PROGRAM = "ciel.executors.programs.python.program"
+_PROGRAM = "ciel.executors.programs.python.main"
 _OLDEST = (3, 11)
-"""What ciel needs: its `requires-python`."""
+"""The `requires-python` of ciel."""
 
 
-def _why_not(expected: str) -> "str | None":  # older interpreters read this
-    """Say why this interpreter cannot run tasks of a worker of this version; None if it can."""
+def _why_not(expected: str) -> "str | None":  # quoted, since older interpreters read this
+    """Return why this interpreter cannot run tasks of a worker of this version; None if it can."""
     if sys.version_info < _OLDEST:
         return f"it is older than what ciel needs, {_python(_OLDEST)}; name another by 'python='"
     try:
@@ -22,14 +22,14 @@ def _why_not(expected: str) -> "str | None":  # older interpreters read this
             return f"{why}; name another by 'python='"
         __import__(_PROGRAM)
         __import__("ciel.python.pickling")
-    except Exception as error:  # of whatever is there under that name
+    except Exception as error:  # any module may have that name
         why = f"{type(error).__name__}: {error}"
         return f"{why}; install ciel {expected} there, or name another by 'python='"
     return None
 
 
 def _differs(task: dict) -> "str | None":  # type: ignore[type-arg]  # as above
-    """Say that a call was made by another Python than this one; None if not, or nobody knows."""
+    """Return that another version of Python made a call; None: the same, or an unknown one."""
     import base64
     import pickle
 
@@ -39,13 +39,13 @@ def _differs(task: dict) -> "str | None":  # type: ignore[type-arg]  # as above
         version = pickle.loads(base64.b64decode(task["calls"]))[0]  # see `ciel.python.calls`
         if version[:2] == sys.version_info[:2]:
             return None
-    except Exception:  # these are no calls
+    except Exception:  # the argument is no bundle
         return None
     return f"the call was made by {_python(version)}, which it is not; name that by 'python='"
 
 
 def _refuse(why: str) -> None:
-    """Answer every task with the reason."""
+    """Fail each task with the reason."""
     import json
     import struct
 
@@ -61,11 +61,11 @@ def _refuse(why: str) -> None:
                 continue
             here = f"{sys.executable} ({_python(sys.version_info)}) cannot run tasks"
             text = f"{here}: {_differs(call[1]) or why}"
-            for said in (
+            for message in (
                 ["error", {"report": text, "reason": "BAD_ARGUMENTS"}],
                 ["exit", {"keep_process": "may_keep"}],
             ):
-                payload = json.dumps(said).encode("ascii")
+                payload = json.dumps(message).encode("ascii")
                 writes.write(struct.pack(">I", len(payload)) + payload)
 
 
@@ -77,7 +77,7 @@ def _start() -> None:
     import os
 
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
-        del sys.path[0]  # our neighbours are no modules of users
+        del sys.path[0]  # users must not import the modules beside this file
     why = _why_not(sys.argv[1])
     if sys.argv[2:] == ["--preloaded"]:
         if why is not None:

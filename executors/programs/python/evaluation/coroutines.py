@@ -1,7 +1,7 @@
-"""Coroutines as tasks: they run in an event loop, as anywhere, and what they await of ours is begun
-in it. Where all of them wait for what others do, the program waits in no slot.
+"""Coroutines as tasks. They run in an asyncio event loop, and so do the calls that they await. The
+program leaves its slot while all its coroutines wait for remote calls.
 
-The loop is asked by its selector: when it has nothing to do, and when it only waits.
+The loop's selector is where this is decided: the loop calls it when no callback is ready.
 """
 
 from __future__ import annotations
@@ -13,38 +13,41 @@ import weakref
 from asyncio import events
 from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ciel.executors.programs.python.evaluation.evaluator import shorten
+from ciel.executors.programs.python.evaluation.interface import (
+    COROUTINE_SCOPE,
+    Evaluation,
+    shorten,
+)
+from ciel.executors.programs.python.evaluation.sharing import Sharing
 from ciel.python.task_futures import DONE, PENDING, REMOTE, RUNNING, Items, TaskFuture, WorkItem
 
-if TYPE_CHECKING:
-    from ciel.executors.programs.python.evaluation.evaluator import Evaluator
-
-LOOK_FIRST_S, LOOK_MAX_S = 0.005, 0.25
-"""How often it looks what others have done, while something else of the loop waits, too."""
-
+POLL_FIRST_S, POLL_MAX_S = 0.005, 0.25
+"""The intervals at which it polls for results of remote calls, while the loop has timers or files
+to wait for as well.
+"""
 STAYS_S = 0.5
-"""Then it leaves its slot, in which they might have to run, until that may have something to do;
-and again, when it has been back for so long.
+"""After so long it leaves its slot, which the remote calls may need, until the loop has something
+to do; and again each time that it has been back for so long.
 """
 LEAVES_MIN_S = 0.1
-"""It leaves for so long, at least: all its timers are that late."""
+"""It leaves for at least so long: all timers of the loop are late by that."""
 
 CANCEL_MAX_S = 1.0
-"""So long coroutines that were left behind may take to end."""
+"""Coroutines that are left at the end of a task have so long to end."""
 
-TURNS_TO_BE_HEARD = 3
-"""So often the loop comes round until what is due has cancelled us, if that is what it does: it is
-found; it runs; and whom it woke up does (`asyncio.wait_for`).
+TICKS_TO_CANCEL = 3
+"""Iterations of the loop until an expired timer has cancelled its task: the loop finds the timer,
+runs its callback, and resumes whatever that woke (`asyncio.wait_for`).
 """
 
-home: ContextVar[Any] = ContextVar("home", default=None)
-"""Where the works of a coroutine wait to be run."""
+_scope: ContextVar[Any] = ContextVar("scope", default=None)
+"""The scope of the coroutine that runs."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Says when the loop would sleep."""
+    """Calls `idle` before the loop sleeps."""
 
     idle: Callable[[float | None], float | None]
 
@@ -58,18 +61,19 @@ class _Selector(selectors.DefaultSelector):
 
     @property
     def has_files(self) -> bool:
-        """Whether anything but the loop's own is watched."""
+        """Whether it watches any file but the loop's own."""
         return len(self.get_map()) > 1
 
 
 _spare: list[tuple[asyncio.SelectorEventLoop, _Selector]] = []
 
 
-class Looping:
-    """A loop, and what its coroutines wait for that others do."""
+class Loop:
+    """An event loop, and the remote calls that its coroutines wait for."""
 
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator = evaluator
+    def __init__(self, evaluation: Evaluation, sharing: Sharing) -> None:
+        self._evaluation = evaluation
+        self._sharing = sharing
         self.is_running = False
         if _spare:
             self.loop, self._selector = _spare.pop()
@@ -79,20 +83,23 @@ class Looping:
         self._selector.idle = self._idle
         self._requests: list[tuple[WorkItem, asyncio.Future[None]]] = []
         self._goal: WorkItem | None = None
-        self._look_s = LOOK_FIRST_S
+        self._poll_s = POLL_FIRST_S
         self._leaves_s: float | None = None
         self._stays_until_s = 0.0
         self._requested: weakref.WeakSet[WorkItem] = weakref.WeakSet()
+        self._has_timers = False
 
     def run(self, goal: WorkItem) -> None:
-        """Run the loop until a coroutine has ended; wait for others where nothing else is left."""
+        """Run the loop until the coroutine of an item has ended. Leave the slot while all that is
+        left to do is to wait for remote calls.
+        """
         while not _has_ended(goal):
             self._goal = goal
             outer = events._get_running_loop()
             events._set_running_loop(None)
             self.is_running = True
             try:
-                self._evaluator.stepped(IN_LOOP, self.loop.run_forever)
+                self._evaluation.resume(COROUTINE_SCOPE, self.loop.run_forever)
             finally:
                 self.is_running = False
                 events._set_running_loop(outer)
@@ -102,54 +109,52 @@ class Looping:
             if _has_ended(goal) or not waited:
                 continue
             if leaves_s is not None or not self._is_busy_otherwise():
-                self._evaluator.sharing.wait(waited, any_one=True, timeout_s=leaves_s)
+                self._sharing.wait(waited, any_one=True, timeout_s=leaves_s)
                 self._stays_until_s = self.loop.time() + STAYS_S
                 self._answer()
 
     def request(self, work: WorkItem) -> asyncio.Future[None]:
-        """Return what is done when others have done a work."""
+        """Return a future that is done when a remote item is."""
         future: asyncio.Future[None] = self.loop.create_future()
         self._requests.append((work, future))
-        if work not in self._requested:  # not once more, after a time-out
+        if work not in self._requested:  # not once more, after a timeout
             self._requested.add(work)
-            self._look_s = LOOK_FIRST_S
+            self._poll_s = POLL_FIRST_S
             self._stays_until_s = self.loop.time() + STAYS_S
         return future
 
     @property
     def is_late(self) -> bool:
-        """Whether something is due, such as the end of an `asyncio.timeout`."""
-        timers = self.loop._scheduled  # type: ignore[attr-defined]  # there is no other way to ask
+        """Whether a timer has expired, such as that of an `asyncio.timeout`."""
+        timers = self.loop._scheduled  # type: ignore[attr-defined]  # there is no public way
         return bool(timers) and bool(timers[0].when() <= self.loop.time())
 
     def stop(self) -> None:
-        """Leave the loop if what it was run for has ended."""
+        """Leave the loop if the coroutine that it was run for has ended."""
         if self.is_running and self._goal is not None and _has_ended(self._goal):
             self.loop.stop()
 
     def _answer(self) -> None:
-        left = []
+        pending = []
         for work, future in self._requests:
             if future.done():
                 continue
             if work.state is DONE:
                 future.set_result(None)
             else:
-                left.append((work, future))
-        self._requests = left
+                pending.append((work, future))
+        self._requests = pending
 
     def _is_busy_otherwise(self) -> bool:
-        return self._has_timers or self._hears
+        return self._has_timers or self._can_be_woken
 
     @property
-    def _hears(self) -> bool:
-        """Whether it may be woken up by more than the clock: by files, or by threads of its own."""
-        return self._selector.has_files or self.loop._default_executor is not None  # type: ignore[attr-defined]  # there is no other way to ask
-
-    _has_timers = False
+    def _can_be_woken(self) -> bool:
+        """Whether files, or threads of its own, can wake the loop."""
+        return self._selector.has_files or self.loop._default_executor is not None  # type: ignore[attr-defined]  # there is no public way
 
     def _idle(self, timeout: float | None) -> float | None:
-        """Say how long the loop may sleep that has nothing to do now."""
+        """Return how long the loop may sleep now that no callback is ready."""
         self._has_timers = timeout is not None
         self._answer()
         goal = self._goal
@@ -161,34 +166,33 @@ class Looping:
         if not self._is_busy_otherwise():
             self.loop.stop()
             return 0
-        if self._evaluator.sharing.look([work for work, _ in self._requests]) or any(
+        if self._sharing.poll([work for work, _ in self._requests]) or any(
             work.state is DONE for work, _ in self._requests
         ):
             self._answer()
             return 0
-        rest_s = LOOK_MAX_S if timeout is None else timeout
-        if self._hears:
-            rest_s = min(rest_s, LOOK_MAX_S)
-        if self.loop.time() >= self._stays_until_s and self._evaluator.sharing.may_wait:
+        rest_s = POLL_MAX_S if timeout is None else timeout
+        if self._can_be_woken:
+            rest_s = min(rest_s, POLL_MAX_S)
+        if self.loop.time() >= self._stays_until_s and self._sharing.may_wait:
             self._leaves_s = max(rest_s, LEAVES_MIN_S)
             self.loop.stop()
             return 0
-        self._look_s = min(2 * self._look_s, LOOK_MAX_S)
-        return min(rest_s, self._look_s)
+        self._poll_s = min(2 * self._poll_s, POLL_MAX_S)
+        return min(rest_s, self._poll_s)
 
     def close(self) -> None:
-        """End what coroutines have left behind."""
+        """Cancel the coroutines that are left, and keep the loop for another task if possible."""
         loop = self.loop
         left = asyncio.all_tasks(loop)
-        self._goal = WorkItem(None, (), {}, None)  # type: ignore[arg-type]  # it stands for the end
         if left:
             for task in left:
                 task.cancel()
             self._run_to_end(asyncio.wait(left, timeout=CANCEL_MAX_S))
         self._run_to_end(loop.shutdown_asyncgens())
-        if asyncio.all_tasks(loop):  # they will not go
+        if asyncio.all_tasks(loop):  # they have ignored their cancellation
             return
-        if not self._hears:
+        if not self._can_be_woken:
             _spare.append((loop, self._selector))
         else:
             self._run_to_end(loop.shutdown_default_executor())
@@ -205,64 +209,60 @@ class Looping:
 
 
 def _has_ended(work: WorkItem) -> bool:
-    """Whether the coroutine of a work has ended, be it by handing its result on."""
+    """Tell whether the coroutine of an item has ended, maybe by forwarding its result."""
     return work.state is DONE or work.suspended is None
 
 
-class _InLoop:
-    """Stands for where the works of a coroutine wait: its context knows."""
-
-
-IN_LOOP = _InLoop()
-
-
-class Asynchronous:
-    """A coroutine on its way, or an asynchronous generator."""
+class SuspendedCoroutine:
+    """A coroutine, or an asynchronous generator, that runs in an event loop."""
 
     def __init__(
         self,
-        evaluator: Evaluator,
+        evaluation: Evaluation,
+        loop: Loop,
         work: WorkItem,
         body: Any,
         put: Callable[[Any], None] | None = None,
     ) -> None:
-        self._evaluator = evaluator
+        self._evaluation = evaluation
         self._work = work
-        self._looping: Looping = evaluator.looping()
+        self._loop = loop
         self._waiters: list[asyncio.Future[None]] = []
         if isinstance(body, types.AsyncGeneratorType):
             body = _items_of(body, put)
-        context_home = home.set(None)
+        outer = _scope.set(None)
         try:
-            self._task = self._looping.loop.create_task(self._run(body))
+            self._task = loop.loop.create_task(self._run(body))
         finally:
-            home.reset(context_home)
+            _scope.reset(outer)
 
     async def _run(self, body: Any) -> None:
         try:
             value = await body
-        except BaseException as error:  # whatever a function raises is its result
+        except BaseException as error:  # a function may raise anything
             if self._work.state is not DONE:
-                self._evaluator.fail(self._work, error, 1)
+                self._evaluation.fail(self._work, error, 1)
         else:
             if self._work.state is not DONE:
                 self._work.suspended = None
-                self._evaluator.take(self._work, value)
+                self._evaluation.take(self._work, value)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        self._looping.stop()
+        self._loop.stop()
 
-    def advance(self, evaluator: Evaluator, work: WorkItem) -> Sequence[WorkItem]:
+    def advance(self, evaluation: Evaluation, work: WorkItem) -> Sequence[WorkItem]:
         """Run the loop until the coroutine has ended."""
-        self._looping.run(work)
+        self._loop.run(work)
         return ()
 
-    def wait(self, looping: Looping) -> asyncio.Future[None] | None:
-        """Return what is done when the coroutine has ended; None if it runs in another loop."""
-        if looping is not self._looping:
+    def wait(self, loop: Loop) -> asyncio.Future[None] | None:
+        """Return a future that is done when the coroutine has ended; None if it runs in another
+        loop.
+        """
+        if loop is not self._loop:
             return None
-        waiter: asyncio.Future[None] = looping.loop.create_future()
+        waiter: asyncio.Future[None] = loop.loop.create_future()
         self._waiters.append(waiter)
         return waiter
 
@@ -275,68 +275,108 @@ async def _items_of(body: Any, put: Callable[[Any], None] | None) -> Any:
     return items if put is None else None
 
 
-def awaited(evaluator: Evaluator, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:
-    """Wait for a future in a coroutine; return its value, or raise it."""
-    while (outcome := future.outcome()) is None:
-        work = future.target().work
-        looping = evaluator.looping_of(events._get_running_loop())
-        if looping is None:
-            yield from _settled_in_another_loop(evaluator, work)
-        else:
-            yield from _settled(evaluator, looping, work)
-    return future.value_of(outcome)
-
-
-def _settled_in_another_loop(evaluator: Evaluator, goal: WorkItem) -> Generator[Any, Any, None]:
-    """Wait for a work in a loop of the function's own, as that of `asyncio.run`. It cannot be asked
-    when it has nothing to do, so one of the coroutines that wait waits in its place, briefly.
+class Loops:
+    """The event loops of one task. It has more than one where a function that a loop has called
+    waits for a coroutine in `result()`.
     """
-    waiting = evaluator.waiting_in_other_loops
-    waiting[id(goal)] = goal
-    try:
-        while goal.state is not DONE:
-            if goal.state is PENDING and evaluator.may_run(goal):
-                evaluator.complete([goal])
-                return
-            yield
-            all_wait = not any(work.state is DONE for work in waiting.values())
-            if all_wait and next(iter(waiting.values())) is goal:
-                evaluator.complete([*waiting.values()], any_one=True, timeout_s=LEAVES_MIN_S)
-    finally:
-        waiting.pop(id(goal), None)
 
+    def __init__(self, evaluation: Evaluation, sharing: Sharing) -> None:
+        self._evaluation = evaluation
+        self._sharing = sharing
+        self._loops: list[Loop] = []
+        self._waiting_elsewhere: dict[int, WorkItem] = {}
+        """Items that coroutines wait for in loops that are not ours, as that of `asyncio.run`."""
 
-def _settled(evaluator: Evaluator, looping: Looping, goal: WorkItem) -> Generator[Any, Any, None]:
-    """Wait for a work in a coroutine: what can be done here is done in its loop."""
-    stack = [goal]
-    while stack:
-        work = stack[-1]
-        if work.state is DONE:
-            stack.pop()
-            continue
-        step = work.suspended
-        if work.state is RUNNING and isinstance(step, Asynchronous):
-            waiter = step.wait(looping)
-            yield from waiter or looping.request(work)
-            continue
-        if work.state is REMOTE or (work.state is PENDING and not evaluator.may_run(work)):
-            yield from looping.request(work)
-            continue
-        events._set_running_loop(None)  # a function may run one of its own
-        try:
-            needed = evaluator.advance(work)
-        finally:
-            events._set_running_loop(looping.loop)
-        if looping.is_late:
-            for _ in range(TURNS_TO_BE_HEARD):
-                yield
-        if shorten(stack):
-            continue
-        for need in needed:
-            if need in stack or (
-                need.state is RUNNING and need.suspended is None and not need.forward
-            ):
-                yield from looping.request(need)  # whoever runs it is below us
+    def suspend(self, work: WorkItem, body: Any, put: Callable[[Any], None] | None) -> Any:
+        """Start a coroutine or an asynchronous generator, which is the body of an item."""
+        return SuspendedCoroutine(self._evaluation, self._loop_for_start(), work, body, put)
+
+    def _loop_for_start(self) -> Loop:
+        if self._evaluation.runs_coroutine:
+            return next(loop for loop in reversed(self._loops) if loop.is_running)
+        if not self._loops or self._loops[-1].is_running:
+            self._loops.append(Loop(self._evaluation, self._sharing))
+        return self._loops[-1]
+
+    def scope(self) -> Any:
+        """Return the scope of the coroutine that runs now."""
+        found = _scope.get()
+        if found is None:
+            found = self._sharing.new_scope()
+            _scope.set(found)
+        return found
+
+    def close(self) -> None:
+        """Cancel the coroutines that are left."""
+        for loop in reversed(self._loops):
+            loop.close()
+        self._loops.clear()
+
+    # --- await ------------------------------------------------------------------------------------
+
+    def wait_for(self, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:
+        """Wait for a future in a coroutine; return its value, or raise its exception."""
+        while (outcome := future.outcome()) is None:
+            work = future.target().work
+            running = events._get_running_loop()
+            loop = next((loop for loop in self._loops if loop.loop is running), None)
+            if loop is None:
+                yield from self._complete_in_other_loop(work)
             else:
-                stack.append(need)
-                break
+                yield from self._complete(loop, work)
+        return future.value_of(outcome)
+
+    def _complete_in_other_loop(self, goal: WorkItem) -> Generator[Any, Any, None]:
+        """Wait for an item in a loop that is not ours. Nothing tells when such a loop is idle, so
+        the first of its waiting coroutines blocks the loop for short times.
+        """
+        waiting = self._waiting_elsewhere
+        waiting[id(goal)] = goal
+        try:
+            while goal.state is not DONE:
+                if goal.state is PENDING and self._evaluation.may_run(goal):
+                    self._evaluation.complete([goal])
+                    return
+                yield
+                all_wait = not any(work.state is DONE for work in waiting.values())
+                if all_wait and next(iter(waiting.values())) is goal:
+                    self._evaluation.complete(
+                        [*waiting.values()], any_one=True, timeout_s=LEAVES_MIN_S
+                    )
+        finally:
+            waiting.pop(id(goal), None)
+
+    def _complete(self, loop: Loop, goal: WorkItem) -> Generator[Any, Any, None]:
+        """Wait for an item in a loop of ours, which runs whatever this program can run for it."""
+        evaluation = self._evaluation
+        stack = [goal]
+        while stack:
+            work = stack[-1]
+            if work.state is DONE:
+                stack.pop()
+                continue
+            suspended = work.suspended
+            if work.state is RUNNING and isinstance(suspended, SuspendedCoroutine):
+                waiter = suspended.wait(loop)
+                yield from waiter or loop.request(work)
+                continue
+            if work.state is REMOTE or (work.state is PENDING and not evaluation.may_run(work)):
+                yield from loop.request(work)
+                continue
+            events._set_running_loop(None)  # the function may run a loop of its own
+            try:
+                needed = evaluation.advance(work)
+            finally:
+                events._set_running_loop(loop.loop)
+            if loop.is_late:
+                for _ in range(TICKS_TO_CANCEL):
+                    yield
+            if shorten(stack):
+                continue
+            for need in needed:
+                runs_below = need.state is RUNNING and not (need.suspended or need.forward)
+                if runs_below or need in stack:
+                    yield from loop.request(need)
+                else:
+                    stack.append(need)
+                    break

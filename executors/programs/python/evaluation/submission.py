@@ -1,19 +1,16 @@
-"""Works on their way to other programs, and results with futures in them: what was made here of
-what they refer to becomes objects.
-"""
+"""Writes the requests that make tasks of work items, and stores the values that they refer to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ciel.core.tasks import Needs
+from ciel.core.tasks import USUAL_NEEDS
 from ciel.executors.programs.python.objects.outputs import encoded
 from ciel.python.calls import (
     AS_STREAM,
     AS_VALUE,
     INLINE_MAX_BYTES,
-    VERSION,
     Bundle,
     Call,
     Use,
@@ -34,43 +31,51 @@ from ciel.python.tasks import Task
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python.channel import Channel
-    from ciel.executors.programs.python.evaluation.sharing import Sharing
     from ciel.executors.programs.python.functions import Functions
     from ciel.executors.programs.python.objects.outputs import Outputs
 
 ALONE_MIN_BYTES = 64 << 10
 """Arguments of this size become an object of their own."""
 CO_GENERATOR = 0x20
-"""Of the flags of a function's code; `inspect` takes long to load."""
+"""A flag of a function's code. (Importing `inspect` for it takes long.)"""
 
 
-class Sending:
-    """What one task sends."""
+class Submission:
+    """What one task submits. `start` is called with a pending item that becomes part of a value: it
+    makes a task of the item, or runs it.
+    """
+
+    bundle: Bundle
+    """That of this task; its children inherit the settings."""
 
     def __init__(
-        self, sharing: Sharing, channel: Channel, outputs: Outputs, functions: Functions
+        self,
+        channel: Channel,
+        outputs: Outputs,
+        functions: Functions,
+        start: Callable[[WorkItem], None],
     ) -> None:
-        self.places: tuple[str, ...] = ()
-        self.moved: tuple[str, dict[str, str | None]] | None = None
-        self.log_level = 0
-        self._sharing = sharing
         self._channel = channel
         self._outputs = outputs
         self._functions = functions
+        self._start = start
         self._stored: dict[tuple[WorkItem, int], int] = {}
+        """The numbers of the objects that hold results of this program."""
 
-    def begin_anew(self) -> None:
-        """The task goes on as another, which has made nothing yet."""
+    def restart(self) -> None:
+        """Forget the numbers of objects: the task continues as another one, which has none yet."""
         self._stored.clear()
 
-    def told(self, work: WorkItem) -> dict[str, Any]:
-        """Return what a task is spawned with."""
+    def request(self, work: WorkItem) -> dict[str, Any]:
+        """Return the arguments of a `spawn` that makes a task of an item. Raises whatever the
+        `__reduce__` of its parts raises.
+        """
         function = self._functions.packed(work.function)
-        packed, taken = work.packed, work.dependencies
+        packed, dependencies = work.packed, work.dependencies
         if packed is None:
-            packed, taken = pack_with_futures((work.args, work.kwargs))
+            packed, dependencies = pack_with_futures((work.args, work.kwargs))
         inputs: list[Any] = []
-        uses = tuple([self._use(future, inputs) for future in taken])
+        uses = tuple([self._use(future, inputs) for future in dependencies])
         with_object = -1
         if packed.size_bytes > ALONE_MIN_BYTES:
             with_object = len(inputs)
@@ -79,43 +84,49 @@ class Sending:
         returns = work.options.returns
         call = Call(0, packed, uses, with_object, False, work.name, returns)
         work.is_stream = _yields(work.function)
-        bundle = Bundle(VERSION, self.places, (function,), ((call,),), work.is_stream)
-        wanted = self._sharing.evaluator.locals_wanted
-        bundle = bundle._replace(locals_wanted=wanted, moved=self.moved, log_level=self.log_level)
+        bundle = self.bundle._replace(
+            functions=(function,),
+            batches=((call,),),
+            streams=work.is_stream,
+            raw=False,
+            timed=False,
+        )
         content = pack_bundle(bundle)
-        told: dict[str, Any] = {"name": work.name}
+        request: dict[str, Any] = {"name": work.name}
         if len(content) <= INLINE_MAX_BYTES:
-            told["calls"] = encoded(content)
+            request["calls"] = encoded(content)
         else:
             inputs.append(self._store_pieces([content]))
         if inputs:
-            told["inputs"] = inputs
+            request["inputs"] = inputs
         if work.options.python:
-            told["python"] = work.options.python
+            request["python"] = work.options.python
         needs = work.options.needs
-        usual = Needs()
-        told |= {
-            name: value for name, value in needs._asdict().items() if value != getattr(usual, name)
+        request |= {
+            name: value
+            for name, value in needs._asdict().items()
+            if value != getattr(USUAL_NEEDS, name)
         }
-        return told
+        return request
 
     def _use(self, future: TaskFuture[Any], inputs: list[Any]) -> Use:
-        found = future.target()
-        if found.work.state is DONE:
-            item, place = self._stored_number(found), 0
+        target = future.target()
+        work = target.work
+        if work.state is DONE:
+            item, place = self._stored_number(target), 0
         else:
-            item, place = item_of(found.work), found.place
+            item, place = item_of(work), target.place
         if item not in inputs:
             inputs.append(item)
-        how = AS_STREAM if found.work.is_stream and found.work.state is REMOTE else AS_VALUE
-        return Use(inputs.index(item), 0, place, found.work.is_raw, how)
+        how = AS_STREAM if work.is_stream and work.state is REMOTE else AS_VALUE
+        return Use(inputs.index(item), 0, place, work.is_raw, how)
 
-    def _stored_number(self, found: TaskFuture[Any]) -> int:
-        """Return the number of the object that holds what became of a work here."""
-        key = (found.work, found.place)
+    def _stored_number(self, target: TaskFuture[Any]) -> int:
+        """Return the number of the object that holds a result of this program."""
+        key = (target.work, target.place)
         number = self._stored.get(key)
         if number is None:
-            result = found.work.results[found.place]
+            result = target.work.results[target.place]
             number = self._stored[key] = self._store([self.outcome_of(result)])
         return number
 
@@ -129,11 +140,11 @@ class Sending:
         return number
 
     def store_outcome(self, outcome: Outcome) -> int:
-        """Return the number of an object that is made of an outcome; the lock is held."""
+        """Make an object of an outcome and return its number; the caller holds the lock."""
         return self._store([outcome])
 
     def outcome_of(self, result: Result) -> Outcome:
-        """Return an outcome as it is written; the futures in it become tasks."""
+        """Return a result as it is written to an object; the pending items in it become tasks."""
         if result.kind == ERROR:
             return Outcome(ERROR, Packed(result.payload))
         packed = packed_value(result)
@@ -143,26 +154,28 @@ class Sending:
             return Outcome(VALUE, packed, tuple(self._addresses(result.futures)))
 
     def _addresses(self, futures: Sequence[TaskFuture[Any]]) -> list[Any]:
-        """Return where whoever reads a value finds the futures in it; the lock is held."""
+        """Return where a reader of a value finds the futures in it: the reference to an object in
+        JSON form, the place in it, and whether it is raw. The caller holds the lock.
+        """
         items, places = [], []
         for future in futures:
-            found = future.target()
-            if found.work.state is PENDING and not self._sharing.give(found.work, wanted=False):
-                self._sharing.evaluator.evaluate(found.work)  # it has no bytes, or is needed here
-            found = found.target()
-            if found.work.state is DONE:
-                items.append(self._stored_number(found))
+            target = future.target()
+            if target.work.state is PENDING:
+                self._start(target.work)
+            target = target.target()
+            if target.work.state is DONE:
+                items.append(self._stored_number(target))
                 places.append((0, False))
             else:
-                items.append(item_of(found.work))
-                places.append((found.place, found.work.is_raw))
-        reply = self._channel.reply("made", {"items": items})
-        arrays = [ref["__ref__"] for ref in reply["refs"]]
-        return [(array, *place) for array, place in zip(arrays, places, strict=True)]
+                items.append(item_of(target.work))
+                places.append((target.place, target.work.is_raw))
+        reply = self._channel.call("made", {"items": items})
+        refs = [ref["__ref__"] for ref in reply["refs"]]
+        return [(ref, *place) for ref, place in zip(refs, places, strict=True)]
 
 
 def item_of(work: WorkItem) -> Any:
-    """Return how the worker is told what object a work makes that others do."""
+    """Return how the worker knows the object of a remote item: by its number, or its reference."""
     return work.child if work.ref is None else {"__ref__": work.ref}
 
 

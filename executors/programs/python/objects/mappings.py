@@ -1,5 +1,5 @@
-"""Files of the store as memory: large ones lie there so that a huge page can be mapped as such, in
-one step. A mapping ends with the last who sees it.
+"""Maps files of the store into memory. Large mappings are aligned so that huge pages can serve
+them. A mapping ends with the last view of it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def copied_on_write(descriptor: int, size_bytes: int, offset: int) -> memoryview:
-    """Map a part of a file so that it may be written to, which the file and its other readers do
-    not see: the kernel copies a page when it is first written to.
+    """Map a part of a file as private memory: the kernel copies a page when it is first written to,
+    so that the file and its other readers do not change.
     """
     start = offset - offset % PAGESIZE
     before = offset - start
@@ -47,8 +47,8 @@ def copied_on_write(descriptor: int, size_bytes: int, offset: int) -> memoryview
 def mapped(
     descriptor: int, size_bytes: int, offset: int = 0, *, writes: bool = False
 ) -> memoryview:
-    """Map a part of a file. What is to be written is there at once: all of it will be; so is what
-    lies in huge pages, which costs a tenth of a first touch of each.
+    """Map a part of a file. Pages to be written are populated at once, since all of them will be
+    used; so are huge pages, which costs a tenth of a page fault for each.
     """
     prot, flags = PROT_READ, MAP_SHARED
     if writes or os.fstat(descriptor).st_blksize >= HUGE_BYTES:
@@ -76,7 +76,7 @@ def _aligned(descriptor: int, size_bytes: int, offset: int, prot: int, flags: in
     room_bytes = size_bytes + HUGE_BYTES
     room = checked(map_(None, room_bytes, _PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))
     start = room + (offset - room) % HUGE_BYTES
-    # To populate what is private and may be written to would copy all of it.
+    # A private mapping that is writable would be copied as a whole when it is populated.
     first = prot if flags & MAP_SHARED else PROT_READ
     try:
         checked(map_(start, size_bytes, first, flags | _MAP_FIXED, descriptor, offset))

@@ -1,6 +1,6 @@
-"""Arrays that lie in the store before they are filled (`ciel.empty`): the file of a task's output
-is mapped, and the arrays lie in it where they will be read. Only what refers to them is written
-later.
+"""Allocates arrays in the store before a task fills them (`ciel.empty`): the file of the task's
+output is mapped, and the arrays are in it where readers will find them. Only the pickle that refers
+to them is written later.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 PAGE_BYTES = 4096
 
 
-class Drafts:
-    """The file of one output, and the arrays in it."""
+class OutputArrays:
+    """The uncommitted file of one output, and the arrays in it."""
 
     def __init__(self, channel: Channel, number: int) -> None:
         self._channel = channel
         self._number = number
         self._descriptor = -1
-        self._end_bytes = PAGE_BYTES  # the header lies before
+        self._end_bytes = PAGE_BYTES  # the first page is for the header
         self._arrays: list[tuple[int, int, int, weakref.ref[Any]]] = []  # address, size, offset
 
     def array(self, shape: Any, dtype: Any) -> numpy.ndarray[Any, Any]:
-        """Return an array in the file; raises MemoryError."""
+        """Return a new array in the file; raises MemoryError."""
         import numpy
 
         kind = numpy.dtype(dtype)
@@ -45,8 +45,8 @@ class Drafts:
         offset = self._end_bytes
         room_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
         if self._descriptor < 0:
-            call = {"index": self._number, "size": offset + room_bytes}
-            path = self._channel.reply("open_output", call)["filename"]
+            request = {"index": self._number, "size": offset + room_bytes}
+            path = self._channel.call("open_output", request)["filename"]
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._reserve(offset + room_bytes)
@@ -61,7 +61,9 @@ class Drafts:
         return array
 
     def _reserve(self, size_bytes: int) -> None:
-        """Have no page missing later; the worker may have seen to that."""
+        """Allocate all pages of the file, so that no write fails later; the worker may have done so
+        already.
+        """
         status = os.fstat(self._descriptor)
         if status.st_blocks * 512 < size_bytes:
             os.posix_fallocate(self._descriptor, 0, size_bytes)
@@ -69,7 +71,7 @@ class Drafts:
             os.ftruncate(self._descriptor, size_bytes)
 
     def publish(self, outcomes: Sequence[Outcome], took_s: float) -> bool:
-        """Make the output of outcomes, if they have any of the arrays in them."""
+        """Write the output if any of the arrays is in the outcomes; return whether it was."""
         places = [[self._place(buffer) for buffer in o.packed.buffers] for o in outcomes]
         if not any(place is not None for row in places for place in row):
             self.give_up()
@@ -89,27 +91,27 @@ class Drafts:
         self._write(memoryview(index), end_bytes)
         self._write(memoryview(HEADER.pack(MAGIC, end_bytes, len(index))), 0)
         size_bytes = end_bytes + len(index)
-        os.ftruncate(self._descriptor, size_bytes)  # there may be more, from an object before
+        os.ftruncate(self._descriptor, size_bytes)  # it may be longer: files are reused
         self._close()
-        self._channel.ask("close_output", {"index": self._number, "size": size_bytes})
+        self._channel.request("close_output", {"index": self._number, "size": size_bytes})
         for *_, known in self._arrays:
             if (array := known()) is not None:
                 array.flags.writeable = False
         return True
 
     def give_up(self) -> None:
-        """Forget the file; the arrays are ordinary ones from now on."""
+        """Roll the output back; the arrays stay as ordinary memory."""
         if self._descriptor >= 0:
             self._close()
-            self._channel.ask("rollback_output", {"index": self._number})
+            self._channel.request("rollback_output", {"index": self._number})
 
     @property
     def has_survivors(self) -> bool:
-        """Whether somebody still holds an array, and so could change what has been published."""
+        """Whether an array is still referenced, so that code could change what was published."""
         return any(known() is not None for *_, known in self._arrays)
 
     def _place(self, buffer: Any) -> int | None:
-        """Return where in the file a buffer lies; None if it does not."""
+        """Return the offset of a buffer in the file; None if it is elsewhere."""
         import numpy
 
         view = _view(buffer)

@@ -1,5 +1,5 @@
-"""What a Python task writes: small outputs ride in the call that ends it, large ones go straight
-into the store's files.
+"""Writes the outputs of a Python task: small ones are part of the call `exit`, large ones go into
+files of the store.
 """
 
 from __future__ import annotations
@@ -13,87 +13,88 @@ from ciel.python.contents import Outcome, Times, encode
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python.channel import Channel
-    from ciel.executors.programs.python.objects.output_arrays import Drafts
+    from ciel.executors.programs.python.objects.output_arrays import OutputArrays
     from ciel.python.packing import Buffer
 
-TOLD_MAX_BYTES = 64 << 10
-"""What is larger is written to a file."""
-_PIECES_MAX = 1000  # that writev takes
+INLINE_MAX_BYTES = 64 << 10
+"""Larger objects are written to files."""
+_PIECES_MAX = 1000  # of one call of writev
 
 
 class Outputs:
-    """The outputs of one task, one for each of its lots, and what else it makes."""
+    """The outputs of one task, one for each of its batches, and the other objects that it makes."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self.drafts: Drafts | None = None  # what lies in a file of the store already
-        self._values: dict[int, str] = {}  # what is to be told of lots in the end
-        self._numbers: dict[int, int] = {}  # of lots, as outputs
-        self.made_count = 0  # since the worker was told to go on last
-
-    def expect(self, lot_count: int) -> None:
-        """Learn how many lots there are."""
-        self._numbers = {lot: lot for lot in range(lot_count)}
-
-    def give_up(self, lots: Sequence[int]) -> list[int]:
-        """Have others make lots; return which outputs they are."""
-        return [self._numbers.pop(lot) for lot in lots]
-
-    def begin_anew(self) -> None:
-        """The task goes on as another, with what outputs are left."""
+        self.arrays: OutputArrays | None = None
+        self._values: dict[int, str] = {}  # contents for `exit`, by batch
+        self._numbers: dict[int, int] = {}  # of the outputs, by batch
         self.made_count = 0
-        self._numbers = {lot: number for number, lot in enumerate(self._numbers)}
+        """Objects that the task has made; it names each by its number among them."""
+
+    def expect(self, batch_count: int) -> None:
+        """Note how many batches there are."""
+        self._numbers = {batch: batch for batch in range(batch_count)}
+
+    def give_up(self, batches: Sequence[int]) -> list[int]:
+        """Leave the outputs of batches to other tasks; return the numbers of these outputs."""
+        return [self._numbers.pop(batch) for batch in batches]
+
+    def restart(self) -> None:
+        """Note that the task continues as another one, which has the outputs that are left."""
+        self.made_count = 0
+        self._numbers = {batch: number for number, batch in enumerate(self._numbers)}
 
     def values(self) -> list[tuple[int, str]]:
-        """Return number and content of outputs, to be told with `exit`."""
-        return [(self._numbers[lot], value) for lot, value in self._values.items()]
+        """Return number and content of each output that is part of `exit`."""
+        return [(self._numbers[batch], value) for batch, value in self._values.items()]
 
     def array(self, shape: Any, dtype: Any) -> Any:
-        """Return an array that lies where the only lot is to be written."""
-        from ciel.executors.programs.python.objects.output_arrays import Drafts
+        """Return an array in the file of the output of the only batch."""
+        from ciel.executors.programs.python.objects.output_arrays import OutputArrays
 
-        if self.drafts is None:
-            self.drafts = Drafts(self._channel, self._numbers[0])
-        return self.drafts.array(shape, dtype)
+        if self.arrays is None:
+            self.arrays = OutputArrays(self._channel, self._numbers[0])
+        return self.arrays.array(shape, dtype)
 
-    def give_up_drafts(self) -> None:
-        """Have arrays that lie in a file be ordinary ones."""
-        if self.drafts is not None:
-            self.drafts.give_up()
-            self.drafts = None
+    def give_up_arrays(self) -> None:
+        """Give the file with arrays up; the arrays stay as ordinary memory."""
+        if self.arrays is not None:
+            self.arrays.give_up()
+            self.arrays = None
 
     def publish(
-        self, lot: int, outcomes: Sequence[Outcome], took_s: float, times: Times | None = None
+        self, batch: int, outcomes: Sequence[Outcome], took_s: float, times: Times | None = None
     ) -> None:
-        """Make an output of what became of some calls."""
-        if self.drafts is not None and self.drafts.publish(outcomes, took_s):
-            del self._numbers[lot]
+        """Write the output of a batch."""
+        if self.arrays is not None and self.arrays.publish(outcomes, took_s):
+            del self._numbers[batch]
             return
-        self.publish_pieces(lot, encode(outcomes, took_s, times))
+        self.publish_pieces(batch, encode(outcomes, took_s, times))
 
-    def publish_pieces(self, lot: int, pieces: Sequence[Buffer]) -> None:
-        """Make an output of some bytes."""
+    def publish_pieces(self, batch: int, pieces: Sequence[Buffer]) -> None:
+        """Write the output of a batch, which consists of these bytes."""
         size_bytes = sum(map(_length, pieces))
-        if size_bytes <= TOLD_MAX_BYTES:
-            self._values[lot] = encoded(b"".join(pieces))
+        if size_bytes <= INLINE_MAX_BYTES:
+            self._values[batch] = encoded(b"".join(pieces))
             return
-        number = self._numbers.pop(lot)
-        reply = self._channel.reply("open_output", {"index": number, "size": size_bytes})
+        number = self._numbers.pop(batch)
+        reply = self._channel.call("open_output", {"index": number, "size": size_bytes})
         write(reply["filename"], pieces)
-        self._channel.ask("close_output", {"index": number, "size": size_bytes})
+        self._channel.request("close_output", {"index": number, "size": size_bytes})
 
     def create(self, pieces: Sequence[Buffer]) -> None:
-        """Make an object of its own; it is numbered among what the task has made."""
+        """Make an object that is no output. The caller counts it in `made_count`."""
         size_bytes = sum(map(_length, pieces))
-        if size_bytes <= TOLD_MAX_BYTES:
-            self._channel.tell("put", {"value": encoded(b"".join(pieces))})
+        if size_bytes <= INLINE_MAX_BYTES:
+            self._channel.notify("put", {"value": encoded(b"".join(pieces))})
             return
-        told = {"size": size_bytes, "digest": _digest_of(pieces)}
-        reply = self._channel.reply("create", told)
+        request = {"size": size_bytes, "digest": _digest_of(pieces)}
+        reply = self._channel.call("create", request)
         if reply["filename"] is None:
-            return
+            return  # the task has made the same object before
         write(reply["filename"], pieces)
-        self._channel.ask("close_output", {"index": reply["index"], "size": size_bytes})
+        self._channel.request("close_output", {"index": reply["index"], "size": size_bytes})
 
 
 def _digest_of(pieces: Sequence[Buffer]) -> str:
@@ -110,12 +111,12 @@ def _length(piece: Any) -> int:
 
 
 def encoded(content: bytes) -> str:
-    """Return bytes as they are told."""
+    """Return bytes in base64, as messages contain them."""
     return b2a_base64(content, newline=False).decode("ascii")
 
 
 def write(path: str, pieces: Sequence[Buffer]) -> None:
-    """Write the pieces of an object to the file that is to hold it, and nothing else."""
+    """Replace the content of a file by the pieces of an object."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         waiting: list[Any] = [memoryview(piece) for piece in pieces if _length(piece)]

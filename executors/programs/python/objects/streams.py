@@ -1,4 +1,4 @@
-"""Items that a Python task yields, on their way to tasks that read them meanwhile."""
+"""Writes the items that a Python task yields, and reads those of others, while they still grow."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 READ_BYTES = 64 << 10
 
 
-class Writing:
-    """The output of a task that yields; it can be read from the first item on."""
+class StreamWriter:
+    """Writes the output of a task that yields; other tasks can read it from the first item on."""
 
     def __init__(self, channel: Channel, outputs: Outputs) -> None:
         self._channel = channel
@@ -28,19 +28,19 @@ class Writing:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody may read it by now."""
+        """Whether it has items, which other tasks may have read."""
         return self._descriptor >= 0
 
     def put(self, item: Any) -> None:
         """Write an item; raises PackingError."""
         if not self.is_open:
-            reply = self._channel.reply("open_output", {"index": 0, "may_stream": True})
+            reply = self._channel.call("open_output", {"index": 0, "may_stream": True})
             self._descriptor = os.open(reply["filename"], os.O_WRONLY | os.O_CLOEXEC)
             self._write(STREAM_MAGIC)
         self._write(stream_frame(ITEM, _packed(item, "an item")))
 
     def finish(self, value: Any) -> None:
-        """Write what was returned in the end; raises PackingError."""
+        """Write the value that the task has returned at its end; raises PackingError."""
         frame = stream_frame(RETURNED, _packed(value, "the value"))
         if not self.is_open:
             self._outputs.publish_pieces(0, [STREAM_MAGIC, frame])
@@ -48,10 +48,10 @@ class Writing:
         self._write(frame)
         self.close()
         self._outputs.give_up((0,))
-        self._channel.ask("close_output", {"index": 0, "size": self._size_bytes})
+        self._channel.request("close_output", {"index": 0, "size": self._size_bytes})
 
     def close(self) -> None:
-        """Let go of the file; whether the output counts is said otherwise."""
+        """Close the file, without committing it."""
         if self.is_open:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -70,21 +70,21 @@ def _packed(value: Any, what: str) -> bytes:
         packed = pack(value)
     except UnpackedError as error:
         raise packing_error(f"{what} that it yields", error) from None
-    if packed.buffers:  # items travel one by one: copied
+    if packed.buffers:  # an item has no buffers beside it: copy them
         import pickle
 
         return pickle.dumps(value, 5)
     return packed.head
 
 
-class _Growing:
-    """An object that may still be written, as a file. Where it ends, the worker is asked."""
+class _GrowingFile:
+    """Reads an object that may still grow. At the end of the file it asks the worker for more."""
 
-    def __init__(self, channel: Channel, array: list[Any]) -> None:
+    def __init__(self, channel: Channel, ref: list[Any]) -> None:
         self._channel = channel
-        self._id = array[1]
-        call = {"ref": {"__ref__": array}, "chunk_size": 1}
-        reply = channel.reply("open_ref_async", call)
+        self._id = ref[1]
+        request = {"ref": {"__ref__": ref}, "chunk_size": 1}
+        reply = channel.call("open_ref_async", request)
         self._file = open(reply["filename"], "rb", buffering=0)  # noqa: SIM115  # closed by `close`
         self._is_announced = not reply["done"]
         self._ends_here = reply["done"] or reply["blocking"]
@@ -92,7 +92,7 @@ class _Growing:
         self._buffer = bytearray()
 
     def read(self, size_bytes: int) -> bytes:
-        """Return so many bytes; fewer only at the end."""
+        """Return so many bytes; fewer at the end of the object."""
         buffer = self._buffer
         while len(buffer) < size_bytes and (piece := self._piece()):
             buffer += piece
@@ -106,20 +106,20 @@ class _Growing:
             self._position += len(piece)
             if piece or self._ends_here:
                 return piece
-            call = {"id": self._id, "bytes": self._position + 1}
-            grown = self._channel.reply("wait_stream", call)
+            request = {"id": self._id, "bytes": self._position + 1}
+            grown = self._channel.call("wait_stream", request)
             self._ends_here = not grown["success"] or grown["done"]
 
     def close(self) -> None:
-        """Give it up."""
+        """Stop reading."""
         self._file.close()
         if self._is_announced:
-            self._channel.tell("close_stream", {"id": self._id, "chunk_size": 1})
+            self._channel.notify("close_stream", {"id": self._id, "chunk_size": 1})
 
 
-def items_of(channel: Channel, array: list[Any]) -> Generator[Any, None, Any]:
-    """Yield the items of a stream as they come; return what its task returned."""
-    growing = _Growing(channel, array)
+def items_of(channel: Channel, ref: list[Any]) -> Generator[Any, None, Any]:
+    """Yield the items of a stream as they arrive; return the value that its task returned."""
+    growing = _GrowingFile(channel, ref)
     try:
         for kind, head in read_stream(growing.read):
             if kind == ITEM:
@@ -134,10 +134,10 @@ def items_of(channel: Channel, array: list[Any]) -> Generator[Any, None, Any]:
         growing.close()
 
 
-def all_items(channel: Channel, array: list[Any]) -> Any:
-    """Return the items of a stream once all are there; what was returned if there are none."""
+def all_items(channel: Channel, ref: list[Any]) -> Any:
+    """Return all items of a stream; if it has none, the value that its task returned."""
     items = Items()
-    reading = items_of(channel, array)
+    reading = items_of(channel, ref)
     while True:
         try:
             items.append(next(reading))
