@@ -12,9 +12,9 @@ _REBINDING_NAMES: Final = frozenset(("setattr", "delattr", "__setattr__", "__del
 
 
 class _Code(NamedTuple):
-    """What a function's code does with variables. `names`: those of its module. `rebinds`: running
-    it may give a variable, or an attribute, another value. `is_opaque`: it may get at any variable.
-    `stored`: variables of functions around it to which it gives values.
+    """The use of variables by a function. `names`: the globals that it reads or binds. `rebinds`:
+    running it may rebind a variable or an attribute. `is_opaque`: it may use any variable.
+    `stored`: variables of enclosing functions that it rebinds.
     """
 
     names: tuple[str, ...]
@@ -25,7 +25,7 @@ class _Code(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def read_code(code: types.CodeType) -> _Code:
-    """Return what a function's code, and that of functions within it, does with variables."""
+    """Return the use of variables by code, including the functions that it defines."""
     inner = [read_code(item) for item in code.co_consts if isinstance(item, types.CodeType)]
     names: dict[str, None] = {}
     stored = {name for item in inner for name in item.stored}

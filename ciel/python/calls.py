@@ -26,7 +26,7 @@ BATCHES_MAX: Final = 8
 VERSION: Final = (sys.version_info[0], sys.version_info[1], __version__)
 
 AS_VALUE, AS_PATH, AS_STREAM = "value", "path", "stream"
-"""What a function gets for a future among its arguments."""
+"""How a function gets the result of a future among its arguments."""
 
 
 class Use(NamedTuple):
@@ -85,8 +85,8 @@ class Bundle(NamedTuple):
     the value of the only call, bytes or a text, as other programs read it. `locals_wanted`:
     tracebacks show local variables. `timed`: the times of calls are recorded for a trace
     (`contents.Times`). `moved`: the directory ("": none) and the environment variables (None:
-    unset) that the client has changed since its job began. `log_level`: that of the client's root
-    logger; 0: it has not set any.
+    unset) that the client has changed since its job began. `log_level`: the level of the client's
+    root logger; 0: the client has not set it.
     """
 
     version: tuple[int, int, str]
@@ -163,7 +163,7 @@ def require_version(version: tuple[int, int, str]) -> None:
 
 def arguments_of(packed: bytes | None, inputs: Sequence[Any], python: str = "") -> dict[str, Any]:
     """Return the arguments of a task of the executor `python`. `packed`: the bundle; None: it is
-    the last input. `inputs`: references. `python`: the interpreter; by default that of the worker.
+    the last input. `inputs`: references. `python`: the interpreter; by default the worker's.
     """
     arguments: dict[str, Any] = {"inputs": list(inputs)}
     if packed is not None:
@@ -180,8 +180,8 @@ def bundle_in(arguments: dict[str, Any]) -> Bundle | None:
 
 
 def module_directories() -> tuple[str, ...]:
-    """Return the directories of `sys.path` that hold the user's modules: not those of the
-    interpreter and of packages that are installed with it.
+    """Return the directories of `sys.path` that hold the user's modules; directories of the
+    interpreter and of installed packages are left out.
     """
     installed = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, sys.base_prefix})
     found = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_importable(thing: Any) -> bool:
-    """Whether others find a function, a task or a class by its name, in its module."""
+    """Tell whether a function, a task or a class can be imported from its module by its name."""
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
     return (
         module is not None
@@ -17,12 +17,14 @@ def is_importable(thing: Any) -> bool:
 
 
 def is_importable_module(module_name: str) -> bool:
-    """Whether others have a module by its name, as far as cloudpickle was told."""
+    """Tell whether other processes can import a module: it is neither the main module nor
+    registered with cloudpickle as one to send by value.
+    """
     if module_name == "__main__":
         return False
     pickling = sys.modules.get("cloudpickle")
-    travelling = () if pickling is None else pickling.list_registry_pickle_by_value()
-    return not any(f"{module_name}.".startswith(f"{name}.") for name in travelling)
+    by_value = () if pickling is None else pickling.list_registry_pickle_by_value()
+    return not any(f"{module_name}.".startswith(f"{name}.") for name in by_value)
 
 
 def _found(module: Any, qualified_name: str) -> Any:

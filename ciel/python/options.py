@@ -25,7 +25,7 @@ NAME_MAX_LENGTH: Final = 200
 
 
 class OptionError(CielError, ValueError):
-    """What was said of a task cannot be; `option` is its name."""
+    """An option of a task has a wrong value, or does not exist; `option` is its name."""
 
     def __init__(self, option: str, reason: str) -> None:
         super().__init__(f"{option}: {reason}")
@@ -33,9 +33,9 @@ class OptionError(CielError, ValueError):
 
 
 class Options(NamedTuple):
-    """How calls of a function run. `needs`: see `core.tasks`. `returns`: how many values it
-    returns, each a future of its own. `python`: the interpreter, by default the workers'. `memo`:
-    its result may be kept across jobs; recorded, and of no effect yet.
+    """The options of a function's calls. `needs`: see `core.tasks`. `returns`: the number of values
+    that the function returns; each has a future. `python`: the interpreter, by default the
+    workers'. `memo`: the result may be kept across jobs; it has no effect yet.
     """
 
     needs: Needs = USUAL_NEEDS

@@ -1,11 +1,11 @@
-"""Values as bytes: a pickle (protocol 5), and beside it the buffers that it refers to, which are
-neither copied into it nor out of it. Large bytes, bytearrays and memoryviews become buffers, too
-(ADR 76): the pickle names them by a persistent id, and begins with a mark and their number.
+"""Packs values as a pickle (protocol 5) with out-of-band buffers, which are not copied. Large
+bytes, bytearrays and memoryviews become buffers, too (ADR 76): the pickle refers to them by a
+persistent id, and begins with a mark and their number.
 
-What has futures inside, at any depth, is packed within `embedding`: each is replaced by its place
-in a list, and `unpack` puts there what it is given. Outside of it a future cannot be pickled.
+Within `embedding`, values may contain futures at any depth. The pickle contains the place of each
+in a list, and `unpack` gets what to put there. Outside of it a future cannot be pickled.
 
-Pickles are read only of who has shown the key of the cluster: clients and workers (SECURITY.md).
+Pickles come only from peers that have proved the key of the cluster (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from typing import Any, Final, NamedTuple
 PROTOCOL: Final = 5
 
 LARGE_MIN_BYTES: Final = 64 << 10
-"""Bytes of this size become a buffer: less is copied as quickly as it is looked at."""
+"""Bytes of this size become a buffer; to copy fewer takes no longer than to check them."""
 _LARGE_DEPTH: Final = 5
 _LARGE_ITEMS: Final = 64
-"""So deep in containers, and among so many items of each, large bytes are sought."""
+"""The search for large bytes goes so many levels into containers, and sees so many items of each.
+"""
 _LARGE_TYPES: Final = frozenset((bytes, bytearray, memoryview))
 _SEARCHED_TYPES: Final = frozenset((tuple, list, dict))
 _SMALL_TYPES: Final = frozenset((int, float, bool, str, type(None)))
-_MARK: Final = b"L"  # a pickle of protocol 5 begins with another byte
+_MARK: Final = b"L"  # pickles of protocol 5 begin with another byte
 _PREFIX: Final = struct.Struct("<cI")
 
 PLAIN_TYPES: Final = frozenset((int, float, bool, str, bytes, type(None), complex))
@@ -40,11 +41,11 @@ Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 
 
 class UnpackedError(Exception):
-    """A value that has no bytes, or bytes that are no value; the text names it."""
+    """A value cannot be pickled, or bytes cannot be unpickled; the text names the part."""
 
 
 class Packed(NamedTuple):
-    """A value: its pickle, and the buffers that it refers to, in order."""
+    """A pickle, and the buffers that it refers to, in order."""
 
     head: bytes
     buffers: tuple[Buffer, ...] = ()
@@ -64,7 +65,7 @@ _context = _Context()
 
 @contextmanager
 def embedding(found: list[Any]) -> Iterator[None]:
-    """Have the futures that are packed within the block appended to `found`."""
+    """Append to `found` the futures that the block packs."""
     before, _context.embedded = _context.embedded, found
     try:
         yield
@@ -73,8 +74,8 @@ def embedding(found: list[Any]) -> Iterator[None]:
 
 
 def embed(future: Any) -> tuple[Any, tuple[int]]:
-    """Reduce a future that is being packed: `__reduce__` of every class of them ends here. Raises
-    pickle.PicklingError outside of `embedding`.
+    """Reduce a future: `__reduce__` of all their classes calls this. Raises pickle.PicklingError
+    outside of `embedding`.
     """
     if _context.embedded is None:
         raise pickle.PicklingError(
@@ -87,14 +88,13 @@ def embed(future: Any) -> tuple[Any, tuple[int]]:
 
 def _given(place: int) -> Any:
     if _context.given is None:
-        raise UnpackedError("what stands for a future can be read by a task or a client only")
+        raise UnpackedError("only a task or a client can unpickle a value with futures in it")
     return _context.given[place]
 
 
 def pack(value: Any) -> Packed:
-    """Pack a value; raises UnpackedError, which names what in it has no bytes.
-
-    What was defined in a program's main module, or in a function, is packed with its code.
+    """Pack a value; raises UnpackedError, which names the part that cannot be pickled. Functions
+    and classes of the main module, or defined in a function, are packed with their code.
     """
     if _holds_large(value, _LARGE_DEPTH):
         large: list[pickle.PickleBuffer] = []
@@ -113,10 +113,10 @@ def _dumped(value: Any, place_of: Any = None) -> tuple[bytes, list[pickle.Pickle
             head = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.append)
         else:
             head = _written(pickle.Pickler, value, buffers, place_of)
-        if b"__main__" not in head and not _by_value():  # that is another module elsewhere
+        if b"__main__" not in head and not _by_value():  # other programs have another main module
             return head, buffers
     except (pickle.PicklingError, AttributeError, TypeError):
-        pass  # it may have no name by which others find it
+        pass  # other programs may not be able to import it
     except RecursionError:
         raise UnpackedError(
             "it is nested too deeply, or contains itself in a way pickle cannot say"
@@ -136,7 +136,7 @@ def _holds_large(value: Any, depth: int) -> bool:
     items = value.values() if kind is dict else value
     if len(items) > _LARGE_ITEMS:
         items = islice(items, _LARGE_ITEMS)
-    elif _SMALL_TYPES.issuperset(map(type, items)):  # of most calls
+    elif _SMALL_TYPES.issuperset(map(type, items)):  # true for most calls
         return False
     for item in items:
         kind = type(item)
@@ -149,13 +149,13 @@ def _holds_large(value: Any, depth: int) -> bool:
 
 
 def _is_large(value: Any) -> bool:
-    if type(value) is memoryview:  # pickle has no form for it at all
+    if type(value) is memoryview:  # pickle does not support it
         return bool(value.c_contiguous and (value.nbytes or value.ndim == 1))
     return len(value) >= LARGE_MIN_BYTES
 
 
 def _place_among(large: list[pickle.PickleBuffer]) -> Callable[[Any], Any]:
-    """Return a `persistent_id` that collects large bytes: each is named by its place and kind."""
+    """Return a `persistent_id` that collects large bytes; the id is their place and type."""
     known: dict[int, tuple[Any, Any]] = {}
 
     def place_of(value: Any) -> Any:
@@ -165,7 +165,10 @@ def _place_among(large: list[pickle.PickleBuffer]) -> Callable[[Any], Any]:
             form: Any = type(value).__name__
             if type(value) is memoryview:
                 form = (value.format, value.shape, value.readonly)
-            known[id(value)] = (len(large), form), value  # it lives while its number is known
+            known[id(value)] = (
+                (len(large), form),
+                value,
+            )  # keeps the value alive, so that its id stays its own
             large.append(pickle.PickleBuffer(value))
         return known[id(value)][0]
 
@@ -182,7 +185,7 @@ def _written(pickler: Any, value: Any, buffers: list[Any], place_of: Any) -> byt
 
 
 def _by_value() -> bool:
-    """Tell whether somebody has said that a module of theirs travels with its code."""
+    """Tell whether the user has registered a module with cloudpickle as one to send by value."""
     cloudpickle = sys.modules.get("cloudpickle")
     return cloudpickle is not None and bool(cloudpickle.list_registry_pickle_by_value())
 
@@ -198,7 +201,7 @@ def _with_code(value: Any, buffers: list[pickle.PickleBuffer], place_of: Any) ->
         raise UnpackedError(
             "it is nested too deeply, or contains itself in a way pickle cannot say"
         ) from None
-    except Exception as error:  # of anybody's __reduce__
+    except Exception as error:  # a __reduce__ of the user may raise anything
         from ciel.python.unpicklable import describe_culprit
 
         culprit = describe_culprit(value, skips_futures=_context.embedded is None)
@@ -206,7 +209,7 @@ def _with_code(value: Any, buffers: list[pickle.PickleBuffer], place_of: Any) ->
 
 
 def pack_with_futures(value: Any) -> tuple[Packed, list[Any]]:
-    """Pack a value and return the futures in it, too, in the order in which they are embedded."""
+    """Pack a value; return also the futures in it, in the order in which they were embedded."""
     found: list[Any] = []
     before, _context.embedded = _context.embedded, found
     try:
@@ -216,8 +219,8 @@ def pack_with_futures(value: Any) -> tuple[Packed, list[Any]]:
 
 
 def unpack(head: Buffer, buffers: Iterable[Buffer] = (), given: Sequence[Any] | None = None) -> Any:
-    """Return the value; `given` stands in the places of its futures. Raises whatever the classes of
-    the value raise.
+    """Return a value; `given` replaces the futures in it. Raises whatever the classes of its parts
+    raise.
     """
     if given is None:
         return _loaded(head, buffers)
@@ -261,7 +264,7 @@ def _loaded(head: Buffer, buffers: Iterable[Buffer]) -> Any:
 
 
 def _as_it_was(buffer: Buffer, form: Any) -> Any:
-    """Return bytes as an object of the kind that they were sent as."""
+    """Return bytes as an object of the type that was packed."""
     if form == "bytes":
         return bytes(buffer)
     if form == "bytearray":

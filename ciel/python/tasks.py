@@ -1,4 +1,4 @@
-"""Functions as tasks: `@ciel.task`, and what may be said of how one is to run."""
+"""Functions as tasks: `@ciel.task`, `ciel.spawn` and `ciel.call`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ C = TypeVar("C")
 
 
 class Task(Shown, Generic[P, R]):
-    """A function whose calls can be tasks. To call it is to call the function, here and now."""
+    """A function whose calls can be tasks. A plain call runs the function as usual."""
 
     def __init__(self, function: Callable[P, R], options: Options = USUAL) -> None:
         functools.update_wrapper(self, function)
@@ -50,11 +50,11 @@ class Task(Shown, Generic[P, R]):
     def spawn(self, *args: Any, **kwargs: Any) -> Future[R]: ...
 
     def spawn(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a task of a call, and return what stands for its result: any argument may be, or
-        hold, a future. With `returns`, a tuple of futures.
+        """Make a task of a call and return its future, or a tuple of futures with `returns`. Any
+        argument may be, or contain, a future.
 
-        In a task it becomes a child of that; elsewhere the innermost active client submits it
-        (NoClientError when there is none). Raises PackingError for arguments that have no bytes.
+        Within a task it becomes a child of that; elsewhere the innermost active client submits it
+        (NoClientError if there is none). Raises PackingError if an argument cannot be pickled.
         """
         return current().call(self, args, kwargs, self.task_options)
 
@@ -71,7 +71,7 @@ class Task(Shown, Generic[P, R]):
         return Task(self.function, read_options(self.task_options, options))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """A method that is a task is bound as any function is; its object travels with the call."""
+        """Bind a method that is a task to its object, which is sent with the call."""
         return self if instance is None else _Bound(self, instance)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -91,14 +91,14 @@ if TYPE_CHECKING:
     _Later = Coroutine[Any, Any, V]
 
     class Several(Task[P, R], Generic[P, R, F_co]):
-        """A task with `returns`, for checkers of types: `F_co` is the tuple of its futures."""
+        """A task with `returns`, for type checkers: `F_co` is the tuple of its futures."""
 
         def spawn(self, *args: Any, **kwargs: Any) -> F_co: ...  # type: ignore[override]  # a tuple
 
         def options(self, **options: Any) -> Several[P, R, F_co]: ...  # type: ignore[override]  # as above
 
     class _MakesSeveral(Protocol):
-        """What `ciel.task(returns=2)` returns."""
+        """The type of `ciel.task(returns=2)`."""
 
         @overload
         def __call__(
@@ -127,7 +127,7 @@ if TYPE_CHECKING:
 
 
 class _Bound:
-    """A task that is a method, of one object."""
+    """A method that is a task, bound to its object."""
 
     def __init__(self, task: Task[Any, Any], instance: object) -> None:
         self._task = task
@@ -148,7 +148,7 @@ def task(function: Callable[P, R], /, **options: Any) -> Task[P, R]: ...
 
 
 @overload
-def task(  # type: ignore[overload-overlap]  # 1 is a number as others are
+def task(  # type: ignore[overload-overlap]  # 1 is an int, too
     *,
     returns: Literal[1] | None = None,
     retries: int | None = None,
@@ -186,13 +186,13 @@ def task(
 def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a task of a function: `@ciel.task`, or `@ciel.task(retries=2, timeout_s=60)`.
 
-    `returns`: the number of values it returns, each a future of its own. `retries`: how often it is
-    tried again; `retry_on`: only after these kinds of failure; `retry_delay_s`: how soon for the
-    first time. `timeout_s`: when it is sent SIGTERM; `kill_grace_s`: how much later SIGKILL.
-    `memory_bytes`: of its own, not in stores; so much is kept free for it, and above that it is
-    killed. `slots`: how many it takes. `priority`: higher runs first. `memo`: its result may be
-    kept across jobs (of no effect yet). `name`: for people. `python`: the interpreter.
-    Raises OptionError.
+    `returns`: the number of values that the function returns; each has a future. `retries`: how
+    often the task is retried; `retry_on`: only after these kinds of failure; `retry_delay_s`: the
+    delay of the first retry. `timeout_s`: after so long it is sent SIGTERM; `kill_grace_s`: and so
+    much later SIGKILL. `memory_bytes`: the private memory that it may use; the worker
+    reserves so much, and kills a task that exceeds it. `slots`: how many it occupies. `priority`:
+    higher runs first. `memo`: the result may be kept across jobs (it has no effect yet). `name`:
+    for people. `python`: the interpreter. Raises OptionError.
     """
     read = read_options(USUAL, options)
     if function is None:
@@ -203,7 +203,7 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def split_task(function: Any) -> tuple[Callable[..., Any], Options]:
-    """Return what is to be called, and how it is to run."""
+    """Return the function, and the options of its calls."""
     if isinstance(function, Task):
         return function, function.task_options
     if not callable(function):
@@ -212,7 +212,7 @@ def split_task(function: Any) -> tuple[Callable[..., Any], Options]:
 
 
 def name_of(function: Any, options: Options = USUAL) -> str:
-    """Return what people call the calls of a function."""
+    """Return the name of a function's calls, for people."""
     name = options.name or getattr(function, "__qualname__", "") or type(function).__qualname__
     return name.replace("<locals>.", "")[:NAME_MAX_LENGTH]
 
@@ -238,9 +238,8 @@ def spawn(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 def call(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Make a task of a call, to be returned by the task in which we are.
-
-    What it makes becomes the result of that, which has no more to do and holds no slot. (It is a
-    future; its type is for the eyes of checkers.)
+    """Make a task of a call, for the current task to return: the result of the call becomes the
+    result of the current task, which ends and releases its slot. It returns a future, whatever
+    its type tells type checkers.
     """
-    return spawn(function, *args, **kwargs)  # type: ignore[return-value]  # as the text above says
+    return spawn(function, *args, **kwargs)  # type: ignore[return-value]  # see above
