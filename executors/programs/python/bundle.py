@@ -233,7 +233,11 @@ class Run:
         try:
             loaded = self._function(call)
             copy = loaded.take()
-            args, kwargs = self._arguments.of(call)
+            packed = call.arguments
+            if call.uses or packed.buffers or call.with_object >= 0:
+                args, kwargs = self._arguments.of(call)
+            else:  # of most calls
+                args, kwargs = pickle.loads(packed.head)
         except InputFailedError as failed:
             return [failed.outcome] * call.returns
         except BaseException as error:  # unpickling may raise anything
