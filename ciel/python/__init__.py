@@ -1,1 +1,1 @@
-"""The part of the Python API that clients and tasks share: tasks, futures, and how they are packed."""
+"""The part of the Python API that clients and tasks share: tasks, futures and their packed form."""

@@ -368,7 +368,7 @@ _CONTAINERS: Final = frozenset((dict, list, set, bytearray))
 
 
 def _has_only_attributes(kind: Any) -> bool:
-    """Tell whether the state of an instance is in its `__dict__`, and pickle takes it from there."""
+    """Tell whether the state of an instance is its `__dict__`, and pickle takes it from there."""
     return (
         bool(kind.__flags__ & _HEAP_TYPE)
         and kind.__dictoffset__ != 0

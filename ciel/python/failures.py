@@ -50,7 +50,7 @@ class TaskCancelledError(TaskError, CancelledError):
 
 
 class TaskLostError(TaskError):
-    """Its result or an input is lost and cannot be recomputed, or workers have died while it ran."""
+    """Its result or an input is lost and cannot be recomputed, or its workers have died."""
 
 
 class PackingError(TaskError, TypeError, pickle.PicklingError):

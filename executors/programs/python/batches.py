@@ -1,5 +1,5 @@
 """Makes tasks of parts of a bundle: of batches that have not started, for workers with free slots;
-and of each call, where a program has died of one of them.
+and of single calls, after the program has died of one of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ciel.python.calls import Bundle, Call, Function, Use, pack_bundle
 
 RETRIES_OF_BATCHES = 2
 """A batch of several calls is retried once more than usual, since the first attempt may not count.
-A retry runs each call as a task of its own.
+A retry makes each call a separate task.
 """
 
 

@@ -34,8 +34,8 @@ _ROWS_PER_CHECK = 16
 
 
 class Run:
-    """A task, from its start to its end. `start`: the arguments of `start_task`; `paths`: those of
-    its inputs, by id.
+    """A task, from its start to its end. `start`: the arguments of `start_task`; `paths`: the files
+    of its inputs, by id.
     """
 
     def __init__(self, program: Program, start: dict[str, Any], paths: dict[str, str]) -> None:
@@ -198,8 +198,8 @@ class Run:
         return self._sharing.submission.store_outcome(self._made[use.batch][use.place]), 0
 
     def _run_each_alone(self) -> None:
-        """Make each call a task of its own, since the program has died of one of them. The results
-        of the others died with it, so that all run again (ADR 67).
+        """Make each call a separate task, since the program has died of one of them. The results of
+        all other calls were lost with it, so that every call runs again (ADR 67).
         """
         works: list[list[WorkItem]] = []
         found: dict[tuple[int, int], tuple[WorkItem, int]] = {}
@@ -351,7 +351,7 @@ class Run:
     # --- times for a trace ------------------------------------------------------------------------
 
     def _run_timed(self, call: Call) -> Sequence[Outcome]:
-        """Run a call and note its time; for a map, that of each row."""
+        """Run a call and note its time; for a map, the time of each row."""
         return self._run_call(call) if call.is_map else self._timed(self._run_call)(call)
 
     def _timed(self, function: Callable[..., T]) -> Callable[..., T]:
@@ -367,7 +367,7 @@ class Run:
         return timed
 
     def _take_times(self) -> Times | None:
-        """Return the times of the calls of a batch that has ended, if a trace was asked for."""
+        """Return the times of the calls of a batch that has ended, if the client wants a trace."""
         if not self._bundle.timed:
             return None
         spans, self._spans = self._spans, []

@@ -171,7 +171,7 @@ class Functions:
 
     def snapshot(self, function: Any) -> Any:
         """Return a function that does what another one would do if it were called now. Later
-        changes of the other one's state do not reach it, nor do its calls change that state. Raises
+        changes of the state do not reach it, nor do its calls change that state. Raises
         whatever pickling its parts raises.
         """
         if self.are_constant:

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def serve(program: Program) -> None:
-    """Run tasks until there are no more."""
+    """Run tasks until the worker has sent the last one."""
     while (started := program.channel.next_start()) is not None:
         program.timer.begin_task()
         try:

@@ -18,7 +18,7 @@ class UserModules:
 
     def __init__(self) -> None:
         self._directories: tuple[str, ...] = ()
-        self._added: list[str] = []  # those of them that were not in sys.path before
+        self._added: list[str] = []  # the directories that were not in sys.path before
         self._known: dict[str, tuple[str, float]] = {}  # by name: file, time of its last change
         self._checked_s = 0.0
 

@@ -101,7 +101,7 @@ class ProcessState:
         self.is_changed = False
 
     def set_log_level(self, level: int) -> None:
-        """Set the log level of the root logger to that of the client, for this task. Records
+        """Set the log level of the root logger as the client has set it, for this task. Records
         without a handler go to standard error, as warnings do.
         """
         import logging

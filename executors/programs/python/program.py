@@ -18,7 +18,7 @@ from ciel.python.calls import Function
 
 
 class Program:
-    """A process that runs one task after the other."""
+    """A process that runs task after task."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

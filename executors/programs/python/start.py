@@ -39,7 +39,7 @@ def _differs(task: dict) -> "str | None":  # type: ignore[type-arg]  # as above
         version = pickle.loads(base64.b64decode(task["calls"]))[0]  # see `ciel.python.calls`
         if version[:2] == sys.version_info[:2]:
             return None
-    except Exception:  # the argument is no bundle
+    except Exception:  # the argument is not a bundle
         return None
     return f"the call was made by {_python(version)}, which it is not; name that by 'python='"
 

@@ -1,1 +1,1 @@
-"""Runs calls and what they spawn, in this program or as tasks of their own."""
+"""Runs calls and their children, in this program or in others."""

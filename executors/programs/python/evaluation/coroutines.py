@@ -125,8 +125,8 @@ class Loop:
 
     @property
     def is_late(self) -> bool:
-        """Whether a timer has expired, such as that of an `asyncio.timeout`."""
-        timers = self.loop._scheduled  # type: ignore[attr-defined]  # there is no public way
+        """Whether a timer has expired, such as one of `asyncio.timeout`."""
+        timers = self.loop._scheduled  # type: ignore[attr-defined]  # asyncio has no public way
         return bool(timers) and bool(timers[0].when() <= self.loop.time())
 
     def stop(self) -> None:
@@ -150,8 +150,8 @@ class Loop:
 
     @property
     def _can_be_woken(self) -> bool:
-        """Whether files, or threads of its own, can wake the loop."""
-        return self._selector.has_files or self.loop._default_executor is not None  # type: ignore[attr-defined]  # there is no public way
+        """Whether files, or threads of the loop, can wake it."""
+        return self._selector.has_files or self.loop._default_executor is not None  # type: ignore[attr-defined]  # asyncio has no public way
 
     def _idle(self, timeout: float | None) -> float | None:
         """Return how long the loop may sleep now that no callback is ready."""
@@ -285,7 +285,7 @@ class Loops:
         self._sharing = sharing
         self._loops: list[Loop] = []
         self._waiting_elsewhere: dict[int, WorkItem] = {}
-        """Items that coroutines wait for in loops that are not ours, as that of `asyncio.run`."""
+        """Items that coroutines wait for in loops of the user, such as `asyncio.run`."""
 
     def suspend(self, work: WorkItem, body: Any, put: Callable[[Any], None] | None) -> Any:
         """Start a coroutine or an asynchronous generator, which is the body of an item."""
@@ -363,7 +363,7 @@ class Loops:
             if work.state is REMOTE or (work.state is PENDING and not evaluation.may_run(work)):
                 yield from loop.request(work)
                 continue
-            events._set_running_loop(None)  # the function may run a loop of its own
+            events._set_running_loop(None)  # the function may run another loop
             try:
                 needed = evaluation.advance(work)
             finally:

@@ -1,5 +1,5 @@
-"""Runs calls and what they spawn: in this program when a task needs the result, or in another one
-if the task gave the call away before (docs/adr/0032).
+"""Runs calls and their children: in this program when a task needs the result, or in another one if
+the task gave the call away before (docs/adr/0032).
 
 Functions that forward their result, generators and coroutines leave Python's stack while they wait;
 the items that they wait for are on a list. A function that waits in `result()` stays on the stack,
@@ -399,7 +399,7 @@ def each_with_own_iterator(
     streams: Mapping[int, Any], again: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
     """Return a function that replaces an iterator which occurs for the second time among arguments
-    by one of its own. (A pickle with one stream twice yields one iterator, which can be read once.)
+    by a new one. A pickle that contains a stream twice yields one iterator, which can be read once.
     `streams`: what each iterator was made of, by its identity; `again` makes another one of that.
     """
     left = dict(streams)

@@ -1,4 +1,4 @@
-"""What the modules of this package need of the evaluator, so that none of them imports it."""
+"""The interface of the evaluator, so that the modules that it uses need not import it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Evaluation(Host, Protocol):
         """Run an item until it has to wait; return the items that it waits for."""
 
     def resume(self, scope: Any, step: Callable[[], Any]) -> tuple[Any, Any]:
-        """Call `step`, which resumes a generator or an event loop; return what it returns, and the
-        scope of the items that it has spawned.
+        """Call `step`, which resumes a generator or an event loop; return its result, and the scope
+        of the items that it has spawned.
         """
 
     def take(self, work: WorkItem, value: Any, put: Any = None) -> None:

@@ -1,8 +1,8 @@
-"""Makes tasks of a task's work items: of some now and then, for workers that have free slots, and
-of those that it has to wait for.
+"""Makes tasks of a task's work items, for two reasons: another worker has a free slot, or the task
+has to wait for the item anyway.
 
-A thread (`share_timer`) does the former, so that the function that runs need not cooperate. The
-lock of the channel guards all state that both threads change.
+A thread (`share_timer`) checks for free slots, so that the function that runs need not cooperate.
+The lock of the channel guards all state that both threads change.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Scope = dict[int, "weakref.ref[WorkItem]"]
 
 
 class Batches(Protocol):
-    """The batches of a bundle; other tasks can run those that have not started."""
+    """The batches of a bundle. Other tasks can run a batch that has not started."""
 
     @property
     def may_be_shared(self) -> bool:
@@ -162,7 +162,7 @@ class Sharing:
         """Return how many items become tasks if the worker does not know which slots are free."""
         if self._started_count:
             self._offloads_at_once = 1
-        else:  # the call that runs takes long, and so may the others
+        else:  # the call that runs takes long; its siblings may, too
             self._offloads_at_once = 2 * self._offloads_at_once
         self._started_count = 0
         return max(0, min(self._offloads_at_once, REMOTE_MAX - len(self._remote)))
@@ -182,8 +182,8 @@ class Sharing:
     # --- items become tasks -----------------------------------------------------------------------
 
     def offload(self, work: WorkItem, *, wanted: bool) -> bool:
-        """Make a task of an item, and of those that it depends on; the caller holds the lock.
-        False: this cannot be done (now), so that this program has to run it.
+        """Make a task of an item, and of each item that it depends on; the caller holds the lock.
+        False: that is not possible (now), so that this program has to run the item.
         """
         stack = [work]
         while stack:
@@ -244,7 +244,7 @@ class Sharing:
             return future if is_simple else None
 
     def delegate(self, future: TaskFuture[Any]) -> None:
-        """Delegate the output of this task to the one that makes a future."""
+        """Delegate the output of this task to the task that makes a future."""
         work = future.work
         is_all = work.function is not None and work.options.returns == 1
         request = {"forward": item_of(work), "place": None if is_all else future.place}
@@ -316,7 +316,7 @@ class Sharing:
         return work
 
     def _suspend(self, works: Sequence[WorkItem], any_one: bool, timeout_s: float | None) -> None:
-        """End this task in favour of one that continues in this process once items are done. The
+        """End this task, and have another task continue in this process once items are done. The
         other remote items stay wanted meanwhile.
         """
         self._outputs.give_up_arrays()

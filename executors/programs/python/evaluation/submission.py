@@ -41,12 +41,12 @@ CO_GENERATOR = 0x20
 
 
 class Submission:
-    """What one task submits. `start` is called with a pending item that becomes part of a value: it
-    makes a task of the item, or runs it.
+    """The requests of one task. `start` is called with a pending item that becomes part of a value:
+    it makes a task of the item, or runs it.
     """
 
     bundle: Bundle
-    """That of this task; its children inherit the settings."""
+    """The bundle of this task; its children inherit the settings."""
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ class OutputArrays:
 
     @property
     def has_survivors(self) -> bool:
-        """Whether an array is still referenced, so that code could change what was published."""
+        """Whether an array is still referenced, so that code could change the published object."""
         return any(known() is not None for *_, known in self._arrays)
 
     def _place(self, buffer: Any) -> int | None:

@@ -22,7 +22,7 @@ _PIECES_MAX = 1000  # of one call of writev
 
 
 class Outputs:
-    """The outputs of one task, one for each of its batches, and the other objects that it makes."""
+    """The outputs of one task, one for each batch, and further objects that it makes."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -84,7 +84,7 @@ class Outputs:
         self._channel.request("close_output", {"index": number, "size": size_bytes})
 
     def create(self, pieces: Sequence[Buffer]) -> None:
-        """Make an object that is no output. The caller counts it in `made_count`."""
+        """Make a further object. The caller counts it in `made_count`."""
         size_bytes = sum(map(_length, pieces))
         if size_bytes <= INLINE_MAX_BYTES:
             self._channel.notify("put", {"value": encoded(b"".join(pieces))})

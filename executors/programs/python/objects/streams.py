@@ -1,4 +1,4 @@
-"""Writes the items that a Python task yields, and reads those of others, while they still grow."""
+"""Writes and reads streams: the items that a task yields, which other tasks read meanwhile."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _packed(value: Any, what: str) -> bytes:
         packed = pack(value)
     except UnpackedError as error:
         raise packing_error(f"{what} that it yields", error) from None
-    if packed.buffers:  # an item has no buffers beside it: copy them
+    if packed.buffers:  # a stream has pickles only, so copy them
         import pickle
 
         return pickle.dumps(value, 5)

@@ -1,5 +1,6 @@
-"""A program's end of the conversation when it runs children of its task within itself (see
-`ciel.executors.nested`): many calls under way, and now and then a look at who could be helped.
+"""The connection of a program to its worker, if the program runs children of its task inline (see
+`ciel.executors.nested`). Many calls may wait for replies; a timer signal has the program share
+work.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from ciel.executors.programs.references import decode, encode
 from ciel.executors.sdk import ciel_task
 
 SHARE_AFTER_S = 0.01
-"""So often whoever runs here gives something away that others could do, and says what it did."""
+"""The interval at which a program shares work with other programs, and sends its calls."""
 UNANSWERED_MAX = 300
-"""Replies that nobody has asked for yet; so many fit into a pipe."""
-TEXT_MAX_CHARACTERS = 64 << 10  # of what is said to people
+"""So many replies may be unread; they fit into a pipe."""
+TEXT_MAX_CHARACTERS = 64 << 10  # of a message for people
 
 
-class Quiet:
-    """A `with` block in whose middle no signal is heard; it may lie within another."""
+class NoSignals:
+    """A `with` block that defers the handler of a signal to its end. Such blocks may be nested."""
 
-    __slots__ = ("_heard", "depth", "is_due")
+    __slots__ = ("_handler", "depth", "is_due")
 
-    def __init__(self, heard: Callable[[], None]) -> None:
-        self._heard = heard
+    def __init__(self, handler: Callable[[], None]) -> None:
+        self._handler = handler
         self.depth = 0
-        self.is_due = False  # a signal came meanwhile
+        self.is_due = False  # a signal has arrived within the block
 
     def __enter__(self) -> None:
         self.depth += 1
@@ -34,46 +35,47 @@ class Quiet:
     def __exit__(self, *error: object) -> None:
         self.depth -= 1
         if self.is_due and not self.depth:
-            self._heard()
+            self._handler()
 
 
 class Channel(ciel_task.Channel):
-    """The two FIFOs. `share` is called from a signal every `SHARE_AFTER_S` while something is to be
-    said or shared, but never in the middle of what is `quiet`; it returns whether there is more.
+    """Two FIFOs. A signal calls `share` every `SHARE_AFTER_S` seconds while there are calls to send
+    or work to share, but never within a block of `no_signals`. `share` returns whether there is
+    more work.
     """
 
     def __init__(self, write_fifo: str, read_fifo: str) -> None:
         super().__init__(write_fifo, read_fifo)
         self.share: Callable[[], bool] = lambda: False
-        self.quiet = Quiet(self._rang)
+        self.no_signals = NoSignals(self._on_signal)
         self._is_armed = False
-        signal.signal(signal.SIGALRM, self._rang)
+        signal.signal(signal.SIGALRM, self._on_signal)
 
     def arm(self) -> None:
-        """See to it that there will be a signal."""
+        """Start the timer, unless it runs."""
         if not self._is_armed:
             self._is_armed = True
             signal.setitimer(signal.ITIMER_REAL, SHARE_AFTER_S)
 
-    def _rang(self, *signal: object) -> None:
-        quiet = self.quiet
-        quiet.is_due = quiet.depth > 0
-        if quiet.is_due:
+    def _on_signal(self, *signal: object) -> None:
+        no_signals = self.no_signals
+        no_signals.is_due = no_signals.depth > 0
+        if no_signals.is_due:
             return
         self._is_armed = False
-        with quiet:
+        with no_signals:
             has_more = self.share()
             self.flush()
         if has_more:
             self.arm()
 
     def call(self, method: str, arguments: dict[str, Any]) -> ciel_task._Answer:
-        """Make a call that is replied to; at the latest it is sent with the next signal."""
+        """Make a call that has a reply; the next signal sends it at the latest."""
         return self.ask(method, encode([method, arguments]).encode())
 
     def ask(self, method: str, payload: bytes) -> ciel_task._Answer:
-        """Make a call that is encoded already."""
-        with self.quiet:
+        """Make a call that has a reply and is encoded already."""
+        with self.no_signals:
             if len(self._unanswered) >= UNANSWERED_MAX:
                 self.flush()
                 while self._unanswered:
@@ -85,15 +87,15 @@ class Channel(ciel_task.Channel):
             return answer
 
     def tell(self, method: str, arguments: dict[str, Any]) -> None:
-        """Make a call that is not replied to."""
+        """Make a call that has no reply."""
         payload = encode([method, arguments]).encode()
-        with self.quiet:
+        with self.no_signals:
             self.send(payload)
             self.arm()
 
     def reply(self, answer: ciel_task._Answer) -> Any:
         """Wait for a reply."""
-        with self.quiet:
+        with self.no_signals:
             if answer.payload is None:
                 self.flush()
                 while answer.payload is None:
@@ -101,8 +103,8 @@ class Channel(ciel_task.Channel):
         return decode(answer.payload)[1]
 
     def next_start(self) -> dict[str, Any] | None:
-        """Wait for a task, and return what it is told; None: there will be no more."""
-        with self.quiet:
+        """Wait for a task, and return the arguments of its start; None: the worker has no more."""
+        with self.no_signals:
             self.flush()
             try:
                 while self._unanswered:
@@ -118,8 +120,8 @@ class Channel(ciel_task.Channel):
         return dict(arguments) if method == "start_task" else None
 
 
-def shown(text: str) -> str:
-    """Make a text fit for people: not endless, and nothing in it that is no Unicode."""
+def printable(text: str) -> str:
+    """Return a text that can be printed: shortened if it is long, lone surrogates escaped."""
     if len(text) > TEXT_MAX_CHARACTERS:
         half = TEXT_MAX_CHARACTERS // 2
         text = f"{text[:half]}\n[...]\n{text[-half:]}"

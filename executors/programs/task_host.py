@@ -1,5 +1,5 @@
-"""What a script finds around it within a task: objects, texts of scripts, tasks to be created. The
-host of the interpreter (see `ciel.skywriting.host`), over a channel to the worker.
+"""The host of scripts that run as tasks (see `ciel.skywriting.host`): it reads objects and texts,
+and spawns tasks, over the channel to the worker.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import Any
 
 from ciel.core.refs import Failure, Future, Reference, Value
-from ciel.executors.programs.calls import Channel, shown
+from ciel.executors.programs.channel import Channel, printable
 from ciel.executors.programs.references import Promise, decode, encode
 from ciel.executors.sdk import ciel_task
 from ciel.skywriting import continuation, script, standard
@@ -19,7 +19,7 @@ from ciel.skywriting.values import Closure
 from ciel.wire.references import from_array
 
 UNITS_MAX = 100
-"""Scripts that are kept ready from task to task."""
+"""So many compiled scripts are kept from task to task."""
 SOURCE_MAX_BYTES = 16 << 20
 FETCH_MAX_S = 60.0
 
@@ -28,18 +28,16 @@ _SWI = {"executor_name": "swi", "small_task": True}
 _units: OrderedDict[str, Unit] = OrderedDict()
 
 
-class Surroundings:
-    """The host of all scripts that run within one task.
-
-    `held`: for each of the tasks that run here, each within the one before it, those children that
-    are held back, by identity.
+class TaskHost:
+    """The host of all scripts that run within one task. `held`: the children that are not spawned
+    yet, by identity, for each of the nested tasks that run here.
     """
 
     def __init__(self, channel: Channel, private: dict[str, Any]) -> None:
         self.channel = channel
         self.held: list[dict[int, Promise]] = [{}]
         self.may_hold = private.get("may_run_children") is True
-        self._files = ciel_task.Task(channel, {})  # for what is too large to be said
+        self._files = ciel_task.Task(channel, {})  # for contents that are too large for a message
         inputs = private.get("inputs") or ()
         self._known: dict[str, Reference] = {ref.id: ref for ref in inputs}
         self._fetched: dict[str, Unit] = {}
@@ -50,10 +48,10 @@ class Surroundings:
         if type(ref) is Promise:
             if ref.failure is not None:
                 raise ReferenceFailedError(ref, "RUNTIME_ERROR", ref.failure)
-            return ref.content  # others have not made it: nobody has asked them to
+            return ref.content  # no other program makes it, as it is not spawned
         known = self._known.get(ref.id, ref)
         if type(known) is Future and ref.id in self._known:
-            return None  # others were enough to begin
+            return None  # the task could start without it
         if type(known) is Value:
             return _content(known)
         if type(known) is Failure:
@@ -67,9 +65,9 @@ class Surroundings:
         with open(reply["filename"], "rb") as file:
             return file.read()
 
-    def is_under_way(self, ref: Reference) -> bool:
-        """Whether nobody has to be asked to make an object: it is there, will be made here, or is
-        being made.
+    def needs_no_request(self, ref: Reference) -> bool:
+        """Tell whether an object needs no request: it is there, this program will make it, or a
+        task makes it.
         """
         if type(ref) is Promise:
             return ref.is_wanted or any((ref.call, ref.content, ref.failure is not None))
@@ -82,13 +80,13 @@ class Surroundings:
         return encode(value)
 
     def publish(self, index: int, text: str) -> ciel_task.Ref:
-        """Make an output of the task that runs now."""
-        with self.channel.quiet:
+        """Publish an output of the task that runs now."""
+        with self.channel.no_signals:
             return self._files.publish(index, text.encode())
 
     def _store(self, prefix: str, text: str) -> Reference:
-        """Make an object of its own."""
-        with self.channel.quiet:
+        """Store a text as an object."""
+        with self.channel.no_signals:
             return from_array(self.publish(self._files.allocate(prefix), text).array)
 
     # --- tasks ------------------------------------------------------------------------------------
@@ -103,30 +101,33 @@ class Surroundings:
             self.create(promise)
         return promise
 
-    def create(self, promise: Promise, **how: Any) -> None:
-        """Have a child created that was held back; `how` says more, for the worker."""
-        with self.channel.quiet:
+    def create(self, promise: Promise, **options: Any) -> None:
+        """Spawn a child that was held back; `options` are further arguments of the call `spawn`."""
+        with self.channel.no_signals:
             if promise.call is None:
                 return
-            arguments: dict[str, Any] = {**_SWI, **how}
+            arguments: dict[str, Any] = {**_SWI, **options}
             if promise.label:
                 arguments["name"] = promise.label
             if promise.level == len(self.held) - 1:
-                arguments |= self.told(promise.call)
-            else:  # what is published now is another's
-                arguments |= {"level": promise.level, **self.told(promise.call, may_store=False)}
+                arguments |= self.arguments_for(promise.call)
+            else:  # another task runs now, and an object would belong to it
+                arguments |= {"level": promise.level}
+                arguments |= self.arguments_for(promise.call, may_store=False)
             promise.call = None
-            promise.is_wanted = how.get("wanted") is True
+            promise.is_wanted = options.get("wanted") is True
             del self.held[promise.level][id(promise)]
             promise.answer = self.channel.call("spawn", arguments)
 
     def create_all(self) -> None:
-        """Have all children created that the task which runs now holds back."""
+        """Spawn all children that the task which runs now holds back."""
         for promise in list(self.held[-1].values()):
             self.create(promise)
 
-    def told(self, written: continuation.Written, *, may_store: bool = True) -> dict[str, Any]:
-        """Return how a task is told what it is to do. Raises ScriptError."""
+    def arguments_for(
+        self, written: continuation.Written, *, may_store: bool = True
+    ) -> dict[str, Any]:
+        """Return the arguments of a task that runs a continuation. Raises ScriptError."""
         try:
             text = encode(written.value)
         except ValueError as error:
@@ -134,11 +135,11 @@ class Surroundings:
         arguments: dict[str, Any] = {}
         if len(text) > ciel_task.PUBLISH_MAX_BYTES:
             if not may_store:
-                raise ScriptError("it is too much to be said in passing")
+                raise ScriptError("it is too large for a message")
             arguments["cont_ref"] = self._store("cont", text)
         else:
             arguments["cont_text"] = text
-        # What this task was given, or created, the master knows better than we do.
+        # Futures, since the master knows better what is known of these objects.
         arguments["extra_dependencies"] = [Future(ref.id) for ref in written.awaited]
         if written.any_of:
             arguments["any_dependencies"] = [Future(ref.id) for ref in written.any_of]
@@ -158,7 +159,7 @@ class Surroundings:
         return found
 
     def print(self, text: str) -> None:
-        self.channel.tell("log", {"message": shown(text)})
+        self.channel.tell("log", {"message": printable(text)})
 
     # --- texts ------------------------------------------------------------------------------------
 
@@ -176,14 +177,14 @@ class Surroundings:
         return self._fetched[what]
 
     def entry(self, content: bytes, name: str) -> Unit:
-        """Get an entry of a prompt, which shows its last value. Its text goes where it goes: later
-        entries know no others.
+        """Return the unit of an entry of a prompt, which shows its last value. The text is part of
+        the origin, since no object holds it.
         """
         text = _text(content, name)
         return self.load_unit({"text": text, "name": name, "shows_last": True})
 
     def load_unit(self, origin: Any) -> Unit:
-        """Get a script by its origin. Raises SourceError or ContinuationError."""
+        """Return the unit with an origin. Raises SourceError or ContinuationError."""
         if isinstance(origin, dict):
             if isinstance(origin.get("std"), str):
                 name = origin["std"]
@@ -201,10 +202,10 @@ class Surroundings:
                         raise ContinuationError(f"the text of a script is not there: {name}")
                     unit = self.unit(origin, content)
                 return unit
-        raise ContinuationError(f"this is no script that can be found again: {origin!r:.200}")
+        raise ContinuationError(f"no script has this origin: {origin!r:.200}")
 
     def unit(self, origin: dict[str, Any], content: bytes) -> Unit:
-        """Get a script that an object holds, or one that was read before. Raises SourceError."""
+        """Return the unit of a script whose text is in an object. Raises SourceError."""
         name = str(origin.get("name") or origin["ref"].id)
         return _remembered(_key(origin), _text(content, name), name, origin)
 
@@ -215,7 +216,7 @@ class Surroundings:
 
 
 def _created(reply: Any) -> Any:
-    """Return what a spawn is answered with. Raises ScriptError if there can be no such task."""
+    """Return the reply to a spawn. Raises ScriptError if it is an error."""
     if isinstance(reply, dict):
         raise ScriptError(f"no such task can be spawned: {reply['error']}")
     return reply
@@ -224,8 +225,8 @@ def _created(reply: Any) -> Any:
 def _content(ref: Value) -> bytes:
     try:
         return ref.content
-    except ValueError:  # it may be anybody's
-        text = "what is said to be its content is not base64"
+    except ValueError:  # a program of the user may have written it
+        text = "its content is not base64"
         raise ReferenceFailedError(ref, "BAD_REFERENCE", text) from None
 
 
@@ -242,7 +243,7 @@ def _remembered(key: str, text: str, name: str, origin: Any) -> Unit:
 
 
 def _key(origin: dict[str, Any]) -> str:
-    shows_last = "to be shown" if origin.get("shows_last") is True else ""
+    shows_last = "shows last" if origin.get("shows_last") is True else ""
     what = f"text {origin['text']}" if "text" in origin else f"ref {origin['ref'].id}"
     return f"{what} {origin.get('name')} {shows_last}"
 
@@ -258,7 +259,7 @@ def _text(content: bytes, name: str) -> str:
 
 def _fetch(url: str) -> bytes:
     from urllib.error import HTTPError
-    from urllib.request import urlopen  # takes longer to load than most scripts to run
+    from urllib.request import urlopen  # loading it takes longer than most scripts
 
     if not url.startswith(("http://", "https://")):
         raise ScriptError(f"include can fetch http:// and https://, not {url:.200}")
