@@ -20,14 +20,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ciel.core.refs import Reference
-from ciel.skywriting.code import Code, Unit
 from ciel.skywriting.errors import ContinuationError
-from ciel.skywriting.host import SpawnedCall
-from ciel.skywriting.names import prelude_unit, table
-from ciel.skywriting.operators import require_length
-from ciel.skywriting.running import Stopped
-from ciel.skywriting.standard import PRELUDE
-from ciel.skywriting.values import (
+from ciel.skywriting.evaluation.code import Code, Unit
+from ciel.skywriting.evaluation.names import prelude_unit, table
+from ciel.skywriting.evaluation.operators import require_length
+from ciel.skywriting.evaluation.running import Stopped
+from ciel.skywriting.evaluation.values import (
     RUN,
     UNREAD,
     Activation,
@@ -38,6 +36,8 @@ from ciel.skywriting.values import (
     Lazy,
     is_reference,
 )
+from ciel.skywriting.host import SpawnedCall
+from ciel.skywriting.standard import PRELUDE
 
 VERSION = 1
 INTEGER_PLAIN_MAX_BITS = 10_000

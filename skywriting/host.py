@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ciel.core.refs import Reference
 
 if TYPE_CHECKING:
-    from ciel.skywriting.code import Unit
-    from ciel.skywriting.values import Builtin, Closure
+    from ciel.skywriting.evaluation.code import Unit
+    from ciel.skywriting.evaluation.values import Builtin, Closure
 
 
 class SpawnedCall(NamedTuple):

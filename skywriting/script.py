@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ciel.skywriting import tree
-from ciel.skywriting.code import Unit
 from ciel.skywriting.errors import Problem, Source, SourceError
-from ciel.skywriting.grammar import parse
+from ciel.skywriting.evaluation.code import Unit
+from ciel.skywriting.evaluation.running import Finished, Outcome, Stopped, begin
+from ciel.skywriting.evaluation.running import call as call_within
+from ciel.skywriting.evaluation.values import Frame, Run
 from ciel.skywriting.host import Host, SpawnedCall
-from ciel.skywriting.resolver import resolve
-from ciel.skywriting.running import Finished, Outcome, Stopped, begin
-from ciel.skywriting.running import call as call_within
-from ciel.skywriting.values import Frame, Run
+from ciel.skywriting.syntax import tree
+from ciel.skywriting.syntax.grammar import parse
+from ciel.skywriting.syntax.resolver import resolve
 
 __all__ = ["Finished", "Outcome", "Stopped", "call", "check", "load", "roomy", "start"]
 

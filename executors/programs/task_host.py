@@ -12,10 +12,10 @@ from ciel.executors.programs.channel import Channel, printable
 from ciel.executors.programs.references import Promise, decode, encode
 from ciel.executors.sdk import ciel_task
 from ciel.skywriting import continuation, script, standard
-from ciel.skywriting.code import Unit
 from ciel.skywriting.errors import ContinuationError, ScriptError
+from ciel.skywriting.evaluation.code import Unit
+from ciel.skywriting.evaluation.values import Closure
 from ciel.skywriting.host import ReferenceFailedError, SpawnedCall
-from ciel.skywriting.values import Closure
 from ciel.wire.references import from_array
 
 UNITS_MAX = 100

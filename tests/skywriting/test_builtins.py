@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ciel.core.refs import Concrete, Failure, Reference
-from ciel.skywriting import names, showing
-from ciel.skywriting.builtins import MODERN, ORIGINAL, VERSION_2
+from ciel.skywriting.builtins.original import MODERN, ORIGINAL, VERSION_2
 from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.results import DEPTH_MAX, VALUES_MAX, extent, require_result
-from ciel.skywriting.values import LIST_MAX_ITEMS, TEXT_MAX_CHARACTERS, Builtin
+from ciel.skywriting.evaluation import names, showing
+from ciel.skywriting.evaluation.results import DEPTH_MAX, VALUES_MAX, extent, require_result
+from ciel.skywriting.evaluation.values import LIST_MAX_ITEMS, TEXT_MAX_CHARACTERS, Builtin
 from ciel.testing.script_host import ScriptHost, ScriptTask, Stops
 
 PROMISED = [

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ciel.skywriting import lexer, names, printer, rules, standard
-from ciel.skywriting.builtins import ORIGINAL
+from ciel.skywriting import standard
+from ciel.skywriting.builtins.original import ORIGINAL
 from ciel.skywriting.errors import SkywritingError, Source
-from ciel.skywriting.grammar import parse
+from ciel.skywriting.evaluation import names
+from ciel.skywriting.syntax import lexer, printer, rules
+from ciel.skywriting.syntax.grammar import parse
 from ciel.testing.script_host import ScriptHost
 
 ROOT = Path(__file__).parent.parent.parent

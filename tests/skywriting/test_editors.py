@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ciel.skywriting import lexer, names
-from ciel.skywriting.builtins import ORIGINAL
+from ciel.skywriting.builtins.original import ORIGINAL
 from ciel.skywriting.errors import Source
-from ciel.skywriting.grammar import parse
+from ciel.skywriting.evaluation import names
+from ciel.skywriting.syntax import lexer
+from ciel.skywriting.syntax.grammar import parse
 from ciel.testing.homes import BIN
 
 EDITORS = Path(__file__).parent.parent.parent / "editors"

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ciel.core.refs import REFERENCE_TYPES
 from ciel.skywriting.errors import ScriptError
+from ciel.skywriting.evaluation.results import DEPTH_MAX, VALUES_MAX, extent
+from ciel.skywriting.evaluation.values import Builtin, Closure, advice, brief
 from ciel.skywriting.host import Host
-from ciel.skywriting.results import DEPTH_MAX, VALUES_MAX, extent
-from ciel.skywriting.values import Builtin, Closure, advice, brief
 
 
 class Kind(NamedTuple):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 
-from ciel.skywriting.lexer import END, KEYWORDS, NAME, NUMBER, TEXT
 from ciel.skywriting.standard import NAMES
+from ciel.skywriting.syntax.lexer import END, KEYWORDS, NAME, NUMBER, TEXT
 
 _SHOWN_MAX = 30
 _LIKENESS = 0.6

@@ -12,8 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ciel.skywriting.errors import Problem, Source
-from ciel.skywriting.hints import FIRST_WORDS, describe, expectation, hint
-from ciel.skywriting.lexer import BAD, END, KEYWORDS, NAME, NUMBER, PROBLEMS_MAX, TEXT, Tokens
+from ciel.skywriting.syntax.hints import FIRST_WORDS, describe, expectation, hint
+from ciel.skywriting.syntax.lexer import (
+    BAD,
+    END,
+    KEYWORDS,
+    NAME,
+    NUMBER,
+    PROBLEMS_MAX,
+    TEXT,
+    Tokens,
+)
 
 Row = dict[str, int]
 

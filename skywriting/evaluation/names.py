@@ -7,14 +7,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ciel.skywriting import builtins
-from ciel.skywriting.code import Code, Unit
+from ciel.skywriting.builtins import original as builtins
 from ciel.skywriting.errors import ScriptError, Source
-from ciel.skywriting.grammar import parse
-from ciel.skywriting.hints import hint_on_name
-from ciel.skywriting.resolver import resolve
+from ciel.skywriting.evaluation.code import Code, Unit
+from ciel.skywriting.evaluation.values import RUN, Closure, Frame
 from ciel.skywriting.standard import PRELUDE, text_of
-from ciel.skywriting.values import RUN, Closure, Frame
+from ciel.skywriting.syntax.grammar import parse
+from ciel.skywriting.syntax.hints import hint_on_name
+from ciel.skywriting.syntax.resolver import resolve
 
 _MAY_LACK: dict[str, Frame] = {"sort": {"key": None}}
 """Parameters of functions of the prelude that may be left out, and their values then: captured, so

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.values import Builtin, Closure, kind
+from ciel.skywriting.evaluation.values import Builtin, Closure, kind
 
 VALUES_MAX = 20_000_000  # a list as long as one may be, and as much again
 DEPTH_MAX = 180

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ciel.skywriting.errors import Source
-from ciel.skywriting.tree import Block, Function, Script
-from ciel.skywriting.values import Frame
+from ciel.skywriting.evaluation.values import Frame
+from ciel.skywriting.syntax.tree import Block, Function, Script
 
 Evaluation = Callable[[Frame], Any]
 """An expression, compiled: gives its value. Of a statement: None to go on, or a signal."""
@@ -79,7 +79,7 @@ class Code:
     def compile(self) -> None:
         """Make it ready to run, and its points to be gone on with."""
         if self.run == self._first_run:
-            from ciel.skywriting.statements import compile_block
+            from ciel.skywriting.evaluation.statements import compile_block
 
             self.run = compile_block(self)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ciel.skywriting.lexer import DIV, tokenize
-from ciel.skywriting.tree import (
+from ciel.skywriting.syntax.lexer import DIV, tokenize
+from ciel.skywriting.syntax.tree import (
     Assign,
     Binary,
     Block,
@@ -38,7 +38,7 @@ from ciel.skywriting.tree import (
     Unary,
     While,
 )
-from ciel.skywriting.walking import below
+from ciel.skywriting.syntax.walking import below
 
 WIDTH = 100
 _INDENT = "    "

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ciel.core.refs import Concrete, Failure, Reference, Sweetheart, Value
-from ciel.skywriting import operators, showing
-from ciel.skywriting.arguments import (
+from ciel.skywriting.builtins.arguments import (
     ANY,
     DICTIONARY,
     INTEGER,
@@ -24,8 +23,8 @@ from ciel.skywriting.arguments import (
     define,
 )
 from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.host import Host, ReferenceFailedError
-from ciel.skywriting.values import (
+from ciel.skywriting.evaluation import operators, showing
+from ciel.skywriting.evaluation.values import (
     TEXT_MAX_CHARACTERS,
     Blocked,
     Builtin,
@@ -36,6 +35,7 @@ from ciel.skywriting.values import (
     is_reference,
     read,
 )
+from ciel.skywriting.host import Host, ReferenceFailedError
 
 MODERN: Table = {"null": None}
 _THERE = (Value, Concrete, Sweetheart)

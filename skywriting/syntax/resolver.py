@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ciel.skywriting.errors import Problem, Source
-from ciel.skywriting.hints import hint_on_name
-from ciel.skywriting.lexer import PROBLEMS_MAX
-from ciel.skywriting.tree import (
+from ciel.skywriting.syntax.hints import hint_on_name
+from ciel.skywriting.syntax.lexer import PROBLEMS_MAX
+from ciel.skywriting.syntax.tree import (
     Assign,
     Binary,
     Block,
@@ -37,7 +37,7 @@ from ciel.skywriting.tree import (
     Unary,
     While,
 )
-from ciel.skywriting.walking import uncollected
+from ciel.skywriting.syntax.walking import uncollected
 
 _NOTHING = ": nothing in this script binds it"
 WARNINGS_MAX = 20  # of names that nothing binds; each is compared with all that there are

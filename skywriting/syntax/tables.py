@@ -1,4 +1,4 @@
-"""Made from the grammar by `python -m ciel.skywriting.generate`; not to be edited.
+"""Made from the grammar by `python -m ciel.skywriting.syntax.generate`; not to be edited.
 
 For each state: what to do at each token (n > 0: read it and go to state n; n < 0: apply rule -n;
 "": whatever the token is; 0: the end), and where to go after what a rule made.

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ciel.skywriting.code import RETRY, Code, Unit
 from ciel.skywriting.errors import ContinuationError, ScriptError
-from ciel.skywriting.host import Host, SpawnedCall
-from ciel.skywriting.names import is_bound
-from ciel.skywriting.results import require_result
-from ciel.skywriting.values import (
+from ciel.skywriting.evaluation.code import RETRY, Code, Unit
+from ciel.skywriting.evaluation.names import is_bound
+from ciel.skywriting.evaluation.results import require_result
+from ciel.skywriting.evaluation.values import (
     RUN,
     Activation,
     Blocked,
@@ -23,7 +22,8 @@ from ciel.skywriting.values import (
     brief,
     force,
 )
-from ciel.skywriting.walking import statement_at
+from ciel.skywriting.host import Host, SpawnedCall
+from ciel.skywriting.syntax.walking import statement_at
 
 CALLS_MAX_DEPTH = 10_000
 

@@ -8,8 +8,7 @@ import re
 from typing import Any
 
 from ciel.core.refs import Reference
-from ciel.skywriting import operators, showing
-from ciel.skywriting.arguments import (
+from ciel.skywriting.builtins.arguments import (
     ANY,
     DICTIONARY,
     FUNCTION,
@@ -21,10 +20,11 @@ from ciel.skywriting.arguments import (
     define,
     require_data,
 )
+from ciel.skywriting.builtins.modern import MODERN
 from ciel.skywriting.errors import ScriptError
+from ciel.skywriting.evaluation import operators, showing
+from ciel.skywriting.evaluation.values import INTEGER_MAX_DIGITS, LIST_MAX_ITEMS, advice, brief
 from ciel.skywriting.host import Host, SpawnedCall
-from ciel.skywriting.modern import MODERN
-from ciel.skywriting.values import INTEGER_MAX_DIGITS, LIST_MAX_ITEMS, advice, brief
 
 __all__ = ["MODERN", "ORIGINAL", "VERSION_2"]
 

@@ -16,7 +16,7 @@ from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.host import Host, ReferenceFailedError
 
 if TYPE_CHECKING:
-    from ciel.skywriting.code import Code
+    from ciel.skywriting.evaluation.code import Code
 
 TEXT_MAX_CHARACTERS = 64 << 20
 LIST_MAX_ITEMS = 10_000_000

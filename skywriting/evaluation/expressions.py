@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ciel.skywriting import operators, tree
-from ciel.skywriting.code import PENDING, RETRY, Code, Evaluation
 from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.names import lookup
-from ciel.skywriting.running import define, invoke
-from ciel.skywriting.values import RUN, Blocked, Frame, Lazy, force
+from ciel.skywriting.evaluation import operators
+from ciel.skywriting.evaluation.code import PENDING, RETRY, Code, Evaluation
+from ciel.skywriting.evaluation.names import lookup
+from ciel.skywriting.evaluation.running import define, invoke
+from ciel.skywriting.evaluation.values import RUN, Blocked, Frame, Lazy, force
+from ciel.skywriting.syntax import tree
 
 Apply = Callable[..., Any]
 """What a construct does with its frame and its operands, which need not be forced yet."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.results import extent
-from ciel.skywriting.values import (
+from ciel.skywriting.evaluation.results import extent
+from ciel.skywriting.evaluation.values import (
     INTEGER_MAX_DIGITS,
     TEXT_MAX_CHARACTERS,
     Builtin,

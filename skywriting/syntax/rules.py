@@ -12,8 +12,8 @@ from bisect import bisect_left
 from typing import Any
 
 from ciel.skywriting.errors import Problem, Source
-from ciel.skywriting.lexer import Tokens, number_of, text_of
-from ciel.skywriting.tree import (
+from ciel.skywriting.syntax.lexer import Tokens, number_of, text_of
+from ciel.skywriting.syntax.tree import (
     Assign,
     Binary,
     Block,

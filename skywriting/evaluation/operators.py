@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.values import (
+from ciel.skywriting.evaluation.values import (
     INTEGER_MAX_DIGITS,
     LIST_MAX_ITEMS,
     TEXT_MAX_CHARACTERS,

@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ciel.skywriting import operators, tree
-from ciel.skywriting.code import BREAK, CONTINUE, PENDING, RETRY, Code, Evaluation
 from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.expressions import compile_binary, compile_expression, strict
-from ciel.skywriting.host import ReferenceFailedError
-from ciel.skywriting.results import require_result
-from ciel.skywriting.running import define, enter
-from ciel.skywriting.values import (
+from ciel.skywriting.evaluation import operators
+from ciel.skywriting.evaluation.code import BREAK, CONTINUE, PENDING, RETRY, Code, Evaluation
+from ciel.skywriting.evaluation.expressions import compile_binary, compile_expression, strict
+from ciel.skywriting.evaluation.results import require_result
+from ciel.skywriting.evaluation.running import define, enter
+from ciel.skywriting.evaluation.values import (
     RUN,
     Blocked,
     Frame,
@@ -25,6 +24,8 @@ from ciel.skywriting.values import (
     force,
     is_reference,
 )
+from ciel.skywriting.host import ReferenceFailedError
+from ciel.skywriting.syntax import tree
 
 
 def compile_block(code: Code) -> Evaluation:

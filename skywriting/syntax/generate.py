@@ -1,4 +1,4 @@
-"""Makes `tables.py` from the grammar, with ply: `python -m ciel.skywriting.generate > FILE`.
+"""Makes `tables.py` from the grammar, with ply: `python -m ciel.skywriting.syntax.generate > FILE`.
 
 This alone needs ply, and only whoever changes the grammar runs it; scripts are parsed with the
 tables alone (see `grammar`), so that no process has to make them or to import ply.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from ply import yacc
 
-from ciel.skywriting.lexer import TERMINALS
-from ciel.skywriting.rules import PRECEDENCE, RULES
+from ciel.skywriting.syntax.lexer import TERMINALS
+from ciel.skywriting.syntax.rules import PRECEDENCE, RULES
 
-HEAD = '''"""Made from the grammar by `python -m ciel.skywriting.generate`; not to be edited.
+HEAD = '''"""Made from the grammar by `python -m ciel.skywriting.syntax.generate`; not to be edited.
 
 For each state: what to do at each token (n > 0: read it and go to state n; n < 0: apply rule -n;
 "": whatever the token is; 0: the end), and where to go after what a rule made.

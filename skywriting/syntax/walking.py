@@ -8,7 +8,7 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ciel.skywriting.tree import (
+from ciel.skywriting.syntax.tree import (
     Assign,
     Binary,
     Block,

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ciel.skywriting.errors import Problem, Source, SourceError
-from ciel.skywriting.lexer import PROBLEMS_MAX, TERMINALS, tokenize
-from ciel.skywriting.repair import Repair
-from ciel.skywriting.resolver import resolve
-from ciel.skywriting.rules import RULES, Builder
-from ciel.skywriting.tables import ACTIONS, GOTOS
-from ciel.skywriting.tree import Binary, Expression, Script, Statement
-from ciel.skywriting.walking import below, uncollected
+from ciel.skywriting.syntax.lexer import PROBLEMS_MAX, TERMINALS, tokenize
+from ciel.skywriting.syntax.repair import Repair
+from ciel.skywriting.syntax.resolver import resolve
+from ciel.skywriting.syntax.rules import RULES, Builder
+from ciel.skywriting.syntax.tables import ACTIONS, GOTOS
+from ciel.skywriting.syntax.tree import Binary, Expression, Script, Statement
+from ciel.skywriting.syntax.walking import below, uncollected
 
 LENGTH_MAX = 16 << 20  # characters in a script
 DEPTH_MAX = 1_000  # of the tree, where a chain of binary operators counts as one
