@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ciel.core.refs import Reference
+from ciel.skywriting.builtins.prelude import names, prelude_unit
 from ciel.skywriting.errors import ContinuationError
-from ciel.skywriting.evaluation.code import Code, Unit
-from ciel.skywriting.evaluation.names import prelude_unit, table
+from ciel.skywriting.evaluation.code import Code, Frame, Unit
 from ciel.skywriting.evaluation.operators import require_length
 from ciel.skywriting.evaluation.running import Stopped
 from ciel.skywriting.evaluation.values import (
@@ -32,11 +32,10 @@ from ciel.skywriting.evaluation.values import (
     Blocked,
     Builtin,
     Closure,
-    Frame,
     Lazy,
+    SpawnedCall,
     is_reference,
 )
-from ciel.skywriting.host import SpawnedCall
 from ciel.skywriting.standard import PRELUDE
 
 VERSION = 1
@@ -296,7 +295,7 @@ class _Reader:
         if "i" in written:
             return int(written["i"], 16)
         if "b" in written:
-            found = table(1).get(written["b"]) or table(2)[written["b"]]
+            found = names(1).get(written["b"]) or names(2)[written["b"]]
             _require(isinstance(found, Builtin), "no built-in")
             return found
         place = _index(written["@"], self._things)

@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ciel.core.refs import Reference
+
 
 class Source:
     """The text of a script, and where its lines begin. `name` is what people know it by.
@@ -116,3 +118,13 @@ class ScriptError(SkywritingError):
 
 class ContinuationError(SkywritingError):
     """What is to be gone on with is no continuation of ours, or of another version."""
+
+
+class ReferenceFailedError(Exception):
+    """The task that should produce an object has failed; `details` are its report."""
+
+    def __init__(self, ref: Reference, reason: str, details: str) -> None:
+        super().__init__(f"{ref.id} has failed ({reason}): {details}")
+        self.ref = ref
+        self.reason = reason
+        self.details = details

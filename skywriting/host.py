@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ciel.core.refs import Reference
-
-if TYPE_CHECKING:
-    from ciel.skywriting.evaluation.code import Unit
-    from ciel.skywriting.evaluation.values import Builtin, Closure
+from ciel.skywriting.evaluation.code import Unit
+from ciel.skywriting.evaluation.values import Reader, SpawnedCall
 
 
-class SpawnedCall(NamedTuple):
-    """A function, and the arguments to call it with in a task of its own. They are as they were
-    when it was spawned: who keeps this for later writes it down (`continuation.encode_call`) first,
-    or runs it before its spawner goes on.
-    """
+class Run:
+    """A script, or a function of it, that runs. `depth`: how many calls are in progress."""
 
-    function: Closure | Builtin
-    arguments: list[Any]
+    __slots__ = ("depth", "host", "is_foreign")
 
-
-class ReferenceFailedError(Exception):
-    """What a reference stands for was not made; `details` tell the story of its producer."""
-
-    def __init__(self, ref: Reference, reason: str, details: str) -> None:
-        super().__init__(f"{ref.id} has failed ({reason}): {details}")
-        self.ref = ref
-        self.reason = reason
-        self.details = details
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.depth = 0
+        self.is_foreign = False
 
 
-class Host(Protocol):
+class Host(Reader, Protocol):
     """What lies outside the language. Each of these does what it does at once, or not at all."""
-
-    def read(self, ref: Reference) -> bytes | None:
-        """Return the content of an object, None if it is not made yet. Raises
-        ReferenceFailedError.
-        """
-
-    def decode(self, content: bytes) -> Any:
-        """Read JSON, in which `__ref__` objects are references; raises ValueError."""
 
     def encode(self, value: Any) -> str:
         """Write a plain value, in which there may be references, as JSON; raises ValueError."""

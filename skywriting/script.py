@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ciel.skywriting.builtins.prelude import LANGUAGE
 from ciel.skywriting.errors import Problem, Source, SourceError
-from ciel.skywriting.evaluation.code import Unit
+from ciel.skywriting.evaluation.code import Frame, Unit
 from ciel.skywriting.evaluation.running import Finished, Outcome, Stopped, begin
 from ciel.skywriting.evaluation.running import call as call_within
-from ciel.skywriting.evaluation.values import Frame, Run
-from ciel.skywriting.host import Host, SpawnedCall
+from ciel.skywriting.evaluation.values import SpawnedCall
+from ciel.skywriting.host import Host, Run
 from ciel.skywriting.syntax import tree
 from ciel.skywriting.syntax.grammar import parse
 from ciel.skywriting.syntax.resolver import resolve
@@ -48,7 +49,7 @@ def load(text: str, name: str, origin: Any, *, shows_last: bool = False) -> Unit
     last = script.statements[-1] if script.statements else None
     if shows_last and isinstance(last, tree.Evaluate):
         script.statements[-1] = tree.Return(last.start, last.end, last.value)
-    return Unit(script, origin)
+    return Unit(script, origin, LANGUAGE)
 
 
 def start(unit: Unit, env: dict[str, Any], argv: list[Any], host: Host) -> Outcome:

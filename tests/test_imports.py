@@ -28,10 +28,6 @@ IN_CIRCLES = {
     "functions futures in_task jobs mapping progress results trace",
     "ciel.core": "any_inputs childless fixed graph redelegation streams undeclared_outputs",
     "ciel.scc": "objects store",
-    "ciel.skywriting": "host",
-    "ciel.skywriting.builtins": "arguments modern original",
-    "ciel.skywriting.evaluation": "code expressions names operators results running showing "
-    "statements values",
     "ciel.testing": "fake_worker imaginary",
 }
 """Modules that import themselves by way of others, by package; the package counts, too."""

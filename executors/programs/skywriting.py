@@ -19,10 +19,15 @@ from ciel.executors.programs.references import Promise, decode, encode
 from ciel.executors.programs.task_host import TaskHost
 from ciel.executors.sdk import ciel_task
 from ciel.skywriting import continuation, script
-from ciel.skywriting.errors import ContinuationError, ScriptError, SkywritingError
+from ciel.skywriting.errors import (
+    ContinuationError,
+    ReferenceFailedError,
+    ScriptError,
+    SkywritingError,
+)
+from ciel.skywriting.evaluation.code import Frame
 from ciel.skywriting.evaluation.running import Finished, Outcome, Stopped
-from ciel.skywriting.evaluation.values import INTEGER_MAX_DIGITS, UNREAD, Frame, Lazy
-from ciel.skywriting.host import ReferenceFailedError
+from ciel.skywriting.evaluation.values import INTEGER_MAX_DIGITS, UNREAD, Lazy
 
 NESTED_MAX = 1000
 """So many tasks run nested in each other. For a deeper one, all of these end first."""

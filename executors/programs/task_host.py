@@ -12,10 +12,9 @@ from ciel.executors.programs.channel import Channel, printable
 from ciel.executors.programs.references import Promise, decode, encode
 from ciel.executors.sdk import ciel_task
 from ciel.skywriting import continuation, script, standard
-from ciel.skywriting.errors import ContinuationError, ScriptError
+from ciel.skywriting.errors import ContinuationError, ReferenceFailedError, ScriptError
 from ciel.skywriting.evaluation.code import Unit
-from ciel.skywriting.evaluation.values import Closure
-from ciel.skywriting.host import ReferenceFailedError, SpawnedCall
+from ciel.skywriting.evaluation.values import Closure, SpawnedCall
 from ciel.wire.references import from_array
 
 UNITS_MAX = 100

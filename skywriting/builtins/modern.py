@@ -22,7 +22,7 @@ from ciel.skywriting.builtins.arguments import (
     Table,
     define,
 )
-from ciel.skywriting.errors import ScriptError
+from ciel.skywriting.errors import ReferenceFailedError, ScriptError
 from ciel.skywriting.evaluation import operators, showing
 from ciel.skywriting.evaluation.values import (
     TEXT_MAX_CHARACTERS,
@@ -35,7 +35,7 @@ from ciel.skywriting.evaluation.values import (
     is_reference,
     read,
 )
-from ciel.skywriting.host import Host, ReferenceFailedError
+from ciel.skywriting.host import Host
 
 MODERN: Table = {"null": None}
 _THERE = (Value, Concrete, Sweetheart)

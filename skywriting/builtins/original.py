@@ -20,13 +20,16 @@ from ciel.skywriting.builtins.arguments import (
     define,
     require_data,
 )
-from ciel.skywriting.builtins.modern import MODERN
 from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.evaluation import operators, showing
-from ciel.skywriting.evaluation.values import INTEGER_MAX_DIGITS, LIST_MAX_ITEMS, advice, brief
-from ciel.skywriting.host import Host, SpawnedCall
-
-__all__ = ["MODERN", "ORIGINAL", "VERSION_2"]
+from ciel.skywriting.evaluation.values import (
+    INTEGER_MAX_DIGITS,
+    LIST_MAX_ITEMS,
+    SpawnedCall,
+    advice,
+    brief,
+)
+from ciel.skywriting.host import Host
 
 ORIGINAL: Table = {}
 """They count as bound: no function may assign to their names (8.4)."""

@@ -1,15 +1,17 @@
-"""Scripts ready to run: a unit for each text, in it a code for its top level and one for each of
-its functions, which is compiled when it first runs.
+"""Scripts that are ready to run: a unit for each text, with a code for its top level and for each
+function. A code is compiled when it first runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ciel.skywriting.errors import Source
-from ciel.skywriting.evaluation.values import Frame
 from ciel.skywriting.syntax.tree import Block, Function, Script
+
+Frame = dict[str, Any]
+"""The variables of a call, and its `Run` (see `values.RUN`)."""
 
 Evaluation = Callable[[Frame], Any]
 """An expression, compiled: gives its value. Of a statement: None to go on, or a signal."""
@@ -35,21 +37,39 @@ RETRY = Signal("retry")
 PENDING = Signal("pending")
 
 
-class Unit:
-    """A text and its codes. `origin` is JSON, maybe with references in it, that says how to get the
-    text again; two units of the same origin are the same.
+class Language(NamedTuple):
+    """What a unit needs of modules that depend on this one. `compile_body` compiles the body of a
+    code; `names` returns the values that scripts of a version can use without binding them.
     """
 
-    __slots__ = ("codes", "origin", "source", "version")
+    compile_body: Callable[[Code], Evaluation]
+    names: Callable[[int], dict[str, Any]]
 
-    def __init__(self, script: Script, origin: Any) -> None:
+
+class Unit:
+    """A text and its codes. `origin` is JSON, maybe with references, that tells where the text is;
+    units with equal origins are equal.
+    """
+
+    __slots__ = ("_names", "codes", "language", "origin", "source", "version")
+
+    def __init__(self, script: Script, origin: Any, language: Language) -> None:
         self.source: Source = script.source
         self.origin = origin
         self.version = script.version
+        self.language = language
+        self._names: dict[str, Any] | None = None
         end = len(script.source.text)
         script.source.statements = script.statements
         top = Function(0, "", (), Block(0, end, script.statements))
         self.codes = [Code(self, function) for function in (top, *script.functions)]
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The values that the script can use without binding them, by name."""
+        if self._names is None:
+            self._names = self.language.names(self.version)
+        return self._names
 
 
 class Code:
@@ -79,9 +99,7 @@ class Code:
     def compile(self) -> None:
         """Make it ready to run, and its points to be gone on with."""
         if self.run == self._first_run:
-            from ciel.skywriting.evaluation.statements import compile_block
-
-            self.run = compile_block(self)
+            self.run = self.unit.language.compile_body(self)
 
     def point(self, check: Callable[[tuple[Any, ...]], bool]) -> int:
         """Number the next place at which this code may be left; `check` says whether values can

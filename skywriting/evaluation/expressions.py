@@ -12,10 +12,10 @@ from typing import Any
 
 from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.evaluation import operators
-from ciel.skywriting.evaluation.code import PENDING, RETRY, Code, Evaluation
+from ciel.skywriting.evaluation.code import PENDING, RETRY, Code, Evaluation, Frame
 from ciel.skywriting.evaluation.names import lookup
 from ciel.skywriting.evaluation.running import define, invoke
-from ciel.skywriting.evaluation.values import RUN, Blocked, Frame, Lazy, force
+from ciel.skywriting.evaluation.values import RUN, Blocked, Lazy, force
 from ciel.skywriting.syntax import tree
 
 Apply = Callable[..., Any]

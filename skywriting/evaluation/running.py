@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ciel.skywriting.errors import ContinuationError, ScriptError
-from ciel.skywriting.evaluation.code import RETRY, Code, Unit
+from ciel.skywriting.evaluation.code import RETRY, Code, Frame, Unit
 from ciel.skywriting.evaluation.names import is_bound
 from ciel.skywriting.evaluation.results import require_result
 from ciel.skywriting.evaluation.values import (
@@ -16,13 +16,12 @@ from ciel.skywriting.evaluation.values import (
     Blocked,
     Builtin,
     Closure,
-    Frame,
     Lazy,
-    Run,
+    SpawnedCall,
     brief,
     force,
 )
-from ciel.skywriting.host import Host, SpawnedCall
+from ciel.skywriting.host import Host, Run
 from ciel.skywriting.syntax.walking import statement_at
 
 CALLS_MAX_DEPTH = 10_000

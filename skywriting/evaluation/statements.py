@@ -7,24 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ciel.skywriting.errors import ScriptError
+from ciel.skywriting.errors import ReferenceFailedError, ScriptError
 from ciel.skywriting.evaluation import operators
-from ciel.skywriting.evaluation.code import BREAK, CONTINUE, PENDING, RETRY, Code, Evaluation
+from ciel.skywriting.evaluation.code import BREAK, CONTINUE, PENDING, RETRY, Code, Evaluation, Frame
 from ciel.skywriting.evaluation.expressions import compile_binary, compile_expression, strict
 from ciel.skywriting.evaluation.results import require_result
 from ciel.skywriting.evaluation.running import define, enter
-from ciel.skywriting.evaluation.values import (
-    RUN,
-    Blocked,
-    Frame,
-    Lazy,
-    Run,
-    advice,
-    brief,
-    force,
-    is_reference,
-)
-from ciel.skywriting.host import ReferenceFailedError
+from ciel.skywriting.evaluation.values import RUN, Blocked, Lazy, advice, brief, force, is_reference
+from ciel.skywriting.host import Run
 from ciel.skywriting.syntax import tree
 
 

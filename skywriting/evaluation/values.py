@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ciel.core.refs import REFERENCE_TYPES, Reference
-from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.host import Host, ReferenceFailedError
-
-if TYPE_CHECKING:
-    from ciel.skywriting.evaluation.code import Code
+from ciel.skywriting.errors import ReferenceFailedError, ScriptError
+from ciel.skywriting.evaluation.code import Code, Frame
 
 TEXT_MAX_CHARACTERS = 64 << 20
 LIST_MAX_ITEMS = 10_000_000
@@ -24,18 +21,17 @@ INTEGER_MAX_DIGITS = 100_000
 RUN = ""
 """Where a frame, which is a dictionary of variables, keeps the `Run` that it belongs to."""
 
-Frame = dict[str, Any]
 
+class Reader(Protocol):
+    """The part of a host that reads objects."""
 
-class Run:
-    """One script, or one function of it, as it runs. `depth`: how many calls are in progress."""
+    def read(self, ref: Reference) -> bytes | None:
+        """Return the content of an object; None if it is not there yet. Raises
+        ReferenceFailedError.
+        """
 
-    __slots__ = ("depth", "host", "is_foreign")
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self.depth = 0
-        self.is_foreign = False
+    def decode(self, content: bytes) -> Any:
+        """Read JSON, in which `__ref__` objects are references; raises ValueError."""
 
 
 class Activation:
@@ -109,11 +105,21 @@ class Builtin(NamedTuple):
     """
 
     name: str
-    function: Callable[[Host, list[Any]], Any]
+    function: Callable[[Any, list[Any]], Any]
     is_lazy: bool = False
 
 
-def force(value: Any, host: Host) -> Any:
+class SpawnedCall(NamedTuple):
+    """A function, and the arguments of its call in a task of its own. They are as they were at the
+    time of the spawn: a host that keeps this for later writes it down first
+    (`continuation.encode_call`), or runs it before the spawning script continues.
+    """
+
+    function: Closure | Builtin
+    arguments: list[Any]
+
+
+def force(value: Any, host: Reader) -> Any:
     """Return a value that is there. Raises Blocked, or ScriptError if it cannot ever be."""
     if type(value) is not Lazy:
         return value
@@ -130,7 +136,7 @@ def force(value: Any, host: Host) -> Any:
     return value.value
 
 
-def read(ref: Reference, host: Host) -> bytes:
+def read(ref: Reference, host: Reader) -> bytes:
     """Return the content of an object. Raises Blocked, or ScriptError with the story of a failed
     one.
     """
