@@ -1,4 +1,4 @@
-"""What a script wants of the world: whoever runs it passes this in."""
+"""The interface through which scripts read objects and create tasks."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class Run:
 
 
 class Host(Reader, Protocol):
-    """What lies outside the language. Each of these does what it does at once, or not at all."""
+    """The outside world of a script. A method does its work at once, or not at all."""
 
     def encode(self, value: Any) -> str:
-        """Write a plain value, in which there may be references, as JSON; raises ValueError."""
+        """Return a plain value, which may contain references, as JSON; raises ValueError."""
 
     def spawn(self, call: SpawnedCall) -> Reference:
-        """Create a task that calls a function; return what it will give."""
+        """Create a task that calls a function; return the reference to its result."""
 
     def spawn_task(self, executor: str, keywords: dict[str, Any]) -> Reference | list[Reference]:
-        """Create a task of any executor; return what it will make, as its executor replies. Raises
-        ScriptError.
+        """Create a task of any executor; return the reply of the executor, which refers to its
+        outputs. Raises ScriptError.
         """
 
     def print(self, text: str) -> None:
-        """Show a line to people."""
+        """Print a line for people."""
 
     def include(self, what: str | Reference) -> Unit | None:
-        """Return a script to be run in place: of the standard library by its name, from a URL, or
-        from an object; None if that is not made yet. Raises ScriptError, ReferenceFailedError.
+        """Return a script to include: from the standard library by its name, from a URL, or from an
+        object; None if that is not there yet. Raises ScriptError and ReferenceFailedError.
         """
 
     def package(self, key: str) -> Reference | None:
-        """Look something up in the package of the job."""
+        """Return an entry of the job's package; None if there is none."""

@@ -1,4 +1,4 @@
-"""What built-ins take: how many arguments, of what kinds, and what is said of others."""
+"""Checks the number and the kinds of the arguments of built-in functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ciel.skywriting.host import Host
 
 
 class Kind(NamedTuple):
-    """What an argument may be, for people and by its types (any, if there are none)."""
+    """A kind of argument: its name in error messages, and its types (none: any type)."""
 
     words: str
     types: frozenset[type]
@@ -31,7 +31,7 @@ FUNCTION = Kind("a function", frozenset((Closure, Builtin)))
 REFERENCE = Kind("a reference", frozenset(REFERENCE_TYPES))
 
 Table = dict[str, Any]
-"""Built-ins by name, and values that have one."""
+"""Built-in functions and values by name."""
 
 _ORDINALS = ("1st", "2nd", "3rd")
 
@@ -39,8 +39,8 @@ _ORDINALS = ("1st", "2nd", "3rd")
 def define(
     table: Table, name: str, *kinds: Kind, optional: int = 0, shown: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Put a function into a table, to be called with arguments that were looked at; the last
-    `optional` of them may be left out. Errors call it `shown`, if that is not its name.
+    """Add a function to a table. Its arguments are checked before a call; the last `optional` ones
+    may be left out. `shown`: its name in error messages, if that is another one.
     """
     least, most = len(kinds) - optional, len(kinds)
     wanted = tuple([each.types for each in kinds])
@@ -67,7 +67,7 @@ def _wrong_count(name: str, least: int, most: int, given: int) -> str:
 
 
 def _require_kinds(name: str, kinds: tuple[Kind, ...], arguments: list[Any]) -> None:
-    """Say which argument is wrong, if one is: a host may have references of its own types."""
+    """Raise an error for an argument of a wrong kind. Subclasses of the types are right, too."""
     for number, (wanted, value) in enumerate(zip(kinds, arguments, strict=False)):
         if not wanted.types or isinstance(value, tuple(wanted.types)):
             continue
@@ -77,7 +77,7 @@ def _require_kinds(name: str, kinds: tuple[Kind, ...], arguments: list[Any]) -> 
 
 
 def require_data(name: str, value: dict[str, Any]) -> None:
-    """Refuse arguments that cannot be written down for a task of another executor."""
+    """Raise an error for arguments that have no form in JSON, for a task of another executor."""
     size = extent(value)
     if size.contains_itself:
         raise ScriptError(f"{name}() cannot give a value that contains itself to another executor")

@@ -1,5 +1,5 @@
-"""Names that the original did not have. They give way to whatever a script binds, so that no old
-script means anything else by them.
+"""Functions and values that the original did not have. A script can bind their names, so that old
+scripts keep their meaning.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _enumerate(host: Host, items: list[Any]) -> list[list[Any]]:
 
 
 class _Rank:
-    """An item by the order that `<` gives it, so that a script's own order is the only one."""
+    """A sort key with the order of the script's operator `<`."""
 
     __slots__ = ("item",)
 
@@ -173,13 +173,13 @@ class _Rank:
 
 @define(MODERN, "__sort__", LIST, LIST, shown="sort")
 def _sort(host: Host, items: list[Any], keys: list[Any]) -> list[Any]:
-    """Sort items by what stands for each; `sort` in `prelude.sw` is made of it."""
+    """Sort items by keys; `sort` in `prelude.sw` calls it."""
     ranks = keys if _is_plain(keys) else list(map(_Rank, keys))
     return [items[i] for i in sorted(range(len(items)), key=ranks.__getitem__)]
 
 
 def _is_plain(items: list[Any]) -> bool:
-    """Whether Python's own order, which is fast, is the same."""
+    """Tell whether Python's own order, which is faster, is the same."""
     kinds = set(map(type, items))
     return kinds <= {str} or kinds <= {int, float, bool}
 
@@ -200,7 +200,7 @@ def _define_extreme(name: str, choose: Callable[..., Any]) -> None:
 
 
 _define_extreme("min", min)
-# Python's max asks `>` of its keys: which is `<` the other way around.
+# Python's max compares keys by `>`, for which Python swaps the sides of `<`.
 _define_extreme("max", max)
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -245,10 +245,10 @@ def _floor(host: Host, number: float) -> int:
 
 @define(MODERN, "round", NUMBER, INTEGER, optional=1)
 def _round(host: Host, number: float, places: int | None = None) -> Any:
-    """Halves go to the even neighbour; without `places`, the result is an integer."""
+    """Round halves to even; without `places`, the result is an integer."""
     if places is None:
         return round(number)
-    if abs(places) > 1000:  # of integers, Python would try
+    if abs(places) > 1000:  # for an integer, Python would try
         raise ScriptError(f"round() to {places} places is not possible")
     return _finite("round", round(number, places))
 
@@ -296,13 +296,13 @@ def _lines(host: Host, ref: Reference) -> list[str]:
     operators.require_length(text.count("\n") + 1)
     lines = text.split("\n")
     if not lines[-1]:
-        lines.pop()  # what follows the last line's end is no line
+        lines.pop()  # the last line end does not start another line
     return [line.removesuffix("\r") for line in lines]
 
 
 def _text_of(name: str, ref: Reference, host: Host) -> str:
     content = read(ref, host)
-    if len(content) > 4 * TEXT_MAX_CHARACTERS:  # no character takes more bytes than that
+    if len(content) > 4 * TEXT_MAX_CHARACTERS:  # a character has at most 4 bytes
         _require_text_length(len(content) // 4)
     try:
         text = content.decode()

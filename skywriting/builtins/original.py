@@ -1,5 +1,5 @@
-"""Functions that scripts have without asking: those of the original (ciel-interfaces, 8.6). What is
-newer is in `modern`, and `prelude.sw` has those that call functions of the script.
+"""The built-in functions of the original (ciel-interfaces, 8.6). Newer ones are in `modern`, and
+functions that call functions of the script are in `prelude.sw`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ciel.skywriting.evaluation.values import (
 from ciel.skywriting.host import Host
 
 ORIGINAL: Table = {}
-"""They count as bound: no function may assign to their names (8.4)."""
+"""Their names count as bound: no function may assign to them (8.4)."""
 VERSION_2: Table = {}
-"""In scripts of version 2 these stand in for those of the same name."""
+"""In scripts of version 2 these replace functions of the same name."""
 _is_integer = re.compile(r"\s*[+-]?[0-9]+\s*").fullmatch
 
 
@@ -103,9 +103,9 @@ def _int(host: Host, value: Any) -> int:
     digits = value.strip()
     if len(digits) > INTEGER_MAX_DIGITS:
         raise ScriptError(f"int() takes at most {INTEGER_MAX_DIGITS:,} digits, not {len(digits):,}")
-    from decimal import Decimal  # slow to load, and seldom needed
+    from decimal import Decimal  # slow to load, and rarely needed
 
-    return int(Decimal(digits))  # int itself refuses more than 4,300
+    return int(Decimal(digits))  # int refuses more than 4,300 digits
 
 
 @define(ORIGINAL, "str", ANY)
@@ -123,7 +123,7 @@ def _range(host: Host, first: int, stop: int | None = None, step: int = 1) -> li
     if step == 0:
         raise ScriptError("range() cannot go in steps of 0")
     numbers = range(first) if stop is None else range(first, stop, step)
-    # len() would refuse what is longer than a machine word can count.
+    # len() fails if the length exceeds a machine word.
     if numbers and (numbers[-1] - numbers[0]) // step >= LIST_MAX_ITEMS:
         raise ScriptError(f"range() of more than {LIST_MAX_ITEMS:,} items; a while loop can count")
     return list(numbers)
@@ -151,7 +151,7 @@ def _print(host: Host, value: Any) -> bool:
     return True
 
 
-# --- what version 2 has instead -------------------------------------------------------------------
+# --- replacements in version 2 --------------------------------------------------------------------
 
 
 @define(VERSION_2, "str 2", ANY, shown="str")
@@ -165,6 +165,6 @@ def _print_today(host: Host, value: Any) -> bool:
     return True
 
 
-# A continuation names a built-in by the name that it has itself, which must be one built-in's only.
+# A continuation refers to a built-in by its own name, which must be unique.
 VERSION_2["str"] = VERSION_2["str 2"]
 VERSION_2["print"] = VERSION_2["print 2"]

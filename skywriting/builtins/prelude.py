@@ -25,7 +25,7 @@ variable, so that an argument takes its place.
 
 @cache
 def prelude_unit() -> Unit:
-    """Return the prelude. Its functions can be stopped in their middle like those of any script."""
+    """Return the prelude. Its functions can stop in their middle like functions of any script."""
     script = parse(Source(f"<{PRELUDE}>", text_of(PRELUDE)))
     resolve(script)
     return Unit(script, {"std": PRELUDE}, LANGUAGE)
@@ -41,7 +41,7 @@ def _prelude() -> dict[str, Closure]:
 @cache
 def names(version: int) -> dict[str, Any]:
     """Return all names that need no binding in scripts of a version, with their values. A script
-    may bind those of `modern`.
+    may bind the names of `modern`.
     """
     newer = VERSION_2 if version > 1 else {}
     return {**_prelude(), **MODERN, **ORIGINAL, **newer}

@@ -14,16 +14,18 @@ Frame = dict[str, Any]
 """The variables of a call, and its `Run` (see `values.RUN`)."""
 
 Evaluation = Callable[[Frame], Any]
-"""An expression, compiled: gives its value. Of a statement: None to go on, or a signal."""
+"""A compiled expression, which returns its value; or a compiled statement, which returns None or a
+signal.
+"""
 
 Resumption = Callable[[Frame, tuple[Any, ...], Any], Any]
-"""Goes on with a construct that was left: with the values it had found so far, and what it was
-waiting for, or RETRY if it was itself that could not go on.
+"""Resumes a construct. Its arguments are the frame, the values that the construct had, and the
+value that it was waiting for, or RETRY if the construct itself was blocked.
 """
 
 
 class Signal:
-    """Why statements are left early; a return is a tuple of its value instead."""
+    """The reason why a block ends early; for a `return`, a tuple of its value takes its place."""
 
     __slots__ = ("name",)
 
@@ -38,7 +40,7 @@ PENDING = Signal("pending")
 
 
 class Language(NamedTuple):
-    """What a unit needs of modules that depend on this one. `compile_body` compiles the body of a
+    """The parts of the language that depend on this module. `compile_body` compiles the body of a
     code; `names` returns the values that scripts of a version can use without binding them.
     """
 
@@ -73,8 +75,8 @@ class Unit:
 
 
 class Code:
-    """What a function does. `points` are the places at which it may be left, by number: how each is
-    gone on with, and what it may hold.
+    """A function, or the top level of a script. `points`: how to resume it at each place where it
+    may stop, by number; `checks`: whether values fit such a place.
     """
 
     __slots__ = ("assigned", "checks", "free", "function", "name", "number", "parameters", "points",
@@ -97,13 +99,13 @@ class Code:
         return self.run(frame)
 
     def compile(self) -> None:
-        """Make it ready to run, and its points to be gone on with."""
+        """Compile it, so that it can run and be resumed."""
         if self.run == self._first_run:
             self.run = self.unit.language.compile_body(self)
 
     def point(self, check: Callable[[tuple[Any, ...]], bool]) -> int:
-        """Number the next place at which this code may be left; `check` says whether values can
-        have been held there.
+        """Add a place where this code may stop and return its number; `check` tells whether values
+        fit the place.
         """
         self.checks.append(check)
         self.points.append(_unset)
@@ -111,7 +113,7 @@ class Code:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Its name in error messages."""
         if self.name:
             return f"function {self.name}"
         if self.number == 0:

@@ -1,8 +1,8 @@
-"""Expressions as closures.
+"""Compiles expressions to closures.
 
-A construct that may be left in its middle catches `Blocked` on its way out and adds what it had
-found so far, under a point of its code; the resumption of that point goes on from there. Whatever
-acts does so last, once all that it needs is there: so nothing is done twice, and nothing is lost.
+A construct that may stop in its middle catches `Blocked`, adds the values that it has computed so
+far, with the number of a point of its code, and re-raises it. The resumption of that point
+continues from there. An effect comes last, once all values are there: so it happens exactly once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ciel.skywriting.evaluation.values import RUN, Blocked, Lazy, force
 from ciel.skywriting.syntax import tree
 
 Apply = Callable[..., Any]
-"""What a construct does with its frame and its operands, which need not be forced yet."""
+"""The action of a construct. Its arguments are the frame and the operands, which may be lazy."""
 
 
 def compile_expression(code: Code, node: tree.Expression) -> Evaluation:
@@ -77,7 +77,7 @@ def _name(code: Code, start: int, name: str) -> Evaluation:
 
 
 def _located(code: Code, start: int, evaluate: Evaluation) -> Evaluation:
-    """Have errors say where they come from."""
+    """Add the place of an expression to its errors."""
     source = code.unit.source
 
     def run(frame: Frame) -> Any:
@@ -94,8 +94,9 @@ def _located(code: Code, start: int, evaluate: Evaluation) -> Evaluation:
 
 
 def strict(code: Code, start: int, operands: list[tree.Expression], apply: Apply) -> Evaluation:
-    """Evaluate operands in order, then apply something to them. If that is a function of a script,
-    and it was left, nothing of ours is to be kept: its value will be that of the whole.
+    """Evaluate operands in order, then apply an action to them. If the action stops within a
+    function of a script, this construct keeps no values: the value of that function will be its
+    own.
     """
     evaluations = [compile_expression(code, operand) for operand in operands]
     if len(evaluations) == 1:
@@ -173,7 +174,7 @@ def _index(code: Code, start: int, target: tree.Expression, index: tree.Expressi
             try:
                 return found[at]
             except IndexError:
-                pass  # said below
+                pass  # see the error below
         return operators.item(*_forced(frame, (found, at)))
 
     return strict(code, start, [target, index], apply)
@@ -181,8 +182,9 @@ def _index(code: Code, start: int, target: tree.Expression, index: tree.Expressi
 
 # --- operators ------------------------------------------------------------------------------------
 
-# The commonest: of integers, with a variable at the left and a variable or a constant at the right,
-# and maybe assigned to one. A call for each part would take most of the time of a loop.
+# Fast versions for the most frequent case: integers, with a variable on the left and a variable or
+# a constant on the right, maybe as the value of an assignment. Without them, loops spend most of
+# their time on calls of closures.
 _FAST = """
 def {word}_{side}(left, right, general):
     def run(frame):
@@ -228,11 +230,11 @@ def _make_fast() -> dict[str, Callable[..., Evaluation]]:
 _fast = _make_fast()
 
 Assigning = Callable[[str, Evaluation], Evaluation]
-"""Makes a statement that assigns to a variable, given one that does it in general."""
+"""Returns a fast statement that assigns to a variable; its last argument is the general one."""
 
 
 def compile_binary(code: Code, node: tree.Binary) -> tuple[Evaluation, Assigning | None]:
-    """Return a closure that evaluates it; and, if there is a faster one, what assigns it."""
+    """Return a closure that evaluates an operation, and a fast way to assign its value, or None."""
     if node.operator in ("&&", "||") and code.unit.version > 1:
         return _short_circuit(code, node), None
     general = _chain(code, node)
@@ -255,7 +257,7 @@ def compile_binary(code: Code, node: tree.Binary) -> tuple[Evaluation, Assigning
 
 
 def _chain(code: Code, node: tree.Binary) -> Evaluation:
-    """Compile `a + b - c …`, however long, without a call within a call for each operator."""
+    """Compile `a + b - c …` of any length, without a nested call for each operator."""
     links: list[tree.Binary] = []
     first: tree.Expression = node
     while isinstance(first, tree.Binary) and (first is node or not _is_lazy(code, first)):
@@ -270,7 +272,7 @@ def _chain(code: Code, node: tree.Binary) -> Evaluation:
         for link in links
     ]
     source, count = code.unit.source, len(steps)
-    # Held: how many links are done, their value, and the right side of the next if it is there.
+    # Values: how many links are done, their value, and the right side of the next one if known.
     point = code.point(
         lambda values: (
             len(values) == 0
@@ -349,7 +351,7 @@ def _pair(code: Code, node: tree.Binary) -> Evaluation:
 
 
 def _short_circuit(code: Code, node: tree.Binary) -> Evaluation:
-    """`&&` and `||` that do not look at their right side if the left one decides (version 2)."""
+    """Compile `&&` and `||` of version 2, which evaluate their right side only if needed."""
     left, right = compile_expression(code, node.left), compile_expression(code, node.right)
     stops_at = node.operator == "||"
     point = code.point(lambda values: len(values) <= 1)

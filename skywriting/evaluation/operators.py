@@ -1,4 +1,4 @@
-"""What operators mean, for values that are there: Python's meaning, where kinds agree."""
+"""The operators, for values that are not lazy: as in Python, for operands of matching kinds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTEGER_MAX_BITS = int(INTEGER_MAX_DIGITS * math.log2(10))
 
 
 def add(left: Any, right: Any) -> Any:
-    """Numbers, texts and lists; a list is a new one."""
+    """Add numbers, texts or lists; the sum of lists is a new list."""
     if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
         return _number(operator.add, "+", left, right)
     if type(left) is type(right) is str:
@@ -41,7 +41,7 @@ def add(left: Any, right: Any) -> Any:
 
 
 def require_length(count: int) -> None:
-    """Refuse a list that is too long."""
+    """Raise an error if a list would be too long."""
     if count > LIST_MAX_ITEMS:
         raise ScriptError(f"a list may have at most {LIST_MAX_ITEMS} items, not {count}")
 
@@ -81,7 +81,7 @@ _TOO_DEEP = "these values are nested too deeply to be compared, or contain thems
 
 
 def equal(left: Any, right: Any) -> bool:
-    """Any two values; two references are equal if they are of the same object."""
+    """Compare any two values; references are equal if they refer to the same object."""
     if is_reference(left) and is_reference(right):
         return bool(left.id == right.id)
     try:
@@ -125,14 +125,14 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def negate(value: Any) -> Any:
-    """`-value`."""
+    """Return `-value`."""
     if isinstance(value, _NUMBERS):
         return -value
     raise ScriptError(f"- needs a number, not {brief(value)}")
 
 
 def item(target: Any, index: Any) -> Any:
-    """`target[index]`: of a list or text from either end, or what stands at a key."""
+    """Return `target[index]`, for a list or text (from either end) or a dictionary."""
     if type(target) is dict:
         try:
             return target[index]
@@ -155,7 +155,7 @@ def item(target: Any, index: Any) -> Any:
 
 
 def set_item(target: Any, index: Any, value: Any) -> None:
-    """`target[index] = value`; a list is filled up with none before a place beyond its end."""
+    """Do `target[index] = value`; a list grows if needed, filled with none."""
     if type(target) is dict:
         if not isinstance(index, str | int | float):
             raise ScriptError(f"{brief(index)} cannot be a key")
@@ -181,7 +181,7 @@ _METHODS: dict[type, str] = {
 
 
 def field(target: Any, name: str) -> Any:
-    """`target.name`, which is `target["name"]`."""
+    """Return `target.name`, which is `target["name"]`."""
     if type(target) is not dict:
         more = _METHODS.get(type(target)) or advice(target)
         raise ScriptError(f"only dictionaries have fields, not {brief(target)}{more}")
@@ -189,14 +189,14 @@ def field(target: Any, name: str) -> Any:
 
 
 def star(value: Any) -> Lazy:
-    """`*value`, not read yet."""
+    """Return `*value`, without reading it."""
     if not is_reference(value):
         raise ScriptError(f"* needs a reference, not {brief(value)}")
     return Lazy(value)
 
 
 def dictionary(values: tuple[Any, ...]) -> dict[Any, Any]:
-    """Make one of keys and values by turns."""
+    """Return a dictionary of alternating keys and values."""
     found = {}
     for key, value in zip(values[::2], values[1::2], strict=True):
         if not isinstance(key, str | int | float):

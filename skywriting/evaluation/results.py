@@ -1,4 +1,4 @@
-"""What a task may give: values that another can read as JSON; and how large values are."""
+"""Checks that a value can be the result of a task, as JSON; and measures values."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.evaluation.values import Builtin, Closure, kind
 
-VALUES_MAX = 20_000_000  # a list as long as one may be, and as much again
+VALUES_MAX = 20_000_000  # twice the length of the longest list
 DEPTH_MAX = 180
-"""JSON that is nested 200 deep is refused where it is read, and this stands within other JSON."""
+"""Readers refuse JSON that is nested 200 deep, and a result is part of other JSON."""
 INTEGER_MAX_BITS = 14_000
-"""JSON with integers of more than 4,300 digits is, too."""
+"""Readers also refuse integers of more than 4,300 digits."""
 
 
 class Extent(NamedTuple):
-    """How many values are in one, as often as each is written, and how many levels deep. What is
-    shared can be beyond all measure in little memory.
+    """The size of a value: how many values its text would contain, and how many levels deep. With
+    shared parts it can be huge although the value needs little memory.
     """
 
     values: int
@@ -26,8 +26,8 @@ class Extent(NamedTuple):
 
 
 def extent(value: list[Any] | dict[Any, Any]) -> Extent:
-    """Measure a value, in time that goes with the memory it takes."""
-    known: dict[int, tuple[int, int]] = {id(value): (1, 0)}  # of those in progress, as yet
+    """Measure a value, in time proportional to its memory."""
+    known: dict[int, tuple[int, int]] = {id(value): (1, 0)}  # count and depth, so far
     path: list[tuple[int, Iterator[Any]]] = [(id(value), _items(value))]
     contains_itself = False
     in_progress = {id(value)}
@@ -68,7 +68,7 @@ def _items(container: list[Any] | dict[Any, Any]) -> Iterator[Any]:
 
 
 def require_result(value: Any) -> Any:
-    """Return the value if it can be that of a task. Raises ScriptError."""
+    """Return a value that can be the result of a task. Raises ScriptError for another one."""
     if type(value) is not list and type(value) is not dict:
         _require_leaf(value)
         return value

@@ -1,4 +1,4 @@
-"""How a script runs: calls, what they leave when they block, and going on from there."""
+"""Runs scripts: calls functions, stops when a reference is missing, and resumes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CALLS_MAX_DEPTH = 10_000
 
 
 class Finished(NamedTuple):
-    """A script is over. `value` is plain: numbers, texts, lists, dictionaries and references.
-    `has_returned`: it is one that a `return` gave, not none for want of one.
+    """A script has ended. `value` is plain: numbers, texts, lists, dictionaries and references.
+    `has_returned`: it is the value of a `return`; otherwise it is none, since there was none.
     """
 
     value: Any
@@ -37,23 +37,23 @@ class Finished(NamedTuple):
 
 
 class Stopped:
-    """A script that cannot go on without references: all of `refs`, or one of them if `is_any`.
+    """A script that waits for references: all of `refs`, or one of them if `is_any`.
 
-    All there is to it are its activations, the outermost first; or, without any, its `value`, which
-    is still to be read, or the call of a built-in.
+    Its state is its activations, the outermost first. Without any, it is `value`: a reference that
+    the script has returned and that is still to be read, or the call of a built-in.
     """
 
     __slots__ = ("activations", "is_any", "is_foreign", "refs", "value")
 
     def __init__(self, activations: list[Activation], blocked: Blocked, value: Any = RETRY) -> None:
-        self.is_foreign = False  # it was read from somewhere, and need not fit
+        self.is_foreign = False  # it was read from JSON, and may not fit the script
         self.activations = activations
         self.refs = blocked.refs
         self.is_any = blocked.is_any
         self.value = value
 
     def resume(self, host: Host) -> Outcome:
-        """Go on; this stop is used up by that."""
+        """Resume the script. This object cannot be used again."""
         run = Run(host)
         run.is_foreign = self.is_foreign
         for activation in self.activations:
@@ -67,8 +67,8 @@ Outcome = Finished | Stopped
 
 
 def define(code: Code, frame: Frame) -> Closure:
-    """Make a function of what is bound now. Raises ScriptError if it assigns what is not its own
-    (ciel-interfaces, 8.4).
+    """Return a function that captures the variables that are bound now. Raises ScriptError if it
+    assigns to a name that is bound outside of it (ciel-interfaces, 8.4).
     """
     for name, offset in code.assigned:
         if name in code.parameters or (name != code.name and is_bound(name, frame)):
@@ -87,7 +87,7 @@ def define(code: Code, frame: Frame) -> Closure:
 def invoke(
     frame: Frame, function: Any, arguments: Sequence[Any], called_at: int, unit: Unit
 ) -> Any:
-    """Call whatever it is."""
+    """Call a value, which may be a function."""
     run: Run = frame[RUN]
     kind = type(function)
     if kind is Closure:
@@ -106,8 +106,8 @@ def invoke(
 
 
 def _require_count(function: Closure, count: int) -> None:
-    """Refuse a wrong number of arguments, as texts of version 2 have it for their functions; but
-    parameters may have a value already.
+    """Raise an error for a wrong number of arguments of a function in a script of version 2.
+    Optional parameters have captured values.
     """
     code = function.code
     if code.unit.version < 2 or count == len(code.parameters):
@@ -120,7 +120,7 @@ def _require_count(function: Closure, count: int) -> None:
 
 
 def call_frame(run: Run, function: Closure, arguments: Sequence[Any]) -> Frame:
-    """Return the variables with which a function begins."""
+    """Return the variables with which a function starts."""
     code = function.code
     frame = function.captured.copy()
     if code.name:
@@ -132,7 +132,7 @@ def call_frame(run: Run, function: Closure, arguments: Sequence[Any]) -> Frame:
 
 
 def enter(run: Run, code: Code, frame: Frame, called_at: int, unit: Unit) -> Any:
-    """Run a code from its beginning; `unit` is that of the caller."""
+    """Run a code from its beginning; `unit` is the unit of the caller."""
     if run.depth >= CALLS_MAX_DEPTH:
         raise ScriptError(f"calls within calls, more than {CALLS_MAX_DEPTH} deep")
     run.depth += 1
@@ -155,7 +155,7 @@ def begin(run: Run, code: Code, frame: Frame) -> Outcome:
 
 
 def call(run: Run, spawned: SpawnedCall) -> Outcome:
-    """Call a function that has a task of its own."""
+    """Call a function as a task."""
     function = spawned.function
     if isinstance(function, Closure):
         _require_count(function, len(spawned.arguments))
@@ -167,8 +167,8 @@ def call(run: Run, spawned: SpawnedCall) -> Outcome:
 
 
 def go_on(run: Run, activations: list[Activation], value: Any) -> Outcome:
-    """Give a value to what waits for it, and what that gives to what waits for that, to the end. An
-    activation without entries has not begun.
+    """Resume the innermost activation with a value, then the next one with the result of that, and
+    so on. An activation without entries has not started.
     """
     has_returned = True
     try:
@@ -205,7 +205,7 @@ def go_on(run: Run, activations: list[Activation], value: Any) -> Outcome:
 
 
 def _tell(error: ScriptError, activations: list[Activation]) -> None:
-    """Add to an error what is known of the way that led to it."""
+    """Add the calls, and the lines of the statement, to an error."""
     for caller, called in reversed(list(pairwise(activations))):
         error.calls.append((called.code.label, caller.code.unit.source, called.called_at))
     if error.place is not None and error.lines is None:

@@ -1,7 +1,7 @@
-"""Values as text: as `str` and `print` show them, and as JSON.
+"""Formats values: as `str` and `print` show them, and as JSON.
 
-No recursion, since lists nest as deeply as a script likes; and what is shared is written as often
-as it occurs, so the length is watched all the way.
+It does not recurse, since lists may be nested to any depth. It checks the length all the way, since
+a shared value is written as often as it occurs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LONG = 1 << 20
 
 
 class _Form(NamedTuple):
-    """How one of the forms is written; `again` is what stands for a container within itself."""
+    """A format. `again`: the text for a container within itself."""
 
     leaf: Callable[[Any], str]
     key: Callable[[Any], str]
@@ -37,37 +37,37 @@ class _Form(NamedTuple):
 
 
 def digits(number: int) -> str:
-    """Return an integer's digits. Python's own way refuses long ones, and is slow with them."""
+    """Return the digits of an integer. Python refuses long ones, and takes quadratic time."""
     bits = number.bit_length()
     if bits <= _SMALL_MAX_BITS:
         return int.__repr__(number)
     if bits > _INTEGER_MAX_BITS:
         raise ScriptError(f"an integer of more than {INTEGER_MAX_DIGITS:,} digits cannot be shown")
-    from decimal import Decimal  # slow to load, and seldom needed
+    from decimal import Decimal  # slow to load, and rarely needed
 
     return str(Decimal(number))
 
 
 def original(value: Any) -> str:
-    """Show a value as the original did: as Python 2 does."""
+    """Format a value as the original did, which is as in Python 2."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
         text = f"{value:.12g}"
         return text if not text.lstrip("-").isdigit() else f"{text}.0"
     if isinstance(value, int) and not isinstance(value, bool):
-        return digits(value)  # the L of a long integer is for those within a list
+        return digits(value)  # a long integer has its L only within a list
     return _write(value, _ORIGINAL)
 
 
 def today(value: Any) -> str:
-    """Show a value as scripts of version 2 do: as JSON, apart from a text, which is itself."""
+    """Format a value as in scripts of version 2: as JSON, but a text as it is."""
     return value if isinstance(value, str) else _write(value, _TODAY)
 
 
 def to_json(value: Any, encode: Callable[[Any], str]) -> str:
-    """Write a value as JSON, the references in it with `encode`. Raises ScriptError if it has no
-    such form.
+    """Format a value as JSON; `encode` formats the references in it. Raises ScriptError if it has
+    no form in JSON.
     """
 
     def leaf(value: Any) -> str:
@@ -104,12 +104,12 @@ def _today_leaf(value: Any) -> str:
 
 
 def _json_key(key: Any) -> str:
-    """A key is a text; that of a number, a truth value or none is what JSON writes for it."""
+    """Format a key as a text: a number, a truth value or none by its JSON."""
     return _json_leaf(key if isinstance(key, str) else _json_leaf(key))
 
 
 def _opaque(value: Any) -> str:
-    """Show what has no form: a reference always in the same way, whatever is known of it."""
+    """Format a reference or a function. The text of a reference depends on its id only."""
     if is_reference(value):
         return f"<reference {value.id}>"
     name = value.name if isinstance(value, Builtin) else value.code.name
@@ -135,7 +135,7 @@ def _write(value: Any, form: _Form) -> str:
         return form.leaf(value)
     parts: list[str] = []
     length, allowed = 0, _LONG
-    open_ids = {id(value): value}  # in the order in which they were opened
+    open_ids = {id(value): value}  # in the order of opening
     walks = [_pieces(value, form)]
     while walks:
         for piece in walks[-1]:
@@ -147,7 +147,7 @@ def _write(value: Any, form: _Form) -> str:
                 piece = form.again(piece)
             parts.append(piece)
             length += len(piece)
-            if length > allowed:  # before going on, look how far that would be
+            if length > allowed:  # check the length of the whole first
                 if length > TEXT_MAX_CHARACTERS or extent(value).values > TEXT_MAX_CHARACTERS:
                     raise ScriptError(f"as text, this {kind(value)} would be longer than "
                                       f"{TEXT_MAX_CHARACTERS:,} characters")  # fmt: skip
@@ -159,7 +159,7 @@ def _write(value: Any, form: _Form) -> str:
 
 
 def _pieces(value: list[Any] | dict[Any, Any], form: _Form) -> Iterator[Any]:
-    """Give the text of a list or dictionary piece by piece; those within it as they are."""
+    """Yield the text of a list or dictionary in pieces; yield containers in it as they are."""
     if type(value) is list:
         before = "["
         for item in value:

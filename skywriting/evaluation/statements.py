@@ -1,5 +1,5 @@
-"""Statements as closures: None to go on with the next, or a signal: BREAK, CONTINUE, or a tuple of
-the value that is returned. How they are left in their middle, see `expressions`.
+"""Compiles statements to closures. A closure returns None, or a signal: BREAK, CONTINUE, or a tuple
+of the value of a `return`. `expressions` explains how they stop and resume.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ciel.skywriting.syntax import tree
 
 
 def compile_block(code: Code) -> Evaluation:
-    """Return a closure that runs the whole body of a code."""
+    """Return a closure that runs the body of a code."""
     return _block(code, code.function.body.statements)
 
 
@@ -53,7 +53,7 @@ def _statement(code: Code, node: tree.Statement) -> Evaluation:
 
 
 def _then(code: Code, value: tree.Expression, apply: Callable[[Frame, Any], Any]) -> Evaluation:
-    """Evaluate something, and do with it what cannot block."""
+    """Evaluate an expression, and apply an action that cannot block."""
     evaluate = compile_expression(code, value)
     point = code.point(lambda values: not values)
 
@@ -70,8 +70,8 @@ def _then(code: Code, value: tree.Expression, apply: Callable[[Frame, Any], Any]
 
 
 def _return(code: Code, value: tree.Expression) -> Evaluation:
-    """Return a value, which is read if it is that of the whole task: where it comes from can be
-    told only here.
+    """Return a value; read it if it is the result of the task, since only here its place is known
+    for errors.
     """
     evaluate, source = compile_expression(code, value), code.unit.source
     point = code.point(lambda values: len(values) <= 1)
@@ -138,7 +138,7 @@ def _is_index(count: int) -> Callable[[tuple[Any, ...]], bool]:
     return lambda values: len(values) == 1 and type(values[0]) is int and 0 <= values[0] < count
 
 
-# --- what binds -----------------------------------------------------------------------------------
+# --- binding --------------------------------------------------------------------------------------
 
 
 def _assign(code: Code, node: tree.Assign) -> Evaluation:
@@ -170,7 +170,7 @@ def _assign(code: Code, node: tree.Assign) -> Evaluation:
 
 
 def _assign_item(code: Code, node: tree.Assign) -> Evaluation:
-    """`name[index].field = value`: the value first, then the indexes, then all at once."""
+    """Compile `name[index].field = value`: evaluate the value, then the indexes, then assign."""
     steps: list[tree.Expression] = []
     target = node.target
     while isinstance(target, tree.Index | tree.Field):
@@ -194,7 +194,7 @@ def _assign_item(code: Code, node: tree.Assign) -> Evaluation:
 
 
 def _append(code: Code, node: tree.Assign) -> Evaluation:
-    """`name += value`: adds one item to a list, else the value to what there was."""
+    """Compile `name += value`, which appends an item to a list, or adds a value to another one."""
     assert isinstance(node.target, tree.Name)
     name, read = node.target.name, compile_expression(code, node.target)
 
@@ -222,7 +222,7 @@ def _define(code: Code, function: tree.Function) -> Evaluation:
     return run
 
 
-# --- what chooses and repeats ---------------------------------------------------------------------
+# --- conditions and loops -------------------------------------------------------------------------
 
 
 def _truth(frame: Frame, value: Any) -> bool:
@@ -266,7 +266,7 @@ def _while(
 ) -> Evaluation:
     test, source = compile_expression(code, condition), code.unit.source
     run_body = _block(code, body.statements)
-    # Held: whether its body was left, or its test, and then maybe what that had found.
+    # Values: whether it stopped in its body or in its test, and maybe the value of the test.
     point = code.point(
         lambda values: (
             1 <= len(values) <= 2
@@ -333,7 +333,7 @@ def _for(code: Code, node: tree.For) -> Evaluation:
     evaluate = compile_expression(code, node.iterable)
     run_body = _block(code, node.body.statements)
     source, names = code.unit.source, node.names
-    # Held: nothing yet, what to loop over, or that and which of its items the body is at.
+    # Values: none, the list, or the list and the number of the current item.
     point = code.point(
         lambda values: (
             len(values) <= 1
@@ -391,10 +391,10 @@ def _is_position(value: Any) -> bool:
 
 
 def _from(items: list[Any], at: int) -> Iterator[Any]:
-    """Iterate over a list from some place on, in constant time, and over what is added to it."""
+    """Return an iterator that starts at some place of a list, and sees items that are added."""
     iterator = iter(items)
     if at:
-        iterator.__setstate__(at)  # type: ignore[attr-defined]  # a list's has it, for pickling
+        iterator.__setstate__(at)  # type: ignore[attr-defined]  # the iterators of lists have it, for pickling
     return iterator
 
 
@@ -408,7 +408,7 @@ def _pair(item: Any) -> list[Any]:
 
 
 def _items(value: Any, count: int) -> list[Any]:
-    """Return what is to be looped over."""
+    """Return the items of a loop."""
     if count == 2 and type(value) is dict:
         return [[key, item] for key, item in value.items()]
     if type(value) is list:
@@ -425,8 +425,8 @@ def _items(value: Any, count: int) -> list[Any]:
 
 def _include(code: Code, node: tree.Include) -> Evaluation:
     evaluate, unit, start = compile_expression(code, node.what), code.unit, node.start
-    # Held: nothing yet, what is to be included, or (a list, so that it is none of these) that the
-    # script included was left: it shares our variables, and what it returns is of no interest.
+    # Values: none, the script to be included, or a list, which tells that the included script has
+    # stopped. It shares our variables, and its value is not used.
     point = code.point(lambda values: len(values) <= 1)
 
     def run(frame: Frame, what: Any = PENDING) -> None:

@@ -1,8 +1,8 @@
-"""Values: Python's own integers, floats, texts, truth values, lists and dictionaries, None for the
-unnamed none, references, and what is defined here.
+"""The values of scripts: Python's integers, floats, texts, truth values, lists and dictionaries,
+None, references, and the classes that this module defines.
 
-Only variables, and arguments of functions that a script defines, hold what is not read yet
-(`Lazy`); lists and dictionaries never do.
+Only variables, and arguments of a script's functions, can be `Lazy`; items of lists and
+dictionaries cannot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEXT_MAX_CHARACTERS = 64 << 20
 LIST_MAX_ITEMS = 10_000_000
 INTEGER_MAX_DIGITS = 100_000
 RUN = ""
-"""Where a frame, which is a dictionary of variables, keeps the `Run` that it belongs to."""
+"""The key of the `Run` in a frame, beside the names of variables."""
 
 
 class Reader(Protocol):
@@ -35,8 +35,9 @@ class Reader(Protocol):
 
 
 class Activation:
-    """A function, a script or an include that was left in its middle: how far each construct in
-    progress had come, outermost last. `called_at` is the offset of the call, in its caller's text.
+    """A function, a script or an include that has stopped in its middle. `entries`: the point and
+    the values of each construct in progress, outermost last. `called_at`: the offset of the call,
+    in the text of the caller.
     """
 
     __slots__ = ("called_at", "code", "entries", "frame")
@@ -51,23 +52,23 @@ class Activation:
 
 
 class Blocked(Exception):
-    """The script cannot go on without references. On its way out it collects what is needed to go
-    on from where it was, the innermost first.
+    """The script has to wait for references. As this exception propagates, it collects the state
+    that is needed to resume the script, innermost first.
     """
 
     def __init__(self, refs: Sequence[Reference], is_any: bool = False) -> None:
         super().__init__()
         self.refs = list(refs)
-        self.is_any = is_any  # one of them will do
+        self.is_any = is_any  # one of them is enough
         self.activations: list[Activation] = []
         self.entries: list[tuple[int, tuple[Any, ...]]] = []
 
     def hold(self, point: int, values: tuple[Any, ...]) -> None:
-        """Add a construct that was in progress."""
+        """Add the point and the values of a construct in progress."""
         self.entries.append((point, values))
 
     def close(self, code: Code, frame: Frame, called_at: int) -> None:
-        """Those held since the last time belong to one activation."""
+        """Make an activation of the constructs added since the last call."""
         self.activations.append(Activation(code, frame, called_at, self.entries))
         self.entries = []
 
@@ -80,7 +81,7 @@ UNREAD = _Unread()
 
 
 class Lazy:
-    """What a reference will read as, once somebody needs it."""
+    """A starred reference, whose value is read when it is needed."""
 
     __slots__ = ("ref", "value")
 
@@ -90,7 +91,7 @@ class Lazy:
 
 
 class Closure:
-    """A function of a script, with the variables that it captured when it was defined."""
+    """A function of a script, with the variables that its definition has captured."""
 
     __slots__ = ("captured", "code")
 
@@ -100,8 +101,8 @@ class Closure:
 
 
 class Builtin(NamedTuple):
-    """A function of ours. Its arguments are forced before it is called, unless `is_lazy`; whatever
-    may block in it must come before whatever has an effect.
+    """A built-in function. Its arguments are forced before the call, unless `is_lazy`. It may block
+    only before it has any effect.
     """
 
     name: str
@@ -110,9 +111,9 @@ class Builtin(NamedTuple):
 
 
 class SpawnedCall(NamedTuple):
-    """A function, and the arguments of its call in a task of its own. They are as they were at the
-    time of the spawn: a host that keeps this for later writes it down first
-    (`continuation.encode_call`), or runs it before the spawning script continues.
+    """A function that runs as a task, and its arguments, as they are at the time of the spawn. A
+    host has to write them (`continuation.encode_call`), or to run the task, before the spawning
+    script continues.
     """
 
     function: Closure | Builtin
@@ -120,7 +121,7 @@ class SpawnedCall(NamedTuple):
 
 
 def force(value: Any, host: Reader) -> Any:
-    """Return a value that is there. Raises Blocked, or ScriptError if it cannot ever be."""
+    """Return a value, reading a lazy one. Raises Blocked, or ScriptError if it cannot be read."""
     if type(value) is not Lazy:
         return value
     if value.value is UNREAD:
@@ -137,14 +138,14 @@ def force(value: Any, host: Reader) -> Any:
 
 
 def read(ref: Reference, host: Reader) -> bytes:
-    """Return the content of an object. Raises Blocked, or ScriptError with the story of a failed
-    one.
+    """Return the content of an object. Raises Blocked, or ScriptError with the report of a failed
+    task.
     """
     try:
         content = host.read(ref)
     except ReferenceFailedError as error:
         story = f" {error.details}"
-        if "\n" in story:  # it is told apart from ours
+        if "\n" in story:  # set it apart from our own text
             story = "".join(f"\n  | {line}" for line in error.details.splitlines())
         raise ScriptError(
             f"the task that was to make {ref.id} has failed ({error.reason}):{story}"
@@ -155,7 +156,7 @@ def read(ref: Reference, host: Reader) -> bytes:
 
 
 def is_reference(value: Any) -> bool:
-    """Whether a value stands for an object."""
+    """Tell whether a value is a reference."""
     return isinstance(value, REFERENCE_TYPES)
 
 
@@ -166,12 +167,12 @@ _KINDS = {
 
 
 def kind(value: Any) -> str:
-    """Name the kind of a value for people."""
+    """Return the kind of a value, for error messages."""
     return _KINDS.get(type(value), "reference" if is_reference(value) else type(value).__name__)
 
 
 def brief(value: Any) -> str:
-    """Name a value for people: its kind, and itself if it is short."""
+    """Describe a value for error messages: its kind, and itself if it is short."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -180,11 +181,11 @@ def brief(value: Any) -> str:
         return f"a {kind(value)}"
     try:
         text = json.dumps(value[:41] if isinstance(value, str) else value, ensure_ascii=False)
-    except ValueError:  # an integer of too many digits
+    except ValueError:  # an integer with too many digits
         text = "…"
     return f"{kind(value)} {text if len(text) <= 40 else text[:36] + '…'}"
 
 
 def advice(*values: Any) -> str:
-    """Say what to do about values of the wrong kind, if it is likely enough."""
+    """Return advice on values of the wrong kind, if there is a likely one."""
     return "; * reads what it refers to" if any(map(is_reference, values)) else ""

@@ -1,7 +1,8 @@
-"""Makes `tables.py` from the grammar, with ply: `python -m ciel.skywriting.syntax.generate > FILE`.
+"""Generates `tables.py` from the grammar, with ply: `python -m ciel.skywriting.syntax.generate >
+FILE`.
 
-This alone needs ply, and only whoever changes the grammar runs it; scripts are parsed with the
-tables alone (see `grammar`), so that no process has to make them or to import ply.
+Only a developer who changes the grammar runs it. The parser uses the tables alone (see `grammar`),
+so that no other process has to generate them or to import ply.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from __future__ import annotations
 
 
 class GrammarError(Exception):
-    """The grammar is not what this way of parsing can do."""
+    """The grammar has conflicts, or rules that are not used."""
 
 
 def generate() -> str:
     """Return the text of `tables.py`."""
-    # ply knows tokens by names without signs.
+    # The names of tokens must be identifiers for ply.
     codes = {kind: f"t{number}" for number, kind in enumerate(TERMINALS)}
     kinds = {code: kind for kind, code in codes.items()} | {"$end": "end"}
     grammar = yacc.Grammar([code for kind, code in codes.items() if kind != "end"])

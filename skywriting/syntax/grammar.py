@@ -1,8 +1,8 @@
-"""The second pass: tokens to a tree, or all that is wrong with them.
+"""The second pass, the parser: from tokens to a tree, or to all errors in them.
 
-The tables are ply's (`generate`, `tables`); what walks along them is ours, since it is half as long
-as ply's, several times as fast, and goes on after an error (`repair`). Nothing here recurses, so
-that no text is too deep to be refused.
+The tables are made by ply (`generate`, `tables`). The parser that uses them is ours: it is half as
+long as the one in ply, several times as fast, and continues after an error (`repair`). It does not
+recurse, so that it can report a text that is nested too deeply.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ciel.skywriting.syntax.tables import ACTIONS, GOTOS
 from ciel.skywriting.syntax.tree import Binary, Expression, Script, Statement
 from ciel.skywriting.syntax.walking import below, uncollected
 
-LENGTH_MAX = 16 << 20  # characters in a script
+LENGTH_MAX = 16 << 20  # characters of a script
 DEPTH_MAX = 1_000  # of the tree, where a chain of binary operators counts as one
 CHAIN_MAX = 100_000  # operators in such a chain
-_ROWS_MAX = 10 * DEPTH_MAX  # no level of the tree takes as many
+_ROWS_MAX = 10 * DEPTH_MAX  # each level of the tree needs fewer than 10
 
-_READ_ALONE = 10_000  # actions from here on read a token and apply a rule to it alone
+_READ_ALONE = 10_000  # actions from here on read a token and apply a rule to that token
 
 
-# How many symbols each rule takes.
+# The number of symbols of each rule.
 _LENGTHS = [len(text.partition(" :")[2].partition("%prec")[0].split()) for text, _ in RULES]
 
 
 def _prepare() -> list[dict[str, int]]:
-    """Make one row of what to do and where to go for each state.
+    """Return one row for each state, with its actions and gotos.
 
-    A state that does the same whatever follows does it without a look at that. To read a token
-    that is an expression by itself is one step, not two.
+    A state with the same action for all tokens has it for each of them. To read a token that is an
+    expression by itself takes one action instead of two.
     """
     rows = []
     for actions, gotos in zip(ACTIONS, GOTOS, strict=True):
@@ -52,14 +52,14 @@ _ROWS = _prepare()
 
 
 class Parser:
-    """Walks along the tables, through one text."""
+    """Parses one text."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.tokens = tokenize(source)
         self.problems = self.tokens.problems
         self.builder = Builder(source, self.tokens)
-        self.rows = [_ROWS[0]]  # one more than there are values
+        self.rows = [_ROWS[0]]  # one more than the values
         self.values: list[Any] = []
         self.rules: list[tuple[str, int, Callable[[list[Any]], Any] | None]] = []
         for (text, action), length in zip(RULES, _LENGTHS, strict=True):
@@ -69,9 +69,9 @@ class Parser:
         self.repair = Repair(source, self.tokens, self.rows, self.values, self.accepts, self.enter)
 
     def run(self) -> Script | None:
-        """Return the tree, of which parts may be missing if there are problems, or None."""
+        """Return the tree, or None. If there are problems, parts of the tree may be missing."""
         builder, kinds, rows, values = self.builder, self.tokens.kinds, self.rows, self.values
-        rules = self.rules[::-1]  # as actions count: the first is -1
+        rules = self.rules[::-1]  # action -1 is the first rule
         alone = [(name, build) for name, _, build in self.rules]
         row, at, kind = rows[-1], 0, kinds[0]
         while True:
@@ -119,7 +119,7 @@ class Parser:
                 return Script(self.source, values[0], self.tokens.version)
 
     def accepts(self, kinds: tuple[str, ...]) -> bool:
-        """Whether tokens of these kinds could be read next."""
+        """Tell whether the parser could read tokens of these kinds next."""
         rows = list(self.rows)
         for kind in kinds:
             while True:
@@ -141,7 +141,7 @@ class Parser:
         return True
 
     def enter(self) -> None:
-        """Go on as if a list of statements had been read, which had none."""
+        """Continue as if the parser had read an empty list of statements."""
         self.rows.append(_ROWS[self.rows[-1]["statements"]])
         self.values.append([])
 
@@ -151,10 +151,10 @@ def _nested_too_deep(source: Source, offset: int) -> Problem:
 
 
 def _too_deep(script: Script) -> list[Problem]:
-    """Tell of statements that would be too deep for those who call themselves for each level."""
+    """Return errors for statements that are too deep for the passes that recurse."""
     problems = []
     for statement in script.statements:
-        if statement.end - statement.start < DEPTH_MAX:  # no level without a character
+        if statement.end - statement.start < DEPTH_MAX:  # each level has a character
             continue
         ahead: list[tuple[Statement | Expression, int, int]] = [(statement, 1, 0)]
         while ahead:
@@ -175,7 +175,7 @@ def _too_deep(script: Script) -> list[Problem]:
 
 
 def parse(source: Source) -> Script:
-    """Parse a text. Raises SourceError with all that is wrong with it."""
+    """Parse a text. Raises SourceError with all errors in it."""
     if len(source.text) > LENGTH_MAX:
         message = f"this script is too long: it has more than {LENGTH_MAX} characters"
         raise SourceError([Problem(source, 0, message)])
@@ -185,7 +185,7 @@ def parse(source: Source) -> Script:
         script = parser.run() if len(problems) < PROBLEMS_MAX else None
         if script is not None:
             problems += _too_deep(script)
-            if problems:  # those of the pass to come, too
+            if problems:  # add the errors of the next pass
                 found = resolve(script, may_break=parser.repair.lost_loop)
                 problems += [problem for problem in found if not problem.is_warning]
     if script is None or problems:

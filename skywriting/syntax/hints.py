@@ -1,4 +1,4 @@
-"""Words for errors: what was found, what would have been right, and what was meant."""
+"""Texts of syntax errors: the token that was found, the tokens that are expected, and hints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ciel.skywriting.syntax.lexer import END, KEYWORDS, NAME, NUMBER, TEXT
 
 _SHOWN_MAX = 30
 _LIKENESS = 0.6
-"""How like a name another must be to be taken for what was meant: `lenght` is to find `len`."""
+"""The least similarity of a name that a hint suggests: `lenght` must find `len`."""
 _LIKENESS_ELSEWHERE = 0.8
-"""The same for a name that other languages have: `undefined` is `null`, and not `find`."""
+"""The same for a name from other languages: `undefined` must find `null`, not `find`."""
 
 _WITH_BLOCKS = ("if", "while", "for", "do", "else", "function")
 _STATEMENT_WORDS = ("if", "while", "for", "do", "return", "break", "continue", "include")
 
-# Begin a statement in other languages.
+# Words that start a statement in other languages.
 FIRST_WORDS = {
     **dict.fromkeys(
         ("import", "from", "use", "using", "require"), 'other scripts are read with include "name";'
@@ -79,7 +79,7 @@ _is_key = re.compile(r"[{,]\s*\w+\s*:").match
 
 
 def describe(kind: str, text: str) -> str:
-    """Say what was found."""
+    """Describe a token."""
     if kind == END:
         return "the end of the text"
     shown = text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"
@@ -93,11 +93,11 @@ def describe(kind: str, text: str) -> str:
 
 
 def expectation(accepts: Callable[[str], bool]) -> str:
-    """Say what could stand in this place."""
+    """Describe the tokens that the parser accepts."""
     signs: tuple[str, ...]
     if accepts(NUMBER):
         choices = ["a statement"] if accepts("break") else ["a value"]
-        signs = ("}", "]", ")")  # what else could is how these may begin
+        signs = ("}", "]", ")")  # other signs can start a value or a statement
     elif accepts("+"):
         choices = []
         signs = (";", ")", "]", "}", ",", ":")
@@ -113,7 +113,7 @@ def expectation(accepts: Callable[[str], bool]) -> str:
 def hint(
     kinds: list[str], texts: Sequence[str], offsets: Sequence[int], at: int, first: int
 ) -> str:
-    """Say what was probably meant at a token, in the statement that begins with another."""
+    """Return a hint on the error at a token; `first`: the first token of the statement."""
     kind, text, word = kinds[at], texts[at], texts[first]
     before = kinds[at - 1] if at else ""
     for pair in (at - 1, at, at - 2):
@@ -138,7 +138,7 @@ def hint(
 
 
 def hint_on_name(name: str, known: Collection[str], text: str, offset: int) -> str:
-    """Say what was probably meant by a name that nothing binds."""
+    """Return a hint on a name that is not bound."""
     if _is_key(text, len(text[:offset].rstrip()) - 1):
         return f'keys that are texts have quotes: "{name}"'
     if name in _INCLUDED:

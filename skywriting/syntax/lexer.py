@@ -1,8 +1,8 @@
-"""The first pass: text to tokens.
+"""The first pass, the lexer: from text to tokens.
 
-One compiled expression takes the whole text to pieces, so that the pieces joined are the text;
-what a piece is follows from the piece alone and is looked up, so that a million pieces cost little.
-A kind is a word of the language as it is written (`"while"`, `"+="`), or one of those below.
+One regular expression splits the whole text into pieces. The kind of a piece depends on the piece
+alone, so that a table has it after the first time: a million pieces take little time. A kind is a
+word or sign of the language itself (`"while"`, `"+="`), or one of the following.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ciel.skywriting.errors import Problem, Source
 
 NAME, NUMBER, TEXT, BAD, END = "name", "number", "text", "bad", "end"
-NOT_2 = "not"  # `!` of version 2, which binds as unary minus does
+NOT_2 = "not"  # `!` of version 2, with the precedence of unary minus
 
 KEYWORDS = (
     "function", "if", "else", "for", "in", "while", "do", "return", "break", "continue", "true",
@@ -25,11 +25,11 @@ OPERATORS = (
     "+", "-", "*", "/", "%", "!", "||", "&&", "<", "<=", ">", ">=", "==", "!=", "=", "+=", ".", "(",
     ")", "[", "]", "{", "}", ",", ":", ";",
 )  # fmt: skip
-DIV = "div"  # an operator after an operand, a name anywhere else
+DIV = "div"  # an operator after an operand, a name elsewhere
 TERMINALS = (*KEYWORDS, *OPERATORS, DIV, NOT_2, NAME, NUMBER, TEXT, BAD, END)
 _OPERAND_ENDS = frozenset((NAME, NUMBER, TEXT, ")", "]", "true", "false"))
 
-_SPACE, _COMMENT = "", "comment"  # kinds of pieces that the grammar never sees
+_SPACE, _COMMENT = "", "comment"  # kinds of pieces that the parser does not see
 
 _PIECES = re.compile(
     r"""[ \t\r\n\f\v]+
@@ -40,7 +40,7 @@ _PIECES = re.compile(
     | '[^'\\\n]*+ (?: \\. [^'\\\n]*+ )*+ '
     | //[^\n]*
     | /\*(?s:.*?)\*/
-    | ["'][^\n]* | /\*(?s:.*) | \#[^\n]* | (?s:.)  # what is wrong
+    | ["'][^\n]* | /\*(?s:.*) | \#[^\n]* | (?s:.)  # errors
     """,
     re.VERBOSE,
 )
@@ -52,25 +52,25 @@ _FIRST_LINE = re.compile(r"\ufeff?(#![^\r\n]*)?")
 _VERSION = re.compile(r"#![ \t]*skywriting(?:[ \t]+(.*?))?[ \t]*")
 _VERSIONS = {None: 1, "1": 1, "2": 2}
 
-DIGITS_MAX = 100_000  # of a number that stands in a script
-PIECES_MAX = 6_000_000  # of a script: 16 MiB of ordinary text have fewer
-PROBLEMS_MAX = 100  # nobody reads more at once
+DIGITS_MAX = 100_000  # of a number in a script
+PIECES_MAX = 6_000_000  # of a script: 16 MiB of usual text have fewer
+PROBLEMS_MAX = 100  # a person does not read more at once
 _DIGITS_AT_ONCE = 4_000  # Python refuses to convert more than 4,300
 
 
 class Tokens(NamedTuple):
-    """What a text consists of, in parallel lists that end with `END`; comments are kept aside."""
+    """The tokens of a text, in parallel lists that end with `END`; and its comments."""
 
     kinds: list[str]
     texts: list[str]
     offsets: list[int]
-    comments: list[tuple[int, str]]  # offset, and the text without what ends it
+    comments: list[tuple[int, str]]  # offset, and text without the line end
     version: int
     problems: list[Problem]
 
 
 class _Kinds(dict[str, str]):
-    """The kind of every piece seen so far; what is wrong with a piece goes to `faults`."""
+    """The kind of each piece seen so far. `faults`: the errors in pieces."""
 
     def __init__(self) -> None:
         super().__init__({word: word for word in (*KEYWORDS, *OPERATORS)})
@@ -85,11 +85,11 @@ class _Kinds(dict[str, str]):
 
 
 _AT = "\0"
-"""Stands for the place, in what is said of a piece, which may stand in several."""
+"""In the text of an error, stands for the place, since a piece may occur at several places."""
 
 
 def tokenize(source: Source) -> Tokens:
-    """Take a text to pieces. What is wrong is told in `problems`, and does not end it."""
+    """Split a text into tokens. Errors are added to `problems`, and do not end it."""
     first = _FIRST_LINE.match(source.text)
     assert first is not None
     begin = first.end()
@@ -138,7 +138,7 @@ def tokenize(source: Source) -> Tokens:
 
 
 def _find_div(kinds: list[str], texts: list[str]) -> None:
-    """Tell the operator from the name, which old scripts are free to use."""
+    """Tell the operator `div` from the name, which old scripts may use."""
     before = ";"
     for number, text in enumerate(texts):
         if text == DIV and before in _OPERAND_ENDS:
@@ -146,11 +146,11 @@ def _find_div(kinds: list[str], texts: list[str]) -> None:
         before = kinds[number]
 
 
-# --- what a piece is ------------------------------------------------------------------------------
+# --- kinds of pieces ------------------------------------------------------------------------------
 
 
 def _classify(piece: str) -> tuple[str, str]:
-    """Return the kind of a piece that is no word of the language, and what is wrong with it."""
+    """Return the kind of a piece that is not a word of the language, and the error in it."""
     first = piece[0]
     if piece.isidentifier():
         return NAME, ""
@@ -172,7 +172,7 @@ def _classify(piece: str) -> tuple[str, str]:
 
 
 def _show_character(piece: str) -> str:
-    """Show what may be invisible, and say what to write in its place where that is known."""
+    """Describe a character, which may be invisible, with a hint if there is one."""
     hints = {
         "?": ' (there is no "a ? b : c": use if and else)',
         "^": " (there is no such operator)",
@@ -227,18 +227,18 @@ def _text_fault(piece: str) -> str:
 
 
 def _is_closed(piece: str) -> bool:
-    """Whether a text ends with its quote, and with one that no backslash stands before."""
+    """Tell whether a text ends with its quote, and not with an escaped one."""
     if len(piece) < 2 or piece[-1] != piece[0]:
         return False
     inner = piece[1:-1]
     return (len(inner) - len(inner.rstrip("\\"))) % 2 == 0
 
 
-# --- what a piece means ---------------------------------------------------------------------------
+# --- values of pieces -----------------------------------------------------------------------------
 
 
 def number_of(piece: str) -> int | float:
-    """Return the value of a number. Takes those that are told as wrong, too."""
+    """Return the value of a number, also of one with an error."""
     if len(piece) < _DIGITS_AT_ONCE and piece.isdecimal():
         return int(piece)
     found = _NUMBER.match(piece)
@@ -254,7 +254,7 @@ def number_of(piece: str) -> int | float:
 
 
 def text_of(piece: str) -> str:
-    """Return the value of a text that stands in quotes. Takes those that are told as wrong, too."""
+    """Return the value of a text in quotes, also of one with an error."""
     inner = piece[1:-1]
     return _ESCAPE.sub(_unescape, inner) if "\\" in inner else inner
 

@@ -1,9 +1,8 @@
-"""From a tree back to text: the formatter.
+"""The formatter: from a tree back to text.
 
-What it prints depends on the tree alone, but for comments and single blank lines between
-statements, which are taken from the text; so that formatting twice changes nothing. A comment stays
-with the statement that it stands before or behind; one within an expression moves in front of its
-statement.
+The output depends on the tree, and on the comments and single blank lines between statements of the
+text. To format a text twice changes nothing. A comment stays before or behind its statement; a
+comment within an expression moves in front of the statement.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ from ciel.skywriting.syntax.walking import below
 
 WIDTH = 100
 _INDENT = "    "
-_FRAMES_MAX = 100_000  # a tree that was parsed needs some 30,000
+_FRAMES_MAX = 100_000  # the deepest tree needs some 30,000
 
-# How tightly things bind; must agree with the precedence in the grammar's rules.
-_LAST = 0  # what takes all that follows it: lambda, and `!` of version 1
+# The precedence of operators; it must agree with that in `rules`.
+_LAST = 0  # lambda, and `!` of version 1, whose operand is all that follows
 _BINDS = {
     "||": 1, "&&": 2, "==": 3, "!=": 3, "<": 4, "<=": 4, ">": 4, ">=": 4, "+": 5, "-": 5,
     "*": 6, "/": 6, "%": 6, "div": 6,
@@ -68,9 +67,9 @@ Comment = tuple[int, str]
 
 
 def show(script: Script) -> str:
-    """Print a script, formatted. Its comments are taken from its source."""
+    """Return the formatted text of a script, with the comments of its source."""
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, _FRAMES_MAX))  # Python's own frames only: no C between them
+    sys.setrecursionlimit(max(before, _FRAMES_MAX))  # only frames of Python, and none of C
     try:
         return _Printer(script).script()
     finally:
@@ -78,7 +77,7 @@ def show(script: Script) -> str:
 
 
 def show_constant(value: int | float | str | bool) -> str:
-    """Print a constant as it may stand in a script."""
+    """Format a constant as in a script."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -102,13 +101,13 @@ def _show_sign(sign: str) -> str:
 
 
 class _Printer:
-    """Prints one script. An expression that spans lines comes with all but its first indented."""
+    """Formats one script. Of an expression with several lines, all but the first are indented."""
 
     def __init__(self, script: Script) -> None:
         self.statements = script.statements
         self.version = script.version
         self.text = script.source.text
-        self.comments: dict[int, list[Comment]] = {}  # by the id of the block around them
+        self.comments: dict[int, list[Comment]] = {}  # by the id of their block
         comments = tokenize(script.source).comments if self.text else []
         self.first_line = ""
         if comments and comments[0][1].startswith("#!"):
@@ -148,14 +147,14 @@ class _Printer:
             body[:0] = [self.first_line, ""] if self._has_blank(begin, first) else [self.first_line]
         return "\n".join(body) + "\n"
 
-    # --- statements and the comments among them ---------------------------------------------------
+    # --- statements and comments ------------------------------------------------------------------
 
     def _has_blank(self, start: int, end: int) -> bool:
-        """Whether there is an empty line in a part of the text."""
+        """Tell whether there is an empty line in a part of the text."""
         return self.text.count("\n", start, end) > 1
 
     def _is_beside(self, comment: Comment, at: int, following: Sequence[Statement]) -> bool:
-        """Whether a comment stands on the line of `at`, and before the statement that follows."""
+        """Tell whether a comment is on the line of `at`, and before the next statement."""
         offset = comment[0]
         if following and following[0].start < offset:
             return False
@@ -164,7 +163,7 @@ class _Printer:
     def _body(
         self, statements: Sequence[Statement], comments: Sequence[Comment], at: int, pad: str
     ) -> list[str]:
-        """Print statements, and the comments among and behind them, from `at` in the text on."""
+        """Return the lines of statements with their comments, which begin at `at` in the text."""
         lines: list[str] = []
         rest = list(reversed(comments))
 
@@ -252,7 +251,7 @@ class _Printer:
         return _POSTFIX + 1
 
     def _laid(self, node: Expression, pad: str, taken: int) -> str:
-        """Print an expression on one line if there is room beside the columns that are taken."""
+        """Format an expression on one line, if there is room beside the columns that are taken."""
         if self._room(node, WIDTH - len(pad) - taken) >= 0:
             return self._inline(node, pad)
         deeper = pad + _INDENT
@@ -288,8 +287,8 @@ class _Printer:
         return f"{opening}\n{pad}{_INDENT}{inner}\n{pad}{closing}"
 
     def _room(self, node: Expression, room: int) -> int:
-        """Return how many columns an expression leaves on a line, where a function ends the line;
-        less than 0 if it has not enough. Stops looking when it knows.
+        """Return how many columns of a line an expression leaves free; less than 0 if it is too
+        long. A function ends the line. It stops as soon as the result is negative.
         """
         below_it: Sequence[Expression] = ()
         if isinstance(node, Name):
@@ -328,8 +327,8 @@ class _Printer:
         return room
 
     def _inline(self, node: Expression, pad: str, last: bool = True) -> str:
-        """Print an expression without line breaks but those of functions. `last`: whether nothing
-        follows it that could be taken for a part of it.
+        """Format an expression on one line, except for functions in it. `last`: the text that
+        follows cannot be read as a part of it.
         """
         if isinstance(node, Name):
             return node.name
@@ -359,15 +358,15 @@ class _Printer:
         return f"function({', '.join(node.parameters)}) {self._block(node.body, pad)}"
 
     def _operand(self, node: Expression, pad: str, binds: int, last: bool = False) -> str:
-        """Print what an operator takes, in brackets if it would not be taken as a whole."""
+        """Format an operand, in brackets if its precedence requires them."""
         bound = self._binds(node)
         if bound >= binds or (bound == _LAST and last):
             return self._inline(node, pad, last)
         return f"({self._inline(node, pad)})"
 
     def _chain(self, node: Binary, pad: str, last: bool) -> list[str]:
-        """Print the operands of all operators on the left side of one, each but the first with its
-        operator before it.
+        """Format a chain of binary operators: the first operand, then each operator with its right
+        operand.
         """
         parts = []
         left: Expression = node
@@ -381,7 +380,9 @@ class _Printer:
         parts.append(self._operand(left, pad, binds))
         parts.reverse()
         for at in range(len(parts) - 1):
-            if parts[at].endswith("}") and parts[at + 1].startswith(f"{DIV} "):  # a name, there
+            if parts[at].endswith("}") and parts[at + 1].startswith(
+                f"{DIV} "
+            ):  # where `div` would be a name
                 operator, _, operand = parts[at].partition(" ") if at else ("", "", parts[at])
                 parts[at] = f"{operator} ({operand})".lstrip()
         return parts
@@ -391,7 +392,7 @@ class _Printer:
 
 
 def _value(node: Function) -> Expression:
-    """Return what a lambda returns."""
+    """Return the value of a lambda."""
     (statement,) = node.body.statements
     assert isinstance(statement, Return)
     assert statement.value is not None

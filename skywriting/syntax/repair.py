@@ -1,9 +1,9 @@
-"""What a syntax error is told as, and how reading goes on after it, so that all are told at once.
+"""Reports syntax errors, and repairs the tokens, so that the parser continues and finds all errors.
 
-In this order: what was meant is clear (`=` in a condition, a missing `;` or bracket): the tokens
-are mended. One token is too many: it is left out. Else the statement is given up, and the next one
-begins behind its `;`, before the `}` of the block around it, or at a `{`. What only follows from an
-error that has been told is mended in silence.
+It tries, in this order: to correct an obvious error (`=` in a condition, a missing `;` or bracket);
+to skip one token; to skip the statement. The next statement then starts after its `;`, before the
+`}` of the block around it, or at a `{`. It does not report errors that are consequences of another
+one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _INSERTIONS_MAX = 20
 
 
 class Repair:
-    """What is known of the errors in one text. `rows` and `values` are the parser's; `accepts` says
-    whether it would take tokens of some kinds next, `enter` makes it as if a list of statements
-    without any had been read.
+    """Repairs one text. `rows` and `values` are the stacks of the parser; `accepts` tells whether
+    it could read tokens of some kinds next, `enter` makes it continue as if it had read an empty
+    list of statements.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class Repair:
         self.faulty = {problem.offset for problem in tokens.problems}
         self.rows, self.values = rows, values
         self.accepts, self.enter = accepts, enter
-        self.lost_heads: set[int] = set()  # depths at which what precedes a block was given up
+        self.lost_heads: set[int] = set()  # depths at which the head of a block was skipped
         self.lost_loop = False
         self.last_at = -1
 
     def recover(self, at: int) -> int | None:
-        """Tell of an error at a token, and return where reading goes on; None if it cannot."""
+        """Report an error at a token; return the token to continue at, or None."""
         kind = self.kinds[at]
         if len(self.problems) >= PROBLEMS_MAX:
             return None
-        if at == self.last_at:  # mended before, in vain
+        if at == self.last_at:  # the repair before did not help
             return None if kind == END else self._give_up(at + 1)
         self.last_at = at
         quiet = self._is_told(at)
@@ -96,7 +96,7 @@ class Repair:
                 return at + 1
         return self._give_up(at)
 
-    # --- telling ----------------------------------------------------------------------------------
+    # --- reporting --------------------------------------------------------------------------------
 
     def _tell(self, at: int, message: str) -> None:
         self._tell_at(self.offsets[at], message)
@@ -105,7 +105,7 @@ class Repair:
         self.problems.append(Problem(self.source, offset, message))
 
     def _is_told(self, at: int) -> bool:
-        """Whether this error follows from one that the lexer told of."""
+        """Tell whether this error is a consequence of an error that the lexer has reported."""
         before = self.offsets[at - 1] if at else 0
         if self.kinds[at] == END and any(offset >= before for offset in self.faulty):
             return True
@@ -134,17 +134,17 @@ class Repair:
         line, column = self.source.place(self.offsets[opening])
         return f'the "{self.kinds[opening]}" was opened on line {line}, column {column}'
 
-    # --- what is on the stack ---------------------------------------------------------------------
+    # --- the stack of the parser ------------------------------------------------------------------
 
     def _open_bracket(self) -> int | None:
-        """Return the token of the innermost bracket that is open."""
+        """Return the token of the innermost open bracket."""
         for value in reversed(self.values):
             if type(value) is int and self.kinds[value] in _CLOSERS:
                 return value
         return None
 
     def _first_token(self, at: int) -> int:
-        """Return the token at which the statement begins that token `at` is in or begins."""
+        """Return the first token of the statement that token `at` is in."""
         while at and self.kinds[at - 1] not in (";", "{", "}"):
             at -= 1
         return at
@@ -155,10 +155,10 @@ class Repair:
     def _end(self, at: int) -> int:
         return self.offsets[at] + len(self.texts[at])
 
-    # --- mending ----------------------------------------------------------------------------------
+    # --- corrections ------------------------------------------------------------------------------
 
     def _insert(self, at: int, kinds: list[str]) -> int:
-        """Put tokens before one; return where reading goes on."""
+        """Insert tokens before one; return the token to continue at."""
         offset = self._end(at - 1) if at else 0
         self.kinds[at:at] = kinds
         self.texts[at:at] = [""] * len(kinds)
@@ -166,7 +166,7 @@ class Repair:
         return at
 
     def _assignment(self, at: int, quiet: bool) -> int | None:
-        """`=` where only `==` can stand."""
+        """Correct `=` where only `==` is allowed."""
         if self.kinds[at] != "=" or not self.accepts(("==", self.kinds[at + 1])):
             return None
         if self._end(at - 1) == self.offsets[at] and self.kinds[at - 1] in ("==", "!="):
@@ -179,7 +179,7 @@ class Repair:
         return at
 
     def _sign(self, at: int, quiet: bool) -> int | None:
-        """Signs of other languages that begin with one of ours."""
+        """Correct operators of other languages that begin with one of ours."""
         pair = self.texts[at - 1] + self.texts[at] if at else ""
         if pair in ("===", "!==", "<>") and self._end(at - 1) == self.offsets[at]:
             meant = "!=" if pair != "===" else "=="
@@ -188,7 +188,7 @@ class Repair:
         return None
 
     def _word(self, at: int, quiet: bool) -> int | None:
-        """A word of the language where a name should stand."""
+        """Correct a keyword where only a name is allowed."""
         kind = self.kinds[at]
         if kind not in KEYWORDS or not self.accepts((NAME, self.kinds[at + 1])):
             return None
@@ -203,7 +203,9 @@ class Repair:
         return at
 
     def _remainder(self, at: int, quiet: bool) -> int | None:
-        """`else` without its `if`, be it that this was given up; or `;` behind what was."""
+        """Skip an `else` without its `if`, which may have been skipped; or a `;` after a skipped
+        block.
+        """
         kind, row = self.kinds[at], self.rows[-1]
         is_lost = len(self.rows) in self.lost_heads
         if kind == "else" and "statement" in row:
@@ -223,7 +225,7 @@ class Repair:
         return at
 
     def _missing(self, at: int, quiet: bool) -> int | None:
-        """A missing `;`, or brackets that are not closed, as far as one can be sure."""
+        """Insert a missing `;` or closing brackets, if the error is obvious."""
         kind = self.kinds[at]
         ends = kind in (END, "}", ";", "{", "=") or kind in _BEGINNERS or self._is_on_next_line(at)
         if not ends and kind not in (")", "]"):
@@ -267,7 +269,7 @@ class Repair:
             self._tell_at(here, message)
 
     def _wrong_bracket(self, at: int, quiet: bool) -> int | None:
-        """`(a]`: one closer in place of another."""
+        """Correct `(a]`: a wrong closing bracket."""
         kind, opening = self.kinds[at], self._open_bracket()
         if kind not in (")", "]", "}") or opening is None:
             return None
@@ -279,10 +281,10 @@ class Repair:
         self.kinds[at] = closer
         return at
 
-    # --- giving a statement up --------------------------------------------------------------------
+    # --- skipping a statement ---------------------------------------------------------------------
 
     def _give_up(self, at: int) -> int | None:
-        """Forget the statement that token `at` is in; return where the next may begin."""
+        """Skip the statement that token `at` is in; return where the next one may begin."""
         popped = []
         while "statement" not in self.rows[-1]:
             self.rows.pop()
@@ -292,19 +294,19 @@ class Repair:
         depth = sum(popped.count(opener) - popped.count(_CLOSERS[opener]) for opener in "([")
         dictionaries = popped.count("{") - popped.count("}")
         if "statements" in self.rows[-1]:
-            self.enter()  # so that this is a block from now on, and no dictionary
+            self.enter()  # so that this is a block, not a dictionary
         self.lost_loop = self.lost_loop or bool(_LOOPS.intersection(popped))
         if _HEADS.intersection(popped):
             self.lost_heads.add(len(self.rows))
-        in_block = self.kinds[at - 1] == "{"  # of a lambda, which has none
+        in_block = self.kinds[at - 1] == "{"  # of a lambda, which has no block
         is_within = depth > 0 and ("for" in popped or (in_block and dictionaries > 0))
         return self._skip(at, depth, dictionaries, is_within)
 
     def _skip(self, at: int, depth: int, dictionaries: int, is_within: bool) -> int:
-        """Return where the next statement may begin, from within brackets and dictionaries.
-        `is_within`: whether a `;` ends nothing before the brackets are closed.
+        """Return where the next statement may begin. `depth`, `dictionaries`: how many brackets and
+        dictionaries are open. `is_within`: a `;` ends the statement only after they are closed.
         """
-        braces = 0  # of those that are opened on the way
+        braces = 0  # that the skipped tokens have opened
         while (kind := self.kinds[at]) != END:
             if kind == "{":
                 if depth <= 0 and not braces:

@@ -1,7 +1,8 @@
-"""The third pass: completes the functions of a tree, and refuses what the grammar let through.
+"""The third pass, the resolver: finds the variables that each function captures, and the errors
+that the grammar does not exclude.
 
-Each function is walked by itself, with a list of what is yet to be seen instead of calls within
-calls; what it reads beyond its own names is put together from the inside out afterwards.
+It walks each function separately, with a list of nodes instead of recursion. Afterwards it combines
+the names that functions read, from the inner functions to the outer ones.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from ciel.skywriting.syntax.tree import (
 from ciel.skywriting.syntax.walking import uncollected
 
 _NOTHING = ": nothing in this script binds it"
-WARNINGS_MAX = 20  # of names that nothing binds; each is compared with all that there are
+WARNINGS_MAX = 20  # on unbound names; for a hint, each is compared with all known names
 
 
 def resolve(
     script: Script, known: Collection[str] | None = None, *, may_break: bool = False
 ) -> list[Problem]:
-    """Complete a tree, and return what is wrong with it, in order. If `known` (what is there from
-    the start) is given, names that nothing can ever bind are among the warnings. `may_break`: loops
+    """Complete a tree, and return the errors in it, in order. `known`: the names that need no
+    binding; with them, the result has warnings on names that are never bound. `may_break`: loops
     may be missing in the tree.
     """
     with uncollected():
@@ -68,7 +69,7 @@ def _resolve(script: Script, known: Collection[str] | None, may_break: bool) -> 
         function.number = number
         function.assigned = tuple(scope.assigned.items())
     script.functions = [function for function, _ in scopes]
-    for function, scope in reversed(scopes):  # those within it begin after it
+    for function, scope in reversed(scopes):  # inner functions begin later
         free = set(scope.reads)
         for inner in scope.functions:
             free.update(inner.free)
@@ -83,7 +84,7 @@ def _resolve(script: Script, known: Collection[str] | None, may_break: bool) -> 
 
 
 def _never_bound(script: Script, scopes: list[_Scope], known: Collection[str]) -> list[Problem]:
-    """Warn of names that are read and bound nowhere. Only of use if nothing is included."""
+    """Return warnings on names that are never bound, of a script that includes no others."""
     bound = set(known)
     for scope in scopes:
         bound.update(scope.parameters, scope.assigned, scope.defined)
@@ -101,13 +102,13 @@ def _never_bound(script: Script, scopes: list[_Scope], known: Collection[str]) -
 
 
 class _Scope:
-    """What the body of one function does, or that of a script."""
+    """The body of one function, or of a script."""
 
     def __init__(self, source: Source, parameters: tuple[str, ...], may_break: bool) -> None:
         self.may_break = may_break
         self.source = source
         self.parameters = parameters
-        self.reads: dict[str, int] = {}  # with the offset of the first time, as below
+        self.reads: dict[str, int] = {}  # with the first offset, as below
         self.assigned: dict[str, int] = {}
         self.defined: set[str] = set()
         self.functions: list[Function] = []
@@ -115,7 +116,7 @@ class _Scope:
         self.problems: list[Problem] = []
 
     def walk(self, statements: list[Statement]) -> list[Function]:
-        """See a body in order; return the functions that begin in it."""
+        """Walk a body in order; return the functions that it defines."""
         ahead: list[tuple[Statement, bool]] = [
             (statement, self.may_break) for statement in reversed(statements)
         ]
@@ -156,7 +157,7 @@ class _Scope:
         return self.functions
 
     def _read(self, ahead: list[Expression]) -> None:
-        """See expressions, the last first."""
+        """Walk expressions, the last one first."""
         reads = self.reads
         while ahead:
             node = ahead.pop()

@@ -1,9 +1,9 @@
-"""The grammar: its rules, and what each of them builds.
+"""The grammar: its rules, and the methods that build the tree.
 
-`tables.py` is made from `PRECEDENCE` and the texts of `RULES` (see `generate`). A rule is given
-what its symbols became: of a token, its number; of anything else, what its own rule returned. The
-grammar takes a little more than the language has, where a rule would be hard to read; the resolver
-refuses it in better words.
+`generate` makes `tables.py` from `PRECEDENCE` and the texts of `RULES`. The method of a rule gets a
+value for each symbol: for a token its number, otherwise the value of the symbol's own rule. The
+grammar accepts a little more than the language, to keep its rules simple; the resolver reports the
+rest, with better messages.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from ciel.skywriting.syntax.tree import (
     While,
 )
 
-# From loose to tight; the printer's table must agree. What is "last" takes all that follows it:
-# a lambda's body, and what `!` of version 1 denies.
+# From the lowest to the highest; the table of the printer must agree. The operand of "last" is all
+# that follows: the body of a lambda, and the operand of `!` in version 1.
 PRECEDENCE = (
     ("right", "last"),
     ("left", "||"),
@@ -115,7 +115,7 @@ RULES = (
 
 
 class Builder:
-    """Builds the tree of one text. `at` is the number of the next token that is to be read."""
+    """Builds the tree of one text. `at`: the number of the next token."""
 
     __slots__ = ("at", "kinds", "offsets", "problems", "source", "texts")
 
@@ -128,11 +128,11 @@ class Builder:
         self.at = 0
 
     def _last(self) -> int:
-        """Return where the last character stands that has been read."""
+        """Return the offset of the last character that was read."""
         last = self.at - 1
         return self.offsets[last] + len(self.texts[last]) - 1
 
-    # --- what needs little ------------------------------------------------------------------------
+    # --- lists and brackets -----------------------------------------------------------------------
 
     def same(self, parts: list[Any]) -> Any:
         return parts[0]
@@ -225,7 +225,7 @@ class Builder:
         )
 
     def _names(self, numbers: list[int]) -> tuple[str, ...]:
-        """Return the names of a list of them, in which none may stand twice."""
+        """Return the names in a list; report a name that occurs twice."""
         names: dict[str, None] = {}
         for at in numbers:
             name = self.texts[at]
@@ -293,7 +293,7 @@ class Builder:
         return Define(start, body.end, function)
 
     def _first(self, expression: Expression) -> int:
-        """Return where an expression begins that begins a statement."""
+        """Return the offset of an expression that begins a statement."""
         while True:
             if isinstance(expression, Binary):
                 expression = expression.left

@@ -1,7 +1,8 @@
-"""The tree of a script: what the grammar builds, the resolver completes and the printer shows.
+"""The tree of a script. The parser builds it, the resolver completes it, and the printer formats
+it.
 
-Every node knows the offset into its source at which it is shown to people; a statement also knows
-where it begins and ends.
+Each node has the offset in the source that error messages show; a statement also has its first and
+its last offset.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from ciel.skywriting.errors import Source
 
 @dataclass_transform()
 class _NodeType(type):
-    """Makes classes whose annotations are their slots, and the arguments of their making. What
-    `dataclass` would do takes ten times as long, at each start of each command that reads a script.
+    """A metaclass: annotations are the slots of a class and the parameters of its constructor.
+    `dataclass` would take ten times as long, at the start of each command that reads a script.
     """
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _NodeType:
@@ -31,7 +32,7 @@ class _NodeType(type):
 
 
 class Node(metaclass=_NodeType):
-    """What trees consist of. Two are equal if all that they consist of is."""
+    """A node of a tree. Two nodes are equal if their fields are."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and _values(self) == _values(other)
@@ -57,7 +58,7 @@ class Name(Node):
 
 
 class Constant(Node):
-    """A number, a text or a truth value that stands in the script."""
+    """A number, a text or a truth value in the script."""
 
     start: int
     value: int | float | str | bool
@@ -78,7 +79,7 @@ class DictOf(Node):
 
 
 class Unary(Node):
-    """`-a`, `!a`, or `*a`, which reads what a reference refers to."""
+    """`-a`, `!a`, or `*a`, which reads the object of a reference."""
 
     start: int
     operator: str
@@ -86,8 +87,8 @@ class Unary(Node):
 
 
 class Binary(Node):
-    """Two operands; `start` is that of the operator. `operator`: `|| && == != < <= > >= + - * / %
-    div`.
+    """An operator and two operands; `start`: the operator. `operator`: `|| && == != < <= > >= + - *
+    / % div`.
     """
 
     start: int
@@ -97,7 +98,7 @@ class Binary(Node):
 
 
 class Index(Node):
-    """`target[index]`; `start` is that of the bracket."""
+    """`target[index]`; `start`: the bracket."""
 
     start: int
     target: Expression
@@ -105,7 +106,7 @@ class Index(Node):
 
 
 class Field(Node):
-    """`target.name`; `start` is that of the name."""
+    """`target.name`; `start`: the name."""
 
     start: int
     target: Expression
@@ -113,9 +114,7 @@ class Field(Node):
 
 
 class Call(Node):
-    """`function(arguments)`; `start` is that of the function's name if it has one, else of the
-    bracket.
-    """
+    """`function(arguments)`; `start`: the name of the function, or the bracket if it has none."""
 
     start: int
     function: Expression
@@ -125,8 +124,8 @@ class Call(Node):
 class Function(Node):
     """`function [name](parameters) {...}` or, if `is_lambda`, `lambda parameters: value`, whose
     body is a block that returns the value. The resolver numbers the functions of a script from 1,
-    in the order in which they begin, and fills in what follows from the body: the names that it
-    reads but does not own (those of functions within it among them), and those that it assigns.
+    in the order in which they begin. It also sets `free`, the names of outer variables that it or
+    an inner function reads, and `assigned`, the names that it assigns.
     """
 
     start: int
@@ -136,7 +135,7 @@ class Function(Node):
     is_lambda: bool = False
     number: int = 0
     free: tuple[str, ...] = ()
-    assigned: tuple[tuple[str, int], ...] = ()  # with the offset of the first time
+    assigned: tuple[tuple[str, int], ...] = ()  # with the first offset
 
 
 Expression = Name | Constant | ListOf | DictOf | Unary | Binary | Index | Field | Call | Function
@@ -145,8 +144,8 @@ Expression = Name | Constant | ListOf | DictOf | Unary | Binary | Index | Field 
 
 
 class Assign(Node):
-    """`target = value;` or `target += value;` (`operator` is `=` or `+=`). The resolver refuses
-    targets that are no name, index or field, and `+=` on others than names.
+    """`target = value;` or `target += value;` (`operator` is `=` or `+=`). The resolver accepts
+    only a name, an index or a field as a target, and only a name for `+=`.
     """
 
     start: int
@@ -262,4 +261,4 @@ class Script(Node):
     source: Source
     statements: list[Statement]
     version: int = 1
-    functions: Sequence[Function] = ()  # by number - 1; the resolver's
+    functions: Sequence[Function] = ()  # by number - 1; set by the resolver

@@ -1,5 +1,5 @@
-"""The way down a tree, for passes that keep a list of what they are yet to see; and peace for those
-that make very many objects.
+"""Walks trees without recursion, and turns the garbage collector off for passes that create many
+objects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ciel.skywriting.syntax.tree import (
 
 
 def below(node: Statement | Expression) -> Iterator[Statement | Expression]:
-    """Yield what is directly below a node, in the order of the text but for `do`."""
+    """Yield the children of a node, in the order of the text (but for `do`)."""
     if isinstance(node, Binary):
         yield from (node.left, node.right)
     elif isinstance(node, Call):
@@ -75,7 +75,9 @@ def below(node: Statement | Expression) -> Iterator[Statement | Expression]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no garbage meanwhile: a pass leaves none, and the search would take longer."""
+    """Turn the garbage collector off: a pass leaves no garbage, and collections take longer than
+    it.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -86,7 +88,7 @@ def uncollected() -> Iterator[None]:
 
 
 def statement_at(statements: Iterable[Statement], offset: int) -> Statement | None:
-    """Return the innermost statement around an offset; no block, if something else will do."""
+    """Return the innermost statement around an offset, preferably not a block."""
     found: Statement | None = None
     pending: list[Statement | Expression] = list(statements)
     while pending:
