@@ -12,8 +12,8 @@ from typing import Any
 
 from ciel.skywriting import script
 from ciel.skywriting.errors import Source
-from ciel.skywriting.grammar import parse
-from ciel.skywriting.resolver import resolve
+from ciel.skywriting.syntax.grammar import parse
+from ciel.skywriting.syntax.resolver import resolve
 
 TURNS = 1_000_000
 ROUNDS = 7

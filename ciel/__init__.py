@@ -30,35 +30,33 @@ if TYPE_CHECKING:
     from ciel.python.failures import TaskMemoryError as TaskMemoryError
     from ciel.python.failures import TaskTimeoutError as TaskTimeoutError
     from ciel.python.futures import Future as Future
-    from ciel.python.inside import current_task as current_task
-    from ciel.python.inside import empty as empty
-    from ciel.python.inside import task_directory as task_directory
     from ciel.python.sessions import as_completed as as_completed
-    from ciel.python.sessions import call as call
     from ciel.python.sessions import fire_and_forget as fire_and_forget
     from ciel.python.sessions import gather as gather
     from ciel.python.sessions import put as put
-    from ciel.python.sessions import spawn as spawn
     from ciel.python.sessions import wait as wait
+    from ciel.python.task_session import current_task as current_task
+    from ciel.python.task_session import empty as empty
+    from ciel.python.task_session import task_directory as task_directory
     from ciel.python.tasks import Task as Task
+    from ciel.python.tasks import call as call
+    from ciel.python.tasks import spawn as spawn
     from ciel.python.tasks import task as task
 
 _HOMES = {
     "Client": "ciel.client",
     "ClientError": "ciel.client.errors",
     "LocalCluster": "ciel.client",
-    "current_task": "ciel.python.inside",
-    "empty": "ciel.python.inside",
+    "current_task": "ciel.python.task_session",
+    "empty": "ciel.python.task_session",
     "Executor": "ciel.client.pools.executor",
     "Future": "ciel.python.futures",
-    "Task": "ciel.python.tasks",
     "progress": "ciel.client.views.progress",
-    "task": "ciel.python.tasks",
-    "task_directory": "ciel.python.inside",
+    "task_directory": "ciel.python.task_session",
     "trace": "ciel.client.views.trace",
+    **dict.fromkeys(("Task", "call", "spawn", "task"), "ciel.python.tasks"),
     **dict.fromkeys(
-        ("as_completed", "call", "fire_and_forget", "gather", "put", "spawn", "wait"),
-        "ciel.python.sessions",
+        ("as_completed", "fire_and_forget", "gather", "put", "wait"), "ciel.python.sessions"
     ),
     **dict.fromkeys(
         (

@@ -22,8 +22,8 @@ from dask.utils import funcname
 from ciel.client.pools.executor import when_done
 from ciel.client.pools.shared import session_here
 from ciel.python.failures import TaskError
+from ciel.python.options import Options, read_options
 from ciel.python.sessions import FIRST_EXCEPTION, Session
-from ciel.python.tasks import Options, read_options
 
 if TYPE_CHECKING:
     from ciel.client import Client

@@ -28,7 +28,7 @@ class Finder:
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
-                self._hook_loader(spec.loader)
+                self._follow(spec.loader)
                 return spec
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ciel.client.pools.shared import session_here
-from ciel.python.tasks import Options, read_options
+from ciel.python.options import Options, read_options
 
 if TYPE_CHECKING:
     from ciel.client import Client

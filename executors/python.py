@@ -38,7 +38,7 @@ from ciel.python.contents import MOVED, Outcome, encode
 from ciel.python.packing import pack
 from ciel.wire.references import to_array
 
-START = os.path.join(next(iter(programs.__path__)), "python_start.py")
+START = os.path.join(next(iter(programs.__path__)), "python", "start.py")
 _READ_AT_START = ("LD_", "PYTHON")
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}  # so that a re-executed call pickles the same bytes
 

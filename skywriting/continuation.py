@@ -1,17 +1,17 @@
-"""A stop, and the call of a function, as JSON: to be gone on with elsewhere, later.
+"""Writes a stopped script, or the call of a function, as JSON, so that another task can resume it.
 
     {"skywriting": 1, "units": [origin, …], "heap": [thing, …],
      "stack": [[unit, code, frame, called at, [[point, value, …], …]], …]}    or "value", or "call"
 
-Numbers, texts, truth values and none stand for themselves; references are `__ref__` objects.
-Whatever can be shared or changed lies in the heap once, and is named by its place, `{"@": place}`:
-a list as such, a dictionary as `{"d": [key, value, …]}`, a function as `{"f": [unit, code], "c":
-{variable: value}}`, a frame as `{"n": {variable: value}}`, what is still to be read as `{"*":
-reference}`. A long integer is `{"i": hexadecimal}`, a list that counts `{"r": [from, to, step]}`.
-What was read is kept as its value, so that it is never looked for again. There is nothing of what
-already ran in it, but what it left in variables.
+Numbers, texts, truth values and none are plain JSON; references are `__ref__` objects. A value that
+can be shared or changed is in the heap once, and `{"@": place}` refers to it: a list as such, a
+dictionary as `{"d": [key, value, …]}`, a function as `{"f": [unit, code], "c": {variable: value}}`,
+a frame as `{"n": {variable: value}}`, a reference to be read as `{"*": reference}`. A long integer
+is `{"i": hexadecimal}`, a list of equidistant integers `{"r": [from, to, step]}`. A value that the
+script has read is part of the JSON, so that it need not be read again. Of the past of the script
+the JSON contains only variables.
 
-What is read back is checked: it can do nothing but be gone on with, or give a ContinuationError.
+The reader checks all of this: a damaged continuation raises ContinuationError.
 """
 
 from __future__ import annotations
@@ -20,37 +20,36 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ciel.core.refs import Reference
-from ciel.skywriting.code import Code, Unit
+from ciel.skywriting.builtins.prelude import names, prelude_unit
 from ciel.skywriting.errors import ContinuationError
-from ciel.skywriting.host import SpawnedCall
-from ciel.skywriting.names import prelude_unit, table
-from ciel.skywriting.operators import require_length
-from ciel.skywriting.running import Stopped
-from ciel.skywriting.standard import PRELUDE
-from ciel.skywriting.values import (
+from ciel.skywriting.evaluation.code import Code, Frame, Unit
+from ciel.skywriting.evaluation.operators import require_length
+from ciel.skywriting.evaluation.running import Stopped
+from ciel.skywriting.evaluation.values import (
     RUN,
     UNREAD,
     Activation,
     Blocked,
     Builtin,
     Closure,
-    Frame,
     Lazy,
+    SpawnedCall,
     is_reference,
 )
+from ciel.skywriting.standard import PRELUDE
 
 VERSION = 1
 INTEGER_PLAIN_MAX_BITS = 10_000
-"""A longer one is written in hexadecimal, which takes time in proportion."""
+"""Longer integers are written in hexadecimal, which takes linear time."""
 
 RANGE_MIN_ITEMS = 16
 LoadUnit = Callable[[Any], Unit]
-"""Gets a text again by its origin; raises what it will."""
+"""Returns the unit with an origin; may raise any error."""
 
 
 class Written(NamedTuple):
-    """`value` is JSON with references in it. Who goes on with it needs all of `awaited`, and one of
-    `any_of` if there are any.
+    """A continuation. `value` is JSON with references in it. The task that resumes it needs all
+    objects of `awaited`, and one of `any_of` if there are any.
     """
 
     value: dict[str, Any]
@@ -59,8 +58,8 @@ class Written(NamedTuple):
 
 
 def encode(stopped: Stopped) -> Written:
-    """Write a stop down. Awaited is whatever was starred and can still be reached, so that all of
-    it is waited for at once; but only what can go on soonest, if one of several will do.
+    """Write a stopped script. `awaited` contains all starred references that the script can still
+    reach, so that it waits for all of them at once; if one of several is enough, only those.
     """
     writer = _Writer()
     value = writer.begin()
@@ -79,7 +78,7 @@ def encode(stopped: Stopped) -> Written:
 
 
 def encode_call(spawned: SpawnedCall) -> Written:
-    """Write the call of a function down; awaited are the texts that it needs."""
+    """Write the call of a function; `awaited` are the texts that it needs."""
     writer = _Writer()
     value = writer.begin()
     value["call"] = writer.call(spawned)
@@ -88,7 +87,7 @@ def encode_call(spawned: SpawnedCall) -> Written:
 
 
 def encode_frame(frame: Frame) -> Written:
-    """Write variables down, for a prompt's next entry."""
+    """Write variables, for the next entry of a prompt."""
     writer = _Writer()
     value = writer.begin()
     value["frame"] = writer.place_frame(frame)
@@ -97,7 +96,7 @@ def encode_frame(frame: Frame) -> Written:
 
 
 def frame_names(value: Any) -> frozenset[str]:
-    """Return which variables `encode_frame` wrote down."""
+    """Return the names of the variables that `encode_frame` has written."""
     return frozenset(value["heap"][value["frame"]]["n"])
 
 
@@ -112,7 +111,7 @@ class _Writer:
         self.unread: dict[str, Reference] = {}
         self._places: dict[int, int] = {}
         self._pending: list[tuple[int, Any, bool]] = []
-        self._kept: list[Any] = []  # so that no other thing gets the identity of one seen
+        self._kept: list[Any] = []  # so that no other object gets the identity of one that was seen
 
     def begin(self) -> dict[str, Any]:
         origins: list[Any] = []
@@ -120,7 +119,7 @@ class _Writer:
         return {"skywriting": VERSION, "units": origins, "heap": self.heap}
 
     def texts(self) -> list[Reference]:
-        """List the references to texts of scripts."""
+        """Return the references to texts of scripts."""
         return [
             u.origin["ref"] for u in self.units if isinstance(u.origin, dict) and "ref" in u.origin
         ]
@@ -142,7 +141,7 @@ class _Writer:
         return [self.place(spawned.function), *map(self.place, spawned.arguments)]
 
     def place(self, value: Any) -> Any:
-        """Return how a value is written where it stands."""
+        """Return the JSON of a value: itself, or its place in the heap."""
         kind = type(value)
         if kind is int and value.bit_length() > INTEGER_PLAIN_MAX_BITS:
             return {"i": format(value, "x")}
@@ -171,7 +170,7 @@ class _Writer:
         return place
 
     def finish(self) -> None:
-        """Write down all that has a place; by turns, so that nothing is too deep."""
+        """Write the heap, without recursion."""
         while self._pending:
             place, thing, is_frame = self._pending.pop()
             self.heap[place] = self._written(thing, is_frame)
@@ -195,7 +194,7 @@ class _Writer:
 
 
 def _as_range(items: list[Any]) -> list[int] | None:
-    """Return the bounds of a list that counts, as those do that loops go over."""
+    """Return the bounds of a list of equidistant integers, as `range` makes them; else None."""
     if len(items) < RANGE_MIN_ITEMS or type(items[0]) is not int or type(items[1]) is not int:
         return None
     first, step = items[0], items[1] - items[0]
@@ -206,11 +205,11 @@ def _as_range(items: list[Any]) -> list[int] | None:
     return bounds if is_plain else None
 
 
-# --- back -----------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 class Read(NamedTuple):
-    """What was written down: one of these."""
+    """The content of a continuation: one of these."""
 
     stopped: Stopped | None = None
     call: SpawnedCall | None = None
@@ -218,7 +217,7 @@ class Read(NamedTuple):
 
 
 def decode(value: Any, load_unit: LoadUnit) -> Read:
-    """Read what was written. Raises ContinuationError, and whatever `load_unit` does."""
+    """Read a continuation. Raises ContinuationError, and the errors of `load_unit`."""
     if not isinstance(value, dict) or value.get("skywriting") != VERSION:
         found = value.get("skywriting") if isinstance(value, dict) else None
         raise ContinuationError(
@@ -264,7 +263,7 @@ class _Reader:
         return Read(_foreign(Stopped(stack, blocked)))
 
     def _shell(self, written: Any) -> Any:
-        """Make what a place holds, to be filled once all others are made."""
+        """Return the object of a place without its content, which may refer to other places."""
         if isinstance(written, list):
             return []
         if "r" in written:
@@ -296,7 +295,7 @@ class _Reader:
         if "i" in written:
             return int(written["i"], 16)
         if "b" in written:
-            found = table(1).get(written["b"]) or table(2)[written["b"]]
+            found = names(1).get(written["b"]) or names(2)[written["b"]]
             _require(isinstance(found, Builtin), "no built-in")
             return found
         place = _index(written["@"], self._things)

@@ -1,4 +1,4 @@
-"""What can be wrong with a script, and where: text for the one who wrote it."""
+"""Errors in scripts, with their places in the text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ciel.core.refs import Reference
+
 
 class Source:
-    """The text of a script, and where its lines begin. `name` is what people know it by.
-    `statements` are what it was found to consist of.
+    """The text of a script, and where its lines begin. `name`: its name for people. `statements`:
+    the statements of its tree, once it is parsed.
     """
 
     __slots__ = ("_starts", "name", "statements", "text")
@@ -44,7 +46,9 @@ class Source:
         """Show a place: its name, its line, and a caret below the column."""
         number, column = self.place(offset)
         line = self.line(number)
-        first = max(0, column - LINE_SHOWN_MAX * 3 // 4)  # of a very long line, what is around it
+        first = max(
+            0, column - LINE_SHOWN_MAX * 3 // 4
+        )  # of a very long line, the part around the column
         shown = line[first : first + LINE_SHOWN_MAX].replace("\t", " ")
         caret = " " * (column - 1 - first) + "^"
         return f"  {self.name}, line {number}, column {column}\n    {shown}\n    {caret}"
@@ -55,11 +59,11 @@ CALLS_SHOWN_MAX = 12
 
 
 class SkywritingError(Exception):
-    """The root of what this room raises."""
+    """The base class of the errors of this package."""
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a text. `is_warning`: it may yet do what was meant."""
+    """An error in a text. `is_warning`: the script can run, and may be right."""
 
     source: Source
     offset: int
@@ -71,7 +75,7 @@ class Problem(NamedTuple):
 
 
 class SourceError(SkywritingError):
-    """A text is no script; all that is wrong with it, in order."""
+    """A text is not a script. `problems`: all errors in it, in order."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -79,7 +83,7 @@ class SourceError(SkywritingError):
 
 
 class ScriptError(SkywritingError):
-    """A script went wrong as it ran: the cause, the place, and the calls that led there."""
+    """An error while a script ran: the cause, the place, and the calls that led there."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -92,7 +96,7 @@ class ScriptError(SkywritingError):
         return self.report()
 
     def report(self) -> str:
-        """Tell the whole story, as the original began it (ciel-interfaces, 8.8)."""
+        """Return the full message; it begins as in the original (ciel-interfaces, 8.8)."""
         first = self.cause
         if self.lines is not None:
             first = f"Error executing statement on lines {self.lines[0]}--{self.lines[1]}: {first}"
@@ -115,4 +119,14 @@ class ScriptError(SkywritingError):
 
 
 class ContinuationError(SkywritingError):
-    """What is to be gone on with is no continuation of ours, or of another version."""
+    """A continuation is damaged, or of another version."""
+
+
+class ReferenceFailedError(Exception):
+    """The task that should produce an object has failed; `details` are its report."""
+
+    def __init__(self, ref: Reference, reason: str, details: str) -> None:
+        super().__init__(f"{ref.id} has failed ({reason}): {details}")
+        self.ref = ref
+        self.reason = reason
+        self.details = details

@@ -1,65 +1,46 @@
-"""What a script wants of the world: whoever runs it passes this in."""
+"""The interface through which scripts read objects and create tasks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ciel.core.refs import Reference
-
-if TYPE_CHECKING:
-    from ciel.skywriting.code import Unit
-    from ciel.skywriting.values import Builtin, Closure
+from ciel.skywriting.evaluation.code import Unit
+from ciel.skywriting.evaluation.values import Reader, SpawnedCall
 
 
-class SpawnedCall(NamedTuple):
-    """A function, and the arguments to call it with in a task of its own. They are as they were
-    when it was spawned: who keeps this for later writes it down (`continuation.encode_call`) first,
-    or runs it before its spawner goes on.
-    """
+class Run:
+    """A script, or a function of it, that runs. `depth`: how many calls are in progress."""
 
-    function: Closure | Builtin
-    arguments: list[Any]
+    __slots__ = ("depth", "host", "is_foreign")
 
-
-class ReferenceFailedError(Exception):
-    """What a reference stands for was not made; `details` tell the story of its producer."""
-
-    def __init__(self, ref: Reference, reason: str, details: str) -> None:
-        super().__init__(f"{ref.id} has failed ({reason}): {details}")
-        self.ref = ref
-        self.reason = reason
-        self.details = details
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.depth = 0
+        self.is_foreign = False
 
 
-class Host(Protocol):
-    """What lies outside the language. Each of these does what it does at once, or not at all."""
-
-    def read(self, ref: Reference) -> bytes | None:
-        """Return the content of an object, None if it is not made yet. Raises
-        ReferenceFailedError.
-        """
-
-    def decode(self, content: bytes) -> Any:
-        """Read JSON, in which `__ref__` objects are references; raises ValueError."""
+class Host(Reader, Protocol):
+    """The outside world of a script. A method does its work at once, or not at all."""
 
     def encode(self, value: Any) -> str:
-        """Write a plain value, in which there may be references, as JSON; raises ValueError."""
+        """Return a plain value, which may contain references, as JSON; raises ValueError."""
 
     def spawn(self, call: SpawnedCall) -> Reference:
-        """Create a task that calls a function; return what it will give."""
+        """Create a task that calls a function; return the reference to its result."""
 
     def spawn_task(self, executor: str, keywords: dict[str, Any]) -> Reference | list[Reference]:
-        """Create a task of any executor; return what it will make, as its executor replies. Raises
-        ScriptError.
+        """Create a task of any executor; return the reply of the executor, which refers to its
+        outputs. Raises ScriptError.
         """
 
     def print(self, text: str) -> None:
-        """Show a line to people."""
+        """Print a line for people."""
 
     def include(self, what: str | Reference) -> Unit | None:
-        """Return a script to be run in place: of the standard library by its name, from a URL, or
-        from an object; None if that is not made yet. Raises ScriptError, ReferenceFailedError.
+        """Return a script to include: from the standard library by its name, from a URL, or from an
+        object; None if that is not there yet. Raises ScriptError and ReferenceFailedError.
         """
 
     def package(self, key: str) -> Reference | None:
-        """Look something up in the package of the job."""
+        """Return an entry of the job's package; None if there is none."""

@@ -1,4 +1,4 @@
-"""The front door: from a text to what runs, and from there to a value."""
+"""Checks, loads and runs scripts: the interface of the package."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ciel.skywriting import tree
-from ciel.skywriting.code import Unit
+from ciel.skywriting.builtins.prelude import LANGUAGE
 from ciel.skywriting.errors import Problem, Source, SourceError
-from ciel.skywriting.grammar import parse
-from ciel.skywriting.host import Host, SpawnedCall
-from ciel.skywriting.resolver import resolve
-from ciel.skywriting.running import Finished, Outcome, Stopped, begin
-from ciel.skywriting.running import call as call_within
-from ciel.skywriting.values import Frame, Run
+from ciel.skywriting.evaluation.code import Frame, Unit
+from ciel.skywriting.evaluation.running import Finished, Outcome, Stopped, begin
+from ciel.skywriting.evaluation.running import call as call_within
+from ciel.skywriting.evaluation.values import SpawnedCall
+from ciel.skywriting.host import Host, Run
+from ciel.skywriting.syntax import tree
+from ciel.skywriting.syntax.grammar import parse
+from ciel.skywriting.syntax.resolver import resolve
 
 __all__ = ["Finished", "Outcome", "Stopped", "call", "check", "load", "roomy", "start"]
 
@@ -25,14 +26,12 @@ _STACK_BYTES = 120 << 20
 
 
 def check(text: str, name: str) -> list[Problem]:
-    """Return what may be wrong with a script that can be run; raises SourceError for one that
-    cannot.
-    """
+    """Return the warnings on a script; raises SourceError if it cannot run."""
     return _read(text, name)[1]
 
 
 def _read(text: str, name: str) -> tuple[tree.Script, list[Problem]]:
-    """Return a script, and what may be wrong with it; raises SourceError."""
+    """Return the tree of a script, and the warnings on it; raises SourceError."""
     script = parse(Source(name, text))
     problems = resolve(script)
     if errors := [problem for problem in problems if not problem.is_warning]:
@@ -41,14 +40,14 @@ def _read(text: str, name: str) -> tuple[tree.Script, list[Problem]]:
 
 
 def load(text: str, name: str, origin: Any, *, shows_last: bool = False) -> Unit:
-    """Make a script ready to run; raises SourceError. `origin`: see `Unit`. `shows_last`: if it
-    ends in an expression, that is its value, as at a prompt.
+    """Return a script that is ready to run; raises SourceError. `origin`: see `Unit`. `shows_last`:
+    if its last statement is an expression, that is its value, as at a prompt.
     """
     script, _ = _read(text, name)
     last = script.statements[-1] if script.statements else None
     if shows_last and isinstance(last, tree.Evaluate):
         script.statements[-1] = tree.Return(last.start, last.end, last.value)
-    return Unit(script, origin)
+    return Unit(script, origin, LANGUAGE)
 
 
 def start(unit: Unit, env: dict[str, Any], argv: list[Any], host: Host) -> Outcome:
@@ -57,18 +56,18 @@ def start(unit: Unit, env: dict[str, Any], argv: list[Any], host: Host) -> Outco
 
 
 def start_with(unit: Unit, frame: Frame, host: Host) -> Outcome:
-    """Run a script on variables, which it may change. Raises ScriptError."""
+    """Run a script with variables, which it may change. Raises ScriptError."""
     return begin(Run(host), unit.codes[0], frame)
 
 
 def call(spawned: SpawnedCall, host: Host) -> Outcome:
-    """Call a function that has a task of its own. Raises ScriptError."""
+    """Call a function as a task. Raises ScriptError."""
     return call_within(Run(host), spawned)
 
 
 @contextmanager
 def roomy() -> Iterator[None]:
-    """Make room for deep calls: of Python's, and of C's where values within values are compared."""
+    """Raise the limits for deep calls: of Python, and of C, which compares nested values."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
     before = sys.getrecursionlimit()

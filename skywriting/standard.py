@@ -1,4 +1,4 @@
-"""What scripts `include` by name, and the part of what they all know that is a script itself."""
+"""Reads the texts of the standard library, and of the prelude."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FOLDER = Path(__file__).parent / "library"
 
 
 def text_of(name: str) -> str:
-    """Return the text of a standard include, or of the prelude. Raise ScriptError for another."""
+    """Return the text of a standard include, or of the prelude; raises ScriptError for others."""
     if name != PRELUDE and name not in NAMES:  # so that it cannot be a path
         meant = get_close_matches(name, NAMES, 1)
         hint = f' (did you mean "{meant[0]}"?)' if meant else ""

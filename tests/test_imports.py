@@ -16,19 +16,12 @@ FILES_MAX = 20
 LARGER_PACKAGES = {
     "ciel.cli": 63,
     "ciel.core": 34,
-    "ciel.executors.programs": 27,
-    "ciel.skywriting": 28,
     "ciel.testing": 48,
     "ciel.worker": 32,
 }
 """How many modules these have beside their sub-packages."""
 IN_CIRCLES = {
-    "ciel.executors.programs": "python python_async python_bundle python_clock python_evaluator "
-    "python_generators python_sending python_sharing",
-    "ciel.python": "captured futures packing pickling sessions tasks",
     "ciel.scc": "objects store",
-    "ciel.skywriting": "arguments builtins code expressions host modern names operators results "
-    "running showing statements values",
     "ciel.testing": "fake_worker imaginary",
 }
 """Modules that import themselves by way of others, by package; the package counts, too."""

@@ -77,8 +77,8 @@ def _fmt(prog: str, words: Sequence[str]) -> int:
 
 
 def _format(name: str, source: Source, args: argparse.Namespace) -> bool:
-    from ciel.skywriting.grammar import parse
-    from ciel.skywriting.printer import show
+    from ciel.skywriting.syntax.grammar import parse
+    from ciel.skywriting.syntax.printer import show
 
     try:
         text = show(parse(source))

@@ -15,8 +15,8 @@ from typing import Final
 
 from ciel.cli.outcome import UsageError
 from ciel.cli.sw_source import SOURCE_MAX_BYTES
-from ciel.skywriting import grammar, lexer
 from ciel.skywriting.errors import Source, SourceError
+from ciel.skywriting.syntax import grammar, lexer
 
 _OPEN, _CLOSE = frozenset("([{"), frozenset(")]}")
 _CHUNK_BYTES: Final = 1 << 16

@@ -8,8 +8,8 @@ from typing import Final
 
 from ciel.cli.outcome import UsageError, say
 from ciel.execution.report import visible
-from ciel.skywriting import grammar, resolver
 from ciel.skywriting.errors import Problem, Source, SourceError
+from ciel.skywriting.syntax import grammar, resolver
 
 STANDARD_INPUT: Final = "-"
 SOURCE_MAX_BYTES: Final = 16 << 20
@@ -35,10 +35,10 @@ def read_source(name: str) -> Source:
 
 def problems_of(source: Source) -> tuple[Problem, ...]:
     """Return all that is wrong with a script, in order, warnings too."""
-    from ciel.skywriting import names  # and with it all that a script can call
+    from ciel.skywriting.builtins import prelude  # and with it all that a script can call
 
     def known(version: int) -> set[str]:
-        return {"argv", "env", *names.table(version)}
+        return {"argv", "env", *prelude.names(version)}
 
     return _look_through(source, known)
 

@@ -29,8 +29,9 @@ from ciel.core.refs import Future as FutureReference
 from ciel.python import sessions
 from ciel.python.failures import PackingError
 from ciel.python.futures import Future, call_holding, futures_in, futures_of, require_future
+from ciel.python.options import OptionError, Options, read_options
 from ciel.python.showing import Shown
-from ciel.python.tasks import OptionError, Options, name_of, read_options, split_task
+from ciel.python.tasks import name_of, split_task
 
 if TYPE_CHECKING:
     from ciel.access.settings import MasterLocation

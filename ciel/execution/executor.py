@@ -67,7 +67,7 @@ class Program:
     `preferred`: inputs whose later readers should run on the same worker. `delay_s`: how long to
     wait before the start. `chunk_bytes`: growing inputs are fed in pieces of this size, except for
     the last. `traces`: log when the program had to wait for a growing input. `parent`: the program
-    that forks such programs, as `executors.programs.python_parent` does; only for interactive
+    that forks such programs, as `executors.programs.python.fork_server` does; only for interactive
     programs.
 
     `cwd`: the working directory, an absolute path; "": the scratch directory. `env`: None unsets a

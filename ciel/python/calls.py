@@ -1,8 +1,8 @@
-"""Calls of functions on their way to a task: what the client (or a task that spawns) writes, and
-the program that runs them reads. Several may travel as one task, a *bundle*.
+"""The form in which calls of functions reach the program that runs them. Several calls can be one
+task, a *bundle*.
 
-The calls of a bundle lie in *lots*: the outcomes of a lot are one output of the task (`contents`).
-A call is known by its lot and its place in it.
+The calls of a bundle are in *batches*: the outcomes of a batch are one output of the task (see
+`contents`). A call is identified by its batch and its place in it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from ciel.version import __version__
 
 EXECUTOR: Final = "python"
 INLINE_MAX_BYTES: Final = 32 << 10
-"""Calls up to this size ride in their task; larger ones become an object."""
-LOTS_MAX: Final = 8
+"""A bundle up to this size is part of the task's arguments; a larger one becomes an object."""
+BATCHES_MAX: Final = 8
 
 VERSION: Final = (sys.version_info[0], sys.version_info[1], __version__)
 
-# How an argument that is a future is given to the function.
 AS_VALUE, AS_PATH, AS_STREAM = "value", "path", "stream"
+"""How a function gets the result of a future among its arguments."""
 
 
 class Use(NamedTuple):
-    """What stands in an argument's place for a future. `input`: which input of the task holds it,
-    or -1: the same bundle makes it; `lot` (only then) and `place` say where. `raw`: it is not
-    `contents` but what a program wrote: bytes. `how`: see `AS_VALUE`.
+    """A future among the arguments of a call. `input`: the number of the task's input that holds
+    the result; -1: another call of the bundle makes it, in this `batch`. `place`: the place in the
+    input, or in the batch. `raw`: the object is not `contents`, but the bytes that a program wrote.
+    `how`: see `AS_VALUE`.
     """
 
     input: int
-    lot: int
+    batch: int
     place: int
     raw: bool
     how: str
@@ -44,11 +45,11 @@ class Use(NamedTuple):
 
 class Call(NamedTuple):
     """One call. `arguments` are (args, kwargs), packed; `with_object`: the number of the input that
-    holds them instead (`contents`, one outcome). `uses`: its futures, in the order of their
-    embedding. `is_map`: args are one list of tuples of arguments; the outcome is a list of results
-    (see `Mapped`). `limit_s`: after so many seconds a map stops before its next row, and says so by
-    an outcome `contents.CUT`; 0: it does not stop. `returns`: it returns so many values, a tuple or
-    list, each an outcome of its own: its places follow each other.
+    holds them instead (`contents` with one outcome). `uses`: the futures in them, in the order in
+    which they were embedded. `is_map`: args are one list of tuples of arguments, and the outcome is
+    a list of results (see `Mapped`). `limit_s`: after so many seconds a map stops before its next
+    row and adds an outcome `contents.CUT`; 0: no limit. `returns`: the function returns so many
+    values, in a tuple or list; each is an outcome, at consecutive places.
     """
 
     function: int
@@ -62,8 +63,8 @@ class Call(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """The value of a call with `is_map`: the results, up to the first that raised; what that
-    raised, as `failures.pack_error` gives it, or None.
+    """The value of a call with `is_map`: the results up to the first call that raised, and its
+    exception as `failures.pack_error` returns it, or None.
     """
 
     values: list[Any]
@@ -71,7 +72,7 @@ class Mapped(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function: the digest of its packed form, and that; or the number of its input."""
+    """A function: its packed form, or the number of the input that holds that; and its digest."""
 
     digest: bytes
     packed: bytes | None
@@ -79,19 +80,19 @@ class Function(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """What is in a task's arguments. `places`: directories from which its modules may come
-    (sys.path). `streams`: what it yields goes to output 0 while it runs; it is the only call then.
-    `raw`: output 0 is what it returns as it is (bytes or a text), for programs to read; it is the
-    only call then, too. `locals_wanted`: tracebacks are to show local variables. `timed`: the
-    time of each call is noted for a trace (`contents.Times`). `moved`: the directory ("": none) and
-    the variables (None: unset) that its client has changed since its job began. `log_level`: that
-    of the client's root logger, 0 if nobody has set it.
+    """The calls of one task. `directories`: entries of the client's `sys.path`, for modules of the
+    user. `streams`: output 0 is a stream of the items that the only call yields. `raw`: output 0 is
+    the value of the only call, bytes or a text, as other programs read it. `locals_wanted`:
+    tracebacks show local variables. `timed`: the times of calls are recorded for a trace
+    (`contents.Times`). `moved`: the directory ("": none) and the environment variables (None:
+    unset) that the client has changed since its job began. `log_level`: the level of the client's
+    root logger; 0: the client has not set it.
     """
 
     version: tuple[int, int, str]
-    places: tuple[str, ...]
+    directories: tuple[str, ...]
     functions: tuple[Function, ...]
-    lots: tuple[tuple[Call, ...], ...]
+    batches: tuple[tuple[Call, ...], ...]
     streams: bool = False
     raw: bool = False
     locals_wanted: bool = False
@@ -101,13 +102,13 @@ class Bundle(NamedTuple):
 
 
 def function_of(packed: bytes) -> Function:
-    """Return a function that travels in its bundle."""
+    """Return a function with its packed form."""
     return Function(blake2b(packed, digest_size=16).digest(), packed)
 
 
 def pack_bundle(bundle: Bundle) -> bytes:
-    """Return a bundle's bytes. Buffers are copied: what is large belongs into an object."""
-    lots = [
+    """Return a bundle as bytes. Buffers are copied: large arguments belong into an object."""
+    batches = [
         [
             (
                 call.function, call.arguments.head,
@@ -115,30 +116,30 @@ def pack_bundle(bundle: Bundle) -> bytes:
                 tuple(map(tuple, call.uses)), call.with_object, call.is_map, call.name,
                 call.returns, call.limit_s,
             )
-            for call in lot
+            for call in batch
         ]
-        for lot in bundle.lots
+        for batch in bundle.batches
     ]  # fmt: skip
     functions = list(map(tuple, bundle.functions))
     flags = (
         bundle.streams, bundle.raw, bundle.locals_wanted, bundle.timed, bundle.moved,
         bundle.log_level,
     )  # fmt: skip
-    rest = (bundle.places, functions, lots, *flags)
+    rest = (bundle.directories, functions, batches, *flags)
     return pickle.dumps((bundle.version, rest), PROTOCOL)
 
 
 def unpack_bundle(packed: bytes) -> Bundle:
-    """Read a bundle; raises UnpackedError, also for one of another version of Python or of ciel,
-    whose functions could fail in any way.
+    """Read a bundle; raises UnpackedError. It also raises that for a bundle of another version of
+    Python or of ciel, whose functions could fail in any way.
     """
     try:
         version, rest = pickle.loads(packed)
         require_version(version)
-        places, functions, lots, *flags = rest
+        directories, functions, batches, *flags = rest
         return Bundle(
-            version, places, tuple([Function(*function) for function in functions]),
-            tuple([tuple([_call(call) for call in lot]) for lot in lots]), *flags,
+            version, directories, tuple([Function(*function) for function in functions]),
+            tuple([tuple([_call(call) for call in batch]) for batch in batches]), *flags,
         )  # fmt: skip
     except (ValueError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise UnpackedError(f"these are no calls: {error}") from None
@@ -151,7 +152,7 @@ def _call(fields: Sequence[Any]) -> Call:
 
 
 def require_version(version: tuple[int, int, str]) -> None:
-    """Refuse what another version has packed; raises UnpackedError."""
+    """Raise UnpackedError if another version of Python or of ciel has packed a bundle."""
     if version != VERSION:
         theirs, ours = [f"Python {v[0]}.{v[1]} with ciel {v[2]}" for v in (version, VERSION)]
         raise UnpackedError(
@@ -161,9 +162,8 @@ def require_version(version: tuple[int, int, str]) -> None:
 
 
 def arguments_of(packed: bytes | None, inputs: Sequence[Any], python: str = "") -> dict[str, Any]:
-    """Return the arguments of a task of executor `python`: the bundle (None: it is the last input),
-    and references to its inputs. `python`: the interpreter to run it, by default that of the
-    worker.
+    """Return the arguments of a task of the executor `python`. `packed`: the bundle; None: it is
+    the last input. `inputs`: references. `python`: the interpreter; by default the worker's.
     """
     arguments: dict[str, Any] = {"inputs": list(inputs)}
     if packed is not None:
@@ -174,15 +174,15 @@ def arguments_of(packed: bytes | None, inputs: Sequence[Any], python: str = "") 
 
 
 def bundle_in(arguments: dict[str, Any]) -> Bundle | None:
-    """Return the bundle in the arguments of a task; None: it is the last of its inputs."""
+    """Return the bundle in the arguments of a task; None: it is the task's last input."""
     encoded = arguments.get("calls")
     return None if encoded is None else unpack_bundle(b64decode(encoded))
 
 
-def places_here() -> tuple[str, ...]:
-    """Return the directories from which this program's own modules come, in the order of
-    `sys.path`; not those of the interpreter and of what is installed with it.
+def module_directories() -> tuple[str, ...]:
+    """Return the directories of `sys.path` that hold the user's modules; directories of the
+    interpreter and of installed packages are left out.
     """
     installed = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, sys.base_prefix})
-    found = [os.path.abspath(place) for place in sys.path if isinstance(place, str)]
-    return tuple(dict.fromkeys(place for place in found if not place.startswith(installed)))
+    found = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+    return tuple(dict.fromkeys(path for path in found if not path.startswith(installed)))

@@ -1,15 +1,14 @@
-"""Notices when the state that a function takes along has changed: the globals of its module,
-closure cells, default arguments, attributes and objects that it refers to, and so on through the
-functions and classes among these.
+"""Detects changes of the state that a function captures: globals of its module, closure cells,
+default arguments, attributes, the objects that these refer to, and so on through the functions and
+classes among them (docs/adr/0055).
 
-A client asks before each call whether a function has to be packed again; the program that runs
-calls asks whether the function is still as it was sent.
+A client asks before each call whether it has to pack a function again. The program that runs calls
+asks whether the function is still as it was sent.
 """
 
 from __future__ import annotations
 
 import copyreg
-import dis
 import enum
 import functools
 import operator
@@ -18,13 +17,15 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from ciel.python.tasks import Task, goes_by_name, is_elsewhere
+from ciel.python.bytecode import read_code
+from ciel.python.importable import is_importable, is_importable_module
+from ciel.python.tasks import Task
 
 PARTS_MAX: Final = 2000
-"""A function that refers to more objects than this is opaque: packing it costs less than a look at
-each of them.
+"""A function that refers to more objects is opaque: to pack it takes less time than to check each
+object.
 """
 
 _MISSING: Final = object()
@@ -43,23 +44,21 @@ _CONSTANT_TYPES: Final = frozenset(
 _CONSTANT_MODULES: Final = frozenset(
     ("datetime", "fractions", "uuid", "pathlib", "re", "typing", "_abc")
 )
-"""Nothing that an object of these modules' classes holds can change."""
-_OPAQUE_NAMES: Final = frozenset(("globals", "vars", "exec", "eval", "__globals__", "__dict__"))
-_REBINDING_NAMES: Final = frozenset(("setattr", "delattr", "__setattr__", "__delattr__"))
+"""Modules whose classes have immutable instances only."""
 _SKIPPED_IN_CLASSES: Final = frozenset(
     ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__match_args__",
      "__dataclass_fields__", "__dataclass_params__", "__abstractmethods__", "__slots__",
      "__parameters__", "__orig_bases__", "__class_getitem__")
 )  # fmt: skip
-"""What a class statement or a decorator sets once."""
+"""Attributes that a class statement or a decorator sets once."""
 
 
 class Captured:
-    """The state that one function takes along, as it is now.
+    """The state that one function captures, as it is now. It holds weak references where it can, so
+    that it keeps few objects alive.
 
-    Objects that can be referred to weakly are: nothing lives longer because a function was called.
-    `is_opaque`: some of the state cannot be watched, so that only its packed form tells whether it
-    changed. `is_constant`: running the function changes nothing of it.
+    `is_opaque`: some of the state cannot be watched, so that only the packed form tells whether it
+    has changed. `is_constant`: running the function does not change the state.
     """
 
     __slots__ = (
@@ -78,20 +77,18 @@ class Captured:
         self._dead: list[Any] = []
         self._kept: list[Any] = []
         self._bound: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []
-        """Functions: what their variables are bound to."""
+        """Functions, and the identities of the objects that their variables are bound to."""
         self._contents: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []
-        """Classes, instances, arrays, some containers: what they hold."""
+        """Classes, instances, arrays and some containers, and the identities of their contents."""
         self._views: list[Any] = []
         self._seen: list[Any] = []
-        """Containers and what is in them, none of which can be referred to weakly; _END after
-        each.
-        """
+        """Containers without weak references, followed by their contents and by _END."""
         self._rebinds = False
         self.is_opaque = False
         self.is_constant = True
         try:
             self._walk(function)
-        except Exception:  # of anybody's __getattr__
+        except Exception:  # a __getattr__ of the user may raise anything
             self.is_opaque = True
         if self.is_opaque:
             self.is_constant = False
@@ -111,7 +108,7 @@ class Captured:
                 continue
             seen.add(id(value))
             if type(value) is types.FunctionType:
-                if not goes_by_name(value):
+                if not is_importable(value):
                     names = globals_.setdefault(id(value.__globals__), {})
                     waiting += self._parts_of_function(value, names)
             else:
@@ -129,7 +126,7 @@ class Captured:
             self._rebinds, self.is_constant = True, False
         new = tuple([name for name in code.names if name not in names])
         parts: list[Any] = []
-        if new:  # functions of one module share what they refer to
+        if new:  # functions of one module share their globals
             names.update(dict.fromkeys(new))
             parts += _globals_of(new, function)
         inner = _cells_and_attributes_of(function)
@@ -146,8 +143,8 @@ class Captured:
     def _watch(
         self, watched: list[Any], owner: Any, ids: Callable[[Any], Any], held: Iterable[Any]
     ) -> None:
-        """Watch what an object refers to: `ids` says of which identity that is; `held` is kept
-        alive or watched, so that no other object gets the identity.
+        """Watch the objects that an object refers to: `ids` returns their identities. The objects
+        in `held` are kept alive or watched, so that no other object gets their identity.
         """
         for value in held:
             if type(value) not in _CONSTANT_TYPES and _is_referable(value):
@@ -158,7 +155,7 @@ class Captured:
         watched.append((reference, ids, ids(owner)))
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """Return what is within a value that may change; watch it if it can change itself."""
+        """Return the parts of a value that may change; watch the value if it can change itself."""
         kind = type(value)
         if kind in _CONSTANT_TYPES:
             return ()
@@ -170,10 +167,10 @@ class Captured:
         if kind in _CONTAINERS:
             return self._parts_of_container(value)
         if issubclass(kind, Task):
-            return () if goes_by_name(value) else (value.function,)
+            return () if is_importable(value) else (value.function,)
         if kind is types.ModuleType:
             name: str = value.__name__
-            self.is_opaque = sys.modules.get(name) is not value or not is_elsewhere(name)
+            self.is_opaque = sys.modules.get(name) is not value or not is_importable_module(name)
             return ()
         if kind is types.MethodType:
             return (value.__func__, value.__self__)
@@ -186,7 +183,7 @@ class Captured:
         if kind is functools.partial and not value.__dict__:
             return (value.func, value.args, *([value.keywords] if value.keywords else ()))
         if kind is functools._lru_cache_wrapper:
-            return () if goes_by_name(value) else (value.__wrapped__,)
+            return () if is_importable(value) else (value.__wrapped__,)
         if kind is functools.cached_property:
             return (value.func,)
         return self._parts_of_instance(value, kind)
@@ -203,16 +200,16 @@ class Captured:
         return parts
 
     def _parts_of_class(self, kind: Any) -> Iterable[Any]:
-        if not kind.__flags__ & _HEAP_TYPE or goes_by_name(kind):
+        if not kind.__flags__ & _HEAP_TYPE or is_importable(kind):
             return ()
-        self.is_constant = False  # it lasts as long as its process
+        self.is_constant = False  # a class lives as long as its process
         inner = _attributes_of(kind)
         self._watch(self._contents, kind, _ids_of_class, inner)
         return (*kind.__bases__, *(() if issubclass(kind, enum.Enum) else inner))
 
     def _parts_of_instance(self, value: Any, kind: Any) -> Iterable[Any]:
         is_of_class = kind.__flags__ & _HEAP_TYPE
-        if kind.__module__ in _CONSTANT_MODULES or not (is_of_class or not goes_by_name(value)):
+        if kind.__module__ in _CONSTANT_MODULES or not (is_of_class or not is_importable(value)):
             return ()
         if issubclass(kind, enum.Enum):
             return (kind,)
@@ -241,17 +238,17 @@ class Captured:
 
     @property
     def is_free(self) -> bool:
-        """Whether there is nothing that could change."""
+        """Whether the function captures no state that could change."""
         return not (self._bound or self._contents or self._views or self.is_opaque)
 
     def is_current(self) -> bool:
-        """Whether nothing of it has changed since then."""
+        """Tell whether the state is as it was."""
         if self._dead or self.is_opaque:
             return False
         return _are_as_before(self._bound) and self._is_same_inside()
 
     def is_unchanged(self) -> bool:
-        """The same, where nothing but the function itself can have changed it."""
+        """Tell the same, if only the function itself can have changed the state."""
         if self._rebinds:
             return self.is_current()
         return not self.is_opaque and self._is_same_inside()
@@ -261,7 +258,7 @@ class Captured:
             try:
                 if not all(map(operator.is_, chain.from_iterable(self._views), self._seen)):
                     return False
-            except RuntimeError:  # another thread changes it now
+            except RuntimeError:  # another thread changes it at the moment
                 return False
         return not self._contents or _are_as_before(self._contents)
 
@@ -272,49 +269,9 @@ def _are_as_before(watched: Iterable[tuple[Callable[[], Any], Callable[[Any], An
             owner = reference()
             if owner is None or ids(owner) != before:
                 return False
-    except RuntimeError:  # another thread changes it now
+    except RuntimeError:  # another thread changes it at the moment
         return False
     return True
-
-
-class _Code(NamedTuple):
-    """What a function's code does with variables. `names`: those of its module. `rebinds`: running
-    it may give a variable, or an attribute, another value. `is_opaque`: it may get at any variable.
-    `stored`: variables of functions around it to which it gives values.
-    """
-
-    names: tuple[str, ...]
-    rebinds: bool
-    is_opaque: bool
-    stored: frozenset[str]
-
-
-@functools.lru_cache(maxsize=1024)
-def read_code(code: types.CodeType) -> _Code:
-    """Return what a function's code, and that of functions within it, does with variables."""
-    inner = [read_code(item) for item in code.co_consts if isinstance(item, types.CodeType)]
-    names: dict[str, None] = {}
-    stored = {name for item in inner for name in item.stored}
-    rebinds = any(item.rebinds for item in inner)
-    for step in dis.get_instructions(code):
-        operation = step.opname
-        if operation.endswith("_GLOBAL"):
-            names[step.argval] = None
-            rebinds = rebinds or operation != "LOAD_GLOBAL"
-        elif operation in ("STORE_ATTR", "DELETE_ATTR"):
-            rebinds = True
-        elif operation in ("STORE_DEREF", "DELETE_DEREF"):
-            stored.add(step.argval)
-    for item in inner:
-        names.update(dict.fromkeys(item.names))
-    stored &= set(code.co_freevars)
-    used = _OPAQUE_NAMES.intersection(code.co_names)
-    return _Code(
-        tuple(names),
-        rebinds or bool(stored) or not _REBINDING_NAMES.isdisjoint(code.co_names),
-        bool(used) or any(item.is_opaque for item in inner),
-        frozenset(stored),
-    )
 
 
 def _globals_of(names: tuple[str, ...], function: Any) -> tuple[Any, ...]:
@@ -328,7 +285,7 @@ def _ids_with_globals(
 
 
 def _cells_and_attributes_of(function: Any) -> list[Any]:
-    """Return what a function's closure cells and attributes hold."""
+    """Return the contents of a function's closure cells and attributes."""
     cells = []
     for cell in function.__closure__ or ():
         try:
@@ -339,7 +296,7 @@ def _cells_and_attributes_of(function: Any) -> list[Any]:
 
 
 def _ids_of_function(function: Any) -> Any:
-    """Return the identities of what is within a function itself."""
+    """Return the identities of the parts of a function."""
     cells, attributes = function.__closure__, function.__dict__
     return (
         tuple(map(id, _OF_PLAIN(function))),
@@ -353,7 +310,7 @@ _CONTENT: Final = operator.attrgetter("cell_contents")
 
 
 def _ids_of_plain(function: Any) -> Any:
-    """Return the same of a function without closure cells and attributes: quicker."""
+    """Return the same for a function without closure cells and attributes, which is faster."""
     return tuple(map(id, _OF_PLAIN(function))), len(function.__dict__)
 
 
@@ -384,7 +341,7 @@ def _ids_in_container(container: Any) -> Any:
 
 
 def _is_referable(value: Any) -> bool:
-    """Whether a weak reference to it can be made."""
+    """Tell whether a value supports weak references."""
     return type(value).__weakrefoffset__ != 0
 
 
@@ -411,7 +368,7 @@ _CONTAINERS: Final = frozenset((dict, list, set, bytearray))
 
 
 def _has_only_attributes(kind: Any) -> bool:
-    """Whether all that an instance holds is in its `__dict__`, and pickle takes it from there."""
+    """Tell whether the state of an instance is its `__dict__`, and pickle takes it from there."""
     return (
         bool(kind.__flags__ & _HEAP_TYPE)
         and kind.__dictoffset__ != 0

@@ -1,10 +1,10 @@
-"""The object that a Python task makes: what became of some calls, in order.
+"""The format of the object that a Python task produces: the outcomes of a batch of calls, in order.
 
-    magic (8 bytes) | where the index begins, its length (8 each, little-endian) | buffers, index
+    magic (8 bytes) | offset and length of the index (8 each, little-endian) | buffers, index
 
-The index is a pickle. Buffers begin at multiples of 64 bytes, so that arrays can lie in a mapping
-of the object; those of `ciel.empty` lie where they were filled, from 4,096 on, and the index behind
-them. A value that was put there by a client is the same, with one outcome.
+The index is a pickle. Buffers begin at multiples of 64 bytes, so that arrays can use a mapping of
+the object. Arrays of `ciel.empty` are where the task has filled them, from offset 4,096 on, and the
+index follows them. A value that a client has stored has the same format, with one outcome.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ HEADER: Final = struct.Struct("<8sQQ")
 ALIGNMENT_BYTES: Final = 64
 
 VALUE, ERROR, MOVED, CUT = 0, 1, 2, 3
-"""Kinds of outcomes: what it returned; what it raised (see `failures`); another object has it: its
-head is that of (reference in JSON form, place in it, whether that is raw). CUT follows the outcome
-of a map that stopped at its time limit: its head is the number of rows that were called, in decimal
-digits.
+"""Kinds of outcomes. VALUE: the function has returned it. ERROR: the function has raised it (see
+`failures`). MOVED: another object has the outcome; the head is a pickle of (reference in JSON form,
+place in that object, whether the object is raw). CUT follows the outcome of a map that has stopped
+at its time limit; the head is the number of rows that were called, in decimal digits.
 """
 
 
 class Outcome(NamedTuple):
-    """What became of one call. `refs`: the futures in it, by place: (reference in JSON form, place
-    in what it holds, whether it is raw), see `calls.Use`.
+    """The outcome of one call. `refs`: the futures in it, in order, each as (reference in JSON
+    form, place in that object, whether the object is raw); see `calls.Use`.
     """
 
     kind: int
@@ -39,8 +39,8 @@ class Outcome(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When the calls of a lot ran, for a trace: on which worker, and for each (of a map, for each
-    element) when it began, in seconds since the epoch, and how many seconds it took.
+    """The times of the calls of a batch, for a trace: the worker, and for each call (of a map: each
+    row) its start, in seconds since the epoch, and its duration in seconds.
     """
 
     worker: str
@@ -48,8 +48,8 @@ class Times(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Outcomes, and how long they took, in seconds. `places`: offset and length of each buffer, for
-    each outcome. `times`: only if a trace was asked for.
+    """Outcomes, and how many seconds their calls took. `places`: offset and length of each buffer,
+    for each outcome. `times`: only if the client wants a trace.
     """
 
     outcomes: list[Outcome]
@@ -76,7 +76,7 @@ def index_of(
 def encode(
     outcomes: Sequence[Outcome], took_s: float = 0.0, times: Times | None = None
 ) -> list[Buffer]:
-    """Return the pieces of an object, to be written one after the other; no buffer is copied."""
+    """Return the pieces of an object in the order of the file; buffers are not copied."""
     places: list[list[tuple[int, int]]] = []
     buffers: list[Buffer] = []
     position = HEADER.size
@@ -110,7 +110,7 @@ def decode(content: Buffer) -> Contents:
             for kind, head, spans, refs in rows
         ]
     except (ValueError, TypeError, EOFError, struct.error, pickle.UnpicklingError):
-        raise UnpackedError(f"{len(view)} bytes that no Python task has made") from None
+        raise UnpackedError(f"{len(view)} bytes that no Python task has written") from None
     spans = [spans for _, _, spans, _ in rows]
     return Contents(outcomes, took_s, spans, Times(*times[0]) if times else None)
 
@@ -120,8 +120,9 @@ def decode(content: Buffer) -> Contents:
 STREAM_MAGIC: Final = b"ciel.st1"
 _FRAME: Final = struct.Struct("<BQ")
 ITEM, RETURNED, RAISED = 0, 1, 2
-"""What a frame of a stream holds, packed: an item, what was returned at the end, or what was raised
-there (see `failures`). A stream is its magic and such frames; without an end it is not whole.
+"""Kinds of frames in a stream. ITEM: an item. RETURNED: the value that the function has returned.
+RAISED: its exception (see `failures`). A stream is its magic and such frames; it is complete if it
+ends with a frame of another kind than ITEM.
 """
 
 
@@ -131,20 +132,19 @@ def stream_frame(kind: int, head: bytes) -> bytes:
 
 
 def read_stream(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the frames of a stream as they come: kind, and what is packed; the last is no item.
-
-    `read` is that of a file: it returns fewer bytes only at the end. Raises UnpackedError for what
-    is no stream, or has no end.
+    """Yield the kind and the pickle of each frame as it arrives. `read` is the method of a file: it
+    returns fewer bytes only at the end. Raises UnpackedError if the file is not a stream, or ends
+    before the stream is complete.
     """
     if read(len(STREAM_MAGIC)) != STREAM_MAGIC:
-        raise UnpackedError("this is no stream that a Python task has made")
+        raise UnpackedError("the object is not a stream of a Python task")
     kind = ITEM
     while kind == ITEM:
         header = read(_FRAME.size)
         if len(header) < _FRAME.size:
-            raise UnpackedError("the stream has no end: whoever made it has failed")
+            raise UnpackedError("the stream has no end: the task that wrote it has failed")
         kind, size_bytes = _FRAME.unpack(header)
         head = read(size_bytes)
         if len(head) < size_bytes:
-            raise UnpackedError("the stream has no end: whoever made it has failed")
+            raise UnpackedError("the stream has no end: the task that wrote it has failed")
         yield kind, head

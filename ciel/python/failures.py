@@ -1,8 +1,8 @@
-"""What went wrong in a call, on its way to whoever waits for it.
+"""Transports exceptions of calls to the callers that wait for them.
 
-What the function raised arrives as it is: of its own class, with its notes, and with the remote
-traceback as its cause. Everything else is a `TaskError`, one class for each way in which a task can
-end.
+An exception of a function reaches the caller with its own class, its notes, and the remote
+traceback as its cause. All other failures are a `TaskError`, with one class for each way in which a
+task can end.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ciel.core.refs import Failure
 from ciel.python.packing import PROTOCOL, UnpackedError, pack, unpack
 
 RAISED: Final = "RAISED"
-"""The reason of a failure that has the exception itself in its details: {"text", "error"}."""
+"""The reason of a failure whose details contain the exception itself: {"text", "error"}."""
 ERROR_MAX_BYTES: Final = 64 << 10
 TEXT_MAX_CHARACTERS: Final = 32 << 10
 
 
 class TaskError(CielError):
-    """A task did not make its result, and no function of it raised anything. `reason` is the
-    engine's word for it (`core`), the text tells the story: which task, where, with what output.
+    """A task has no result, although its function raised no exception. `reason`: the engine's code
+    for the failure (see `core`). The text names the task and the worker, and quotes the output.
     """
 
     def __init__(self, text: str, reason: str = "") -> None:
@@ -34,33 +34,33 @@ class TaskError(CielError):
 
 
 class TaskKilledError(TaskError):
-    """Its program has ended in the middle: `os._exit`, a signal, a crash."""
+    """Its program has ended while the task ran: by `os._exit`, a signal or a crash."""
 
 
 class TaskMemoryError(TaskError, MemoryError):
-    """It used more memory than it may, and was killed."""
+    """Its worker has killed it since it exceeded its memory limit."""
 
 
 class TaskTimeoutError(TaskError, TimeoutError):
-    """It ran longer than its `timeout_s`, and was killed."""
+    """Its worker has killed it since it ran longer than its `timeout_s`."""
 
 
 class TaskCancelledError(TaskError, CancelledError):
-    """It was called off, or its job was."""
+    """A client or a task has cancelled it or its job."""
 
 
 class TaskLostError(TaskError):
-    """Its result, or what it needs, is lost and cannot be made again; or workers died of it."""
+    """Its result or an input is lost and cannot be recomputed, or its workers have died."""
 
 
 class PackingError(TaskError, TypeError, pickle.PicklingError):
-    """A function, an argument or a result has no bytes; the text names it."""
+    """A function, an argument or a result cannot be pickled; the text names it."""
 
 
 class RemoteError(TaskError):
-    """Stands for an exception that could not be pickled, or not be unpickled here, and for those
-    that would end or interrupt the program that waits: SystemExit, KeyboardInterrupt and
-    GeneratorExit. `kind` is its class in words.
+    """Replaces an exception that cannot be pickled or unpickled, or that would end or interrupt the
+    program of the caller: SystemExit, KeyboardInterrupt and GeneratorExit. `kind`: the name of the
+    exception's class.
     """
 
     def __init__(self, text: str, reason: str = RAISED, kind: str = "") -> None:
@@ -69,7 +69,7 @@ class RemoteError(TaskError):
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that was raised in a task: its traceback there, as text."""
+    """The cause of an exception that a task has raised: the traceback in the task, as text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -83,7 +83,7 @@ for _public in (
     TaskError, TaskKilledError, TaskMemoryError, TaskTimeoutError, TaskCancelledError,
     TaskLostError, PackingError, RemoteError, RemoteTraceback,
 ):  # fmt: skip
-    _public.__module__ = "ciel"  # where users know them from
+    _public.__module__ = "ciel"  # the module from which users import them
 
 _ENDING: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 _KINDS: Final[dict[str, type[TaskError]]] = {
@@ -104,8 +104,8 @@ def pack_error(
     error: BaseException, skipped_frames: int = 0, locals_wanted: bool = False, worker: str = "",
     name: str = "",
 ) -> bytes:  # fmt: skip
-    """Pack an exception with its traceback, less the outermost frames, which are ours, the worker
-    on which it was raised and the name of the call that raised it. Never raises.
+    """Pack an exception with its traceback, without the outermost frames, which are ours; with the
+    name of the worker and of the call that raised it. Never raises.
     """
     trace = error.__traceback__
     for _ in range(skipped_frames):
@@ -124,8 +124,8 @@ def pack_error(
 
 
 def _pack_alone(error: BaseException) -> bytes | None:
-    """Pack an exception so that it can be read again, of its own class and with its own `args`;
-    None if that cannot be, or is too large.
+    """Pack an exception so that unpickling restores its class and its `args`; None if that is not
+    possible, or the result is too large.
     """
     try:
         packed = pack(error)
@@ -133,7 +133,7 @@ def _pack_alone(error: BaseException) -> bytes | None:
             return None
         if not packed.buffers and unpack(packed.head).args == error.args:
             return packed.head
-    except Exception:  # of anybody's class
+    except Exception:  # a class of the user may raise anything
         pass
     try:
         from ciel.python.rebuilding import pack_rebuilt
@@ -146,17 +146,17 @@ def _pack_alone(error: BaseException) -> bytes | None:
 
 
 def unpack_error(packed: bytes, where: str = "") -> BaseException:
-    """Return the exception, to be raised: `where` (task, worker, attempt) becomes a note of it. If
-    another call raised it, on whose result that task depends, a note before that names the culprit.
+    """Return an exception for the caller to raise. `where` (task, worker, attempt) becomes a note.
+    If another call raised it, whose result the task depends on, a note before that names that call.
 
-    What would end or interrupt the program in which it is raised becomes a RemoteError.
+    An exception that would end or interrupt the caller's program becomes a RemoteError.
     """
     head, text, kind, notes, worker, name = pickle.loads(packed)
     error: BaseException | None = None
     if head is not None:
         try:
             error = unpack(head)
-        except Exception as reason:  # of anybody's class
+        except Exception as reason:  # a class of the user may raise anything
             notes = [*notes, f"it could not be unpickled here: {type(reason).__name__}: {reason}"]
     if isinstance(error, _ENDING):
         error = RemoteError(_ending_text(error), kind=kind)
@@ -180,8 +180,8 @@ def unpack_error(packed: bytes, where: str = "") -> BaseException:
 
 
 def error_of_map(packed: bytes, index: int) -> BaseException:
-    """Return what a call of a map raised, to be raised, with a note that says which call it was:
-    `index` counts from 0.
+    """Return the exception of a call of a map, with a note that names the call: `index` counts from
+    0.
     """
     error = unpack_error(packed)
     note = f"in element {index} of the map, counted from 0"
@@ -194,7 +194,7 @@ def _set_notes(error: BaseException, notes: list[str]) -> None:
 
 
 def _ending_text(error: BaseException) -> str:
-    """Say what a task did that would have ended a program of its own."""
+    """Describe an exception of a task that would have ended an ordinary program."""
     kind = type(error).__name__
     if isinstance(error, SystemExit):
         status = ", ".join(map(repr, error.args))  # `code` is lost where others pickle exceptions
@@ -207,17 +207,17 @@ def _ending_text(error: BaseException) -> str:
 
 
 def error_text(packed: bytes) -> str:
-    """Return the remote traceback as text, for people and logs."""
+    """Return the remote traceback as text."""
     return str(pickle.loads(packed)[1])
 
 
 def failure_details(packed: bytes) -> dict[str, str]:
-    """Return what the details of a failure are when a function raised."""
+    """Return the details of a failure for an exception of a function."""
     return {"text": error_text(packed), "error": b64encode(packed).decode()}
 
 
 def error_of(failure: Failure) -> BaseException:
-    """Return what is to be raised for an object that could not be made."""
+    """Return the exception for an object whose task has failed."""
     details = failure.details
     if isinstance(details, dict):
         text = str(details.get("text", ""))
@@ -226,7 +226,7 @@ def error_of(failure: Failure) -> BaseException:
             try:
                 return unpack_error(b64decode(packed), str(details.get("where", "")))
             except (ValueError, TypeError, EOFError, pickle.UnpicklingError):
-                pass  # then its text must do
+                pass  # its text is all that can be read
     else:
         text = str(details or "")
     kind: type[TaskError] = _KINDS.get(failure.reason, TaskError)
@@ -236,7 +236,9 @@ def error_of(failure: Failure) -> BaseException:
 
 
 def packing_error(what: str, error: UnpackedError | Exception) -> PackingError:
-    """Say which function, argument or result cannot be sent; `what` is its name."""
+    """Return the error for a function, an argument or a result that cannot be sent; `what` names
+    it.
+    """
     return PackingError(f"{what}: {error}", "UNPACKED")
 
 

@@ -1,4 +1,4 @@
-"""What stands for a result that is not here yet, in a client and in a task."""
+"""The base class of the futures of clients and of tasks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class Future(Generic[T]):
-    """A result to come, of type `T`. Give it to tasks as an argument, alone or at any depth in
-    lists and the like: the task gets the value, and runs when that is there. Return it from a task:
-    its value becomes that task's. A client's is a `concurrent.futures.Future`, too.
+    """A result of type `T` that may not exist yet. A task that gets a future as an argument, alone
+    or at any depth in lists and the like, gets the value, and starts when that exists. A task that
+    returns a future has the same value. A client's future is a `concurrent.futures.Future`, too.
     """
 
     __slots__ = ()
@@ -21,14 +21,12 @@ class Future(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the value, at most `timeout` seconds (then TimeoutError), and return it; raises
-        what the function raised, or a `TaskError`.
-
-        In a task, whoever waits holds no slot meanwhile.
+        the exception of the function, or a `TaskError`. A task that waits holds no slot.
         """
         raise NotImplementedError
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return what `result` would raise, or None."""
+        """Wait, and return the exception that `result` would raise, or None."""
         raise NotImplementedError
 
     def done(self) -> bool:
@@ -36,34 +34,36 @@ class Future(Generic[T]):
         raise NotImplementedError
 
     def cancel(self) -> bool:
-        """Call it off; return whether it was not done yet. What runs for it alone is stopped."""
+        """Cancel the call; return whether it was not done yet. Tasks that run only for it are
+        stopped.
+        """
         raise NotImplementedError
 
     def cancelled(self) -> bool:
-        """Tell whether it was called off."""
+        """Tell whether the call was cancelled."""
         raise NotImplementedError
 
     def running(self) -> bool:
-        """Tell whether it is known to run."""
+        """Tell whether the call runs, as far as is known here."""
         raise NotImplementedError
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Call `fn` with this future once it is done, in whatever thread learns of it; now, if it
-        is.
+        """Call `fn` with this future once it is done, in the thread that notices; if it is done,
+        call `fn` at once.
         """
         raise NotImplementedError
 
     def keep(self) -> None:
-        """Have the call run though nobody holds this future any more; see `fire_and_forget`."""
+        """Run the call even if the program drops this future; see `fire_and_forget`."""
         raise NotImplementedError(
-            "in a task what is spawned runs if its result is waited for or returned"
+            "a task runs what it spawns if it waits for the result or returns it"
         )
 
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the items of a task that yields, as they come; or those of the value."""
+        """Yield the items of a task that yields, as they arrive; or the items of the value."""
         raise NotImplementedError
 
     def __reduce__(self) -> Any:
@@ -71,7 +71,7 @@ class Future(Generic[T]):
 
 
 def futures_in(given: Any) -> list[Any]:
-    """Return several futures as a list; raises TypeError, which names what is none."""
+    """Return several futures as a list; raises TypeError if one is not a future."""
     if isinstance(given, Future) or not isinstance(given, Iterable):
         raise TypeError(f"several futures are expected, in a list or the like, not {given!r:.80}")
     listed = list(given)
@@ -81,7 +81,7 @@ def futures_in(given: Any) -> list[Any]:
 
 
 def require_future(item: Any) -> None:
-    """Raise TypeError for what is no future, and name it."""
+    """Raise TypeError if a value is not a future."""
     if not isinstance(item, Future):
         raise TypeError(
             f"a future of ciel's is expected, as 'submit' and 'spawn' return it, not {item!r:.80}"
@@ -89,9 +89,9 @@ def require_future(item: Any) -> None:
 
 
 def futures_of(function: Any) -> list[Any]:
-    """Return the futures to which a function refers, in its globals, closure or defaults. With any,
-    it travels as a value does that has futures in it: the task gets them as futures. They are
-    arguments, too: so they are there when it runs, and stay as long.
+    """Return the futures to which a function refers, in its globals, closure or defaults. A
+    function with futures is sent as an argument, so that the task gets it with futures; and these
+    are arguments, too, so that their values exist while the function runs.
     """
     try:
         return pack_with_futures(function)[1]
@@ -100,5 +100,5 @@ def futures_of(function: Any) -> list[Any]:
 
 
 def call_holding(function: Callable[..., Any], args: Any, kwargs: Any, _: Any) -> Any:
-    """Call a function that came as a value."""
+    """Call a function that was sent as an argument."""
     return function(*args, **kwargs)

@@ -1,11 +1,11 @@
-"""Values as bytes: a pickle (protocol 5), and beside it the buffers that it refers to, which are
-neither copied into it nor out of it. Large bytes, bytearrays and memoryviews become buffers, too
-(ADR 76): the pickle names them by a persistent id, and begins with a mark and their number.
+"""Packs values as a pickle (protocol 5) with out-of-band buffers, which are not copied. Large
+bytes, bytearrays and memoryviews become buffers, too (ADR 76): the pickle refers to them by a
+persistent id, and begins with a mark and their number.
 
-What has futures inside, at any depth, is packed within `embedding`: each is replaced by its place
-in a list, and `unpack` puts there what it is given. Outside of it a future cannot be pickled.
+Within `embedding`, values may contain futures at any depth. The pickle contains the place of each
+in a list, and `unpack` gets what to put there. Outside of it a future cannot be pickled.
 
-Pickles are read only of who has shown the key of the cluster: clients and workers (SECURITY.md).
+Pickles come only from peers that have proved the key of the cluster (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -16,37 +16,36 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from itertools import islice
-from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
 PROTOCOL: Final = 5
 
-SEARCHED_DEPTH: Final = 8
-"""So deep within each other are the parts among which the one is sought that cannot be pickled."""
-
 LARGE_MIN_BYTES: Final = 64 << 10
-"""Bytes of this size become a buffer: less is copied as quickly as it is looked at."""
+"""Bytes of this size become a buffer; to copy fewer takes no longer than to check them."""
 _LARGE_DEPTH: Final = 5
 _LARGE_ITEMS: Final = 64
-"""So deep in containers, and among so many items of each, large bytes are sought."""
+"""The search for large bytes goes so many levels into containers, and sees so many items of each.
+"""
 _LARGE_TYPES: Final = frozenset((bytes, bytearray, memoryview))
 _SEARCHED_TYPES: Final = frozenset((tuple, list, dict))
 _SMALL_TYPES: Final = frozenset((int, float, bool, str, type(None)))
-_MARK: Final = b"L"  # a pickle of protocol 5 begins with another byte
+_MARK: Final = b"L"  # pickles of protocol 5 begin with another byte
 _PREFIX: Final = struct.Struct("<cI")
+
+PLAIN_TYPES: Final = frozenset((int, float, bool, str, bytes, type(None), complex))
+"""Types whose values cannot change, so that a value of them needs no copy."""
 
 Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 
 
 class UnpackedError(Exception):
-    """A value that has no bytes, or bytes that are no value; the text names it."""
+    """A value cannot be pickled, or bytes cannot be unpickled; the text names the part."""
 
 
 class Packed(NamedTuple):
-    """A value: its pickle, and the buffers that it refers to, in order."""
+    """A pickle, and the buffers that it refers to, in order."""
 
     head: bytes
     buffers: tuple[Buffer, ...] = ()
@@ -66,7 +65,7 @@ _context = _Context()
 
 @contextmanager
 def embedding(found: list[Any]) -> Iterator[None]:
-    """Have the futures that are packed within the block appended to `found`."""
+    """Append to `found` the futures that the block packs."""
     before, _context.embedded = _context.embedded, found
     try:
         yield
@@ -75,8 +74,8 @@ def embedding(found: list[Any]) -> Iterator[None]:
 
 
 def embed(future: Any) -> tuple[Any, tuple[int]]:
-    """Reduce a future that is being packed: `__reduce__` of every class of them ends here. Raises
-    pickle.PicklingError outside of `embedding`.
+    """Reduce a future: `__reduce__` of all their classes calls this. Raises pickle.PicklingError
+    outside of `embedding`.
     """
     if _context.embedded is None:
         raise pickle.PicklingError(
@@ -89,14 +88,13 @@ def embed(future: Any) -> tuple[Any, tuple[int]]:
 
 def _given(place: int) -> Any:
     if _context.given is None:
-        raise UnpackedError("what stands for a future can be read by a task or a client only")
+        raise UnpackedError("only a task or a client can unpickle a value with futures in it")
     return _context.given[place]
 
 
 def pack(value: Any) -> Packed:
-    """Pack a value; raises UnpackedError, which names what in it has no bytes.
-
-    What was defined in a program's main module, or in a function, is packed with its code.
+    """Pack a value; raises UnpackedError, which names the part that cannot be pickled. Functions
+    and classes of the main module, or defined in a function, are packed with their code.
     """
     if _holds_large(value, _LARGE_DEPTH):
         large: list[pickle.PickleBuffer] = []
@@ -115,10 +113,10 @@ def _dumped(value: Any, place_of: Any = None) -> tuple[bytes, list[pickle.Pickle
             head = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.append)
         else:
             head = _written(pickle.Pickler, value, buffers, place_of)
-        if b"__main__" not in head and not _by_value():  # that is another module elsewhere
+        if b"__main__" not in head and not _by_value():  # other programs have another main module
             return head, buffers
     except (pickle.PicklingError, AttributeError, TypeError):
-        pass  # it may have no name by which others find it
+        pass  # other programs may not be able to import it
     except RecursionError:
         raise UnpackedError(
             "it is nested too deeply, or contains itself in a way pickle cannot say"
@@ -138,7 +136,7 @@ def _holds_large(value: Any, depth: int) -> bool:
     items = value.values() if kind is dict else value
     if len(items) > _LARGE_ITEMS:
         items = islice(items, _LARGE_ITEMS)
-    elif _SMALL_TYPES.issuperset(map(type, items)):  # of most calls
+    elif _SMALL_TYPES.issuperset(map(type, items)):  # true for most calls
         return False
     for item in items:
         kind = type(item)
@@ -151,13 +149,13 @@ def _holds_large(value: Any, depth: int) -> bool:
 
 
 def _is_large(value: Any) -> bool:
-    if type(value) is memoryview:  # pickle has no form for it at all
+    if type(value) is memoryview:  # pickle does not support it
         return bool(value.c_contiguous and (value.nbytes or value.ndim == 1))
     return len(value) >= LARGE_MIN_BYTES
 
 
 def _place_among(large: list[pickle.PickleBuffer]) -> Callable[[Any], Any]:
-    """Return a `persistent_id` that collects large bytes: each is named by its place and kind."""
+    """Return a `persistent_id` that collects large bytes; the id is their place and type."""
     known: dict[int, tuple[Any, Any]] = {}
 
     def place_of(value: Any) -> Any:
@@ -167,7 +165,10 @@ def _place_among(large: list[pickle.PickleBuffer]) -> Callable[[Any], Any]:
             form: Any = type(value).__name__
             if type(value) is memoryview:
                 form = (value.format, value.shape, value.readonly)
-            known[id(value)] = (len(large), form), value  # it lives while its number is known
+            known[id(value)] = (
+                (len(large), form),
+                value,
+            )  # keeps the value alive, so that its id stays its own
             large.append(pickle.PickleBuffer(value))
         return known[id(value)][0]
 
@@ -184,7 +185,7 @@ def _written(pickler: Any, value: Any, buffers: list[Any], place_of: Any) -> byt
 
 
 def _by_value() -> bool:
-    """Tell whether somebody has said that a module of theirs travels with its code."""
+    """Tell whether the user has registered a module with cloudpickle as one to send by value."""
     cloudpickle = sys.modules.get("cloudpickle")
     return cloudpickle is not None and bool(cloudpickle.list_registry_pickle_by_value())
 
@@ -200,12 +201,15 @@ def _with_code(value: Any, buffers: list[pickle.PickleBuffer], place_of: Any) ->
         raise UnpackedError(
             "it is nested too deeply, or contains itself in a way pickle cannot say"
         ) from None
-    except Exception as error:  # of anybody's __reduce__
-        raise UnpackedError(f"{_culprit(value, error)}: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a __reduce__ of the user may raise anything
+        from ciel.python.unpicklable import describe_culprit
+
+        culprit = describe_culprit(value, skips_futures=_context.embedded is None)
+        raise UnpackedError(f"{culprit}: {type(error).__name__}: {error}") from error
 
 
 def pack_with_futures(value: Any) -> tuple[Packed, list[Any]]:
-    """Pack a value and return the futures in it, too, in the order in which they are embedded."""
+    """Pack a value; return also the futures in it, in the order in which they were embedded."""
     found: list[Any] = []
     before, _context.embedded = _context.embedded, found
     try:
@@ -215,8 +219,8 @@ def pack_with_futures(value: Any) -> tuple[Packed, list[Any]]:
 
 
 def unpack(head: Buffer, buffers: Iterable[Buffer] = (), given: Sequence[Any] | None = None) -> Any:
-    """Return the value; `given` stands in the places of its futures. Raises whatever the classes of
-    the value raise.
+    """Return a value; `given` replaces the futures in it. Raises whatever the classes of its parts
+    raise.
     """
     if given is None:
         return _loaded(head, buffers)
@@ -225,6 +229,18 @@ def unpack(head: Buffer, buffers: Iterable[Buffer] = (), given: Sequence[Any] | 
         return _loaded(head, buffers)
     finally:
         _context.given = before
+
+
+def copy_buffers(packed: Packed) -> Packed:
+    """Return a packed value with copies of the buffers that may still change."""
+    if not packed.buffers:
+        return packed
+    return Packed(packed.head, tuple([_frozen(buffer) for buffer in packed.buffers]))
+
+
+def _frozen(buffer: Any) -> Buffer:
+    view = buffer.raw() if hasattr(buffer, "raw") else memoryview(buffer)
+    return view if view.readonly else bytes(view)
 
 
 def _loaded(head: Buffer, buffers: Iterable[Buffer]) -> Any:
@@ -248,7 +264,7 @@ def _loaded(head: Buffer, buffers: Iterable[Buffer]) -> Any:
 
 
 def _as_it_was(buffer: Buffer, form: Any) -> Any:
-    """Return bytes as an object of the kind that they were sent as."""
+    """Return bytes as an object of the type that was packed."""
     if form == "bytes":
         return bytes(buffer)
     if form == "bytearray":
@@ -258,73 +274,3 @@ def _as_it_was(buffer: Buffer, form: Any) -> Any:
     if format_ != "B" or len(shape) != 1:
         view = view.cast(format_, shape)
     return view.toreadonly() if is_read_only else view
-
-
-def _culprit(value: Any, error: BaseException) -> str:
-    """Name the part of a value that cannot be pickled: argument, key, attribute."""
-    path, found = _search(value, "", SEARCHED_DEPTH)
-    kind = type(found)
-    where = f"{path.removeprefix('.').removeprefix(': ')} " if path else ""
-    return f"{where}{kind.__module__}.{kind.__qualname__} cannot be pickled ({found!r:.80})"
-
-
-def _search(value: Any, path: str, depth: int) -> tuple[str, Any]:
-    for step, part in _parts(value) if depth else ():
-        if not _can_be_packed(part):
-            return _search(part, path + step, depth - 1)
-    return path, value
-
-
-def _parts(value: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [(f"[{key!r:.40}]", item) for key, item in value.items()]
-    if isinstance(value, list | tuple | set | frozenset):
-        return [(f"[{place}]", item) for place, item in enumerate(value)]
-    if isinstance(value, FunctionType):
-        return _parts_of_function(value)
-    if isinstance(value, MethodType):
-        return [(".__self__", value.__self__), (f".{value.__name__}", value.__func__)]
-    if isinstance(value, partial):
-        arguments = [(f".args[{place}]", item) for place, item in enumerate(value.args)]
-        named = [(f".keywords[{name!r}]", item) for name, item in value.keywords.items()]
-        return [*arguments, *named, (".func", value.func)]
-    wrapped = getattr(value, "__wrapped__", None)
-    attributes = getattr(value, "__dict__", None) or {}
-    found = [(f".{name}", item) for name, item in attributes.items() if item is not wrapped]
-    for kind in () if isinstance(value, type) else type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name):
-                found.append((f".{name}", getattr(value, name)))
-    if not isinstance(value, type):
-        found.append((f": its class {type(value).__qualname__}", type(value)))
-    return found if wrapped is None else [*found, (".__wrapped__", wrapped)]
-
-
-def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    from ciel.python.captured import read_code
-
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, cell in cells:
-        with suppress(ValueError):  # it is empty
-            yield f".{name}", cell.cell_contents
-    for name in read_code(function.__code__).names:
-        if name in function.__globals__:
-            yield f": its global variable {name}", function.__globals__[name]
-    code, defaults = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    named = dict(zip(names, defaults, strict=True))
-    for name, item in {**named, **(function.__kwdefaults__ or {})}.items():
-        yield f": the default of its parameter {name}", item
-    for name, item in function.__dict__.items():
-        yield f".{name}", item
-
-
-def _can_be_packed(value: Any) -> bool:
-    from ciel.python.pickling import dumps
-
-    try:
-        dumps(value)
-    except Exception:  # of anybody's __reduce__
-        return _context.embedded is None and hasattr(value, "__ciel_future__")
-    return True

@@ -1,12 +1,12 @@
-"""Functions and classes as bytes, with their code where others could not find them by name: by
-cloudpickle, and with what that leaves out.
+"""Pickles functions and classes with their code if other programs cannot import them. It adds to
+cloudpickle what that does not support.
 
-- The slots of classes, which cloudpickle makes anew without them. Their instances then have a
-  `__dict__`, and what becomes of it does not fit the class that they were of.
-- Functions under `functools.lru_cache` travel with an empty cache.
+- `__slots__`: cloudpickle re-creates classes without them. Instances would have a `__dict__`, and
+  would not fit the class that they came from.
+- Functions with `functools.lru_cache`; they are sent with an empty cache.
 - `functools.cached_property`, which holds a lock.
-- The file that code comes from, without which a traceback shows no lines of it: cloudpickle keeps
-  it up to 3.1.2 only.
+- The names of source files, without which tracebacks show no lines. Only cloudpickle up to version
+  3.1.2 keeps them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from typing import Any, Final
 
 import cloudpickle
 
-from ciel.python.packing import PROTOCOL
-from ciel.python.tasks import goes_by_name
+from ciel.python.importable import is_importable
 
 _MADE_ANEW: Final = getattr(cloudpickle.cloudpickle, "_make_skeleton_class", None)
 _FILE_NAME_ARGUMENT: Final = 10  # its place among the arguments of `CodeType`, since Python 3.11
-_SLOT_TYPES: Final = (str, tuple, list, dict, set, frozenset)  # else it may be used up
+_SLOT_TYPES: Final = (str, tuple, list, dict, set, frozenset)  # another iterable may be exhausted
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    """Writes pickles of what may have no name elsewhere."""
+    """Pickles objects that other programs may not be able to import."""
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        if kind is functools._lru_cache_wrapper and not goes_by_name(value):
+        if kind is functools._lru_cache_wrapper and not is_importable(value):
             limits = value.cache_parameters()
             return _cached, (value.__wrapped__, limits["maxsize"], limits["typed"])
         if kind is functools.cached_property:
@@ -44,12 +43,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unty
         reduced = super().reducer_override(value)
         if reduced is NotImplemented or reduced[0] is not _MADE_ANEW:
             return reduced
-        if issubclass(value, tuple | BaseException):  # they hold nothing there, or lose it
+        if issubclass(value, tuple | BaseException):  # their slots are empty, or get lost
             return reduced
         made, (metaclass, name, bases, attributes, *known), (state, slots), *rest = reduced
         if not isinstance(state.get("__slots__"), _SLOT_TYPES):
             return reduced
-        attributes = attributes | {"__slots__": state.pop("__slots__")}  # they are set at once
+        attributes = attributes | {
+            "__slots__": state.pop("__slots__")
+        }  # a class can get slots only when it is created
         return made, (metaclass, name, bases, attributes, *known), (state, slots), *rest
 
 
@@ -59,12 +60,12 @@ def _cached(function: Callable[..., Any], max_size: int | None, is_typed: bool) 
 
 def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
     made: functools.cached_property[Any] = functools.cached_property(function)
-    made.attrname = name  # as `__set_name__` does, which is called in class statements only
+    made.attrname = name  # only a class statement calls `__set_name__`
     return made
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value as bytes; raises whatever its parts raise."""
+    """Return a value as a pickle; raises whatever its parts raise."""
     file = io.BytesIO()
-    Pickler(file, PROTOCOL).dump(value)
+    Pickler(file).dump(value)
     return file.getvalue()

@@ -1,6 +1,6 @@
-"""Exceptions as bytes where pickle's own way fails: that calls the class once more with the `args`
-of the exception, and a class may want others than it has given to `Exception.__init__`; or it makes
-of them a text within a text. These are made anew without their `__init__`.
+"""Pickles exceptions that pickle cannot restore. Pickle calls the class with the `args` of the
+exception, but its `__init__` may take other arguments, or build its text from them a second time.
+Unpickling re-creates such exceptions without calling their `__init__`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Final
 from ciel.python.packing import PROTOCOL
 from ciel.python.pickling import Pickler
 
-_HEAP_TYPE: Final = 1 << 9  # of `__flags__`: it was made by a class statement
+_HEAP_TYPE: Final = 1 << 9  # in `__flags__`: a class statement created it
 
 
 def pack_rebuilt(error: BaseException) -> bytes:
-    """Pack an exception; it and those within it are rebuilt where their own way fails. Raises
-    whatever their parts raise.
+    """Pickle an exception that pickle itself may not restore, or that contains such exceptions.
+    Raises whatever their parts raise.
     """
     file = io.BytesIO()
     _Pickler(file, PROTOCOL).dump(error)
@@ -30,12 +30,12 @@ class _Pickler(Pickler):
             return super().reducer_override(value)
         reduced: Any = _builtin(type(value)).__reduce__(value)
         _, args, *state = reduced
-        # The state comes last: it may have the exception itself inside.
+        # The state comes last, since it may contain the exception itself.
         return _new, (type(value), args), *(state or ({},)), None, None, _set_state
 
 
 def _comes_back(error: BaseException) -> bool:
-    """Whether pickle's way makes the same exception."""
+    """Tell whether pickle restores an exception."""
     kind = type(error)
     try:
         reduced: Any = error.__reduce_ex__(PROTOCOL)
@@ -46,14 +46,14 @@ def _comes_back(error: BaseException) -> bool:
         ways = (kind.__reduce__, kind.__reduce_ex__)
         is_own = made is not kind or any(isinstance(way, FunctionType) for way in ways)
         return is_own or bool(copy.args == error.args)
-    except Exception:  # of anybody's class
+    except Exception:  # a class of the user may raise anything
         return False
 
 
 def _builtin(kind: type[BaseException]) -> type[BaseException]:
-    """Return the class of the interpreter's of which this one is."""
+    """Return the built-in base class of an exception class."""
     while kind.__flags__ & _HEAP_TYPE:
-        kind = kind.__base__  # type: ignore[assignment]  # an exception, as it began with one
+        kind = kind.__base__  # type: ignore[assignment]  # a base of an exception is one
     return kind
 
 
@@ -66,4 +66,4 @@ def _new(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
 
 def _set_state(error: BaseException, state: dict[str, Any]) -> None:
     for name, value in state.items():
-        object.__setattr__(error, name, value)  # a frozen class refuses its own
+        object.__setattr__(error, name, value)  # a frozen class forbids assignments

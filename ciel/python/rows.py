@@ -1,5 +1,5 @@
-"""Rows of arguments that travel together, as calls of a map do: an argument that several rows share
-is unpacked for each of them, so that no call sees what another one did to it.
+"""Sends an argument that several rows of a map share once, and unpacks it for each row, so that no
+call sees the changes of another one.
 """
 
 from __future__ import annotations
@@ -7,17 +7,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
-from ciel.python.packing import Buffer, pack, unpack
+from ciel.python.packing import PLAIN_TYPES, Buffer, pack, unpack
 
 Row = Sequence[Any]
 
-_PLAIN_TYPES: Final = frozenset((int, float, bool, str, bytes, type(None), complex))
-
 
 class Shared:
-    """An argument of several rows; where it arrives it is a `Packed` that each row unpacks."""
+    """An argument of several rows, when it is sent; it arrives as `Arrived`."""
 
     __slots__ = ("value",)
 
@@ -30,7 +28,7 @@ class Shared:
 
 
 class Arrived:
-    """A shared argument where it is to be used."""
+    """An argument of several rows, when it has arrived: each row unpacks it."""
 
     __slots__ = ("_buffers", "_head")
 
@@ -44,11 +42,11 @@ class Arrived:
 
 def with_shared(rows: Sequence[Row]) -> tuple[Sequence[Row], bool]:
     """Return rows in which arguments that several rows share are marked, and whether there are any.
-    What is shared only within arguments stays so.
+    Objects that are shared by parts of arguments are not marked.
     """
-    if len(rows) == 1 or set(map(type, chain.from_iterable(rows))) <= _PLAIN_TYPES:
+    if len(rows) == 1 or set(map(type, chain.from_iterable(rows))) <= PLAIN_TYPES:
         return rows, False
-    counts = Counter([id(item) for row in rows for item in row if type(item) not in _PLAIN_TYPES])
+    counts = Counter([id(item) for row in rows for item in row if type(item) not in PLAIN_TYPES])
     shared = {id(item): Shared(item) for row in rows for item in row if counts.get(id(item), 0) > 1}
     if not shared:
         return rows, False
@@ -58,9 +56,9 @@ def with_shared(rows: Sequence[Row]) -> tuple[Sequence[Row], bool]:
 def each_with_its_own(
     rows: Iterable[Row], writable: Callable[[Buffer], Buffer], given: Sequence[Any]
 ) -> Iterator[Row]:
-    """Yield rows with shared arguments unpacked anew. `writable` returns a buffer's bytes in memory
-    of their own; `given` stands in the places of futures. An argument that a row has twice is one
-    object there, unless it can be read only once, as a stream.
+    """Yield rows with fresh copies of shared arguments. `writable` returns the bytes of a buffer in
+    private memory; `given` replaces futures. An argument that a row has twice is the same object in
+    both places, unless it is a stream, which can be read only once.
     """
     for row in rows:
         own: dict[int, Any] = {}

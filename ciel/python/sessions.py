@@ -1,32 +1,27 @@
-"""Who makes tasks of calls: a client, or the task in which we are."""
+"""The open sessions, of clients and of the current task. A session makes tasks of calls."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol, TypeVar, overload
 
 from ciel.core.errors import CielError
-from ciel.python.futures import futures_in
-
-if TYPE_CHECKING:
-    from ciel.python.futures import Future
-    from ciel.python.tasks import Options, Several
+from ciel.python.futures import Future, futures_in
+from ciel.python.options import Options
 
 K = TypeVar("K")
-R = TypeVar("R")
-F = TypeVar("F")
 
 ALL_COMPLETED: Final = "ALL_COMPLETED"
 FIRST_COMPLETED: Final = "FIRST_COMPLETED"
 FIRST_EXCEPTION: Final = "FIRST_EXCEPTION"
 
 RAISE, RETURN, SKIP = "raise", "return", "skip"
-"""What `gather` does with errors."""
+"""The ways in which `gather` handles errors."""
 
 
 class NoClientError(CielError, RuntimeError):
-    """A task was spawned, or waited for, where there is neither a client nor a task."""
+    """The program has spawned a call, or waits for one, without a client and outside of a task."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,7 +31,7 @@ class NoClientError(CielError, RuntimeError):
 
 
 class Session(Protocol):
-    """What a client and a task have in common."""
+    """The interface that a client and a task share."""
 
     is_of_task: bool
 
@@ -47,7 +42,7 @@ class Session(Protocol):
         kwargs: dict[str, Any],
         options: Options,
     ) -> Any:
-        """Make a task of a call; return a future, or with `returns` a tuple of them."""
+        """Make a task of a call; return a future, or a tuple of them with `returns`."""
 
     def put(self, value: Any) -> Future[Any]: ...
 
@@ -63,20 +58,20 @@ _open: list[Session] = []
 
 
 def enter(session: Session) -> None:
-    """Make a session the innermost one."""
+    """Open a session: it becomes the innermost one."""
     with _lock:
         _open.append(session)
 
 
 def leave(session: Session) -> None:
-    """Take a session away, wherever it stands."""
+    """Close a session, which may not be the innermost one."""
     with _lock:
         if session in _open:
             _open.remove(session)
 
 
 def current_or_none() -> Session | None:
-    """Return the innermost session, if there is any."""
+    """Return the innermost session; None if there is none."""
     return _open[-1] if _open else None
 
 
@@ -89,51 +84,20 @@ def current() -> Session:
 
 
 def of_task() -> Session | None:
-    """Return the session of the task in which we are, if we are in one."""
+    """Return the session of the current task; None outside of a task."""
     return next((session for session in reversed(everyone()) if session.is_of_task), None)
 
 
 def everyone() -> list[Session]:
-    """Return all sessions that are open, the innermost last."""
+    """Return all open sessions, the innermost last."""
     with _lock:
         return list(_open)
-
-
-@overload
-def spawn(function: Several[..., Any, F], /, *args: Any, **kwargs: Any) -> F: ...
-
-
-@overload
-def spawn(
-    function: Callable[..., Coroutine[Any, Any, R]], /, *args: Any, **kwargs: Any
-) -> Future[R]: ...
-
-
-@overload
-def spawn(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]: ...
-
-
-def spawn(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Make a task of a call of any function, as `Task.spawn` does."""
-    from ciel.python.tasks import split_task
-
-    called, options = split_task(function)
-    return current().call(called, args, kwargs, options)
-
-
-def call(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Make a task of a call, to be returned by the task in which we are.
-
-    What it makes becomes the result of that, which has no more to do and holds no slot. (It is a
-    future; its type is for the eyes of checkers.)
-    """
-    return spawn(function, *args, **kwargs)  # type: ignore[return-value]  # as the text above says
 
 
 def wait(
     futures: Iterable[Any], timeout: float | None = None, return_when: str = ALL_COMPLETED
 ) -> tuple[set[Any], set[Any]]:
-    """Wait as `concurrent.futures.wait` does; return those that are done, and the others."""
+    """Wait as `concurrent.futures.wait` does; return the futures that are done, and the rest."""
     return current().wait(futures, timeout, return_when)
 
 
@@ -146,9 +110,9 @@ def gather(*futures: Any, errors: str = RAISE) -> list[Any]: ...
 
 
 def gather(*futures: Any, errors: str = RAISE) -> Any:
-    """Wait for all futures (or for those in one list or dictionary) and return their values, in
-    order; of a dictionary, a dictionary. `errors`: "raise" raises what the first one that failed,
-    in order, raises; "return" puts exceptions in the place of values; "skip" leaves them out.
+    """Wait for all futures, or for those in one list or dictionary. Return their values in order,
+    in a list, or in a dictionary for a dictionary. `errors`: "raise" raises the first exception, in
+    the order of the futures; "return" returns exceptions as values; "skip" leaves them out.
     """
     return gathered(wait, futures, errors)
 
@@ -156,7 +120,7 @@ def gather(*futures: Any, errors: str = RAISE) -> Any:
 def gathered(
     wait_for: Callable[[list[Any]], object], given: tuple[Any, ...], errors: str
 ) -> list[Any] | dict[Any, Any]:
-    """Return the values of the futures that `gather` was given, waiting by `wait_for`."""
+    """Return the values of the arguments of `gather`; `wait_for` waits for them."""
     if errors not in (RAISE, RETURN, SKIP):
         raise ValueError(f"errors must be {RAISE!r}, {RETURN!r} or {SKIP!r}, not {errors!r:.80}")
     is_one = len(given) == 1 and not hasattr(given[0], "__ciel_future__")
@@ -178,8 +142,8 @@ def gathered(
 
 
 def fire_and_forget(futures: Any) -> None:
-    """Have the call of a future, or of several in a list or the like, run to its end, although the
-    program does not hold the future any more; as long as the client is open.
+    """Run the calls of one or several futures to their end even if the program drops the futures,
+    as long as the client is open.
     """
     is_one = hasattr(futures, "__ciel_future__")
     for future in [futures] if is_one else futures_in(futures):
@@ -187,10 +151,10 @@ def fire_and_forget(futures: Any) -> None:
 
 
 def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
-    """Yield futures as they are done, each once; raises TimeoutError when that takes longer."""
+    """Yield each future as soon as it is done; raises TimeoutError after `timeout` seconds."""
     return current().as_completed(futures, timeout)
 
 
 def put(value: Any) -> Future[Any]:
-    """Store a value once, to be given to many tasks: they get what is stored, not copies."""
+    """Store a value once, as an argument of many tasks, which then share the stored object."""
     return current().put(value)

@@ -1,12 +1,10 @@
-"""Values shown in few characters, whatever they are: in tracebacks with local variables, and what
-objects of the API say of themselves.
+"""Shows any value in few characters, for tracebacks with local variables, and describes the objects
+of the API.
 """
 
 from __future__ import annotations
 
 import builtins
-import dataclasses
-import html
 import reprlib
 import traceback
 from collections.abc import Iterable
@@ -16,14 +14,14 @@ from typing import Any, Final
 
 VALUE_MAX_CHARACTERS: Final = 160
 LOCALS_MAX: Final = 30
-"""Of one frame, that are shown; the others are counted."""
+"""A frame shows so many local variables, and the number of the others."""
 FRAMES_MAX: Final = 20
-"""The innermost ones, with their locals."""
-_BITS_MAX = 512  # of a number that is written out
+"""The local variables of so many innermost frames are shown."""
+_BITS_MAX = 512  # of an integer that is shown in digits
 
 
 class _Short(reprlib.Repr):
-    """Shows the beginning of large values without writing out all of them."""
+    """Shows the beginning of large values without formatting them as a whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,10 +36,10 @@ class _Short(reprlib.Repr):
             return f"<{type(x).__name__} of {x.bit_length()} bits>"
         bases: tuple[Any, ...] = (str, list, tuple, set, frozenset, dict)
         for base in bases:
-            if isinstance(x, base) and type(x) is not base:  # repr of it could be of any length
+            if isinstance(x, base) and type(x) is not base:  # its own repr could have any length
                 shown = getattr(self, f"repr_{base.__name__}")(base(x), level)
                 return f"{type(x).__name__}({shown})"
-        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        if hasattr(type(x), "__dataclass_fields__"):
             return self._dataclass(x, level)
         return super().repr1(x, level)
 
@@ -52,6 +50,8 @@ class _Short(reprlib.Repr):
         return builtins.repr(x)
 
     def _dataclass(self, x: Any, level: int) -> str:
+        import dataclasses  # takes long, and so do the modules that it imports
+
         fields = [field.name for field in dataclasses.fields(x) if field.repr][: self.maxdict]
         if level <= 0:
             return f"{type(x).__name__}(...)"
@@ -66,7 +66,7 @@ def short(value: Any) -> str:
     """Show a value in one line of at most some 160 characters. Never raises."""
     try:
         text = " ".join(_short.repr(value).split("\n"))
-    except Exception as error:  # of anybody's class
+    except Exception as error:  # a class of the user may raise anything
         text = f"<{type(value).__name__}, which cannot be shown: {type(error).__name__}>"
     if len(text) <= VALUE_MAX_CHARACTERS:
         return text
@@ -74,8 +74,8 @@ def short(value: Any) -> str:
 
 
 def add_locals(told: traceback.TracebackException, error: BaseException) -> None:
-    """Add to a traceback, and to those of the errors that led to it, what the local variables of
-    its innermost frames were.
+    """Add the local variables of the innermost frames to a traceback, and to those of the
+    exceptions that caused it.
     """
     pairs: list[tuple[Any, BaseException | None]] = [(told, error)]
     seen: set[int] = set()
@@ -90,10 +90,12 @@ def add_locals(told: traceback.TracebackException, error: BaseException) -> None
 
 def _add_to_frames(told: traceback.TracebackException, trace: TracebackType | None) -> None:
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
-    innermost = zip(reversed(told.stack), reversed(frames), strict=False)  # the rest is not shown
+    innermost = zip(
+        reversed(told.stack), reversed(frames), strict=False
+    )  # the outer frames are left out
     for summary, frame in islice(innermost, FRAMES_MAX):
         if frame.f_locals is frame.f_globals:
-            continue  # a module's: functions, classes, what it imports
+            continue  # the globals of a module: functions, classes, imports
         names = [name for name in frame.f_locals if not name.startswith("__")]
         shown = {name: short(frame.f_locals[name]) for name in names[:LOCALS_MAX]}
         if len(names) > LOCALS_MAX:
@@ -102,9 +104,8 @@ def _add_to_frames(told: traceback.TracebackException, trace: TracebackType | No
 
 
 class Shown:
-    """What says of itself what it is, in a terminal and in a notebook. `_facts` gives pairs of a
-    name (or nothing, for what speaks for itself) and a value; none of it waits, and what goes wrong
-    there is left out.
+    """Describes an object of the API in a terminal and in a notebook. `_facts` yields pairs of a
+    name ("": none is shown) and a value; it must not wait. An exception ends the list of facts.
     """
 
     __slots__ = ()
@@ -119,7 +120,7 @@ class Shown:
             for name, value in self._facts():
                 if value is not None and value != "":
                     found.append((name, value))
-        except Exception:  # of something half made, or half gone
+        except Exception:  # the object may be half initialised, or half closed
             found.append(("", "..."))
         return found
 
@@ -136,6 +137,8 @@ class Shown:
             yield (name, value) if name else value
 
     def _repr_html_(self) -> str:
+        import html  # takes long
+
         rows = [
             f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
             for name, value in self._known_facts()

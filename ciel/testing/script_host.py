@@ -23,10 +23,11 @@ from typing import Any
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId, child_id
 from ciel.core.refs import Future, Reference, Value
-from ciel.skywriting import continuation, script, showing, standard
-from ciel.skywriting.code import Unit
-from ciel.skywriting.errors import ScriptError, SkywritingError, SourceError
-from ciel.skywriting.host import ReferenceFailedError, SpawnedCall
+from ciel.skywriting import continuation, script, standard
+from ciel.skywriting.errors import ReferenceFailedError, ScriptError, SkywritingError, SourceError
+from ciel.skywriting.evaluation import showing
+from ciel.skywriting.evaluation.code import Unit
+from ciel.skywriting.evaluation.values import SpawnedCall
 from ciel.wire import codec
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json

@@ -1,6 +1,7 @@
 """Runs a program, then packs the files that it made into an archive (docs/adr/0081).
 
-Usage: collecting.py [--move] COUNT PATTERN… PROGRAM ARGUMENT…. `--move` removes what was packed.
+Usage: collecting.py [--move] COUNT PATTERN… PROGRAM ARGUMENT…. `--move` removes the files that
+were packed.
 The variable CIEL_COLLECTS names a text file with the path of the archive. The worker runs this file
 with nothing but the standard library: it imports nothing of ciel.
 """

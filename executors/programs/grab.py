@@ -1,5 +1,6 @@
-"""The program behind `grab`: fetches URLs into outputs of its task, and publishes what it was told
-to, a reference for each. It holds a piece of a body at a time, and stays warm.
+"""The program behind `grab`: fetches each URL into an object and publishes the
+references to them. It keeps one piece of a body in memory at a time, and serves one task after the
+other.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from ciel.executors.sdk.ciel_task import Ref, Task
 
 PIECE_BYTES = 1 << 20
 SILENCE_MAX_S = 60.0
-"""A server that says nothing for so long is given up."""
+"""A server that sends nothing for so long counts as failed."""
 
 # OSError is among the first.
 _FETCH_ERRORS: tuple[type[Exception], ...] = (*ftplib.all_errors, HTTPException, ValueError)
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows redirects, but to nothing that the task did not ask for by its scheme."""
+    """Follows redirects, to http and https only."""
 
     def redirect_request(
         self, request: Request, file: IO[bytes], code: int, text: str, headers: Any, url: str
@@ -40,7 +41,7 @@ _opener.addheaders = [("User-Agent", "ciel-grab")]
 
 
 class _FetchFailed(Exception):
-    """A URL could not be fetched to its end; the text says why."""
+    """A URL could not be fetched as a whole; the text says why."""
 
 
 def _pieces(url: str) -> Iterator[bytes]:
@@ -65,7 +66,7 @@ def _opener_pieces(url: str) -> Iterator[bytes]:
 
 
 def _ftp_pieces(url: str) -> Iterator[bytes]:
-    """As the above does, but for what urllib does not look at: whether that was all."""
+    """Fetch a file by FTP. urllib does not check whether it got the whole file."""
     parts = urlsplit(url)
     *directories, name = [unquote(step) for step in parts.path.removeprefix("/").split("/")]
     with ftplib.FTP(timeout=SILENCE_MAX_S) as server:
@@ -86,8 +87,8 @@ def _why(reason: object) -> str:
 
 
 def grab(task: Task) -> None:
-    """Publish, for each URL, the JSON text of a reference to its content; a reference among them
-    stands for itself.
+    """Publish the JSON text of a reference for each URL: to its content, or the reference itself if
+    there is one in place of a URL.
     """
     for index, source in enumerate(task.kwargs["urls"]):
         ref = _fetch(task, source) if isinstance(source, str) else source

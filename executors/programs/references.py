@@ -1,4 +1,4 @@
-"""Values of scripts as JSON, and references to what has no name yet."""
+"""Encodes values of scripts as JSON, and references to objects whose names are not known yet."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 class Promise(Future):
-    """What a task will make that may not have been created yet, or that nobody has told us the name
-    of. Its name is found out when it is asked for.
+    """A reference to the output of a child whose name this program does not know, or that it has
+    not spawned yet. The name is found when it is needed.
 
-    `call`: what it is to be made by, as long as that is held back; `level`: for which of the tasks
-    that run here. `is_wanted`: the master was told that it is needed. `content` or `failure`: what
-    became of it, if it ran here.
+    `call`: the call that produces it, until the child is spawned; `level`: the index of the parent
+    among the tasks that run here. `is_wanted`: the master knows that the object is needed.
+    `content` or `failure`: the result, if the child has run inline.
     """
 
     label: str
@@ -49,7 +49,7 @@ class Promise(Future):
         return self
 
     @property
-    def id(self) -> str:  # type: ignore[override]  # it is found out when it is needed
+    def id(self) -> str:  # type: ignore[override]  # found when it is needed
         if not self._name:
             self._name = self._find(self)
         return self._name
@@ -67,7 +67,7 @@ class Promise(Future):
 
 
 def encode(value: Any) -> str:
-    """Write a value as JSON, in it references; raises ValueError."""
+    """Return a value with references as JSON; raises ValueError."""
     try:
         return _encode(value if type(value) in _PLAIN else _plain(value))
     except RecursionError:
@@ -77,7 +77,7 @@ def encode(value: Any) -> str:
 
 
 def decode(content: bytes | str) -> Any:
-    """Read JSON, in it references; raises ValueError."""
+    """Return the value that JSON with references encodes; raises ValueError."""
     try:
         return _decode(content if isinstance(content, str) else content.decode())
     except RecursionError:

@@ -1,8 +1,9 @@
-"""The program behind `swi`: runs scripts, one task after the other, and stays warm.
+"""The program behind `swi`: runs scripts, task by task.
 
-A script that stops for what a child of its own will make has that child run here, within it, if it
-may; then it goes on in memory. Otherwise what is left of it is written down, for a task that waits
-for what is missing, and this one ends; so do those that it runs within, one after the other.
+A script stops when it needs the output of a child. If possible, the program runs the child inline
+and then resumes the script. Otherwise it writes a continuation of the script, for a task that waits
+for the missing objects, and ends the task; then it does the same for each task that waits for this
+one.
 """
 
 from __future__ import annotations
@@ -13,51 +14,56 @@ from contextlib import suppress
 from typing import Any
 
 from ciel.core.refs import Future, Reference
-from ciel.executors.programs.calls import Channel, shown
+from ciel.executors.programs.channel import Channel, printable
 from ciel.executors.programs.references import Promise, decode, encode
-from ciel.executors.programs.surroundings import Surroundings
+from ciel.executors.programs.task_host import TaskHost
 from ciel.executors.sdk import ciel_task
 from ciel.skywriting import continuation, script
-from ciel.skywriting.errors import ContinuationError, ScriptError, SkywritingError
-from ciel.skywriting.host import ReferenceFailedError
-from ciel.skywriting.running import Finished, Outcome, Stopped
-from ciel.skywriting.values import INTEGER_MAX_DIGITS, UNREAD, Frame, Lazy
+from ciel.skywriting.errors import (
+    ContinuationError,
+    ReferenceFailedError,
+    ScriptError,
+    SkywritingError,
+)
+from ciel.skywriting.evaluation.code import Frame
+from ciel.skywriting.evaluation.running import Finished, Outcome, Stopped
+from ciel.skywriting.evaluation.values import INTEGER_MAX_DIGITS, UNREAD, Lazy
 
-WITHIN_MAX_DEPTH = 1000
-"""Tasks that run within each other; one more runs elsewhere, and all of these end first."""
+NESTED_MAX = 1000
+"""So many tasks run nested in each other. For a deeper one, all of these end first."""
 
 Step = Callable[[], Outcome]
 
 
 class _NoReturnError(Exception):
-    """A script has ended and returned nothing."""
+    """A script has ended without a `return`."""
 
 
-class Within:
-    """One of the tasks that run in this program, each within the one before it. `made`: what it is
-    to make; None for the first. `is_script`: it is to return something.
+class NestedTask:
+    """One of the tasks that run in this program; each waits for the next one. `promise`: its
+    output; None for the first one. `is_script`: it must return a value.
     """
 
-    def __init__(self, made: Promise | None) -> None:
-        self.made = made
+    def __init__(self, promise: Promise | None) -> None:
+        self.promise = promise
         self.is_script = False
         self.stopped: Stopped | None = None
 
 
 class Run:
-    """A task of the worker's, with all that run within it."""
+    """A task of the worker, with the children that run inline."""
 
     def __init__(self, channel: Channel, private: dict[str, Any]) -> None:
         self._private = private
         self._channel = channel
-        self._host = Surroundings(channel, private)
-        self._stack = [Within(None)]
+        self._host = TaskHost(channel, private)
+        self._stack = [NestedTask(None)]
         self._is_session = "session" in private
         self._session: Frame | None = None  # the variables of a prompt
         channel.share = self._share
 
     def run(self) -> None:
-        """Run it to its end, whatever that is."""
+        """Run it until it has ended, failed, or left a continuation."""
         step: Step | None = self._first
         while self._stack:
             try:
@@ -80,22 +86,22 @@ class Run:
             self._stack[-1].stopped = outcome
 
     def _next(self) -> Step | None:
-        """Return what is to be done after whoever ran last has stopped or ended."""
+        """Return the next step, after a script has stopped or ended."""
         while self._stack:
-            within = self._stack[-1]
-            stopped = within.stopped
+            task = self._stack[-1]
+            stopped = task.stopped
             assert stopped is not None
-            missing = [ref for ref in stopped.refs if not _is_made(ref)]
+            missing = [ref for ref in stopped.refs if not _is_done(ref)]
             if not missing or (stopped.is_any and len(missing) < len(stopped.refs)):
-                within.stopped = None
+                task.stopped = None
                 return lambda: stopped.resume(self._host)
             child = self._child(stopped, missing)
             if child is not None:
-                return self._begin(child)
-            self._leave(within, stopped)
+                return self._start_child(child)
+            self._leave(task, stopped)
         return None
 
-    # --- begin ------------------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------
 
     def _first(self) -> Outcome:
         private, host = self._private, self._host
@@ -124,7 +130,7 @@ class Run:
             return script.call(read.call, self._host)
         stopped = read.stopped
         if stopped is None:
-            raise ContinuationError("what is to be gone on with are the variables of a prompt")
+            raise ContinuationError("the continuation has variables of a prompt, and no script")
         if self._is_session and "session" in written:
             self._session = self._variables(written["session"])
         elif self._is_session:
@@ -139,28 +145,28 @@ class Run:
     def _read(self, ref: Reference) -> bytes:
         content = self._host.read(ref)
         if content is None:
-            raise ScriptError(f"{ref.id} is not there, though it was waited for")
+            raise ScriptError(f"{ref.id} is not there, though the task has waited for it")
         return content
 
     def _child(self, stopped: Stopped, missing: list[Reference]) -> Promise | None:
-        """Return a child that can run here so that whoever has stopped can go on, sooner or later;
-        None if others could be at work for it meanwhile, who do not know yet that they should.
+        """Return a child that can run inline so that the stopped script can continue later. None:
+        the script also needs objects that no task makes yet, so that other programs would idle.
         """
         here = [ref for ref in missing if type(ref) is Promise and ref.call is not None]
-        if not here or len(self._stack) >= WITHIN_MAX_DEPTH or not self._host.may_hold:
+        if not here or len(self._stack) >= NESTED_MAX or not self._host.may_hold:
             return None
         if len(here) < len(missing) and not stopped.is_any:
             return None
-        return here[0] if all(map(self._host.is_under_way, _starred(stopped))) else None
+        return here[0] if all(map(self._host.needs_no_request, _starred(stopped))) else None
 
-    def _begin(self, child: Promise) -> Step:
-        """Begin a child within the task that runs."""
-        with self._channel.quiet:
+    def _start_child(self, child: Promise) -> Step:
+        """Start a child inline."""
+        with self._channel.no_signals:
             assert child.call is not None
             written = child.call.value
             self._host.create(child, here=True)
             self._host.held.append({})
-            self._stack.append(Within(child))
+            self._stack.append(NestedTask(child))
 
         def step() -> Outcome:
             call = continuation.decode(written, self._host.load_unit).call
@@ -171,51 +177,52 @@ class Run:
 
     # --- end --------------------------------------------------------------------------------------
 
-    def _finish(self, within: Within, outcome: Finished) -> None:
-        if within.is_script and not outcome.has_returned:
+    def _finish(self, task: NestedTask, outcome: Finished) -> None:
+        if task.is_script and not outcome.has_returned:
             raise _NoReturnError
         try:
             text = encode(outcome.value)
             content = text.encode()
         except ValueError as error:
             raise ScriptError(f"what it returns has no form in JSON: {error}") from None
-        with self._channel.quiet:
+        with self._channel.no_signals:
             self._host.create_all()
             arguments = {"keep_process": "may_keep"}
             if len(content) <= ciel_task.PUBLISH_MAX_BYTES:
                 arguments["value"] = text
             else:
                 self._host.publish(0, text)
-            if self._session is not None and within.made is None:
+            if self._session is not None and task.promise is None:
                 left = continuation.encode_frame(self._session).value
                 self._host.publish(1, encode(left))
             self._channel.tell("exit", arguments)
-            if within.made is not None:
-                within.made.content = content
+            if task.promise is not None:
+                task.promise.content = content
             self._pop()
 
-    def _leave(self, within: Within, stopped: Stopped) -> None:
-        """Have another task go on with what is left of this one."""
-        with self._channel.quiet:
+    def _leave(self, task: NestedTask, stopped: Stopped) -> None:
+        """Delegate to a task that continues this one, and end it."""
+        with self._channel.no_signals:
             written = continuation.encode(stopped)
             self._host.create_all()
-            if self._session is not None and within.made is None and not stopped.activations:
+            if self._session is not None and task.promise is None and not stopped.activations:
                 written.value["session"] = continuation.encode_frame(self._session).value
-            arguments = {"executor_name": "swi", "small_task": True, **self._host.told(written)}
-            if self._is_session and within.made is None:
+            arguments = {"executor_name": "swi", "small_task": True}
+            arguments |= self._host.arguments_for(written)
+            if self._is_session and task.promise is None:
                 arguments["session_ref"] = None
             self._channel.tell("tail_spawn", arguments)
             self._channel.tell("exit", {"keep_process": "may_keep"})
             self._pop()
 
     def _fail(self, text: str, reason: str) -> None:
-        with self._channel.quiet:
-            text = shown(text)
+        with self._channel.no_signals:
+            text = printable(text)
             self._channel.tell("error", {"report": text, "reason": reason})
             self._channel.tell("exit", {"keep_process": "may_keep"})
-            made = self._stack[-1].made
-            if made is not None:
-                made.failure = text
+            promise = self._stack[-1].promise
+            if promise is not None:
+                promise.failure = text
             self._pop()
 
     def _pop(self) -> None:
@@ -225,25 +232,25 @@ class Run:
     # --- meanwhile --------------------------------------------------------------------------------
 
     def _share(self) -> bool:
-        """Give away what the oldest task here will need next; return whether there may be more."""
-        for within, held in zip(self._stack[:-1], self._host.held, strict=False):
-            if held and within.stopped is not None:
-                needed = [ref for ref in _starred(within.stopped) if id(ref) in held]
+        """Spawn what the outermost task needs next; return whether there may be more to spawn."""
+        for task, held in zip(self._stack[:-1], self._host.held, strict=False):
+            if held and task.stopped is not None:
+                needed = [ref for ref in _starred(task.stopped) if id(ref) in held]
                 for promise in needed:
                     assert type(promise) is Promise
-                    with suppress(ScriptError):  # it is told when it cannot be helped
+                    with suppress(ScriptError):  # the script gets the error when it needs the child
                         self._host.create(promise, wanted=True)
                 if needed:
                     break
         return len(self._stack) > 1
 
 
-def _is_made(ref: Reference) -> bool:
+def _is_done(ref: Reference) -> bool:
     return type(ref) is Promise and (ref.content is not None or ref.failure is not None)
 
 
 def _starred(stopped: Stopped) -> Iterator[Reference]:
-    """List what is to be read, and is not yet."""
+    """Yield the references that the script wants to read, and has not read."""
     for activation in stopped.activations:
         held = [value for _, values in activation.entries for value in values]
         for value in [*activation.frame.values(), *held]:
@@ -259,7 +266,7 @@ def _parsed(text: str | bytes) -> Any:
 
 
 def main() -> None:
-    """Run scripts, as a worker tells."""
+    """Run the tasks that the worker sends."""
     sys.set_int_max_str_digits(INTEGER_MAX_DIGITS)
     write_flag, write_fifo, read_flag, read_fifo = ["", "", "", "", *sys.argv][-4:]
     if (write_flag, read_flag) != ("--write-fifo", "--read-fifo"):

@@ -49,8 +49,8 @@ from ciel.python.contents import (
     stream_frame,
 )
 from ciel.python.failures import PackingError, TaskMemoryError, pack_error
+from ciel.python.options import USUAL, Options
 from ciel.python.packing import Packed, pack, unpack
-from ciel.python.tasks import USUAL, Options
 from ciel.wire.references import to_array
 
 HERE = MasterLocation("http://here:1", "unix:@here", "c", Key.new(), "a test")
@@ -205,7 +205,7 @@ class FakeCluster:
         bundle = task.bundle
         functions = [self._function(function, task) for function in bundle.functions]
         lots: list[list[Outcome]] = []
-        for lot in bundle.lots:
+        for lot in bundle.batches:
             lots.append([])
             for call in lot:
                 lots[-1] += self._outcomes(call, functions[call.function], task, lots, cut)
@@ -228,7 +228,7 @@ class FakeCluster:
     ) -> list[Outcome]:  # fmt: skip
         given = []
         for use in call.uses:
-            made = lots[use.lot] if use.input < 0 else self._content(task.inputs[use.input])
+            made = lots[use.batch] if use.input < 0 else self._content(task.inputs[use.input])
             outcome = made[use.place]
             if outcome.kind == ERROR:
                 return [outcome]
@@ -469,7 +469,7 @@ def test_a_call_that_is_cancelled_before_it_is_sent_never_is(cluster: FakeCluste
     held = futures[-1]
     assert held.cancel()
     cluster.finish_all()
-    assert sum(len(lot) for task in cluster.tasks for lot in task.bundle.lots) == 39
+    assert sum(len(lot) for task in cluster.tasks for lot in task.bundle.batches) == 39
     with pytest.raises(concurrent.futures.CancelledError):
         held.result(0)
     assert cluster.calls.functions.tallies["double"].submitted == 39
@@ -490,7 +490,7 @@ def test_an_object_is_released_when_the_last_of_its_calls_is_cancelled(
     know(cluster, double, 0)
     futures = [submit(cluster, double, number) for number in range(80)]
     cluster.calls.flush(holds=False)
-    task = next(task for task in cluster.tasks if len(task.bundle.lots[0]) > 1)
+    task = next(task for task in cluster.tasks if len(task.bundle.batches[0]) > 1)
     together = [future for future in futures if future.lot.id == task.outputs[0]]
     for future in together[:-1]:
         future.cancel()
@@ -504,7 +504,7 @@ def test_a_call_whose_future_is_dropped_is_not_sent(cluster: FakeCluster) -> Non
     del futures[20:]
     gc.collect()
     cluster.finish_all()
-    assert sum(len(lot) for task in cluster.tasks for lot in task.bundle.lots) == 20
+    assert sum(len(lot) for task in cluster.tasks for lot in task.bundle.batches) == 20
 
 
 def test_the_object_of_a_dropped_result_is_released(cluster: FakeCluster) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ciel.client.calls.functions import Functions
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference, Value
-from ciel.python.tasks import USUAL
+from ciel.python.options import USUAL
 
 TYPED = """
 import functools

@@ -16,7 +16,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Fixed, Future, Value
 from ciel.core.tasks import Needs
 from ciel.execution.executor import BadArgumentsError, Fail, Finish, Talk, Task
-from ciel.executors.programs import python_start
+from ciel.executors.programs.python import start
 from ciel.executors.python import PythonExecutor
 from ciel.executors.python_calls import PythonConversation
 from ciel.python.contents import MOVED, decode
@@ -106,7 +106,7 @@ def test_programs_of_each_interpreter_are_of_a_kind() -> None:
 
 
 def test_what_interpreters_are_told_is_what_the_package_requires() -> None:
-    required = ".".join(map(str, python_start._OLDEST))
+    required = ".".join(map(str, start._OLDEST))
     assert metadata("ciel")["Requires-Python"] == f">={required}"
 
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from ciel.executors.programs import python_inputs
-from ciel.executors.programs.python_inputs import Kept, Stored
+from ciel.executors.programs.python.objects import inputs
+from ciel.executors.programs.python.objects.inputs import Cache, Stored
 
 
 def stored(size_bytes: int) -> Stored:
@@ -17,46 +17,46 @@ def stored(size_bytes: int) -> Stored:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.setattr(python_inputs, "KEPT_MAX_BYTES", 100)
-    return Kept()
+def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
+    monkeypatch.setattr(inputs, "CACHED_MAX_BYTES", 100)
+    return Cache()
 
 
-def test_what_was_read_stays_as_long_as_its_object(kept: Kept) -> None:
-    kept.keep("a", stored(40))
-    kept.keep_value("a", 0, b"x" * 30)
-    assert kept.value("a", 0) == b"x" * 30
-    assert kept.value("a", 1) is None
-    kept.keep("b", stored(40))  # there is no room for both
-    assert kept.value("a", 0) is None
-    assert kept.find("a") is None
-    assert kept.keys() == [[["b"], ""]]
-    kept.keep("c", stored(60))
-    assert [kept.find(each) is None for each in "bc"] == [False, False]
+def test_what_was_read_stays_as_long_as_its_object(cache: Cache) -> None:
+    cache.keep("a", stored(40))
+    cache.keep_value("a", 0, b"x" * 30)
+    assert cache.value("a", 0) == b"x" * 30
+    assert cache.value("a", 1) is None
+    cache.keep("b", stored(40))  # there is no room for both
+    assert cache.value("a", 0) is None
+    assert cache.find("a") is None
+    assert cache.keys() == [[["b"], ""]]
+    cache.keep("c", stored(60))
+    assert [cache.find(each) is None for each in "bc"] == [False, False]
 
 
-def test_what_was_read_takes_room_too(kept: Kept) -> None:
+def test_what_was_read_takes_room_too(cache: Cache) -> None:
     for each in "abc":
-        kept.keep(each, stored(30))
-    assert kept.find("a") is not None
-    kept.keep_value("c", 0, b"x" * 30)  # the one used longest ago makes room
-    kept.keep_value("c", 0, b"again, and not counted")
-    assert [kept.find(each) is None for each in "abc"] == [False, True, False]
+        cache.keep(each, stored(30))
+    assert cache.find("a") is not None
+    cache.keep_value("c", 0, b"x" * 30)  # the one used longest ago makes room
+    cache.keep_value("c", 0, b"again, and not counted")
+    assert [cache.find(each) is None for each in "abc"] == [False, True, False]
 
 
-def test_of_what_is_not_at_hand_nothing_is_kept(kept: Kept) -> None:
-    kept.keep_value("a", 0, b"x")
-    assert kept.value("a", 0) is None
-    kept.keep("a", stored(101))
-    assert kept.find("a") is None
+def test_of_what_is_not_at_hand_nothing_is_kept(cache: Cache) -> None:
+    cache.keep_value("a", 0, b"x")
+    assert cache.value("a", 0) is None
+    cache.keep("a", stored(101))
+    assert cache.find("a") is None
 
 
 def test_e1_a_part_may_be_written_to_and_the_object_stays_as_it_is() -> None:
-    kept = stored(1 << 23)
+    whole = stored(1 << 23)
     for offset in (0, 4097, 1 << 22):
-        part = kept.part(8192, offset)
+        part = whole.part(8192, offset)
         part[:3] = b"own"
         assert bytes(part[:4]) == b"own\0"
-    large = kept.part((1 << 23) - 100, 100)
+    large = whole.part((1 << 23) - 100, 100)
     large[-1] = 1
-    assert not any(kept.content)
+    assert not any(whole.content)

@@ -13,8 +13,8 @@ import pytest
 
 from ciel.core.ids import ObjectId
 from ciel.core.refs import REFERENCE_TYPES, Future, Value
-from ciel.executors.programs import calls
-from ciel.executors.programs.calls import Channel, Quiet, shown
+from ciel.executors.programs import channel as channel_module
+from ciel.executors.programs.channel import Channel, NoSignals, printable
 from ciel.executors.programs.references import Promise, decode, encode
 from ciel.wire.calls import CallReader
 
@@ -83,19 +83,19 @@ def test_what_is_no_value_is_refused(text: str | bytes) -> None:
 
 
 def test_what_people_read_is_short_and_unicode() -> None:
-    assert shown("a\udcff") == "a\\udcff"
-    assert len(shown("x" * 1_000_000)) < 70_000
+    assert printable("a\udcff") == "a\\udcff"
+    assert len(printable("x" * 1_000_000)) < 70_000
 
 
 # --- signals --------------------------------------------------------------------------------------
 
 
-def test_what_was_not_heard_in_a_quiet_block_is_heard_after_it() -> None:
+def test_a_signal_within_a_block_is_handled_after_it() -> None:
     heard = []
-    quiet = Quiet(lambda: heard.append(quiet.depth))
-    with quiet:
-        with quiet:
-            quiet.is_due = True
+    block = NoSignals(lambda: heard.append(block.depth))
+    with block:
+        with block:
+            block.is_due = True
         assert heard == []
     assert heard == [0]
 
@@ -127,7 +127,7 @@ def _said(reads: int) -> list[Any]:
 def test_what_is_said_is_sent_at_the_latest_with_the_next_signal(
     channel: tuple[Channel, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "SHARE_AFTER_S", 60.0)
+    monkeypatch.setattr(channel_module, "SHARE_AFTER_S", 60.0)
     program, reads = channel
     program.tell("log", {"message": "m"})
     assert _said(reads) == []
@@ -136,19 +136,19 @@ def test_what_is_said_is_sent_at_the_latest_with_the_next_signal(
     assert _said(reads) == [("log", {"message": "m"})]
 
 
-def test_nothing_is_shared_in_the_middle_of_what_is_quiet(channel: tuple[Channel, int]) -> None:
+def test_nothing_is_shared_within_a_block_without_signals(channel: tuple[Channel, int]) -> None:
     program, _ = channel
     shared: list[int] = []
 
     def share() -> bool:
-        shared.append(program.quiet.depth)
+        shared.append(program.no_signals.depth)
         return False
 
     program.share = share
-    with program.quiet:
+    with program.no_signals:
         program.arm()
         until_s = time.monotonic() + 20
-        while not program.quiet.is_due and time.monotonic() < until_s:
+        while not program.no_signals.is_due and time.monotonic() < until_s:
             time.sleep(0.001)
         assert shared == []
     assert shared == [1]
@@ -157,7 +157,7 @@ def test_nothing_is_shared_in_the_middle_of_what_is_quiet(channel: tuple[Channel
 def test_there_are_signals_as_long_as_there_is_something_to_share(
     channel: tuple[Channel, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "SHARE_AFTER_S", 0.001)
+    monkeypatch.setattr(channel_module, "SHARE_AFTER_S", 0.001)
     program, _ = channel
     left = [3, 2, 1]
     program.share = lambda: left.pop() != 3

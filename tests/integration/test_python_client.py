@@ -18,7 +18,7 @@ import pytest
 
 import ciel
 from ciel.client.errors import CallbackWaitError, ClientClosedError
-from ciel.python.tasks import OptionError
+from ciel.python.options import OptionError
 from ciel.testing.homes import wait_for
 
 

@@ -140,7 +140,7 @@ def _programs_below(pid: int) -> int:
             commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in listed]
         except OSError:
             continue  # it has just ended
-        count += sum(b"python_start" in command for command in commands)
+        count += sum(b"programs/python/start.py" in command for command in commands)
         pending += map(int, listed)
     return count
 

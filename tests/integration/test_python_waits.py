@@ -203,7 +203,7 @@ def test_a_coroutine_that_others_may_wake_is_in_its_slot_for_half_of_the_time(
 ) -> None:
     @ciel.task
     async def departures() -> int:
-        from ciel.executors.programs.python_sharing import Sharing
+        from ciel.executors.programs.python.evaluation.sharing import Sharing
 
         count, wait = 0, Sharing.wait
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from ciel.core.refs import Concrete, Failure, Reference
-from ciel.skywriting import names, showing
-from ciel.skywriting.builtins import MODERN, ORIGINAL, VERSION_2
+from ciel.skywriting.builtins import prelude
+from ciel.skywriting.builtins.modern import MODERN
+from ciel.skywriting.builtins.original import ORIGINAL, VERSION_2
 from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.results import DEPTH_MAX, VALUES_MAX, extent, require_result
-from ciel.skywriting.values import LIST_MAX_ITEMS, TEXT_MAX_CHARACTERS, Builtin
+from ciel.skywriting.evaluation import showing
+from ciel.skywriting.evaluation.results import DEPTH_MAX, VALUES_MAX, extent, require_result
+from ciel.skywriting.evaluation.values import LIST_MAX_ITEMS, TEXT_MAX_CHARACTERS, Builtin
 from ciel.testing.script_host import ScriptHost, ScriptTask, Stops
 
 PROMISED = [
@@ -41,7 +43,7 @@ def begun(host: ScriptHost, expression: str, *refs: Reference) -> ScriptTask:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_every_promised_name_is_there(version: int) -> None:
-    assert set(PROMISED) <= set(names.table(version))
+    assert set(PROMISED) <= set(prelude.names(version))
 
 
 @pytest.mark.parametrize("name", PROMISED)
@@ -59,7 +61,7 @@ def test_a_continuation_can_find_every_built_in_by_its_own_name() -> None:
     for table in (ORIGINAL, MODERN, VERSION_2):
         for value in table.values():
             if isinstance(value, Builtin):
-                found = names.table(1).get(value.name) or names.table(2)[value.name]
+                found = prelude.names(1).get(value.name) or prelude.names(2)[value.name]
                 assert found is value
 
 
@@ -189,7 +191,7 @@ def test_one_bare_reference_makes_a_list_of_exec_only(
 
 
 def builtin(name: str) -> Callable[..., Any]:
-    function = names.table(1)[name].function
+    function = prelude.names(1)[name].function
     task = ScriptTask(ScriptHost(), "root:test", "")
     return lambda *arguments: function(task, list(arguments))
 

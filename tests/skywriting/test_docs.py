@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ciel.skywriting import lexer, names, printer, rules, standard
-from ciel.skywriting.builtins import ORIGINAL
+from ciel.skywriting import standard
+from ciel.skywriting.builtins import prelude
+from ciel.skywriting.builtins.original import ORIGINAL
 from ciel.skywriting.errors import SkywritingError, Source
-from ciel.skywriting.grammar import parse
+from ciel.skywriting.syntax import lexer, printer, rules
+from ciel.skywriting.syntax.grammar import parse
 from ciel.testing.script_host import ScriptHost
 
 ROOT = Path(__file__).parent.parent.parent
@@ -119,7 +121,7 @@ def listed_functions() -> dict[str, bool]:
 
 
 def test_the_reference_lists_every_built_in_function_and_no_other() -> None:
-    known = {name for name in names.table(1) if not name.startswith(INNER)}
+    known = {name for name in prelude.names(1) if not name.startswith(INNER)}
     listed = listed_functions()
     assert listed.keys() == known
     assert {name for name in listed if listed[name]} == {n for n in ORIGINAL if n in known}

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ciel.skywriting import lexer, names
-from ciel.skywriting.builtins import ORIGINAL
+from ciel.skywriting.builtins import prelude
+from ciel.skywriting.builtins.original import ORIGINAL
 from ciel.skywriting.errors import Source
-from ciel.skywriting.grammar import parse
+from ciel.skywriting.syntax import lexer
+from ciel.skywriting.syntax.grammar import parse
 from ciel.testing.homes import BIN
 
 EDITORS = Path(__file__).parent.parent.parent / "editors"
@@ -41,7 +42,7 @@ Span = tuple[int, str, str]
 
 
 def built_ins() -> set[str]:
-    return {name for name in names.table(1) if not name.startswith(INNER)}
+    return {name for name in prelude.names(1) if not name.startswith(INNER)}
 
 
 # --- VS Code --------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ciel.skywriting import tables
 from ciel.skywriting.errors import Source, SourceError
-from ciel.skywriting.generate import generate
-from ciel.skywriting.grammar import parse
-from ciel.skywriting.lexer import KEYWORDS, NOT_2, OPERATORS, tokenize
-from ciel.skywriting.resolver import resolve
-from ciel.skywriting.tree import (
+from ciel.skywriting.syntax import tables
+from ciel.skywriting.syntax.generate import generate
+from ciel.skywriting.syntax.grammar import parse
+from ciel.skywriting.syntax.lexer import KEYWORDS, NOT_2, OPERATORS, tokenize
+from ciel.skywriting.syntax.resolver import resolve
+from ciel.skywriting.syntax.tree import (
     Assign,
     Binary,
     Constant,

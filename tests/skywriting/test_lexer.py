@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.skywriting.errors import Source
-from ciel.skywriting.lexer import (
+from ciel.skywriting.syntax.lexer import (
     BAD,
     DIV,
     END,

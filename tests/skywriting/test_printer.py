@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.skywriting import standard, tree
+from ciel.skywriting import standard
 from ciel.skywriting.errors import Source
-from ciel.skywriting.grammar import parse
-from ciel.skywriting.lexer import tokenize
-from ciel.skywriting.printer import WIDTH, show, show_constant
+from ciel.skywriting.syntax import tree
+from ciel.skywriting.syntax.grammar import parse
+from ciel.skywriting.syntax.lexer import tokenize
+from ciel.skywriting.syntax.printer import WIDTH, show, show_constant
 from ciel.testing.chunks import chunks
 
 HERE = Path(__file__).parent

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ciel.skywriting.errors import Problem, Source
-from ciel.skywriting.grammar import parse
-from ciel.skywriting.resolver import resolve
-from ciel.skywriting.tree import Function, Script
+from ciel.skywriting.syntax.grammar import parse
+from ciel.skywriting.syntax.resolver import resolve
+from ciel.skywriting.syntax.tree import Function, Script
 
 
 def resolved(text: str) -> Script:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ciel.skywriting.errors import ScriptError
-from ciel.skywriting.host import ReferenceFailedError
+from ciel.skywriting.errors import ReferenceFailedError, ScriptError
 from ciel.testing.script_host import ScriptHost, StillWaitingError, Stops
 
 TREE = """

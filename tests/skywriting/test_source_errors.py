@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ciel.skywriting.errors import Problem, Source, SourceError
-from ciel.skywriting.grammar import CHAIN_MAX, DEPTH_MAX, LENGTH_MAX, parse
-from ciel.skywriting.lexer import KEYWORDS, OPERATORS, PROBLEMS_MAX
-from ciel.skywriting.printer import show
-from ciel.skywriting.resolver import resolve
-from ciel.skywriting.tree import Script
+from ciel.skywriting.syntax.grammar import CHAIN_MAX, DEPTH_MAX, LENGTH_MAX, parse
+from ciel.skywriting.syntax.lexer import KEYWORDS, OPERATORS, PROBLEMS_MAX
+from ciel.skywriting.syntax.printer import show
+from ciel.skywriting.syntax.resolver import resolve
+from ciel.skywriting.syntax.tree import Script
 from ciel.testing.chunks import Chunk, chunks
 
 HERE = Path(__file__).parent
@@ -127,7 +127,7 @@ def test_a_text_that_is_too_long_is_refused() -> None:
 
 
 def test_a_text_of_too_many_words_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ciel.skywriting.lexer.PIECES_MAX", 10)
+    monkeypatch.setattr("ciel.skywriting.syntax.lexer.PIECES_MAX", 10)
     assert "it has more than 10 words and signs" in problems_of("x = [1, 2, 3, 4];")[0].message
 
 

@@ -16,9 +16,9 @@ from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Future, Reference
 from ciel.skywriting import continuation, script
-from ciel.skywriting.code import Unit
 from ciel.skywriting.errors import ContinuationError, ScriptError
-from ciel.skywriting.host import SpawnedCall
+from ciel.skywriting.evaluation.code import Unit
+from ciel.skywriting.evaluation.values import SpawnedCall
 from ciel.wire import codec
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json

@@ -27,7 +27,7 @@ from ciel.worker.launching import Launching
 End = ProgramExited | ProgramFailed
 
 SERVE = """import sys
-from ciel.executors.programs.python_parent import serve
+from ciel.executors.programs.python.fork_server import serve
 if sys.argv[1:] == ["serve"]:
     serve()
 exec(sys.argv[-1])

@@ -115,7 +115,7 @@ class BundleWriter:
     def _module_places(self) -> tuple[str, ...]:
         places, path = self._places
         if path != sys.path:
-            places = calls.places_here()
+            places = calls.module_directories()
             self._places = (places, list(sys.path))
         return places
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, Protocol
 
-from ciel.python.calls import LOTS_MAX
+from ciel.python.calls import BATCHES_MAX
 
 SLOW_S: Final = 0.005
 """Calls that take longer are sent alone."""
@@ -144,6 +144,6 @@ def lots_of(bundle: list[Any]) -> list[list[Any]]:
     """
     known_s = [call.call_s for call in bundle if call.call_s is not None]
     is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S
-    count = min(QUICK_LOTS if is_quick else LOTS_MAX, len(bundle))
+    count = min(QUICK_LOTS if is_quick else BATCHES_MAX, len(bundle))
     size = -(-len(bundle) // count)
     return [bundle[start : start + size] for start in range(0, len(bundle), size)]

@@ -45,9 +45,9 @@ from ciel.python import calls
 from ciel.python.contents import VALUE, Outcome
 from ciel.python.failures import packing_error
 from ciel.python.futures import futures_in
+from ciel.python.options import USUAL, Options
 from ciel.python.packing import UnpackedError, pack_with_futures
 from ciel.python.sessions import ALL_COMPLETED, FIRST_COMPLETED
-from ciel.python.tasks import USUAL, Options
 from ciel.wire.references import to_array
 
 GATHERING_S: Final = 0.001

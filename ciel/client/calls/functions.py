@@ -18,9 +18,10 @@ from ciel.core.refs import Reference
 from ciel.python.calls import Function, function_of
 from ciel.python.captured import Captured
 from ciel.python.failures import packing_error
+from ciel.python.options import Options
 from ciel.python.packing import UnpackedError, pack
 from ciel.python.pickling import dumps
-from ciel.python.tasks import Options, Task, name_of
+from ciel.python.tasks import Task, name_of
 
 INLINE_MAX_BYTES: Final = 4 << 10
 """A function up to this size is sent with its calls; a larger one becomes an object."""

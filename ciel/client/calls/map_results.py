@@ -85,7 +85,7 @@ def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple
 def call_each(function: Callable[..., Any], rows: list[tuple[Any, ...]]) -> Mapped:
     """Call a function with each row until a call raises; a task runs this for a part."""
     values: list[Any] = []
-    whole = getattr(current(), "whole", None)  # the task may have opened a client
+    whole = getattr(current(), "resolve", None)  # the task may have opened a client
     name = name_of(function)
     try:
         for row in rows:

@@ -13,10 +13,9 @@ from ciel.client.calls.futures import ClientFuture, Owner
 from ciel.client.calls.pending import PendingCall, find_dependencies
 from ciel.python.calls import Mapped
 from ciel.python.failures import packing_error
-from ciel.python.inside import copied
-from ciel.python.packing import UnpackedError, pack_with_futures, unpack
+from ciel.python.options import Options
+from ciel.python.packing import UnpackedError, copy_buffers, pack_with_futures, unpack
 from ciel.python.rows import each_with_its_own, with_shared
-from ciel.python.tasks import Options
 
 SLOTS_KNOWN_S: Final = 5.0
 DIVISIBLE_MAX_BYTES: Final = 64 << 10
@@ -125,7 +124,7 @@ class Maps:
                 part.function.tally.submitted -= part.rows
         for part in parts:
             if part.rows > 1 and part.arguments.size_bytes <= most_bytes:
-                part.arguments = copied(part.arguments)
+                part.arguments = copy_buffers(part.arguments)
                 part.is_divisible = part.may_wait = True
         return parts
 
@@ -162,7 +161,7 @@ class Maps:
                 part.is_map, part.is_usual, part.rows = True, False, len(chunk)
                 part.rows_of_map = call.rows_of_map
                 part.is_divisible, part.may_wait = len(chunk) > 1, False
-                part.arguments = copied(part.arguments)
+                part.arguments = copy_buffers(part.arguments)
                 futures.append(ClientFuture(self._owner, name, part))
                 part.futures = [weakref.ref(futures[-1])]
                 parts.append(part)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ciel.client.calls.functions import PackedFunction
+from ciel.python.options import USUAL, Options
 from ciel.python.packing import Packed
-from ciel.python.tasks import USUAL, Options
 
 
 class PendingCall:

@@ -18,14 +18,9 @@ from ciel.client.locks import Condition
 from ciel.client.pools.initializers import InitializedFunction, Initializer, InitializerError
 from ciel.python.calls import Mapped
 from ciel.python.failures import PackingError
+from ciel.python.options import USUAL, Options, read_options
 from ciel.python.sessions import NoClientError, Session, current, leave
-from ciel.python.tasks import (
-    USUAL,
-    Options,
-    Task,
-    read_options,
-    split_task,
-)
+from ciel.python.tasks import Task, split_task
 
 R = TypeVar("R")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-from ciel.python.tasks import goes_by_name
+from ciel.python.importable import is_importable
 
 
 class InitializerError(futures.BrokenExecutor):
@@ -30,7 +30,7 @@ class Initializer:
         """
         key = (os.getpid(), self.token)
         known: Any = _prepared_here
-        if not goes_by_name(self._initializer):
+        if not is_importable(self._initializer):
             known, key = _prepared_copies.setdefault(self, {}), (os.getpid(), "")
         if key not in known:
             before = os.environ.copy()

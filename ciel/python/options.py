@@ -1,0 +1,117 @@
+"""Reads the options of a task, such as `retries` and `timeout_s`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from ciel.core.errors import CielError
+from ciel.core.tasks import (
+    KILL_GRACE_MAX_S,
+    MEMORY_MAX_BYTES,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    RETRIES_MAX,
+    RETRY_DELAY_MAX_S,
+    SLOTS_MAX,
+    TIMEOUT_MAX_S,
+    USUAL_NEEDS,
+    Needs,
+    wrong_kinds,
+)
+
+RETURNS_MAX: Final = 10_000
+NAME_MAX_LENGTH: Final = 200
+
+
+class OptionError(CielError, ValueError):
+    """An option of a task has a wrong value, or does not exist; `option` is its name."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"{option}: {reason}")
+        self.option = option
+
+
+class Options(NamedTuple):
+    """The options of a function's calls. `needs`: see `core.tasks`. `returns`: the number of values
+    that the function returns; each has a future. `python`: the interpreter, by default the
+    workers'. `memo`: the result may be kept across jobs; it has no effect yet.
+    """
+
+    needs: Needs = USUAL_NEEDS
+    name: str = ""
+    returns: int = 1
+    python: str = ""
+    memo: bool = False
+
+
+USUAL: Final = Options()
+
+
+def read_options(options: Options, given: dict[str, Any]) -> Options:
+    """Return options with some changed, as `ciel.task` takes them; raises OptionError."""
+    for option in given.keys() - _READERS.keys():
+        known = ", ".join(_READERS)
+        raise OptionError(option, f"there is no such option (there are: {known})")
+    needs: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for option, value in given.items():
+        if value is not None:
+            (needs if option in Needs._fields else others)[option] = _READERS[option](option, value)
+    return options._replace(needs=options.needs._replace(**needs), **others)
+
+
+def _whole(least: int, most: int) -> Callable[[str, Any], int]:
+    def read(option: str, value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise OptionError(
+                option, f"it must be a whole number, {least} to {most}, not {value!r:.40}"
+            )
+        return value
+
+    return read
+
+
+def _seconds(most: float) -> Callable[[str, Any], float]:
+    def read(option: str, value: Any) -> float:
+        if type(value) not in (int, float) or not 0 <= value <= most:
+            raise OptionError(option, f"it must be seconds, 0 to {most:g}, not {value!r:.40}")
+        return float(value)
+
+    return read
+
+
+def _kinds(option: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, tuple | list) or not all(isinstance(kind, str) for kind in value):
+        raise OptionError(option, f"it must be kinds of failure, as RAISED, not {value!r:.40}")
+    if wrong := wrong_kinds(value):
+        raise OptionError(option, wrong)
+    return tuple(value)
+
+
+def _text(option: str, value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise OptionError(option, f"it must be a text, not {value!r:.40}")
+    return value[:NAME_MAX_LENGTH] if option == "name" else value
+
+
+def _truth(option: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(option, f"it must be True or False, not {value!r:.40}")
+    return value
+
+
+_READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "returns": _whole(1, RETURNS_MAX),
+    "retries": _whole(0, RETRIES_MAX),
+    "retry_on": _kinds,
+    "retry_delay_s": _seconds(RETRY_DELAY_MAX_S),
+    "timeout_s": _seconds(TIMEOUT_MAX_S),
+    "kill_grace_s": _seconds(KILL_GRACE_MAX_S),
+    "memory_bytes": _whole(0, MEMORY_MAX_BYTES),
+    "slots": _whole(1, SLOTS_MAX),
+    "priority": _whole(PRIORITY_MIN, PRIORITY_MAX),
+    "memo": _truth,
+    "name": _text,
+    "python": _text,
+}

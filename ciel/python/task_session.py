@@ -1,0 +1,203 @@
+"""The part of the API that works within a task: `spawn`, `put`, `wait`, `empty` and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ciel.core.errors import CielError
+from ciel.python.contents import ERROR, VALUE
+from ciel.python.futures import call_holding, futures_in, futures_of
+from ciel.python.options import USUAL, Options
+from ciel.python.packing import PLAIN_TYPES, UnpackedError, copy_buffers, pack_with_futures
+from ciel.python.sessions import (
+    ALL_COMPLETED,
+    FIRST_COMPLETED,
+    FIRST_EXCEPTION,
+    current_or_none,
+    everyone,
+)
+from ciel.python.task_futures import (
+    DONE,
+    Host,
+    TaskFuture,
+    WorkItem,
+    end_of,
+    rest_until,
+    result_of,
+)
+
+if TYPE_CHECKING:
+    import numpy
+
+
+def empty(shape: int | Sequence[int], dtype: Any = float) -> numpy.ndarray[Any, Any]:
+    """Return a new array of numpy's, of arbitrary content, for a task to fill and return. It is in
+    the store already, so that returning it copies nothing. Outside of a task it is an ordinary
+    array.
+    """
+    import numpy
+
+    session = current_or_none()
+    array = session.array(shape, dtype) if isinstance(session, TaskSession) else None
+    return numpy.empty(shape, dtype) if array is None else array
+
+
+def task_directory() -> str:
+    """Return the private directory of the task that calls this; it is removed when the task ends.
+
+    Raises NotInTaskError outside of a task.
+    """
+    for session in reversed(everyone()):
+        if isinstance(session, TaskSession) and session.directory is not None:
+            return session.directory()
+    raise NotInTaskError
+
+
+class TaskInfo(NamedTuple):
+    """The identity of a task. `attempt`: counted from 1; `job`: the id of its job."""
+
+    id: str
+    attempt: int
+    name: str
+    job: str
+
+
+def current_task() -> TaskInfo:
+    """Return the task that runs the caller. Small calls that were sent together, and small children
+    that their parent ran itself, are in one task.
+
+    Raises NotInTaskError outside of a task.
+    """
+    for session in reversed(everyone()):
+        if isinstance(session, TaskSession) and session.describe is not None:
+            return TaskInfo(**session.describe())
+    raise NotInTaskError("ciel.current_task() tells a task which one it is, and this is no task")
+
+
+class NotInTaskError(CielError, RuntimeError):
+    """A function that works only within a task was called outside of one."""
+
+    def __init__(
+        self,
+        text: str = "ciel.task_directory() returns the private directory of a task, and this is no "
+        "task; tempfile.TemporaryDirectory() makes one anywhere",
+    ) -> None:
+        super().__init__(text)
+
+
+class TaskSession:
+    """The session of a task. `snapshot` returns a function that does what its argument would do if
+    it were called now. `directory` returns the task's private directory, `describe` the fields of
+    `TaskInfo`. `new_array` allocates an array in the store; None: this task cannot have any.
+    """
+
+    is_of_task = True
+
+    def __init__(
+        self,
+        host: Host,
+        snapshot: Callable[[Any], Any],
+        directory: Callable[[], str] | None = None,
+        describe: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        self._host = host
+        self._snapshot = snapshot
+        self.directory = directory
+        self.describe = describe
+        self.new_array: Callable[[Any, Any], Any] | None = None
+
+    def array(self, shape: Any, dtype: Any) -> Any:
+        """Return an array in the store; None if this task cannot have any."""
+        return None if self.new_array is None else self.new_array(shape, dtype)
+
+    def resolve(self, value: Any, name: str) -> Any:
+        """Return the value that a function of this name has returned, as `Host.resolve`."""
+        return self._host.resolve(value, name)
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> Any:
+        """See `sessions.Session.call`; raises PackingError."""
+        work = WorkItem(function, args, kwargs, options)
+        try:
+            work.function = self._snapshot(function)
+        except Exception as error:  # a __reduce__ of the user may raise anything
+            if held := futures_of(function):
+                given = (self.put(function), args, kwargs, held)
+                return self.call(call_holding, given, {}, options._replace(name=work.name))
+            raise _packing_error(f"the function {work.name}", error) from None
+        futures = []
+        for value in args:
+            if type(value) is TaskFuture:
+                futures.append(value)
+            elif type(value) not in PLAIN_TYPES:
+                self._pack(work)
+                break
+        else:
+            if kwargs:
+                self._pack(work)
+            else:
+                work.dependencies = futures
+        self._host.spawn(work)
+        if options.returns == 1:
+            return TaskFuture(self._host, work)
+        return tuple([TaskFuture(self._host, work, place) for place in range(options.returns)])
+
+    def _pack(self, work: WorkItem) -> None:
+        try:
+            packed, work.dependencies = pack_with_futures((work.args, work.kwargs))
+        except UnpackedError as error:
+            raise _packing_error(f"the arguments of {work.name}", error) from None
+        work.packed = copy_buffers(packed)
+        work.args, work.kwargs = (), {}
+
+    def put(self, value: Any) -> TaskFuture[Any]:
+        """Keep a value, and store it once when another task needs it; raises PackingError."""
+        work = WorkItem(None, (), {}, USUAL)
+        try:
+            result = result_of(value)
+        except UnpackedError as error:
+            raise _packing_error("the value", error) from None
+        if result.kind == VALUE:
+            result = result._replace(payload=copy_buffers(result.payload))
+        work.results, work.state = [result], DONE
+        return TaskFuture(self._host, work)
+
+    def wait(
+        self, futures: Iterable[Any], timeout: float | None, return_when: str
+    ) -> tuple[set[Any], set[Any]]:
+        """See `sessions.wait`."""
+        if return_when not in (ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION):
+            raise ValueError(f"return_when must not be {return_when!r}")
+        listed, end_s = futures_in(futures), end_of(timeout)
+        while True:
+            done = {future for future in listed if future.done()}
+            waiting = [future.target().work for future in listed if future not in done]
+            is_enough = bool(done) and return_when == FIRST_COMPLETED
+            if return_when == FIRST_EXCEPTION:
+                is_enough = any(future.wait().kind == ERROR for future in done)
+            rest_s = rest_until(end_s)
+            if not waiting or is_enough or rest_s == 0:
+                return done, set(listed) - done
+            is_any = return_when != ALL_COMPLETED
+            self._host.complete(waiting, any_one=is_any, timeout_s=rest_s)
+
+    def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
+        """See `sessions.as_completed`."""
+        waiting, end_s = set(futures_in(futures)), end_of(timeout)
+        while waiting:
+            done, waiting = self.wait(waiting, rest_until(end_s), FIRST_COMPLETED)
+            if not done:
+                raise TimeoutError(f"{len(waiting)} futures are not done")
+            yield from done
+
+
+def _packing_error(what: str, error: Exception) -> Exception:
+    from ciel.python.failures import packing_error
+
+    return packing_error(what, error)

@@ -1,0 +1,1 @@
+"""The program that runs calls of Python functions; see `program`."""

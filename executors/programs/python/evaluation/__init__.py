@@ -1,0 +1,1 @@
+"""Runs calls and their children, in this program or in others."""

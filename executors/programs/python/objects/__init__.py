@@ -1,0 +1,1 @@
+"""Objects of the store as a Python task reads and writes them."""

@@ -1,0 +1,139 @@
+"""Allocates arrays in the store before a task fills them (`ciel.empty`): the file of the task's
+output is mapped, and the arrays are in it where readers will find them. Only the pickle that refers
+to them is written later.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ciel.executors.programs.python.objects.mappings import mapped
+from ciel.python.contents import ALIGNMENT_BYTES, HEADER, MAGIC, Outcome, index_of
+
+if TYPE_CHECKING:
+    import numpy
+
+    from ciel.executors.programs.python.channel import Channel
+
+PAGE_BYTES = 4096
+
+
+class OutputArrays:
+    """The uncommitted file of one output, and the arrays in it."""
+
+    def __init__(self, channel: Channel, number: int) -> None:
+        self._channel = channel
+        self._number = number
+        self._descriptor = -1
+        self._end_bytes = PAGE_BYTES  # the first page is for the header
+        self._arrays: list[tuple[int, int, int, weakref.ref[Any]]] = []  # address, size, offset
+
+    def array(self, shape: Any, dtype: Any) -> numpy.ndarray[Any, Any]:
+        """Return a new array in the file; raises MemoryError."""
+        import numpy
+
+        kind = numpy.dtype(dtype)
+        if kind.hasobject:
+            raise TypeError(f"an array of {kind} holds references, which cannot lie in a store")
+        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+        size_bytes = kind.itemsize
+        for length in dimensions:
+            size_bytes *= length
+        offset = self._end_bytes
+        room_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
+        if self._descriptor < 0:
+            request = {"index": self._number, "size": offset + room_bytes}
+            path = self._channel.call("open_output", request)["filename"]
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._reserve(offset + room_bytes)
+            memory = mapped(self._descriptor, room_bytes, offset, writes=True)
+        except OSError as error:
+            text = f"the store has no room for an array of {size_bytes} bytes: {error.strerror}"
+            raise MemoryError(text) from None
+        self._end_bytes = offset + room_bytes
+        array: numpy.ndarray[Any, Any] = numpy.ndarray(dimensions, kind, memory)
+        address = array.__array_interface__["data"][0]
+        self._arrays.append((address, size_bytes, offset, weakref.ref(array)))
+        return array
+
+    def _reserve(self, size_bytes: int) -> None:
+        """Allocate all pages of the file, so that no write fails later; the worker may have done so
+        already.
+        """
+        status = os.fstat(self._descriptor)
+        if status.st_blocks * 512 < size_bytes:
+            os.posix_fallocate(self._descriptor, 0, size_bytes)
+        elif status.st_size < size_bytes:
+            os.ftruncate(self._descriptor, size_bytes)
+
+    def publish(self, outcomes: Sequence[Outcome], took_s: float) -> bool:
+        """Write the output if any of the arrays is in the outcomes; return whether it was."""
+        places = [[self._place(buffer) for buffer in o.packed.buffers] for o in outcomes]
+        if not any(place is not None for row in places for place in row):
+            self.give_up()
+            return False
+        end_bytes = self._end_bytes
+        spans: list[list[tuple[int, int]]] = []
+        for outcome, row in zip(outcomes, places, strict=True):
+            spans.append([])
+            for buffer, place in zip(outcome.packed.buffers, row, strict=True):
+                view = _view(buffer)
+                if place is None:
+                    place = end_bytes + -end_bytes % ALIGNMENT_BYTES
+                    self._write(view, place)
+                    end_bytes = place + view.nbytes
+                spans[-1].append((place, view.nbytes))
+        index = index_of(outcomes, spans, took_s)
+        self._write(memoryview(index), end_bytes)
+        self._write(memoryview(HEADER.pack(MAGIC, end_bytes, len(index))), 0)
+        size_bytes = end_bytes + len(index)
+        os.ftruncate(self._descriptor, size_bytes)  # it may be longer: files are reused
+        self._close()
+        self._channel.request("close_output", {"index": self._number, "size": size_bytes})
+        for *_, known in self._arrays:
+            if (array := known()) is not None:
+                array.flags.writeable = False
+        return True
+
+    def give_up(self) -> None:
+        """Roll the output back; the arrays stay as ordinary memory."""
+        if self._descriptor >= 0:
+            self._close()
+            self._channel.request("rollback_output", {"index": self._number})
+
+    @property
+    def has_survivors(self) -> bool:
+        """Whether an array is still referenced, so that code could change the published object."""
+        return any(known() is not None for *_, known in self._arrays)
+
+    def _place(self, buffer: Any) -> int | None:
+        """Return the offset of a buffer in the file; None if it is elsewhere."""
+        import numpy
+
+        view = _view(buffer)
+        if not view.nbytes:
+            return None
+        address = numpy.frombuffer(view, numpy.uint8).__array_interface__["data"][0]
+        for start, size_bytes, offset, _ in self._arrays:
+            if start <= address and address + view.nbytes <= start + size_bytes:
+                return offset + int(address) - start
+        return None
+
+    def _write(self, content: memoryview, offset: int) -> None:
+        left = content.cast("B")
+        while left:
+            count = os.pwrite(self._descriptor, left, offset)
+            left, offset = left[count:], offset + count
+
+    def _close(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _view(buffer: Any) -> memoryview:
+    view: memoryview = buffer.raw() if hasattr(buffer, "raw") else memoryview(buffer)
+    return view

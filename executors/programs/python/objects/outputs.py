@@ -1,0 +1,133 @@
+"""Writes the outputs of a Python task: small ones are part of the call `exit`, large ones go into
+files of the store.
+"""
+
+from __future__ import annotations
+
+import os
+from binascii import b2a_base64
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ciel.python.contents import Outcome, Times, encode
+
+if TYPE_CHECKING:
+    from ciel.executors.programs.python.channel import Channel
+    from ciel.executors.programs.python.objects.output_arrays import OutputArrays
+    from ciel.python.packing import Buffer
+
+INLINE_MAX_BYTES = 64 << 10
+"""Larger objects are written to files."""
+_PIECES_MAX = 1000  # of one call of writev
+
+
+class Outputs:
+    """The outputs of one task, one for each batch, and further objects that it makes."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.arrays: OutputArrays | None = None
+        self._values: dict[int, str] = {}  # contents for `exit`, by batch
+        self._numbers: dict[int, int] = {}  # of the outputs, by batch
+        self.made_count = 0
+        """Objects that the task has made; it names each by its number among them."""
+
+    def expect(self, batch_count: int) -> None:
+        """Note how many batches there are."""
+        self._numbers = {batch: batch for batch in range(batch_count)}
+
+    def give_up(self, batches: Sequence[int]) -> list[int]:
+        """Leave the outputs of batches to other tasks; return the numbers of these outputs."""
+        return [self._numbers.pop(batch) for batch in batches]
+
+    def restart(self) -> None:
+        """Note that the task continues as another one, which has the outputs that are left."""
+        self.made_count = 0
+        self._numbers = {batch: number for number, batch in enumerate(self._numbers)}
+
+    def values(self) -> list[tuple[int, str]]:
+        """Return number and content of each output that is part of `exit`."""
+        return [(self._numbers[batch], value) for batch, value in self._values.items()]
+
+    def array(self, shape: Any, dtype: Any) -> Any:
+        """Return an array in the file of the output of the only batch."""
+        from ciel.executors.programs.python.objects.output_arrays import OutputArrays
+
+        if self.arrays is None:
+            self.arrays = OutputArrays(self._channel, self._numbers[0])
+        return self.arrays.array(shape, dtype)
+
+    def give_up_arrays(self) -> None:
+        """Give the file with arrays up; the arrays stay as ordinary memory."""
+        if self.arrays is not None:
+            self.arrays.give_up()
+            self.arrays = None
+
+    def publish(
+        self, batch: int, outcomes: Sequence[Outcome], took_s: float, times: Times | None = None
+    ) -> None:
+        """Write the output of a batch."""
+        if self.arrays is not None and self.arrays.publish(outcomes, took_s):
+            del self._numbers[batch]
+            return
+        self.publish_pieces(batch, encode(outcomes, took_s, times))
+
+    def publish_pieces(self, batch: int, pieces: Sequence[Buffer]) -> None:
+        """Write the output of a batch, which consists of these bytes."""
+        size_bytes = sum(map(_length, pieces))
+        if size_bytes <= INLINE_MAX_BYTES:
+            self._values[batch] = encoded(b"".join(pieces))
+            return
+        number = self._numbers.pop(batch)
+        reply = self._channel.call("open_output", {"index": number, "size": size_bytes})
+        write(reply["filename"], pieces)
+        self._channel.request("close_output", {"index": number, "size": size_bytes})
+
+    def create(self, pieces: Sequence[Buffer]) -> None:
+        """Make a further object. The caller counts it in `made_count`."""
+        size_bytes = sum(map(_length, pieces))
+        if size_bytes <= INLINE_MAX_BYTES:
+            self._channel.notify("put", {"value": encoded(b"".join(pieces))})
+            return
+        request = {"size": size_bytes, "digest": _digest_of(pieces)}
+        reply = self._channel.call("create", request)
+        if reply["filename"] is None:
+            return  # the task has made the same object before
+        write(reply["filename"], pieces)
+        self._channel.request("close_output", {"index": reply["index"], "size": size_bytes})
+
+
+def _digest_of(pieces: Sequence[Buffer]) -> str:
+    from xxhash import xxh3_128
+
+    digest = xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _length(piece: Any) -> int:
+    return len(piece)  # bytes, or views of bytes
+
+
+def encoded(content: bytes) -> str:
+    """Return bytes in base64, as messages contain them."""
+    return b2a_base64(content, newline=False).decode("ascii")
+
+
+def write(path: str, pieces: Sequence[Buffer]) -> None:
+    """Replace the content of a file by the pieces of an object."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        waiting: list[Any] = [memoryview(piece) for piece in pieces if _length(piece)]
+        waiting.reverse()
+        os.ftruncate(descriptor, sum(piece.nbytes for piece in waiting))
+        while waiting:
+            batch = waiting[: -_PIECES_MAX - 1 : -1]
+            written = os.writev(descriptor, batch)
+            while waiting and written >= len(waiting[-1]):
+                written -= len(waiting.pop())
+            if written:
+                waiting[-1] = waiting[-1][written:]
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The functions that each script can call."""

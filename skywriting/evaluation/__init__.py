@@ -1,0 +1,1 @@
+"""Values, and scripts that run: trees as closures, which can stop and be resumed."""
