@@ -21,7 +21,6 @@ LARGER_PACKAGES = {
     "ciel.master.state": 22,
     "ciel.skywriting": 28,
     "ciel.testing": 48,
-    "ciel.worker": 32,
 }
 """How many modules these have beside their sub-packages."""
 IN_CIRCLES = {

@@ -61,21 +61,21 @@ from ciel.storage.specs import parse_spec
 from ciel.storage.trees import remove_tree
 from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
+from ciel.worker.attempts.batch import Hosting
+from ciel.worker.attempts.launching import Launching
 from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
-from ciel.worker.fetching import Fetcher
 from ciel.worker.host import host_identity, host_name, new_worker_id
-from ciel.worker.hosting import Hosting
-from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
 from ciel.worker.metrics import WorkerMetrics
-from ciel.worker.neighbours import Neighbours
 from ciel.worker.pins import Pins
 from ciel.worker.resources.control import Controls
 from ciel.worker.resources.root import WorkerSite
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
-from ciel.worker.streaming import Streams
-from ciel.worker.url_fetching import UrlFetching
+from ciel.worker.streams.growing import Streams
+from ciel.worker.transfer.fetching import Fetcher
+from ciel.worker.transfer.peer_stores import Neighbours
+from ciel.worker.transfer.url_fetching import UrlFetching
 
 DEFAULT_LISTEN = "127.0.0.1:0"
 

@@ -18,11 +18,11 @@ from ciel.shm.daemon import Daemon, neighbour
 from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.testing.homes import wait_for
 from ciel.worker.disk_jobs import Admit, at_once
-from ciel.worker.fetching import Fetcher
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources.root import WorkerSite
 from ciel.worker.state.orders import FetchObject
-from ciel.worker.streaming import Growing, Streams
+from ciel.worker.streams.growing import Growing, Streams
+from ciel.worker.transfer.fetching import Fetcher
 
 KEY = Key(bytes(range(32)))
 GROUP = f"data-workers-{os.getpid()}"

@@ -31,14 +31,14 @@ from ciel.storage.interface import ObjectStore
 from ciel.testing.builders import JOB, stored
 from ciel.testing.homes import wait_for
 from ciel.wire.descriptors import make_task
-from ciel.worker.hosting import Hosting
-from ciel.worker.launching import Launching
+from ciel.worker.attempts.batch import Hosting
+from ciel.worker.attempts.launching import Launching
+from ciel.worker.interactive.process import USUAL_PATIENCE, Patience
 from ciel.worker.logs import JobLogs
-from ciel.worker.process import USUAL_PATIENCE, Patience
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import FetchObject, Key
-from ciel.worker.streaming import Streams
+from ciel.worker.streams.growing import Streams
 
 SDK = Path(next(iter(ciel.executors.sdk.__path__)))
 HERE = "127.0.0.1:8001"

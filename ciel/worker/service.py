@@ -45,12 +45,12 @@ from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.wire.errors import ConnectionCutError, RefusedError
 from ciel.wire.messages import kind_of
+from ciel.worker.attempts.batch import Hosting
+from ciel.worker.attempts.workplace import Losses
 from ciel.worker.disk_jobs import DiskJobs
 from ciel.worker.events import Events
-from ciel.worker.fetching import Fetcher
-from ciel.worker.guests import Guest
-from ciel.worker.hosting import Hosting
-from ciel.worker.programs import ProgramChannel
+from ciel.worker.interactive.attached import Guest
+from ciel.worker.interactive.channel import ProgramChannel
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     AbandonFetch,
@@ -62,7 +62,7 @@ from ciel.worker.state.orders import (
     RecallAttempt,
     StartAttempt,
 )
-from ciel.worker.workplace import Losses
+from ciel.worker.transfer.fetching import Fetcher
 
 log = Logger(__name__)  # compiled, it cannot be found out
 

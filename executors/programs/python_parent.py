@@ -1,5 +1,5 @@
 """The preloaded parent: forks programs that run calls, each as if it had just been started
-(docs/adr/0052). `ciel.worker.forks` is its other end.
+(docs/adr/0052). `ciel.worker.attempts.forkserver` is its other end.
 
 A child is forked twice, so that it is an orphan and comes to the launcher, and says its number when
 that has happened and it is all that it should be. Until the launcher has adopted it, it waits: it

@@ -29,8 +29,8 @@ from ciel.testing.homes import wait_for
 from ciel.testing.one_worker import OneWorker
 from ciel.worker import disk_jobs
 from ciel.worker.disk_jobs import SMALL_BYTES, DiskJobs, Ticket
-from ciel.worker.fetching import Fetcher
 from ciel.worker.resources import uploads
+from ciel.worker.transfer.fetching import Fetcher
 
 MIB = 1 << 20
 WITHIN_S = 20.0

@@ -18,7 +18,7 @@ from ciel.testing.homes import wait_for
 from ciel.worker import logs as module
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources.root import WorkerSite
-from ciel.worker.streaming import Streams
+from ciel.worker.streams.growing import Streams
 
 KEY = Key(bytes(range(32)))
 JOB = JobId("a" * 32)

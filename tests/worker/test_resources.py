@@ -22,12 +22,12 @@ from ciel.net.transports import FrontDoorFactory, listen
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.homes import wait_for
 from ciel.wire.references import from_json
-from ciel.worker import sending
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources import uploads
 from ciel.worker.resources.data import byte_range
 from ciel.worker.resources.root import WorkerSite
-from ciel.worker.streaming import Streams
+from ciel.worker.streams.growing import Streams
+from ciel.worker.transfer import sending
 
 KEY = Key(bytes(range(32)))
 HOST = "one-host"

@@ -21,8 +21,8 @@ from ciel.wire.references import from_json, to_json
 from ciel.worker.pins import Pins
 from ciel.worker.resources.data import answering
 from ciel.worker.service import WorkerService
-from ciel.worker.state.brought import NEW_FOR_S
-from ciel.worker.url_fetching import SessionRefusedError, UrlFetching
+from ciel.worker.state.uploads import NEW_FOR_S
+from ciel.worker.transfer.url_fetching import SessionRefusedError, UrlFetching
 
 LISTED_MAX = 1000
 _SECONDS_LATER = 0.1  # an answer is on its way by then

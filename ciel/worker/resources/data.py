@@ -34,8 +34,8 @@ from ciel.storage.errors import (
 )
 from ciel.storage.interface import ObjectReader, ObjectStore
 from ciel.wire.files import FILE_HEADER, file_identity
-from ciel.worker.sending import GrowingSending, Read, Sending, read_file
-from ciel.worker.streaming import Growing, Streams
+from ciel.worker.streams.growing import Growing, Streams
+from ciel.worker.transfer.sending import GrowingSending, Read, Sending, read_file
 
 log = Logger()
 

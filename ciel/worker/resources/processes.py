@@ -16,8 +16,8 @@ from ciel.core.errors import CielError
 from ciel.core.ids import JobId
 from ciel.net.errors import HttpError
 from ciel.net.http import Answer, Request, Route, Routes
-from ciel.worker.guests import Guest, GuestRefusedError
-from ciel.worker.programs import ProgramChannel
+from ciel.worker.interactive.attached import Guest, GuestRefusedError
+from ciel.worker.interactive.channel import ProgramChannel
 from ciel.worker.service import WorkerService
 
 PROTOCOL: Final = "json"

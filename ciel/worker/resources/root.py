@@ -23,7 +23,7 @@ from ciel.worker.resources.control import Controls, add_controls
 from ciel.worker.resources.data import BlockList, Data
 from ciel.worker.resources.processes import add_processes
 from ciel.worker.resources.uploads import Bringing, add_uploads
-from ciel.worker.streaming import Streams
+from ciel.worker.streams.growing import Streams
 
 Figures = Callable[[], dict[str, dict[str, int]]]
 

@@ -43,8 +43,7 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import TaskSpec
 from ciel.core.waiting import Waiting
-from ciel.worker.state.begun import Begun
-from ciel.worker.state.brought import Brought
+from ciel.worker.state.local_starts import Begun
 from ciel.worker.state.orders import (
     ABORTED,
     CALLED_OFF,
@@ -64,6 +63,7 @@ from ciel.worker.state.orders import (
 )
 from ciel.worker.state.recent import Recent
 from ciel.worker.state.slots import Slots
+from ciel.worker.state.uploads import Brought
 
 OFFERED_AT_ONCE = 1000
 """Of what a store holds when a master is reached: some 5 ms of work for each of both."""

@@ -32,7 +32,7 @@ from ciel.testing.puppet_words import (
     waiting,
 )
 from ciel.wire.errors import RefusedError
-from ciel.worker.process import Patience
+from ciel.worker.interactive.process import Patience
 from ciel.worker.state.orders import Key
 
 # --- well -----------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ def test_only_what_was_complained_for_a_task_is_told_of_it(worker: Talker) -> No
 def test_a_program_that_prints_without_end_does_not_fill_the_device(
     worker: Talker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.worker.growth.STDERR_MAX_BYTES", 1 << 20)
-    monkeypatch.setattr("ciel.worker.growth.STDERR_LEFT_BYTES", 1 << 16)
+    monkeypatch.setattr("ciel.worker.limits.growth.STDERR_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("ciel.worker.limits.growth.STDERR_LEFT_BYTES", 1 << 16)
     script = """def run(task):
         task.publish(0, b"")
         sys.stdout.write("x" * 5_000_000)

@@ -18,8 +18,8 @@ from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.storage.files import FileStore
 from ciel.storage.interface import ObjectWriter
 from ciel.testing.homes import wait_for
-from ciel.worker.feeding import Feeder, pipe
-from ciel.worker.streaming import KEPT_MAX, PACE_S, Growing, Streams
+from ciel.worker.streams.growing import KEPT_MAX, PACE_S, Growing, Streams
+from ciel.worker.streams.stdin_feeder import Feeder, pipe
 
 LARGE = bytes(range(256)) * 4096
 

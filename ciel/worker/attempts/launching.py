@@ -19,7 +19,7 @@ from ciel.launch.messages import (
     ProgramFailed,
 )
 from ciel.net.turns import START, DelayedCall, Turns
-from ciel.worker.forks import Forks
+from ciel.worker.attempts.forkserver import Forks
 
 log = Logger()
 

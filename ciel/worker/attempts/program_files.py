@@ -13,11 +13,11 @@ from ciel.execution.environment import task_environment
 from ciel.execution.executor import InputPath, OutputPath, Program
 from ciel.launch.messages import DEV_NULL, Descriptor, File, LaunchSpec, Standard
 from ciel.storage.interface import ObjectReader
-from ciel.worker.feeding import Feeder, Trace, pipe
-from ciel.worker.hosted import Hosted
-from ciel.worker.scratch import Scratch
-from ciel.worker.streaming import Growing, lasting_path
-from ciel.worker.workplace import Workplace
+from ciel.worker.attempts.batch_attempt import Hosted
+from ciel.worker.attempts.scratch import Scratch
+from ciel.worker.attempts.workplace import Workplace
+from ciel.worker.streams.growing import Growing, lasting_path
+from ciel.worker.streams.stdin_feeder import Feeder, Trace, pipe
 
 COPIED_MAX_BYTES: Final = 1 << 20
 """Inputs of this size are copied for programs of root that could change them: it takes 0.5 ms."""

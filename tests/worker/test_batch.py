@@ -36,12 +36,12 @@ from ciel.testing.builders import JOB, inline, stored
 from ciel.testing.homes import wait_for
 from ciel.wire import codec
 from ciel.wire.descriptors import make_task
-from ciel.worker.hosting import Hosting
-from ciel.worker.launching import Launching
+from ciel.worker.attempts.batch import Hosting
+from ciel.worker.attempts.launching import Launching
+from ciel.worker.attempts.workplace import Losses
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key, StartAttempt
-from ciel.worker.streaming import Streams
-from ciel.worker.workplace import Losses
+from ciel.worker.streams.growing import Streams
 
 HERE = "127.0.0.1:8001"
 LARGE = b"a line of text\n" * 100_000
@@ -483,7 +483,7 @@ def test_a_bug_of_ours_costs_one_attempt_and_no_other(
 ) -> None:
     worker = Worker(running_reactor, store, tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr("ciel.worker.hosting.ProgramExit", None)
+        broken.setattr("ciel.worker.attempts.batch.ProgramExit", None)
         fault = worker.run("echo").fault
     assert fault == TaskFault(
         "WORKER_FAULT",

@@ -57,8 +57,9 @@ from ciel.storage.errors import (
 from ciel.storage.interface import DISK, MEMORY, ObjectStore
 from ciel.wire.descriptors import read_arguments
 from ciel.wire.errors import WireError
-from ciel.worker.failed_output import details_with, ending, printed
-from ciel.worker.faults import (
+from ciel.worker.attempts.batch_attempt import Hosted
+from ciel.worker.attempts.failed_output import details_with, ending, printed
+from ciel.worker.attempts.faults import (
     arguments_fault,
     changed_fault,
     executor_fault,
@@ -68,23 +69,22 @@ from ciel.worker.faults import (
     storing_fault,
     whose_signal,
 )
-from ciel.worker.growth import Growing as GrowingFiles
-from ciel.worker.growth import GrowthWatch
-from ciel.worker.guests import Guest
-from ciel.worker.hosted import Hosted
-from ciel.worker.keeping import keep_files
-from ciel.worker.launching import Launching
+from ciel.worker.attempts.kept_files import keep_files
+from ciel.worker.attempts.launching import Launching
+from ciel.worker.attempts.notices import Notices
+from ciel.worker.attempts.program_files import Preparation
+from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.attempts.workplace import AttemptsOwner, Workplace
+from ciel.worker.interactive.attached import Guest
+from ciel.worker.interactive.channel import ProgramChannel
+from ciel.worker.interactive.process import USUAL_PATIENCE, Patience
+from ciel.worker.interactive.programs import Talking
+from ciel.worker.limits.growth import Growing as GrowingFiles
+from ciel.worker.limits.growth import GrowthWatch
+from ciel.worker.limits.memory import MemoryWatch
 from ciel.worker.logs import JobLogs
-from ciel.worker.memory import MemoryWatch
-from ciel.worker.notices import Notices
-from ciel.worker.preparing import Preparation
-from ciel.worker.process import USUAL_PATIENCE, Patience
-from ciel.worker.programs import ProgramChannel
-from ciel.worker.scratch import ScratchPool
 from ciel.worker.state.orders import Key, StartAttempt
-from ciel.worker.streaming import Growing, Streams
-from ciel.worker.talking import Talking
-from ciel.worker.workplace import AttemptsOwner, Workplace
+from ciel.worker.streams.growing import Growing, Streams
 
 log = Logger(__name__)  # compiled, it cannot be found out
 

@@ -20,7 +20,7 @@ from twisted.python.failure import Failure as TwistedFailure
 from zope.interface import implementer
 
 if TYPE_CHECKING:
-    from ciel.worker.streaming import Growing, Hold, Streams, Waiter
+    from ciel.worker.streams.growing import Growing, Hold, Streams, Waiter
 
 CHUNK_BYTES = 64 * 1024
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ciel.testing.homes import wait_for
-from ciel.worker.feeding import Feeder
+from ciel.worker.streams.stdin_feeder import Feeder
 
 LARGE = bytes(range(256)) * 4096
 

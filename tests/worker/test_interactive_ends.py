@@ -38,7 +38,7 @@ from ciel.testing.puppet_words import (
     pid_of,
     waiting,
 )
-from ciel.worker.process import Patience
+from ciel.worker.interactive.process import Patience
 from ciel.worker.state.invariants import problems
 
 # --- called off -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from twisted.internet.testing import MemoryReactor
 
 from ciel.core.ids import JobId
 from ciel.testing.homes import descriptors_of
-from ciel.worker.guests import CUT_OFF, ENDED, Guest, GuestRefusedError, Left
+from ciel.worker.interactive.attached import CUT_OFF, ENDED, Guest, GuestRefusedError, Left
 from ciel.worker.resources.processes import _is_from_here
 
 JOB = JobId("job")
@@ -121,7 +121,7 @@ def test_one_of_another_user_is_refused() -> None:
 def test_one_that_sees_other_files_is_refused(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.worker.guests.os.readlink", lambda path: path)
+    monkeypatch.setattr("ciel.worker.interactive.attached.os.readlink", lambda path: path)
     status, why = refusal(process.pid)
     assert (status, "has other files than this worker" in why) == (400, True)
 

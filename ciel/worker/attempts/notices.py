@@ -6,8 +6,8 @@ from typing import Final
 
 from ciel.core.ids import JobId
 from ciel.execution.report import visible
-from ciel.worker.hosted import Hosted
-from ciel.worker.workplace import Workplace
+from ciel.worker.attempts.batch_attempt import Hosted
+from ciel.worker.attempts.workplace import Workplace
 
 NAMES_TOLD: Final = 3
 JOBS_TOLD_MAX: Final = 10_000

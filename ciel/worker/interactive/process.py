@@ -18,14 +18,14 @@ from ciel.execution.report import command_text
 from ciel.launch.messages import DEV_NULL, File, LaunchSpec, ProgramExited, ProgramFailed, Standard
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError
-from ciel.worker.faults import serving_fault, start_fault, whose_signal
-from ciel.worker.guests import ENDED, Guest, Left
-from ciel.worker.memory import MemoryWatch
-from ciel.worker.programs import ChannelOwner, ProgramChannel, channel_environment
-from ciel.worker.scratch import Scratch
+from ciel.worker.attempts.faults import serving_fault, start_fault, whose_signal
+from ciel.worker.attempts.scratch import Scratch
+from ciel.worker.attempts.workplace import Workplace
+from ciel.worker.interactive.attached import ENDED, Guest, Left
+from ciel.worker.interactive.attempt import Talked
+from ciel.worker.interactive.channel import ChannelOwner, ProgramChannel, channel_environment
+from ciel.worker.limits.memory import MemoryWatch
 from ciel.worker.state.pool import IDLE_MAX_S
-from ciel.worker.talked import Talked
-from ciel.worker.workplace import Workplace
 
 End = ProgramExited | ProgramFailed | Left
 

@@ -10,10 +10,10 @@ from ciel.core.events import AssignTask, DropObjects, TaskFault, TaskReported
 from ciel.core.ids import ObjectId
 from ciel.testing.builders import a_task, stored
 from ciel.worker.pins import Pins
-from ciel.worker.state.brought import NEW_FOR_S
 from ciel.worker.state.invariants import problems
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import DeleteObjects, FetchObject, KillAttempt, StartAttempt
+from ciel.worker.state.uploads import NEW_FOR_S
 
 HERE, THERE = "here:1", "there:1"
 X, Y = ObjectId("x"), ObjectId("y")

@@ -20,7 +20,7 @@ from ciel.testing.homes import descriptors_of, private_bytes, wait_for
 from ciel.wire.calls import Call, encode_call
 from ciel.wire.errors import EncodeError
 from ciel.wire.limits import CALL_MAX_BYTES
-from ciel.worker.programs import ProgramChannel, send_descriptor
+from ciel.worker.interactive.channel import ProgramChannel, send_descriptor
 
 # What every program begins with: it is given the four arguments, and opens nothing by itself.
 PROGRAM = """

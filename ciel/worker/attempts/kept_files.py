@@ -8,8 +8,8 @@ import stat
 
 from ciel.execution.kept import KeptAttempts
 from ciel.storage.trees import remove_tree
-from ciel.worker.growth import STDERR_LEFT_BYTES, STDERR_MAX_BYTES
-from ciel.worker.scratch import Scratch
+from ciel.worker.attempts.scratch import Scratch
+from ciel.worker.limits.growth import STDERR_LEFT_BYTES, STDERR_MAX_BYTES
 
 STDOUT_MAX_BYTES = 64 << 20
 _COPY_BYTES = 1 << 20

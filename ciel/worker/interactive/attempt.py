@@ -19,13 +19,13 @@ from ciel.execution.executor import Child, Executor, Task
 from ciel.execution.outputs import BadCallError, Outputs
 from ciel.storage.errors import ObjectConflictError, ObjectNotFoundError
 from ciel.storage.interface import DISK, MEMORY, ObjectReader
-from ciel.worker.feeding import Piping, pipe
-from ciel.worker.growth import Growing as GrowingFiles
-from ciel.worker.programs import send_descriptor
-from ciel.worker.scratch import Scratch
+from ciel.worker.attempts.scratch import Scratch
+from ciel.worker.attempts.workplace import Losses, Workplace
+from ciel.worker.interactive.channel import send_descriptor
+from ciel.worker.limits.growth import Growing as GrowingFiles
 from ciel.worker.state.orders import Key, StartAttempt
-from ciel.worker.streaming import Growing, Hold, lasting_path
-from ciel.worker.workplace import Losses, Workplace
+from ciel.worker.streams.growing import Growing, Hold, lasting_path
+from ciel.worker.streams.stdin_feeder import Piping, pipe
 
 log = Logger(__name__)  # compiled, it cannot be found out
 

@@ -20,9 +20,9 @@ from ciel.launch import DEV_NULL, File, LaunchSpec, Limits, ProgramExited, Progr
 from ciel.launch.messages import Descriptor
 from ciel.net.turns import Turns
 from ciel.testing.homes import wait_for
-from ciel.worker import forks
-from ciel.worker.forks import encode_fork
-from ciel.worker.launching import Launching
+from ciel.worker.attempts import forkserver
+from ciel.worker.attempts.forkserver import encode_fork
+from ciel.worker.attempts.launching import Launching
 
 End = ProgramExited | ProgramFailed
 
@@ -143,7 +143,7 @@ def test_a_signal_that_comes_before_the_process_is_not_lost(forked: Forked, numb
 
 
 def test_a_parent_that_hangs_is_replaced(forked: Forked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "SILENCE_MAX_S", 0.3)
+    monkeypatch.setattr(forkserver, "SILENCE_MAX_S", 0.3)
     forked.wait(forked.start(WHO))
     forked.wait(forked.start(WHO))
     hung = forked.parent_pid()
@@ -157,7 +157,7 @@ def test_a_parent_that_hangs_is_replaced(forked: Forked, monkeypatch: pytest.Mon
 def test_a_parent_that_hangs_is_noticed_while_others_ask_it(
     forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "SILENCE_MAX_S", 0.3)
+    monkeypatch.setattr(forkserver, "SILENCE_MAX_S", 0.3)
     forked.wait(forked.start("pass"))
     forked.wait(forked.start("pass"))
     os.kill(forked.parent_pid(), signal.SIGSTOP)
@@ -181,7 +181,7 @@ def test_a_parent_that_cannot_begin_is_not_tried_again(forked: Forked) -> None:
 def test_a_parent_that_has_nothing_to_do_with_it_costs_no_program(
     forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "SILENCE_MAX_S", 0.3)
+    monkeypatch.setattr(forkserver, "SILENCE_MAX_S", 0.3)
     begun = forked.directory / "begun"
     forked.parent = ["sh", "-c", f"echo 1 >> {begun}; exec sleep 60"]
     for _ in range(3):

@@ -32,7 +32,7 @@ from ciel.storage.errors import ObjectNotFoundError, StorageError
 from ciel.storage.interface import DISK
 from ciel.wire.calls import Call, encode_call, frame_call
 from ciel.wire.errors import EncodeError, WireError
-from ciel.worker.faults import (
+from ciel.worker.attempts.faults import (
     arguments_fault,
     executor_fault,
     lacking_fault,
@@ -40,16 +40,24 @@ from ciel.worker.faults import (
     serving_fault,
     storing_fault,
 )
-from ciel.worker.growth import Growing as GrowingFiles
-from ciel.worker.guests import Guest
-from ciel.worker.keeping import keep_files
-from ciel.worker.process import End, Patience, Process, fault_at_end, kind_of, start, take_in
-from ciel.worker.programs import ProgramChannel
+from ciel.worker.attempts.kept_files import keep_files
+from ciel.worker.attempts.workplace import Workplace
+from ciel.worker.interactive.attached import Guest
+from ciel.worker.interactive.attempt import Talked
+from ciel.worker.interactive.channel import ProgramChannel
+from ciel.worker.interactive.outgoing import Telling
+from ciel.worker.interactive.process import (
+    End,
+    Patience,
+    Process,
+    fault_at_end,
+    kind_of,
+    start,
+    take_in,
+)
+from ciel.worker.limits.growth import Growing as GrowingFiles
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.state.pool import Pool
-from ciel.worker.talked import Talked
-from ciel.worker.telling import Telling
-from ciel.worker.workplace import Workplace
 
 GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored."""

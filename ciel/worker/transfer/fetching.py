@@ -30,11 +30,11 @@ from ciel.net.turns import DelayedCall
 from ciel.storage.errors import CorruptObjectError, StorageError
 from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
 from ciel.storage.sharing import Found, copy_in, link
+from ciel.worker.attempts.faults import is_full
 from ciel.worker.disk_jobs import Admit, Ticket, at_once
-from ciel.worker.faults import is_full
-from ciel.worker.neighbours import FetchCounts, Neighbours
 from ciel.worker.state.orders import FetchObject
-from ciel.worker.streaming import Growing, Streams
+from ciel.worker.streams.growing import Growing, Streams
+from ciel.worker.transfer.peer_stores import FetchCounts, Neighbours
 
 log = Logger()
 

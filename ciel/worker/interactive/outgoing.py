@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ciel.net.turns import START, DelayedCall, Turns
 from ciel.wire.calls import encode_call
-from ciel.worker.process import Process
+from ciel.worker.interactive.process import Process
 
 HOLD_S: Final = 0.02
 """A program that has ended its task is told later, or with its next one, what its last calls came

@@ -7,10 +7,10 @@ from ciel.core.ids import ObjectId
 from ciel.execution.executor import Executor, Task
 from ciel.net.turns import DelayedCall
 from ciel.storage.interface import Fingerprint, ObjectReader, ObjectStore, ObjectWriter
-from ciel.worker.feeding import Feeder, Piping, Trace
-from ciel.worker.scratch import Scratch
+from ciel.worker.attempts.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
-from ciel.worker.streaming import Growing, Hold
+from ciel.worker.streams.growing import Growing, Hold
+from ciel.worker.streams.stdin_feeder import Feeder, Piping, Trace
 
 
 class Hosted:

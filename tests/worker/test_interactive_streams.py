@@ -19,9 +19,9 @@ from ciel.storage.errors import NoSpaceError
 from ciel.storage.files import FileWriter
 from ciel.testing.homes import wait_for
 from ciel.testing.one_worker import Talker
-from ciel.worker.feeding import pipe
 from ciel.worker.state.orders import Key
-from ciel.worker.streaming import Streams
+from ciel.worker.streams.growing import Streams
+from ciel.worker.streams.stdin_feeder import pipe
 
 Start = Callable[..., Talker]
 

@@ -20,14 +20,14 @@ from ciel.net.channels import Channels
 from ciel.net.turns import Turns
 from ciel.storage.errors import ChangedObjectError, ObjectNotFoundError
 from ciel.storage.interface import Fingerprint, ObjectReader, ObjectStore
-from ciel.worker.growth import GrowthWatch
-from ciel.worker.guests import Guest
-from ciel.worker.launching import Launching
+from ciel.worker.attempts.launching import Launching
+from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.interactive.attached import Guest
+from ciel.worker.limits.growth import GrowthWatch
+from ciel.worker.limits.memory import MemoryWatch
 from ciel.worker.logs import JobLogs
-from ciel.worker.memory import MemoryWatch
-from ciel.worker.scratch import ScratchPool
 from ciel.worker.state.orders import Key
-from ciel.worker.streaming import Streams
+from ciel.worker.streams.growing import Streams
 
 log = Logger()
 

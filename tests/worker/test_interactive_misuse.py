@@ -27,7 +27,7 @@ from ciel.testing.puppet_words import (
     Start,
     pid_of,
 )
-from ciel.worker.process import Patience
+from ciel.worker.interactive.process import Patience
 
 # --- opening and closing --------------------------------------------------------------------------
 

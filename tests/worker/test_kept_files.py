@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ciel.execution.kept import KeptAttempts
-from ciel.worker import keeping
-from ciel.worker.growth import STDERR_LEFT_BYTES, STDERR_MAX_BYTES, shorten
-from ciel.worker.keeping import keep_files
-from ciel.worker.scratch import Scratch
+from ciel.worker.attempts import kept_files
+from ciel.worker.attempts.kept_files import keep_files
+from ciel.worker.attempts.scratch import Scratch
+from ciel.worker.limits.growth import STDERR_LEFT_BYTES, STDERR_MAX_BYTES, shorten
 
 MIB = 1 << 20
 
@@ -42,7 +42,7 @@ def test_output_and_complaint_lie_beside_the_directory(
 def test_of_a_long_output_the_beginning_is_kept(
     scratch: Scratch, kept: KeptAttempts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "STDOUT_MAX_BYTES", 3 * MIB + 1)
+    monkeypatch.setattr(kept_files, "STDOUT_MAX_BYTES", 3 * MIB + 1)
     content = bytes(range(256)) * (MIB // 64)
     (tmp_path / "partial").write_bytes(content)
     keep_files(kept, "t.1", scratch, str(tmp_path / "partial"))

@@ -15,7 +15,7 @@ from zope.interface import implementer
 from ciel.net.http import Request
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import StorageError
-from ciel.worker.streaming import Growing, Streams, Waiter
+from ciel.worker.streams.growing import Growing, Streams, Waiter
 
 CHUNK_BYTES = 256 * 1024
 CHUNK_MIN_BYTES = 16 * 1024
