@@ -42,6 +42,7 @@ CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p 
 COMPILED_ROOMS = ("ciel/core", "ciel/wire", "ciel/master/state", "ciel/worker/state")
 COMPILED_ALONE = (
     "ciel/execution/attempt.py",
+    "ciel/execution/conversation.py",
     "ciel/execution/outputs.py",
     "ciel/executors/arguments.py",
     "ciel/executors/conversation.py",

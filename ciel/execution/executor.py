@@ -247,7 +247,7 @@ class Executor(ABC):
     name: str
     mentions: ClassVar[Mentions] = Mentions.ANYTHING
     talks: ClassVar[bool] = False
-    """Its `begin` answers with `Talk`, and it has a method `converse`."""
+    """Its `begin` answers with `Talk`, and it is a `conversation.ConversingExecutor`, too."""
     wants_package: ClassVar[bool] = False
     """Its tasks may look things up in the package of their job: they get its `package_ref`."""
 
