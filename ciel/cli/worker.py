@@ -45,6 +45,7 @@ from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.environment import inherited
+from ciel.execution.kept import KeptAttempts
 from ciel.launch import LaunchError, become_subreaper
 from ciel.launch.memory import memory_of_host
 from ciel.net.channels import Channels
@@ -61,10 +62,15 @@ from ciel.storage.specs import parse_spec
 from ciel.storage.trees import remove_tree
 from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
-from ciel.worker.attempts.batch import Hosting
+from ciel.worker.attempts.attempts import Attempts
+from ciel.worker.attempts.batch import BatchPrograms
 from ciel.worker.attempts.launching import Launching
+from ciel.worker.attempts.lifecycle import Lifecycle
+from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.attempts.workplace import Workplace
 from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
 from ciel.worker.host import host_identity, host_name, new_worker_id
+from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
 from ciel.worker.metrics import WorkerMetrics
 from ciel.worker.pins import Pins
@@ -223,10 +229,9 @@ class Worker:
         service = self._keep(
             WorkerService(reactor, turns, machine, store, lambda: self._joined(own), self._refused)
         )
-        hosting = Hosting(
+        attempts, interactive = self._attempts(
             reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
-            streams=streams, executors=known, worker=self._id, netloc=own, spool=self._spool,
-            kept=kept, logs=logs, channels=channels,
+            streams=streams, executors=known, netloc=own, logs=logs, channels=channels,
         )  # fmt: skip
         service.watch_disk(queue)
         service.watch_store(disk_jobs, self.fail)
@@ -235,7 +240,7 @@ class Worker:
             neighbours=self._open_neighbours(store, cluster_id, own, service, disk_jobs),
             timed=service.copy_timed,
         )  # fmt: skip
-        service.equip(self._keep(hosting), fetcher)
+        service.equip(attempts, interactive, fetcher)
         about = {
             "netloc": own, "host": host, "slots": slots, "memory_bytes": memory_bytes,
             "executors": sorted(executors), "lacking": lacking,
@@ -304,6 +309,16 @@ class Worker:
     def _keep(self, thing: Any) -> Any:
         self._closers.append(thing.close)
         return thing
+
+    def _attempts(self, **means: Any) -> tuple[Attempts, InteractivePrograms]:
+        """Build what runs attempts, by both strategies."""
+        kept = KeptAttempts(self._spool / "kept")
+        place = Workplace(worker=self._id, scratch=ScratchPool(self._spool), kept=kept, **means)
+        lifecycle = Lifecycle(place)
+        interactive = InteractivePrograms(lifecycle)
+        batch = BatchPrograms(lifecycle, interactive.idle_count)
+        attempts = self._keep(Attempts(lifecycle, batch, interactive))
+        return attempts, interactive
 
     def _disk_of(
         self, store: ObjectStore, disk_jobs: DiskJobs

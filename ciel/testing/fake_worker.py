@@ -486,7 +486,7 @@ class FakeWorker:
         if inner in self.running or not self.world.happens(self.world.options.within_share):
             return False
         refs = [Value.of(object_id, contents[object_id]) for object_id in child.inputs]
-        self.machine.begun_within(key, child, known, self.world.timeline.now_s)
+        self.machine.child_started_inline(key, child, known, self.world.timeline.now_s)
         order = StartAttempt(child, 0, tuple(refs), 0, may_run_children=True)
         self.running[inner] = Run(order, self.world.timeline.now_s, outer=key)
         outer.within = inner

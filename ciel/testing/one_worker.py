@@ -26,14 +26,20 @@ from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Concrete, Reference, Value
 from ciel.core.tasks import USUAL_NEEDS, Needs, TaskSpec
 from ciel.execution.executor import Executor
+from ciel.execution.kept import KeptAttempts
 from ciel.net.turns import Turns
 from ciel.storage.interface import ObjectStore
 from ciel.testing.builders import JOB, stored
 from ciel.testing.homes import wait_for
 from ciel.wire.descriptors import make_task
-from ciel.worker.attempts.batch import Hosting
+from ciel.worker.attempts.attempts import Attempts
+from ciel.worker.attempts.batch import BatchPrograms
 from ciel.worker.attempts.launching import Launching
+from ciel.worker.attempts.lifecycle import Lifecycle
+from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.attempts.workplace import Workplace
 from ciel.worker.interactive.process import USUAL_PATIENCE, Patience
+from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
@@ -86,15 +92,19 @@ class OneWorker:
         self.service = WorkerService(
             reactor, turns, self.machine, store, lambda: None, lambda error: None
         )
-        self.hosting = Hosting(
+        place = Workplace(
             reactor=reactor, turns=turns, owner=self.service, launching=self.launching,
             store=store, streams=self.streams, executors=executors, worker="w1", netloc=HERE,
-            spool=path / "spool", kept=path / "kept", logs=JobLogs(reactor, path),
-            patience=patience,
+            scratch=ScratchPool(path / "spool"), kept=KeptAttempts(path / "kept"),
+            logs=JobLogs(reactor, path), channels=None,
         )  # fmt: skip
+        lifecycle = Lifecycle(place)
+        self.interactive = InteractivePrograms(lifecycle, patience)
+        batch = BatchPrograms(lifecycle, self.interactive.idle_count)
+        self.attempts = Attempts(lifecycle, batch, self.interactive)
         fetcher: Any = _NoFetcher()
         fetcher.service = self.service
-        self.service.equip(self.hosting, fetcher)
+        self.service.equip(self.attempts, self.interactive, fetcher)
         in_reactor(self.service.peer_opened, self)
 
     # --- as the master's connection ---------------------------------------------------------------
@@ -223,7 +233,7 @@ class OneWorker:
 
     def stop(self) -> None:
         """End everything."""
-        for close in (self.service.close, self.hosting.close, self.streams.close):
+        for close in (self.service.close, self.attempts.close, self.streams.close):
             self.in_reactor(close)
         self.in_reactor(self.launching.close)
 

@@ -45,12 +45,13 @@ from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.wire.errors import ConnectionCutError, RefusedError
 from ciel.wire.messages import kind_of
-from ciel.worker.attempts.batch import Hosting
+from ciel.worker.attempts.attempts import Attempts
 from ciel.worker.attempts.workplace import Losses
 from ciel.worker.disk_jobs import DiskJobs
 from ciel.worker.events import Events
-from ciel.worker.interactive.attached import Guest
+from ciel.worker.interactive.attached import AttachedProcess
 from ciel.worker.interactive.channel import ProgramChannel
+from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     AbandonFetch,
@@ -120,13 +121,15 @@ class WorkerService:
         self._drained: Callable[[], None] | None = None
         self._wanted: dict[ObjectId, list[Callable[[Losses | None, str], None]]] = {}
         self._forget_contexts: Callable[[], object] = lambda: None
-        self._hosting: Hosting
+        self._attempts: Attempts
+        self._interactive: InteractivePrograms
         self._fetcher: Fetcher
 
-    def equip(self, hosting: Hosting, fetcher: Fetcher) -> None:
-        """Give it what it acts through; both call back here."""
-        self._hosting = hosting
-        self._forget_contexts = hosting.callers.clear
+    def equip(self, attempts: Attempts, interactive: InteractivePrograms, fetcher: Fetcher) -> None:
+        """Give it what it acts through; all of these call back here."""
+        self._attempts = attempts
+        self._interactive = interactive
+        self._forget_contexts = attempts.callers.clear
         self._fetcher = fetcher
 
     def watch_disk(self, queue: Callable[[], tuple[int, float]]) -> None:
@@ -244,7 +247,7 @@ class WorkerService:
             elif type(message) is Answer:
                 self._answered(message)
             elif type(message) is DescribeJob:
-                self._hosting.callers.describe(message.job, message.context)
+                self._attempts.callers.describe(message.job, message.context)
             else:
                 self.machine.master_said(message, now_s)
         session.count(counted)
@@ -331,24 +334,24 @@ class WorkerService:
         self._act()
         return len(doomed)
 
-    def attach(self, guest: Guest) -> Deferred[Any]:
+    def attach(self, guest: AttachedProcess) -> Deferred[Any]:
         """Have a process of this host be the root task of a new job, which is there when this
         succeeds; fails with a CielError. Raises OSError.
         """
-        self._hosting.attach(guest)
+        self._interactive.attach(guest)
         self.machine.fixed[guest.id] = None
 
         def refused(failure: Failure) -> Failure:  # or nobody waits any more
             self.machine.fixed.pop(guest.id, None)
-            self._hosting.end_processes((guest.id,))
+            self._interactive.end_waiting((guest.id,))
             return failure
 
         asked = self._have_changed("attach", {"job": guest.job, "name": guest.name})
         return asked.addErrback(refused)
 
-    def guests(self) -> list[tuple[Guest, ProgramChannel]]:
+    def attached(self) -> list[tuple[AttachedProcess, ProgramChannel]]:
         """List the processes that are attached."""
-        return self._hosting.guests()
+        return self._interactive.attached()
 
     def _have_changed(self, topic: str, argument: Any) -> Deferred[Any]:
         """Have the master change something; it answers with a value, or a CielError."""
@@ -405,11 +408,11 @@ class WorkerService:
         self.machine.spawned(key, child.spec, child.known, now_s, wanted=wanted)
         self._act_soon()
 
-    def begun_within(self, key: Key, child: Child) -> None:
-        self.machine.begun_within(key, child.spec, child.known, self._reactor.seconds())
+    def child_started_inline(self, key: Key, child: Child) -> None:
+        self.machine.child_started_inline(key, child.spec, child.known, self._reactor.seconds())
         self._act_soon()
 
-    def ended_within(
+    def inline_child_ended(
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None:
         self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
@@ -439,15 +442,15 @@ class WorkerService:
         self.machine.reports.append(printed)  # which can wait as long as the attempt's end
         self._act_soon()
 
-    def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
-        self.machine.made_in_vain(objects)
+    def outputs_discarded(self, objects: tuple[ObjectId, ...]) -> None:
+        self.machine.outputs_discarded(objects)
         self._act_soon()
 
     def inputs_gone(self, key: Key, losses: Losses, details: str) -> None:
         self.machine.inputs_gone(key, losses, details, self._reactor.seconds())
         self._act()
 
-    def guest_left(self, guest: Guest, details: str) -> None:
+    def attached_process_left(self, guest: AttachedProcess, details: str) -> None:
         """Have the job of a process fail that served no attempt when it left; others do anyway."""
         self.machine.fixed.pop(guest.id, None)
         if self._session is not None:
@@ -536,19 +539,19 @@ class WorkerService:
                     match order:
                         case StartAttempt(spec, attempt):
                             self.events.note("began", spec.job, spec.id, attempt)
-                            self._hosting.start(order)
+                            self._attempts.start(order)
                         case FetchObject():
                             self._fetcher.fetch(order)
                         case AbandonFetch(object_id):
                             self._fetcher.abandon(object_id)
                         case KillAttempt(task, attempt, force):
-                            self._hosting.kill((task, attempt), force=force)
+                            self._attempts.kill((task, attempt), force=force)
                         case RecallAttempt(task, attempt):
-                            self._hosting.recall((task, attempt))
+                            self._attempts.recall((task, attempt))
                         case DeleteObjects(objects):
                             self._delete(objects)
                         case EndProcesses(objects):
-                            self._hosting.end_processes(objects)
+                            self._interactive.end_waiting(objects)
         finally:
             self._is_acting = False
         self._report()

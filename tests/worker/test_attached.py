@@ -16,7 +16,13 @@ from twisted.internet.testing import MemoryReactor
 
 from ciel.core.ids import JobId
 from ciel.testing.homes import descriptors_of
-from ciel.worker.interactive.attached import CUT_OFF, ENDED, Guest, GuestRefusedError, Left
+from ciel.worker.interactive.attached import (
+    CUT_OFF,
+    ENDED,
+    AttachedProcess,
+    AttachRefusedError,
+    Left,
+)
 from ciel.worker.resources.processes import _is_from_here
 
 JOB = JobId("job")
@@ -41,7 +47,7 @@ class Watched:
     def __init__(self, in_reactor: Any, pid: int) -> None:
         self.told: list[Left] = []
         self.heard = threading.Event()
-        self.guest = in_reactor(Guest, in_reactor.reactor, pid, JOB)
+        self.guest = in_reactor(AttachedProcess, in_reactor.reactor, pid, JOB)
         in_reactor(self.guest.watch, self._left)
 
     def _left(self, how: Left) -> None:
@@ -88,8 +94,8 @@ def test_of_one_that_is_closed_nothing_is_told(
 
 
 def refusal(pid: int) -> tuple[int, str]:
-    with pytest.raises(GuestRefusedError) as caught:
-        Guest(MemoryReactor(), pid, JOB)
+    with pytest.raises(AttachRefusedError) as caught:
+        AttachedProcess(MemoryReactor(), pid, JOB)
     return caught.value.status, str(caught.value)
 
 

@@ -27,6 +27,7 @@ from ciel.execution.executor import (
     Task,
     mentions_of,
 )
+from ciel.execution.kept import KeptAttempts
 from ciel.executors.init import InitExecutor
 from ciel.executors.stdinout import StdinoutExecutor
 from ciel.executors.sync import SyncExecutor
@@ -36,9 +37,13 @@ from ciel.testing.builders import JOB, inline, stored
 from ciel.testing.homes import wait_for
 from ciel.wire import codec
 from ciel.wire.descriptors import make_task
-from ciel.worker.attempts.batch import Hosting
+from ciel.worker.attempts.attempts import Attempts
+from ciel.worker.attempts.batch import BatchPrograms
 from ciel.worker.attempts.launching import Launching
-from ciel.worker.attempts.workplace import Losses
+from ciel.worker.attempts.lifecycle import Lifecycle
+from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.attempts.workplace import Losses, Workplace
+from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streams.growing import Streams
@@ -112,26 +117,23 @@ class Worker:
         executors = (
             StdinoutExecutor(), SyncExecutor(), InitExecutor(), Broken(), Slow(), self.thoughtful,
         )  # fmt: skip
-        self.hosting = Hosting(
-            reactor=reactor,
-            turns=Turns(reactor),
-            owner=self,
-            launching=self.launching,
-            store=store,
-            streams=in_reactor(Streams, reactor),
+        place = Workplace(
+            reactor=reactor, turns=Turns(reactor), owner=self, launching=self.launching,
+            store=store, streams=in_reactor(Streams, reactor),
             executors={executor.name: executor for executor in executors},
-            worker="w1",
-            netloc=HERE,
-            spool=path / "spool",
-            kept=path / "kept",
-            logs=JobLogs(reactor, path),
-        )
+            worker="w1", netloc=HERE, scratch=ScratchPool(path / "spool"),
+            kept=KeptAttempts(path / "kept"), logs=JobLogs(reactor, path), channels=None,
+        )  # fmt: skip
+        lifecycle = Lifecycle(place)
+        interactive = InteractivePrograms(lifecycle)
+        batch = BatchPrograms(lifecycle, interactive.idle_count)
+        self.attempts = Attempts(lifecycle, batch, interactive)
         self._outcomes: dict[Key, Outcome] = {}
         self._ended: list[Key] = []
         self._changed = threading.Condition()
         self._number = 0
 
-    def guest_left(self, guest: object, details: str) -> None:
+    def attached_process_left(self, guest: object, details: str) -> None:
         """There is none."""
 
     def attempt_ended(
@@ -151,10 +153,10 @@ class Worker:
         assert key not in self._ended
         self._outcomes[key].children.append(child)
 
-    def begun_within(self, key: Key, child: Child) -> None:
+    def child_started_inline(self, key: Key, child: Child) -> None:
         raise NotImplementedError
 
-    def ended_within(
+    def inline_child_ended(
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None:
         raise NotImplementedError
@@ -178,7 +180,7 @@ class Worker:
     def printed(self, printed: TaskPrinted) -> None:
         assert printed.size_bytes
 
-    def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
+    def outputs_discarded(self, objects: tuple[ObjectId, ...]) -> None:
         raise NotImplementedError
 
     def stream_broken(self, object_id: ObjectId, details: str) -> None:
@@ -203,7 +205,7 @@ class Worker:
         )  # fmt: skip
         key = (spec.id, 1)
         self._outcomes[key] = Outcome()
-        self.in_reactor(self.hosting.start, StartAttempt(spec, 1, inputs, 0))
+        self.in_reactor(self.attempts.start, StartAttempt(spec, 1, inputs, 0))
         return key
 
     def end(self, key: Key) -> Outcome:
@@ -252,7 +254,7 @@ def worker(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[Worker
     yield worker
     wait_for(lambda: worker.left() == before, "the end of files of attempts")
     wait_for(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 2, "closed descriptors")
-    in_reactor(worker.hosting.close)
+    in_reactor(worker.attempts.close)
     in_reactor(worker.launching.close)
 
 
@@ -474,7 +476,7 @@ def test_a_store_that_is_full_is_told_as_such(in_reactor: Any, tmp_path: Path) -
         assert fault is not None
         assert fault.reason == "NO_SPACE"
         assert worker.run("echo", "on").content == b"on\n"
-        in_reactor(worker.hosting.close)
+        in_reactor(worker.attempts.close)
         in_reactor(worker.launching.close)
 
 
@@ -491,7 +493,7 @@ def test_a_bug_of_ours_costs_one_attempt_and_no_other(
         "its log has more",
     )
     assert worker.run("echo", "on").content == b"on\n"
-    running_reactor(worker.hosting.close)
+    running_reactor(worker.attempts.close)
     running_reactor(worker.launching.close)
 
 
@@ -512,11 +514,11 @@ def test_complaints_go_to_the_jobs_log_with_the_tasks_name(worker: Worker) -> No
 @pytest.mark.parametrize("force, signal_name", [(False, "SIGTERM"), (True, "SIGKILL")])
 def test_a_killed_attempt_ends_by_its_signal(worker: Worker, force: bool, signal_name: str) -> None:
     key = worker.begin("stdinout", {"args": {"command_line": ["sleep", "60"]}})
-    worker.in_reactor(worker.hosting.kill, key, force=force)
+    worker.in_reactor(worker.attempts.kill, key, force=force)
     fault = worker.end(key).fault
     assert fault is not None
     assert f"was killed by {signal_name}" in fault.text
-    worker.in_reactor(worker.hosting.kill, key, force=force)
+    worker.in_reactor(worker.attempts.kill, key, force=force)
 
 
 def test_a_program_may_wait_before_its_start(worker: Worker) -> None:
@@ -527,7 +529,7 @@ def test_a_program_may_wait_before_its_start(worker: Worker) -> None:
 
 def test_what_is_called_off_before_its_start_ends_at_once(worker: Worker) -> None:
     key = worker.begin("slow", {"delay_s": 1000.0})
-    worker.in_reactor(worker.hosting.kill, key, force=False)
+    worker.in_reactor(worker.attempts.kill, key, force=False)
     fault = worker.end(key).fault
     assert fault is not None
     assert fault.reason == "CANCELLED"
@@ -553,7 +555,7 @@ def test_others_are_served_while_large_arguments_are_read(worker: Worker) -> Non
 def test_what_is_called_off_while_its_arguments_are_read_ends_at_once(worker: Worker) -> None:
     key = worker.begin("thoughtful", {"ignored": "x" * 100_000})
     assert worker.thoughtful.asked.wait(20)
-    worker.in_reactor(worker.hosting.kill, key, force=False)
+    worker.in_reactor(worker.attempts.kill, key, force=False)
     fault = worker.end(key).fault
     assert fault is not None
     assert fault.reason == "CANCELLED"
@@ -566,7 +568,7 @@ def test_closing_lets_go_of_what_runs(worker: Worker, tmp_path: Path) -> None:
     line = ["sh", "-c", f"touch {tmp_path}/runs; sleep 60"]
     worker.begin("stdinout", {"args": {"command_line": line, "inputs": refs}}, *refs)
     wait_for((tmp_path / "runs").exists, "the program")
-    worker.in_reactor(worker.hosting.close)
+    worker.in_reactor(worker.attempts.close)
     worker.in_reactor(worker.launching.close)
     assert not in_use(worker)
     shutil.rmtree(worker.path / "spool" / "scratch")  # as the worker does with its spool

@@ -324,7 +324,7 @@ def test_while_a_task_waits_for_the_disk_another_has_the_slot(
         worker.in_reactor.reactor, holder.transfers, store, worker.streams, KEY, worker.service,
         admit=at_here,
     )  # fmt: skip
-    worker.service.equip(worker.hosting, fetcher)
+    worker.service.equip(worker.attempts, worker.interactive, fetcher)
     worker.service.watch_disk(lambda: jobs.jobs.queue_at(jobs.here))
     jobs.then = worker.service.disk_changed
     worker.say(MeetWorkers((Neighbour(holder.netloc, "another"),)))

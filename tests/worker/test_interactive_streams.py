@@ -319,7 +319,7 @@ def test_a_producer_that_is_killed_anywhere_leaves_nothing(
     wait_for(lambda: len(worker.programs()) == 2, "both programs")
     if offset:
         wait_for((tmp_path / "mark").exists, "a part that was read")
-    worker.in_reactor(worker.hosting.kill, producer, force=True)
+    worker.in_reactor(worker.attempts.kill, producer, force=True)
     assert "killed by SIGKILL" in worker.fault(producer).details
     expect_lost(worker, reader, ref.id)
     assert worker.store.stat(ref.id) is None

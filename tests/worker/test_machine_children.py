@@ -114,7 +114,7 @@ def test_a_child_that_has_begun_is_called_off_like_any_attempt() -> None:
 def within(played: Played, parent: TaskSpec, attempt: int = 1) -> TaskSpec:
     """Have a program begin a child within its task."""
     child = child_of(parent)
-    played.machine.begun_within((parent.id, attempt), child, (), played.now_s)
+    played.machine.child_started_inline((parent.id, attempt), child, (), played.now_s)
     return child
 
 

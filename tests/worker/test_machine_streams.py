@@ -242,9 +242,9 @@ def test_what_a_child_is_told_of_is_held_before_its_maker_has_ended(two: Played)
 
 def test_what_was_made_in_vain_is_deleted_unless_it_is_known(played: Played) -> None:
     played.machine.uploaded(X, played.now_s)
-    played.machine.made_in_vain((X, ObjectId("y"), ObjectId("z")))
+    played.machine.outputs_discarded((X, ObjectId("y"), ObjectId("z")))
     played.comes(DeleteObjects((ObjectId("y"), ObjectId("z"))))
-    played.machine.made_in_vain((X,))
+    played.machine.outputs_discarded((X,))
     played.comes()
 
 

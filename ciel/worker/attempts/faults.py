@@ -27,6 +27,9 @@ from ciel.storage.errors import (
 
 log = Logger()
 
+INTERRUPTED = TaskFault(RECALLED, "the program that ran it ended, in the middle of a child")
+"""Of an attempt that an interactive program was to continue with after a child."""
+
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

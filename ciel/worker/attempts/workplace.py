@@ -22,9 +22,7 @@ from ciel.storage.errors import ChangedObjectError, ObjectNotFoundError
 from ciel.storage.interface import Fingerprint, ObjectReader, ObjectStore
 from ciel.worker.attempts.launching import Launching
 from ciel.worker.attempts.scratch import ScratchPool
-from ciel.worker.interactive.attached import Guest
-from ciel.worker.limits.growth import GrowthWatch
-from ciel.worker.limits.memory import MemoryWatch
+from ciel.worker.interactive.attached import AttachedProcess
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key
 from ciel.worker.streams.growing import Streams
@@ -49,15 +47,15 @@ class AttemptsOwner(Protocol):
 
     def inputs_gone(self, key: Key, losses: Losses, details: str) -> None: ...
 
-    def guest_left(self, guest: Guest, details: str) -> None:
+    def attached_process_left(self, guest: AttachedProcess, details: str) -> None:
         """Learn that an attached process is gone that served no attempt, and why."""
 
     def attempt_spawned(self, key: Key, child: Child, *, wanted: bool | None = None) -> None: ...
 
-    def begun_within(self, key: Key, child: Child) -> None:
+    def child_started_inline(self, key: Key, child: Child) -> None:
         """Learn that the program of an attempt has begun a child within itself; then its end."""
 
-    def ended_within(
+    def inline_child_ended(
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None: ...
 
@@ -69,7 +67,7 @@ class AttemptsOwner(Protocol):
 
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None: ...
 
-    def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
+    def outputs_discarded(self, objects: tuple[ObjectId, ...]) -> None:
         """Learn of objects that an attempt put into the store before it failed."""
 
     def stream_broken(self, object_id: ObjectId, details: str) -> None: ...
@@ -100,8 +98,6 @@ class Workplace:
     store: ObjectStore
     streams: Streams
     scratch: ScratchPool
-    growth: GrowthWatch
-    memory: MemoryWatch
     kept: KeptAttempts
     logs: JobLogs
     channels: Channels | None

@@ -25,7 +25,7 @@ from ciel.execution.report import visible
 _UIDS = re.compile(r"^Uid:\t(\d+)\t(\d+)\t", re.MULTILINE)  # real, effective
 
 
-class GuestRefusedError(CielError):
+class AttachRefusedError(CielError):
     """A process cannot be attached; `status` is what HTTP says of it."""
 
     def __init__(self, pid: int, status: int, reason: str) -> None:
@@ -45,9 +45,9 @@ CUT_OFF = Left("was cut off")
 
 
 @implementer(IReadDescriptor)
-class Guest:
+class AttachedProcess:
     """A process of our user on this host, which is to be the root task of a job. Raises
-    GuestRefusedError; `close` ends it.
+    AttachRefusedError; `close` ends it.
     """
 
     def __init__(self, reactor: Any, pid: int, job: JobId) -> None:
@@ -61,7 +61,7 @@ class Guest:
         try:
             self.name = _look_at(pid)
             if self._has_ended:  # what was looked at may have been another of the same number
-                raise GuestRefusedError(pid, 404, "has ended")
+                raise AttachRefusedError(pid, 404, "has ended")
         except BaseException:
             self.close()
             raise
@@ -116,27 +116,27 @@ def _open(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
-        raise GuestRefusedError(pid, 404, "is not there on this host") from None
+        raise AttachRefusedError(pid, 404, "is not there on this host") from None
     except OSError as error:  # a thread, for one
         why = f"cannot be watched: {error.strerror}"
-        raise GuestRefusedError(pid, 400, why) from None
+        raise AttachRefusedError(pid, 400, why) from None
 
 
 def _look_at(pid: int) -> str:
     """Return what to call a process, if it is one that we may have to do with."""
     if pid == os.getpid():
-        raise GuestRefusedError(pid, 400, "is this worker")
+        raise AttachRefusedError(pid, 400, "is this worker")
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             found = _UIDS.search(file.read())
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             name = visible(file.read().strip())
     except OSError:
-        raise GuestRefusedError(pid, 404, "has ended") from None
+        raise AttachRefusedError(pid, 404, "has ended") from None
     if found is None or {int(uid) for uid in found.groups()} != {os.geteuid()}:
-        raise GuestRefusedError(pid, 403, "is not of the user that this worker runs as")
+        raise AttachRefusedError(pid, 403, "is not of the user that this worker runs as")
     with suppress(OSError):  # what may not be looked at is no stranger for that
         if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
             why = "has other files than this worker, so it could not open what it is told to"
-            raise GuestRefusedError(pid, 400, why)
+            raise AttachRefusedError(pid, 400, why)
     return f"process {pid} ({name})"

@@ -1,26 +1,29 @@
-"""A running attempt as its program sees it: what its calls open, publish and create.
+"""An interactive attempt as its program sees it: what its calls open, publish and create.
 
-All that it holds open ends with `close`. What takes time comes back by a callback, through the
-owner: it looks what came of that, and whether the conversation is over.
+`close` closes everything that the calls have opened. Calls that take time end in a callback, by way
+of the owner, which then checks for errors and for the end of the conversation.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from twisted.logger import Logger
 
+from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream, Sweetheart, Value
 from ciel.execution.attempt import Attempt, Growth, OpenInput
 from ciel.execution.executor import Child, Executor, Task
 from ciel.execution.outputs import BadCallError, Outputs
 from ciel.storage.errors import ObjectConflictError, ObjectNotFoundError
-from ciel.storage.interface import DISK, MEMORY, ObjectReader
+from ciel.storage.interface import ObjectReader
+from ciel.worker.attempts.lifecycle import Lifecycle
 from ciel.worker.attempts.scratch import Scratch
-from ciel.worker.attempts.workplace import Losses, Workplace
+from ciel.worker.attempts.strategy import Strategy
+from ciel.worker.attempts.workplace import Losses
 from ciel.worker.interactive.channel import send_descriptor
 from ciel.worker.limits.growth import Growing as GrowingFiles
 from ciel.worker.state.orders import Key, StartAttempt
@@ -30,11 +33,11 @@ from ciel.worker.streams.stdin_feeder import Piping, pipe
 log = Logger(__name__)  # compiled, it cannot be found out
 
 T = TypeVar("T")
-LOOKS_MAX = 3
+FETCHES_MAX = 3
 """How often an input is looked for anew that was said to be here, before it is given up."""
 
 
-class _Opened:
+class _OpenStream:
     """An input that was opened growing, maybe several times. Until as many have closed it, none of
     them may see an end: of a pipe it would be a false one.
     """
@@ -49,57 +52,134 @@ class _Opened:
             hold.close()
 
 
-class TalkedOwner(Protocol):
-    """Who serves an attempt that talks."""
+class AttemptOwner(Protocol):
+    """The process that serves an attempt."""
 
-    def go_on(self, talked: Talked, step: Callable[[], None]) -> None:
-        """Take, to call it, what came late."""
+    @property
+    def exit_status(self) -> int | None: ...
 
-    def entered(self, outer: Talked, inner: Talked) -> None:
-        """From now on the program of an attempt talks about another, which runs within it."""
+    @property
+    def is_cancelled(self) -> bool: ...
 
-    def left(self, inner: Talked, fault: tuple[str, str] | None) -> None:
-        """The opposite."""
+    @property
+    def interrupted(self) -> Sequence[Key]: ...
+
+    def go_on(self, attempt: InteractiveAttempt, step: Callable[[], None]) -> None:
+        """Take a step in the conversation of an attempt, if the program still serves that."""
+
+    def entered(self, outer: InteractiveAttempt, inner: InteractiveAttempt) -> None:
+        """From now on the program runs a child within its task."""
+
+    def left(self, inner: InteractiveAttempt, fault: tuple[str, str] | None) -> None:
+        """The program has finished a child, and continues with its task."""
+
+    def kill(self, *, force: bool) -> None: ...
+
+    def stop(self, fault: TaskFault) -> None: ...
+
+    def settle(self, attempt: InteractiveAttempt) -> None: ...
+
+    def clean_up(self, *, files_kept: bool) -> None: ...
 
 
-class Talked(Attempt):
-    """One attempt that talks. `outer`: the one that it runs within, if any."""
+class InteractiveAttempt(Attempt):
+    """One attempt of an interactive program, as its conversation sees it, and the life cycle. A
+    process owns it from `serve` on.
+    """
+
+    owner: AttemptOwner
 
     def __init__(
         self,
         order: StartAttempt,
         task: Task,
         executor: Executor,
-        place: Workplace,
-        owner: TalkedOwner,
-        outer: Talked | None = None,
+        strategy: Strategy,
+        lifecycle: Lifecycle,
+        *,
+        outer: InteractiveAttempt | None = None,
         level: str = "",
     ) -> None:
-        """`level`: where its outputs begin, if not where its task says."""
+        """`outer`: the attempt whose program runs this one, too. `level`: of the store, for its
+        outputs, if not the one that its task asks for.
+        """
+        place = lifecycle.place
         self._conflicts: list[ObjectConflictError] = []
         outputs = Outputs(
             task.spec.id, task.spec.outputs, place.store, place.here, self._conflicts.append
         )
-        outputs.level = level or task.arguments.get("store") or ""  # its executor looked at that
+        outputs.level = level or task.arguments.get("store") or ""  # its executor has checked it
         super().__init__(task, outputs, place.netloc)
         self.scratch: Scratch
         self.order = order
         self.key: Key = (order.spec.id, order.attempt)
         self.executor = executor
-        self.begun_s = place.reactor.seconds()
-        self.lost: tuple[Losses, str] | None = None  # inputs that could not be had
+        self.strategy = strategy
+        self.started_s = place.reactor.seconds()
+        self.lost: tuple[Losses, str] | None = None  # inputs that are not where they should be
         self._place = place
-        self._owner = owner
+        self._lifecycle = lifecycle
         self._outer = outer
         self._is_closed = False
         self._readers: dict[str, ObjectReader] = {}
         self._grown: dict[str, Growth] = {}  # inputs that were whole when they were opened
-        self._opened: dict[str, _Opened] = {}
+        self._opened: dict[str, _OpenStream] = {}
         self._pipings: list[Piping] = []
-        self._holds: dict[str, Hold] = {}  # of inputs that were to be whole
+        self._holds: dict[str, Hold] = {}  # of inputs that the program reads once they are whole
         self._streams: dict[int, Growing] = {}
         self._waiters: list[Any] = []
         self._has_written = self._has_streamed = False
+
+    # --- as the life cycle sees it ----------------------------------------------------------------
+
+    @property
+    def argv(self) -> Sequence[str]:
+        return ()  # a fault names the process by other means
+
+    @property
+    def partial_output(self) -> str | None:
+        return None  # outputs are rolled back when a task fails
+
+    @property
+    def level(self) -> str:
+        return self.outputs.level
+
+    @property
+    def exit_status(self) -> int | None:
+        return self.owner.exit_status
+
+    @property
+    def interrupted(self) -> Sequence[Key]:
+        return self.owner.interrupted
+
+    @property
+    def is_repeatable(self) -> bool:
+        """As `RunningAttempt` says; nor does a process wait that only this attempt can continue."""
+        is_known = self.children_count or self._has_streamed or self._outer is not None
+        continues = any(isinstance(ref, Fixed) for ref in self.task.inputs.values())
+        is_at_fault = self._has_written and not is_known and not continues
+        return is_at_fault and not self.owner.is_cancelled and self.attached is None
+
+    def kill(self, *, force: bool) -> None:
+        self.owner.kill(force=force)
+
+    def recall(self) -> None:
+        """Its program runs: nothing is to be done."""
+
+    def stop(self, fault: TaskFault) -> None:
+        self.owner.stop(fault)
+
+    def settle(self, event: Any) -> None:
+        self.owner.settle(self)
+
+    def clean_up(self, *, files_kept: bool = False) -> None:
+        self.owner.clean_up(files_kept=files_kept)
+
+    def abandon(self) -> None:
+        self.roll_back_outputs()
+        self.close()
+
+    # --- as its conversation sees it --------------------------------------------------------------
 
     @property
     def where(self) -> str:
@@ -108,17 +188,6 @@ class Talked(Attempt):
     @property
     def life(self) -> str:
         return self._place.worker
-
-    @property
-    def may_run_on_disk(self) -> bool:
-        """Whether it can be served once more, with its outputs on disk: they were in memory, nobody
-        has heard of them, and no program has waited for it.
-        """
-        levels = [level.name for level in self._place.store.levels()]
-        is_known = self.children_count or self._has_streamed or self._outer is not None
-        goes_on = any(isinstance(ref, Fixed) for ref in self.task.inputs.values())
-        is_in_memory = self.outputs.level != DISK and levels == [MEMORY, DISK]
-        return self._has_written and is_in_memory and not is_known and not goes_on
 
     def close(self) -> None:
         """Let go of all inputs; outputs were published or rolled back before."""
@@ -134,14 +203,14 @@ class Talked(Attempt):
         for hold in self._holds.values():
             hold.close()
         if self._has_written:
-            self._place.growth.remove(self.key)
+            self._lifecycle.growth.remove(self.key)
 
     def _late(self, then: Callable[[T], None]) -> Callable[[T], None]:
         """Return a callback for what comes later, if it still matters then."""
 
         def come(value: T) -> None:
             if not self._is_closed:
-                self._owner.go_on(self, lambda: then(value))
+                self.owner.go_on(self, lambda: then(value))
 
         return come
 
@@ -164,7 +233,7 @@ class Talked(Attempt):
         return known
 
     def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
-        self._open(ref, then, LOOKS_MAX)
+        self._open(ref, then, FETCHES_MAX)
 
     def _open(self, ref: Reference, then: Callable[[str], None], looks: int) -> None:
         if isinstance(ref, Value):
@@ -232,7 +301,7 @@ class Talked(Attempt):
         elif growing is None or isinstance(ref, Value):
             self.open_whole(ref, whole)
         else:
-            opened = self._opened.setdefault(ref.id, _Opened())
+            opened = self._opened.setdefault(ref.id, _OpenStream())
             opened.growing = growing
             opened.count += 1
             self._place.streams.measure(growing)
@@ -307,7 +376,7 @@ class Talked(Attempt):
         if not self._has_written and self._place.store.capabilities.bounded:
             self._has_written = True
             watched = GrowingFiles((), self.outputs.open_ones)  # who runs it looks at the rest
-            self._place.growth.add(self.key, watched)
+            self._lifecycle.growth.add(self.key, watched)
         if streams:
             self._has_streamed = True
             object_id = self.outputs.ids[index]
@@ -364,7 +433,7 @@ class Talked(Attempt):
             published = self.outputs.published.values()
             made = [ref.id for ref in published if isinstance(ref, Concrete | Sweetheart)]
             if made:
-                self._place.owner.made_in_vain(tuple(made))
+                self._place.owner.outputs_discarded(tuple(made))
 
     def note_growth(self, index: int, size_bytes: int) -> None:
         growing = self._streams.get(index)
@@ -387,14 +456,16 @@ class Talked(Attempt):
     def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
         self._place.owner.attempt_spawned(self.key, child, wanted=wanted)
 
-    def begin_child(self, child: Child, arguments: dict[str, Any]) -> Talked:
-        self._place.owner.begun_within(self.key, child)
+    def begin_child(self, child: Child, arguments: dict[str, Any]) -> InteractiveAttempt:
+        self._place.owner.child_started_inline(self.key, child)
         order = StartAttempt(child.spec, 0, child.known, 0, True)
         known, executors = self.task.inputs, self.task.executors
         task = Task(child.spec, arguments, known, executors, may_run_children=True)
-        inner = Talked(order, task, self.executor, self._place, self._owner, self)
-        inner.scratch = self.scratch
-        self._owner.entered(self, inner)
+        inner = InteractiveAttempt(
+            order, task, self.executor, self.strategy, self._lifecycle, outer=self
+        )
+        inner.scratch, inner.owner = self.scratch, self.owner
+        self.owner.entered(self, inner)
         return inner
 
     def end_within(self, fault: tuple[str, str] | None) -> None:
@@ -402,7 +473,7 @@ class Talked(Attempt):
             self.close_outputs()
         else:
             self.roll_back_outputs()
-        self._owner.left(self, fault)
+        self.owner.left(self, fault)
 
 
 def _content(ref: Value) -> bytes:

@@ -1,5 +1,5 @@
-"""When programs are told what they are told: at the end of a turn, as waking one costs more than
-all else, and what follows a reply is often its next task.
+"""Collects the frames for interactive programs, and sends them at the end of each tick: to wake a
+program costs more than everything else, and a reply is often followed by the next task.
 """
 
 from __future__ import annotations
@@ -8,50 +8,68 @@ from typing import Any, Final
 
 from ciel.net.turns import START, DelayedCall, Turns
 from ciel.wire.calls import encode_call
-from ciel.worker.interactive.process import Process
+from ciel.worker.interactive.channel import ProgramChannel
 
 HOLD_S: Final = 0.02
-"""A program that has ended its task is told later, or with its next one, what its last calls came
-to: it can only wait, and is woken once.
+"""A program that has completed its task gets the last replies after this time, or with its next
+task: it can only wait, so it is woken once.
 """
 
 
-class Telling:
-    """All that is still to be told."""
+class Outbox:
+    """The frames for one program."""
+
+    def __init__(self, channel: ProgramChannel, outgoing: OutgoingFrames) -> None:
+        self.is_urgent = True  # the program has a task; False: it waits for its next one
+        self._channel = channel
+        self._outgoing = outgoing
+        self._frames: list[bytes] = []
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether there are frames that were not sent."""
+        return bool(self._frames)
+
+    def say(self, method: str, args: Any) -> None:
+        """Send the program a call when the tick ends."""
+        self.send(encode_call(method, args))
+
+    def send(self, frame: bytes) -> None:
+        """Send what `encode_call` returned when the tick ends."""
+        self._frames.append(frame)
+        self._outgoing.add(self)
+
+    def flush(self) -> None:
+        """Send everything now."""
+        if self._frames:
+            frames, self._frames = self._frames, []
+            self._channel.say_bytes(b"".join(frames))
+
+
+class OutgoingFrames:
+    """The outboxes that are not empty."""
 
     def __init__(self, reactor: Any, turns: Turns) -> None:
         self._reactor = reactor
         self._turns = turns
-        self._unsaid: dict[Process, None] = {}
-        self._holding: DelayedCall | None = None
+        self._outboxes: dict[Outbox, None] = {}
+        self._held: DelayedCall | None = None
 
-    def say(self, process: Process, method: str, args: Any) -> None:
-        """Tell a program something when the turn ends."""
-        self.say_frame(process, encode_call(method, args))
+    def add(self, outbox: Outbox) -> None:
+        self._outboxes[outbox] = None
+        self._turns.at_end(self._flush, START)
 
-    def say_frame(self, process: Process, frame: bytes) -> None:
-        """The same, for what `encode_call` made."""
-        process.unsaid.append(frame)
-        self._unsaid[process] = None
-        self._turns.at_end(self._speak, START)
-
-    def speak_to(self, process: Process) -> None:
-        """Tell a program now what it is still to be told."""
-        if process.unsaid:
-            frames, process.unsaid = process.unsaid, []
-            process.channel.say_bytes(b"".join(frames))
-
-    def _speak(self) -> None:
-        processes, self._unsaid = self._unsaid, {}
-        for process in processes:
-            if process.stack:
-                self.speak_to(process)
+    def _flush(self) -> None:
+        outboxes, self._outboxes = self._outboxes, {}
+        for outbox in outboxes:
+            if outbox.is_urgent:
+                outbox.flush()
             else:
-                self._unsaid[process] = None
-        if self._unsaid and (self._holding is None or not self._holding.active()):
-            self._holding = self._reactor.callLater(HOLD_S, self._speak_to_all)
+                self._outboxes[outbox] = None
+        if self._outboxes and (self._held is None or not self._held.active()):
+            self._held = self._reactor.callLater(HOLD_S, self._flush_all)
 
-    def _speak_to_all(self) -> None:
-        processes, self._unsaid = self._unsaid, {}
-        for process in processes:
-            self.speak_to(process)
+    def _flush_all(self) -> None:
+        outboxes, self._outboxes = self._outboxes, {}
+        for outbox in outboxes:
+            outbox.flush()

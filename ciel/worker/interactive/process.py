@@ -1,38 +1,67 @@
-"""A program that talks, from its start to its end: what is known of it, and said of its end. One
-that was there before is a guest: it was not started, and gets no signals.
+"""An interactive program: it serves one attempt at a time, and may be kept for others.
+
+    fresh ──▶ busy ──▶ idle (may_keep) ──▶ busy …
+                  ├──▶ waits (must_keep) in the middle of a task, as a fixed object ──▶ busy
+                  └──▶ leaves (no)
+
+The life cycle hears of an attempt once its conversation is over. If the program is to leave or has
+failed, that is once nothing of it runs any more.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, cast
 
+from twisted.logger import Logger
+
+from ciel.core.errors import CielError
 from ciel.core.events import TaskFault
-from ciel.core.ids import ObjectId, TaskId
+from ciel.core.ids import TaskId
 from ciel.core.refs import Reference
-from ciel.execution.environment import task_environment
+from ciel.execution.conversation import Conversation, ConversingExecutor, Over
 from ciel.execution.executor import ProgramExit, Talk
 from ciel.execution.report import command_text
-from ciel.launch.messages import DEV_NULL, File, LaunchSpec, ProgramExited, ProgramFailed, Standard
+from ciel.launch.messages import ProgramExited, ProgramFailed
 from ciel.net.turns import DelayedCall
-from ciel.storage.errors import ObjectNotFoundError
-from ciel.worker.attempts.faults import serving_fault, start_fault, whose_signal
+from ciel.storage.errors import StorageError
+from ciel.wire.calls import Call, encode_call, frame_call
+from ciel.wire.errors import EncodeError, WireError
+from ciel.worker.attempts.faults import (
+    INTERRUPTED,
+    arguments_fault,
+    executor_fault,
+    lacking_fault,
+    serving_fault,
+    start_fault,
+    storing_fault,
+    whose_signal,
+)
+from ciel.worker.attempts.lifecycle import Lifecycle
 from ciel.worker.attempts.scratch import Scratch
-from ciel.worker.attempts.workplace import Workplace
-from ciel.worker.interactive.attached import ENDED, Guest, Left
-from ciel.worker.interactive.attempt import Talked
-from ciel.worker.interactive.channel import ChannelOwner, ProgramChannel, channel_environment
-from ciel.worker.limits.memory import MemoryWatch
+from ciel.worker.interactive.attached import ENDED, AttachedProcess, Left
+from ciel.worker.interactive.attempt import InteractiveAttempt
+from ciel.worker.interactive.channel import ProgramChannel
+from ciel.worker.interactive.outgoing import Outbox, OutgoingFrames
+from ciel.worker.interactive.printed import Printed
+from ciel.worker.state.orders import Key
 from ciel.worker.state.pool import IDLE_MAX_S
+
+GRACE_S = 0.25
+"""Between SIGTERM and SIGKILL."""
+_LAST_WORDS_S = 0.5  # between the end of a channel and the end of its program
+
+log = Logger(__name__)  # compiled code cannot determine its own module
 
 End = ProgramExited | ProgramFailed | Left
 
 
 class Patience(NamedTuple):
-    """How long a program has to take its first task from its FIFO; to end, once it has said it
-    would, or was told to; and how long it may wait for another task.
+    """Time limits: for a new program to read its first task; for a program to end after it said
+    that it will, or was told to; and for an idle one to get another task.
     """
 
     first_call_s: float = 30.0
@@ -43,143 +72,444 @@ class Patience(NamedTuple):
 USUAL_PATIENCE = Patience()
 
 
-class _Printed:
-    """One standard stream of a program, over all tasks that the program serves."""
+class ProcessOwner(Protocol):
+    """Keeps the processes that serve no attempt at the moment."""
 
-    def __init__(self, scratch: Scratch, path: str, *, is_stderr: bool) -> None:
-        self._scratch = scratch
-        self._path = path
-        self._is_stderr = is_stderr
-        self._start_bytes = 0  # where that of the present task begins
-        self._logged_bytes = 0  # how much of it is in logs
-        self._fd = -1  # opened once it is kept
-        self._is_closed = False
+    def kept(self, process: Process, attempt: InteractiveAttempt, over: Over) -> None:
+        """Give the process other tasks; it has completed an attempt and waits."""
 
-    def log(self, talked: Talked, *, to_the_end: bool) -> None:
-        """Log what is there, as far as it is whole lines, or to the end."""
-        log_text = partial(talked.log, is_stderr=self._is_stderr)
-        self._logged_bytes = self._scratch.log_lines(
-            self._logged_bytes, log_text, to_the_end=to_the_end, path=self._path
-        )
+    def stop_using(self, process: Process) -> None:
+        """Give the process no more tasks."""
 
-    def log_rest(self, talked: Talked) -> None:
-        """Log what was written for a task that is over."""
-        if self._may_have_grown():
-            self.log(talked, to_the_end=True)
-        self._start_bytes = self._logged_bytes
-
-    def tail(self) -> str:
-        return self._scratch.stderr_tail(self._start_bytes, self._path)
-
-    def close(self) -> None:
-        self._is_closed = True
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _may_have_grown(self) -> bool:
-        """Whether there may be something to log: asked after every task, so not by a path."""
-        if self._fd < 0 and not self._is_closed:
-            self._fd = self._scratch.open_printed(self._path)
-        return self._fd < 0 or os.lseek(self._fd, 0, os.SEEK_END) > self._logged_bytes
+    def gone(self, process: Process) -> None:
+        """Forget the process: nothing of it runs any more."""
 
 
 class Process:
-    """One program, the attempt that it serves, and how both have ended."""
+    """One program, the attempt that it serves, and how both have ended. Its launcher tells it of
+    its start (`started`) and end (`ended`), and its channel of calls.
+    """
 
-    def __init__(self, number: int, kind: str, scratch: Scratch) -> None:
+    channel: ProgramChannel
+    _outbox: Outbox
+
+    def __init__(
+        self,
+        number: int,
+        kind: str,
+        scratch: Scratch,
+        lifecycle: Lifecycle,
+        owner: ProcessOwner,
+        outgoing: OutgoingFrames,
+        patience: Patience,
+    ) -> None:
         self.number = number
-        self.key = (TaskId(""), number)  # where attempts have theirs
+        self.key: Key = (TaskId(""), number)  # as attempts have one
         self.kind = kind
         self.scratch = scratch
-        self.channel: ProgramChannel
         self.argv: list[str] = []
-        self.guest: Guest | None = None  # if it was there before
+        self.attached: AttachedProcess | None = None  # if this worker has not started it
         self.search_path: str | None = None
         self.cwd = ""  # its working directory, if that is not its scratch directory
         self.launch_id = 0
         self.pid = 0
-        self.stack: list[Talked] = []  # the attempt that it serves, and those within it
-        self.aside: list[Talked] = []  # of these, when it has ended: they are given back
-        self.conversation: Any = None  # about these
-        self.subject = ""  # what people are told has failed, if not its command
-        self.has_begun = False  # it has said something about them
-        self.is_warm = False  # it has served before
-        self.holds: frozenset[str] = frozenset()  # objects that it has at hand since then
-        self.is_called_off = False  # it was sent a signal for the present task
-        self.fault: TaskFault | None = None  # why its task has failed, once it has
-        self.published: tuple[Reference, ...] = ()  # by the task that it leaves after, ...
-        self.verdict: TaskFault | None = None  # ...or what it said of that
-        self.unsaid: list[bytes] = []  # frames for it, until the turn ends
+        self.stack: list[InteractiveAttempt] = []  # the attempt that it serves, and those within
+        self.interrupted: Sequence[Key] = ()  # attempts of these that ended because it did
+        self.conversation: Conversation | None = None
+        self.held_objects: frozenset[str] = frozenset()  # that it has in memory from earlier tasks
+        self.is_cancelled = False  # it was sent a signal, for its current task
+        self.fault: TaskFault | None = None  # of its current task, once that has failed
         self.end: End | None = None
-        self.broke = ""  # how its channel ended
+        self._place = lifecycle.place
+        self._lifecycle = lifecycle
+        self._owner = owner
+        self._outgoing = outgoing
+        self._patience = patience
+        self._subject = ""  # what people are told has failed, if not its command
+        self._has_called = False  # for its current task
+        self._is_warm = False  # it has served a task before
+        self._verdict: TaskFault | None = None  # what it has said of a completed task, ...
+        self._published: tuple[Reference, ...] = ()  # ...and the outputs of that
+        self._run_s = 0.0
+        self._channel_end = ""  # how its channel ended
+        self._due: DelayedCall | None = None
         self._printed = (
-            _Printed(scratch, scratch.stdout_path, is_stderr=False),
-            _Printed(scratch, scratch.stderr_path, is_stderr=True),
+            Printed(scratch, scratch.stdout_path, is_stderr=False),
+            Printed(scratch, scratch.stderr_path, is_stderr=True),
         )
-        self.run_s = 0.0
-        self.due: DelayedCall | None = None
 
     @property
-    def talked(self) -> Talked | None:
-        """The attempt that it talks about now."""
+    def attempt(self) -> InteractiveAttempt | None:
+        """The attempt that its calls are about now."""
         return self.stack[-1] if self.stack else None
 
     @property
-    def called(self) -> str:
-        """What people know it by."""
-        if self.guest is not None:
-            return self.guest.name
+    def name(self) -> str:
+        """How it is called in texts for people."""
+        if self.attached is not None:
+            return self.attached.name
         return command_text(self.argv[: -len(self.channel.arguments)])
 
     @property
-    def is_done(self) -> bool:
-        """Whether its task has come to an end, and to a good one."""
-        over = None if self.conversation is None else self.conversation.over
-        return over is not None and self.fault is None
+    def exit_status(self) -> int | None:
+        event = self.end
+        return os.waitstatus_to_exitcode(event.status) if isinstance(event, ProgramExited) else None
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether it was gone before it had taken its task."""
-        has_missed = not self.has_begun and (bool(self.unsaid) or self.channel.left_unread)
-        return self.is_warm and has_missed and self.fault is None and not self.is_called_off
+    # --- starting ---------------------------------------------------------------------------------
+
+    def connect(self, channel: ProgramChannel) -> None:
+        """Converse with the program by a channel."""
+        self.channel = channel
+        self._outbox = Outbox(channel, self._outgoing)
+
+    def expect_first_call(self) -> None:
+        """Give the program some time to read its first task."""
+        self._due_in(self._patience.first_call_s, self._check_first_call)
+
+    def _check_first_call(self) -> None:
+        self._due = None
+        if not self.channel.has_spoken and not self.channel.has_listened:
+            text = f"it did not read its first task within {self._patience.first_call_s:g} s"
+            self._fail(TaskFault("RUNTIME_ERROR", text))
+
+    def started(self, pid: int) -> None:
+        """Note the process id; the launcher has started the program."""
+        self.pid = pid
+        self._limit_memory()
+
+    def _limit_memory(self) -> None:
+        """Watch the memory of the program, if it runs and its task has a limit."""
+        attempt = self.attempt
+        limit_bytes = 0 if attempt is None else attempt.task.spec.needs.memory_bytes
+        if attempt is not None and limit_bytes and self.pid:
+            self._lifecycle.memory.add(attempt.key, self.pid, limit_bytes)
+
+    # --- conversing -------------------------------------------------------------------------------
+
+    def serve(self, attempt: InteractiveAttempt, talk: Talk) -> None:
+        """Begin an attempt."""
+        self.stack = [attempt]
+        self._outbox.is_urgent = True
+        self.is_cancelled = self._has_called = False
+        attempt.owner = self
+        attempt.scratch, attempt.at_hand = self.scratch, self.held_objects
+        attempt.attached = None if self.attached is None else self.attached.id
+        self._lifecycle.started(attempt)
+        try:
+            executor = cast(ConversingExecutor, attempt.executor)
+            conversation = self.conversation = executor.converse(attempt, self._outbox.say)
+            self._subject = conversation.subject
+            if talk.encoded is None:
+                frame = encode_call("start_task", talk.arguments)
+            else:
+                frame = frame_call("start_task", talk.encoded)
+            self._outbox.send(frame)
+        except EncodeError as error:
+            self._fail(arguments_fault(attempt.executor.name, error))
+        except Exception as error:  # third-party executors may raise anything
+            self._fail(executor_fault(attempt.executor, error))
+        self._limit_memory()
+
+    def calls_came(self, channel: ProgramChannel, calls: list[Call]) -> None:
+        """As `ChannelOwner` says."""
+        attempt, conversation = self.attempt, self.conversation
+        if attempt is not None and conversation is not None:
+            self._has_called = True
+            self.go_on(attempt, partial(conversation.called, calls))
+        elif attempt is None:
+            log.warn("{command} called while it had no task", command=self.name)
+            self._channel_end = "it spoke before it was given a task"
+            self.terminate()
+
+    def go_on(self, attempt: InteractiveAttempt, step: Callable[[], None]) -> None:
+        """As `AttemptOwner` says; then check whether the task has come to its end."""
+        if self.attempt is not attempt or self.fault is not None:
+            return
+        try:
+            step()
+        except StorageError as error:
+            self._fail(storing_fault(self._place.worker, self.argv, error))
+        except (CielError, WireError) as error:
+            self._fail(TaskFault("RUNTIME_ERROR", str(error)))
+        except OSError as error:
+            self._fail(serving_fault(self._place.worker, error))
+        except Exception as error:  # third-party executors may raise anything
+            log.failure("a call could not be answered")
+            self._fail(executor_fault(attempt.executor, error))
+        else:
+            self._check_end(self.attempt or attempt)
+
+    def entered(self, outer: InteractiveAttempt, inner: InteractiveAttempt) -> None:
+        """As `AttemptOwner` says."""
+        self._lifecycle.started(inner)
+        self.stack.append(inner)
+
+    def left(self, inner: InteractiveAttempt, fault: tuple[str, str] | None) -> None:
+        """As `AttemptOwner` says."""
+        self._lifecycle.forget(inner.key)
+        self.stack.pop()
+        inner.close()
+        published = tuple(inner.outputs.published.values()) if fault is None else ()
+        run_s = self._place.reactor.seconds() - inner.started_s
+        ended = None if fault is None else TaskFault(*fault)
+        self._place.owner.inline_child_ended(inner.key, published, ended, run_s)
+
+    def _check_end(self, attempt: InteractiveAttempt) -> None:
+        """Check whether the task has come to its end."""
+        if attempt.lost is not None:
+            self._fail(TaskFault("MISSING_INPUT", attempt.lost[1]))
+            return
+        over = None if self.conversation is None else self.conversation.over
+        if over is None:
+            return
+        if (fault := fault_at_end(attempt, over, self._place.worker)) is not None:
+            self._fail(fault)
+        else:
+            self._finish(attempt, over)
+
+    def _finish(self, attempt: InteractiveAttempt, over: Over) -> None:
+        """Complete a task whose program is well, though the task may have failed."""
+        fault = None if over.fault is None else TaskFault(*over.fault)
+        try:
+            if fault is None:
+                attempt.close_outputs()
+            else:
+                attempt.roll_back_outputs()
+        except StorageError as error:
+            self._fail(storing_fault(self._place.worker, self.argv, error))
+            return
+        if fault is not None and attempt.outputs.lacked_room:
+            fault = lacking_fault(self._place.worker, fault)
+        self._verdict, published = fault, attempt.outputs.published.values()
+        self._published = tuple(published) if fault is None else ()
+        self._run_s = self._place.reactor.seconds() - attempt.started_s
+        is_kept = over.keep == "must_keep" or (over.keep == "may_keep" and self.attached is None)
+        if not is_kept or self.is_cancelled:
+            self._leave()
+            if self.end is not None:
+                self._settle()
+            return
+        self._release(attempt)
+        self._is_warm = True
+        self._owner.kept(self, attempt, over)
+        self._report(attempt)
+
+    def _report(self, attempt: InteractiveAttempt) -> None:
+        """Report an attempt whose program is well."""
+        fault = self._verdict
+        if fault is None or not self._run_again_on_disk(attempt, fault):
+            self._lifecycle.report(attempt.key, self._published, fault, self._run_s)
+
+    def _run_again_on_disk(self, attempt: InteractiveAttempt, fault: TaskFault) -> bool:
+        if fault.reason != "NO_SPACE":
+            return False
+        return self._lifecycle.run_again_on_disk(attempt, self.name)
+
+    def _release(self, attempt: InteractiveAttempt) -> None:
+        """Close what an attempt has open that is over, and log what its program has printed."""
+        self._lifecycle.memory.remove(attempt.key)
+        attempt.close()
+        self._lifecycle.forget(attempt.key)
+        self.stack, self.conversation = [], None
+        self._outbox.is_urgent = False
+        for printed in self._printed:
+            printed.log_rest(attempt)
 
     def log_lines(self) -> None:
-        """Log what it has printed meanwhile, as far as that is whole lines."""
-        if self.talked is not None:
+        """Log what the program has printed meanwhile, as far as that is whole lines."""
+        if self.attempt is not None:
             for printed in self._printed:
-                printed.log(self.talked, to_the_end=False)
+                printed.log(self.attempt, to_the_end=False)
 
-    def log_rest(self, talked: Talked) -> None:
-        """Log what it has printed for a task that is over."""
+    # --- its end ----------------------------------------------------------------------------------
+
+    def channel_broke(self, channel: ProgramChannel, why: str) -> None:
+        """As `ChannelOwner` says."""
+        self._channel_end = why
+        self._owner.stop_using(self)
+        is_serving = self.attempt is not None and self.fault is None
+        if is_serving and channel.is_misused:
+            self._fail(TaskFault("RUNTIME_ERROR", why))
+        elif self.end is not None:
+            self._settle()
+        elif not is_serving:
+            self.terminate()
+        else:  # how the program ends says more
+            text = f"{why}, before it had said 'exit'"
+            lost = TaskFault("RUNTIME_ERROR", text)
+            self._due_in(_LAST_WORDS_S, lambda: self._fail(lost))
+
+    def ended(self, event: End) -> None:
+        """Process the end of the program, once its last calls have come."""
+        self._owner.stop_using(self)
+        if self._channel_end or not self.channel.will_break:
+            self.end = event
+            self._settle()
+        else:  # unless another process keeps the channel open
+            self._due_in(self._patience.leave_s, self._settle)
+            self.end = event
+
+    def _settle(self) -> None:
+        """Settle the attempt that the program served: nothing of it is left."""
+        attempt = self.attempt
+        self.close()
+        if attempt is not None:
+            self._interrupt_outer()
+            self._lifecycle.program_ended(attempt, self.end)
+            return
+        self._lifecycle.remove(self.scratch)
+        if self.attached is not None:
+            text = self._desertion_text(self._place.worker)
+            self._place.owner.attached_process_left(self.attached, text)
+
+    def _interrupt_outer(self) -> None:
+        """End the attempts that the program was to continue with after the innermost, which is the
+        one that its end concerns, unless it was killed. They run again, with their children
+        elsewhere.
+        """
+        if self.is_cancelled and len(self.stack) > 1:
+            self.fault = self.fault or INTERRUPTED
+            self.stack[-1].roll_back_outputs()
+        outer = self.stack[-2::-1]
+        del self.stack[:-1]
+        for attempt in outer:
+            attempt.roll_back_outputs()
+            attempt.close()
+            self._lifecycle.forget(attempt.key)
+        self.interrupted = [attempt.key for attempt in outer]
+
+    def settle(self, attempt: InteractiveAttempt) -> None:
+        """As `RunningAttempt` says."""
+        over = None if self.conversation is None else self.conversation.over
+        if over is not None and self.fault is None:
+            self._release(attempt)
+            self._lifecycle.remove(self.scratch)
+            self._report(attempt)
+            return
+        if self._was_gone:
+            self._release(attempt)
+            log.info("{program} was gone; another is started", program=self.name)
+            self._lifecycle.run_again(attempt)
+            return
+        fault = self.fault
+        if fault is None:
+            attempt.roll_back_outputs()
+            fault = self._end_fault(self._place.worker)
+            if self.conversation is not None:
+                how, was_ended = self._how_it_ended, self.is_cancelled
+                fault = self.conversation.died(fault, how, was_ended=was_ended)
+        tail = self._tail()
+        self._release(attempt)
+        if attempt.lost is not None:
+            self._lifecycle.lose_inputs(attempt, *attempt.lost)
+        else:
+            self._fail_attempt(attempt, fault, tail)
+
+    @property
+    def _was_gone(self) -> bool:
+        """Whether a warm program had ended before it read its task."""
+        has_missed = not self._has_called and (self._outbox.is_unsent or self.channel.left_unread)
+        return self._is_warm and has_missed and self.fault is None and not self.is_cancelled
+
+    def _fail_attempt(self, attempt: InteractiveAttempt, fault: TaskFault, tail: str) -> None:
+        worker = self._place.worker
+        run_s = self._place.reactor.seconds() - attempt.started_s
+        if attempt.outputs.lacked_room:
+            fault = lacking_fault(worker, fault)
+        if self._run_again_on_disk(attempt, fault):
+            return
+        has_run = not isinstance(self.end, ProgramFailed)
+        if has_run:
+            lines = [f"{self._subject or f'{self.name} on worker {worker}'}: {fault.details}"]
+            if tail:
+                lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
+            fault = TaskFault(fault.reason, "\n".join(lines))
+        keeps_files = has_run and self.attached is None
+        self._lifecycle.fail(attempt, fault, run_s, keeps_files=keeps_files)
+
+    def clean_up(self, *, files_kept: bool) -> None:
+        """As `RunningAttempt` says; a program that runs keeps its private files."""
+        if self.end is not None and not files_kept:
+            self._lifecycle.remove(self.scratch)
+
+    # --- ending it --------------------------------------------------------------------------------
+
+    def kill(self, *, force: bool) -> None:
+        """As `RunningAttempt` says."""
+        self.is_cancelled = True
+        self._send(signal.SIGKILL if force else signal.SIGTERM)
+
+    def stop(self, fault: TaskFault) -> None:
+        """As `RunningAttempt` says."""
+        self._send(signal.SIGKILL)
+        self._fail(fault)
+
+    def dismiss(self, reason: str) -> None:
+        """End the program while it is idle."""
+        self._outbox.say("die", {"reason": reason})
+        self._leave()
+
+    def _send(self, number: int) -> None:
+        """Send the program a signal. An attached process gets none: it is detached instead."""
+        if self.attached is None:
+            self._place.launching.kill(self.launch_id, number)
+        else:
+            self.channel.close()
+            self.attached.cut_off()
+
+    def _fail(self, fault: TaskFault) -> None:
+        """End the program, as the task that it serves has failed."""
+        if self.fault is not None or not self.stack:
+            return
+        self.fault = fault
+        for attempt in self.stack:
+            attempt.roll_back_outputs()
+        if self.end is not None:
+            self._settle()
+        else:
+            self.terminate()
+
+    def terminate(self) -> None:
+        """End the program, whatever it does."""
+        self._owner.stop_using(self)
+        self._send(signal.SIGTERM)
+        self._due_in(GRACE_S, lambda: self._send(signal.SIGKILL))
+
+    def _leave(self) -> None:
+        """Let the program end that has done its work."""
+        self._channel_end = self._channel_end or "closed"
+        self._outbox.flush()
+        self.channel.close()
+        leave_s = self._patience.leave_s if self.attached is None else 0.0  # that one lives on
+        self._due_in(leave_s, self.terminate)
+
+    def _due_in(self, delay_s: float, call: Callable[[], None]) -> None:
+        if self._due is not None and self._due.active():
+            self._due.cancel()
+        self._due = self._place.reactor.callLater(delay_s, call) if self.end is None else None
+
+    def close(self) -> None:
+        """Close everything that is open, and forget the process."""
+        self._owner.gone(self)
+        self._lifecycle.growth.remove(self.key)
+        self.channel.close()
         for printed in self._printed:
-            printed.log_rest(talked)
+            printed.close()
+        if self.attached is not None:
+            self.attached.close()
+        if self._due is not None and self._due.active():
+            self._due.cancel()
 
-    def tail(self) -> str:
-        """Return the end of what it wrote to standard error for its task; if that is nothing, to
+    # --- texts ------------------------------------------------------------------------------------
+
+    def _tail(self) -> str:
+        """Return the end of what it wrote for its task to standard error; if that is nothing, to
         standard output.
         """
         stdout, stderr = self._printed
         return stderr.tail() or stdout.tail()
 
-    def limit_memory(self, watch: MemoryWatch) -> None:
-        """Have it held, once it is there, to what its task may take."""
-        talked = self.talked
-        limit_bytes = 0 if talked is None else talked.task.spec.needs.memory_bytes
-        if talked is not None and limit_bytes and self.pid:
-            watch.add(talked.key, self.pid, limit_bytes)
-
-    def close(self) -> None:
-        """Hold nothing open any more."""
-        self.channel.close()
-        for printed in self._printed:
-            printed.close()
-
-    def lost_fault(self) -> TaskFault:
-        """Say that it has left the conversation, and nothing is known of its end."""
-        return TaskFault("RUNTIME_ERROR", f"{self.broke}, before it had said 'exit'")
-
-    def end_fault(self, worker: str) -> TaskFault:
+    def _end_fault(self, worker: str) -> TaskFault:
         """Say how it ended in the middle of its task."""
         event = self.end
         if isinstance(event, ProgramFailed):
@@ -187,14 +517,14 @@ class Process:
             return start_fault(worker, self.argv, event, cwd, self.search_path)
         assert event is not None
         said = "before it had said 'exit'"
-        if "in the middle" in self.broke:
-            said = f"in the middle of a call: {self.broke.partition(': ')[2]}"
-        why = "" if self.is_called_off else whose_signal(_signal_of(event))
-        return TaskFault("RUNTIME_ERROR", f"it {self.how_it_ended} {said}" + (why and f"; {why}"))
+        if "in the middle" in self._channel_end:
+            said = f"in the middle of a call: {self._channel_end.partition(': ')[2]}"
+        why = "" if self.is_cancelled else whose_signal(_signal_of(event))
+        return TaskFault("RUNTIME_ERROR", f"it {self._how_it_ended} {said}" + (why and f"; {why}"))
 
     @property
-    def how_it_ended(self) -> str:
-        """How its process has ended, in words; nothing if it was never started."""
+    def _how_it_ended(self) -> str:
+        """How its process has ended, in words; empty if it was never started."""
         event = self.end
         if event is None or isinstance(event, ProgramFailed):
             return ""
@@ -202,17 +532,12 @@ class Process:
             return event.how
         return ProgramExit(event.exit_status, _signal_of(event), event.wall_s, "").describe()
 
-    def desertion(self, worker: str) -> str:
-        """Say that a guest has left while it waited for a task."""
-        how = self.broke if self.end != ENDED and self.broke else f"it {self.how_it_ended}"
-        return f"{self.called} on worker {worker}: {how}, before it had said 'exit'"
-
-    def failure_text(self, worker: str, details: str, tail: str) -> str:
-        """Compose the message for a task that it failed."""
-        lines = [f"{self.subject or f'{self.called} on worker {worker}'}: {details}"]
-        if tail:
-            lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
-        return "\n".join(lines)
+    def _desertion_text(self, worker: str) -> str:
+        """Say that an attached process has left while it waited for a task."""
+        how = f"it {self._how_it_ended}"
+        if self.end != ENDED and self._channel_end:
+            how = self._channel_end
+        return f"{self.name} on worker {worker}: {how}, before it had said 'exit'"
 
 
 def _signal_of(event: ProgramExited | Left) -> int | None:
@@ -221,133 +546,17 @@ def _signal_of(event: ProgramExited | Left) -> int | None:
     return os.WTERMSIG(event.status)
 
 
-def fault_at_end(talked: Talked, over: Any, worker: str) -> TaskFault | None:
-    """Say what is wrong with how a conversation has come to its end, if anything is."""
+def fault_at_end(attempt: InteractiveAttempt, over: Over, worker: str) -> TaskFault | None:
+    """Return what is wrong with how a conversation has ended, if anything is."""
     if over.fault is not None and over.keep != "may_keep":
         return TaskFault(*over.fault)
-    if (error := talked.input_error) is not None:
+    if (error := attempt.input_error) is not None:
         return serving_fault(worker, error)
-    if talked.fixed is not None and over.keep != "must_keep":
+    if attempt.fixed is not None and over.keep != "must_keep":
         text = "it said that it would go on in place, and then 'exit' without 'must_keep'"
         return TaskFault("RUNTIME_ERROR", text)
-    if talked.has_delegated and talked.outputs.open_ones:
-        numbers = ", ".join(map(str, talked.outputs.open_ones))
+    if attempt.has_delegated and attempt.outputs.open_ones:
+        numbers = ", ".join(map(str, attempt.outputs.open_ones))
         text = f"it handed its outputs over to another task with output {numbers} still open"
         return TaskFault("RUNTIME_ERROR", text)
     return None
-
-
-# --- beginning ------------------------------------------------------------------------------------
-
-
-def start(
-    number: int,
-    talked: Talked,
-    talk: Talk,
-    place: Workplace,
-    owner: ChannelOwner,
-    started: Callable[[Process, int], None],
-    ended: Callable[[Process, End], None],
-) -> Process:
-    """Start a program that is to serve an attempt. Raises StorageError, LaunchSpecError or OSError,
-    and then nothing is left of it.
-    """
-    scratch: Scratch | None = None
-    channel: ProgramChannel | None = None
-    try:
-        scratch = place.scratch.take()
-        process = Process(number, kind_of(talked, talk), scratch)
-        talked.scratch = scratch
-        process.search_path = talk.program.env.get("PATH")
-        process.cwd = talk.program.cwd
-        process.argv = arguments_of(talked, talk, scratch)
-        directory = scratch.inputs_directory()
-        channel = process.channel = ProgramChannel(place.reactor, directory, owner, place.channels)
-        process.argv += channel.arguments
-        spec = LaunchSpec(
-            argv=process.argv,
-            cwd=process.cwd or scratch.path,
-            env=environment_of(talked, talk, place, scratch),
-            stdout=File(scratch.stdout_path, append=True),
-            stderr=File(scratch.stderr_path, append=True),
-        )
-        process.launch_id = place.launching.start(
-            spec,
-            lambda event: ended(process, event),
-            lambda pid: started(process, pid),
-            parent_of(talk, scratch),
-        )
-    except Exception:
-        discard(talked, scratch, channel)
-        raise
-    return process
-
-
-def parent_of(talk: Talk, scratch: Scratch) -> LaunchSpec | None:
-    """Return the program that may fork the one that is to serve an attempt, if one may."""
-    parent = talk.program.parent
-    if parent is None:
-        return None
-    argv = [item for item in parent.argv if isinstance(item, str)]  # it has no inputs
-    return LaunchSpec(argv, scratch.path, parent.env, stdout=DEV_NULL, stderr=Standard.STDOUT)
-
-
-def take_in(number: int, guest: Guest, place: Workplace, owner: ChannelOwner) -> Process:
-    """Have a guest be a program that waits for a task. Raises OSError, and then nothing is left."""
-    scratch = place.scratch.take()
-    process = Process(number, guest.name, scratch)
-    process.guest, process.pid = guest, guest.pid
-    try:
-        process.channel = ProgramChannel(place.reactor, scratch.inputs_directory(), owner)
-    except OSError:
-        scratch.remove()
-        raise
-    return process
-
-
-def arguments_of(talked: Talked, talk: Talk, scratch: Scratch) -> list[str]:
-    """Return the command line of a program that is to serve an attempt, with its files copied."""
-    argv = []
-    for item in talk.program.argv:
-        if isinstance(item, str):
-            argv.append(item)
-            continue
-        path = _path_of(talked, item.object_id)
-        argv.append(scratch.copy_executable(path) if item.executable else path)
-    for name, object_id in talk.program.files.items():
-        scratch.copy(name, _path_of(talked, object_id))
-    return argv
-
-
-def _path_of(talked: Talked, object_id: ObjectId) -> str:
-    paths: list[str] = []
-    ref = talked.task.inputs.get(object_id)
-    if ref is not None:
-        talked.open_whole(ref, paths.append)
-    if not paths:
-        raise ObjectNotFoundError(object_id)
-    return paths[0]
-
-
-def environment_of(
-    talked: Talked, talk: Talk, place: Workplace, scratch: Scratch
-) -> dict[str, str | None]:
-    """Return what is added to the environment of a program that is to serve an attempt."""
-    return {**channel_environment(place.channels)} | task_environment(
-        talked.task.spec, talked.key[1], place.worker, scratch.path, talk.program.env
-    )
-
-
-def discard(talked: Talked, scratch: Scratch | None, channel: ProgramChannel | None) -> None:
-    """Undo what was prepared for a program that was not started."""
-    talked.close()
-    if channel is not None:
-        channel.close()
-    if scratch is not None:
-        scratch.remove()
-
-
-def kind_of(talked: Talked, talk: Talk) -> str:
-    """Say which programs may serve an attempt: what one took without a limit it may still have."""
-    limit_bytes = talked.task.spec.needs.memory_bytes
-    return f"{talk.kind}\0{limit_bytes}" if limit_bytes else talk.kind

@@ -16,7 +16,7 @@ from ciel.core.errors import CielError
 from ciel.core.ids import JobId
 from ciel.net.errors import HttpError
 from ciel.net.http import Answer, Request, Route, Routes
-from ciel.worker.interactive.attached import Guest, GuestRefusedError
+from ciel.worker.interactive.attached import AttachedProcess, AttachRefusedError
 from ciel.worker.interactive.channel import ProgramChannel
 from ciel.worker.service import WorkerService
 
@@ -40,21 +40,21 @@ class Processes(_Processes):
     """The ids of those that are attached; and one more."""
 
     def render_GET(self, request: Request) -> Answer:
-        return request.reply([guest.id for guest, _ in self._service.guests()])
+        return request.reply([guest.id for guest, _ in self._service.attached()])
 
     def render_POST(self, request: Request) -> Answer:
         if not _is_from_here(request):
             raise HttpError(403, "a process is attached from its own host only")
         pid = _asked_pid(request.json())
-        if len(self._service.guests()) >= ATTACHED_MAX:
+        if len(self._service.attached()) >= ATTACHED_MAX:
             raise HttpError(503, f"{ATTACHED_MAX} processes are attached here; end or cancel some")
         try:
-            guest = Guest(self._reactor, pid, JobId(secrets.token_hex(16)))
-        except GuestRefusedError as error:
+            guest = AttachedProcess(self._reactor, pid, JobId(secrets.token_hex(16)))
+        except AttachRefusedError as error:
             raise HttpError(error.status, str(error)) from None
         return self._attach(request, guest)
 
-    def _attach(self, request: Request, guest: Guest) -> Deferred[bytes]:
+    def _attach(self, request: Request, guest: AttachedProcess) -> Deferred[bytes]:
         try:
             attached = self._service.attach(guest)
         except OSError as error:
@@ -62,7 +62,7 @@ class Processes(_Processes):
             raise HttpError(500, f"no FIFOs can be made: {error.strerror}") from None
 
         def answer(_: Any) -> bytes:
-            for known, channel in self._service.guests():
+            for known, channel in self._service.attached():
                 if known is guest:
                     return request.reply(_facts(guest, channel))
             raise HttpError(404, f"{guest.name} has ended")
@@ -78,7 +78,7 @@ class ProcessById(_Processes):
     """One that is attached."""
 
     def render_GET(self, request: Request) -> Answer:
-        for guest, channel in self._service.guests():
+        for guest, channel in self._service.attached():
             if guest.id == request.params["id"]:
                 return request.reply(_facts(guest, channel))
         raise HttpError(404, "no process of that id is attached here")
@@ -100,7 +100,7 @@ def _is_from_here(request: Request) -> bool:
     return is_loopback(host) or (bool(host) and host == own.host.removeprefix("::ffff:"))
 
 
-def _facts(guest: Guest, channel: ProgramChannel) -> dict[str, Any]:
+def _facts(guest: AttachedProcess, channel: ProgramChannel) -> dict[str, Any]:
     _, to_worker, _, from_worker = channel.arguments
     return {
         "id": guest.id, "protocol": PROTOCOL, "pid": guest.pid, "job_id": guest.job,

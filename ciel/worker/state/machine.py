@@ -46,7 +46,7 @@ from ciel.core.waiting import Waiting
 from ciel.worker.state.local_starts import Begun
 from ciel.worker.state.orders import (
     ABORTED,
-    CALLED_OFF,
+    CANCELLED,
     AbandonFetch,
     Attempt,
     DeleteObjects,
@@ -148,7 +148,7 @@ class WorkerMachine:
             case AssignTask():
                 self._assigned(message, now_s)
             case CancelTask(task, attempt, aborts):
-                self.call_off((task, attempt), ABORTED if aborts else CALLED_OFF, now_s)
+                self.call_off((task, attempt), ABORTED if aborts else CANCELLED, now_s)
             case RecallTasks(attempts):
                 for key in attempts:
                     self._recalled(key)
@@ -183,7 +183,7 @@ class WorkerMachine:
     def master_lost(self, now_s: float) -> None:
         """The master is gone and will not know these attempts when it is back: they are ended."""
         for key in list(self.attempts):
-            self.call_off(key, CALLED_OFF, now_s)
+            self.call_off(key, CANCELLED, now_s)
         self._abandon(tuple(self.growing))
         self._end_processes(self.fixed)
         self.reports.clear()
@@ -456,7 +456,7 @@ class WorkerMachine:
             self.attempts[child.key] = child
             self._start(child, now_s)
 
-    def begun_within(
+    def child_started_inline(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float
     ) -> None:
         """A running attempt created a task, and its program runs that at once, in no slot."""
@@ -490,7 +490,7 @@ class WorkerMachine:
         """An attempt is over and nothing of it runs any more."""
         attempt = self.attempts.get(key)
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
-            self.made_in_vain(tuple([r.id for r in published if isinstance(r, _STORED)]))
+            self.outputs_discarded(tuple([r.id for r in published if isinstance(r, _STORED)]))
             return
         self._goes_on = False
         self._slots.give_back(attempt)
@@ -498,7 +498,7 @@ class WorkerMachine:
             self._slots.learn(attempt, run_s)
         ending = attempt.ending
         if ending is not None:
-            self.made_in_vain(tuple([r.id for r in published if isinstance(r, _STORED)]))
+            self.outputs_discarded(tuple([r.id for r in published if isinstance(r, _STORED)]))
             self._end_processes_of(published)
             published = ()
         if isinstance(ending, InputsLost):
@@ -534,7 +534,7 @@ class WorkerMachine:
             if isinstance(ref, _STORED) and ref.id not in self.stored:
                 self._hold(ref.id, now_s, ref.size_bytes)
 
-    def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
+    def outputs_discarded(self, objects: tuple[ObjectId, ...]) -> None:
         """Objects came into the own store that nobody is to hear of; what is known stays."""
         unknown = tuple([object_id for object_id in objects if object_id not in self.stored])
         if unknown:

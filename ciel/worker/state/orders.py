@@ -79,7 +79,7 @@ class EndProcesses(NamedTuple):
 
 
 _WHOLE = (Concrete, Sweetheart)
-CALLED_OFF = TaskFault("CANCELLED", "it was called off")
+CANCELLED = TaskFault("CANCELLED", "it was called off")
 ABORTED = TaskFault("ABORTED", "somebody had it aborted")
 
 Order = (
