@@ -61,6 +61,8 @@ COMPILED_ALONE = (
     "ciel/worker/attempts/lifecycle.py",
     "ciel/worker/attempts/scratch.py",
     "ciel/worker/events.py",
+    "ciel/worker/attempt_reports.py",
+    "ciel/worker/master_session.py",
     "ciel/worker/interactive/attempt.py",
     "ciel/worker/interactive/channel.py",
     "ciel/worker/interactive/outgoing.py",

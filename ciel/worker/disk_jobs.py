@@ -73,25 +73,31 @@ def at_once(
 
 
 class DiskJobs:
-    """All disk jobs of a process. `changed` is called when more or fewer are pending."""
+    """All disk jobs of a process."""
 
     def __init__(
         self,
         reactor: Any,
         policy: Policy,
-        changed: Callable[[], object] = lambda: None,
         *,
         find: Callable[[str | os.PathLike[str]], Device] = device_of,
     ) -> None:
         self._reactor = reactor
         self._find = find
         self._policy = policy
-        self._changed = changed
+        self._notify: Callable[[], object] = lambda: None
         self._lines: dict[str, _Line] = {}  # by the names of devices
         self._found: dict[int, _Line | None] = {}  # by the numbers of file systems
         self._turns: set[threading.Event] = set()  # of threads that wait
         self._is_closed = False
         sweep()
+
+    def on_change(self, notify: Callable[[], object]) -> None:
+        """Call this whenever more or fewer jobs are pending."""
+        self._notify = notify
+
+    def _changed(self) -> None:
+        self._notify()
 
     def line_of(self, path: str | os.PathLike[str]) -> _Line | None:
         """Return the line of the device that a path lies on; None if it has no limit."""

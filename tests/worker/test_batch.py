@@ -17,6 +17,7 @@ from ciel.core.events import TaskFault, TaskPrinted
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Concrete, Reference, Sweetheart, Value
 from ciel.core.tasks import Mentions
+from ciel.execution.environment import Callers
 from ciel.execution.executor import (
     Action,
     Child,
@@ -127,7 +128,7 @@ class Worker:
         lifecycle = Lifecycle(place)
         interactive = InteractivePrograms(lifecycle)
         batch = BatchPrograms(lifecycle, interactive.idle_count)
-        self.attempts = Attempts(lifecycle, batch, interactive)
+        self.attempts = Attempts(lifecycle, batch, interactive, Callers(environ))
         self._outcomes: dict[Key, Outcome] = {}
         self._ended: list[Key] = []
         self._changed = threading.Condition()

@@ -39,7 +39,6 @@ from ciel.testing.puppet_words import (
     waiting,
 )
 from ciel.worker.interactive.process import Patience
-from ciel.worker.state.invariants import problems
 
 # --- called off -----------------------------------------------------------------------------------
 
@@ -173,13 +172,13 @@ def test_a_stored_program_serves(worker: Talker) -> None:
 
 def test_inputs_that_are_gone_are_told_of(worker: Talker) -> None:
     gone = stored("gone", "127.0.0.1:8001")
-    worker.in_reactor(worker.service.uploaded, gone.id)
+    worker.in_reactor(worker.operations.uploaded, gone.id)
     lost = worker.end(worker.python("def run(task): task.read(task.args[0])", gone, inputs=(gone,)))
     assert isinstance(lost, InputsLost)
     assert lost.losses == ((gone.id, "127.0.0.1:8001"),)
     worker.expect_free()
     program = stored("program", "127.0.0.1:8001")
-    worker.in_reactor(worker.service.uploaded, program.id)
+    worker.in_reactor(worker.operations.uploaded, program.id)
     lost = worker.end(worker.assign(worker.task("proc", {"command": program}), program))
     assert isinstance(lost, InputsLost)
     worker.expect_free()
@@ -307,4 +306,4 @@ def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
         run(250)
     wait_for(lambda: descriptors_of(os.getpid()) <= descriptors + 2, "closed descriptors")
     assert private_bytes(os.getpid()) < 1.05 * memory_bytes + (4 << 20)
-    assert not [*problems(worker.machine)]
+    assert not [*worker.machine.problems()]

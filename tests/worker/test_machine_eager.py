@@ -32,7 +32,6 @@ from ciel.testing.worker_scenes import (
     report,
     start,
 )
-from ciel.worker.state.invariants import problems
 from ciel.worker.state.machine import GOING_ON_S, REPORT_EVERY_S
 from ciel.worker.state.orders import (
     KillAttempt,
@@ -100,8 +99,8 @@ def test_all_is_told_before_an_attempt_begins_that_is_not_the_first(played: Play
     played.assign(a_task("last", ordinal=8))
     assert len(ends(played, first)) == 1
     played.machine.ended((second.id, 1), (), None, 0.001, played.now_s)
-    assert start(again, attempt=2) in played.machine.outbox
-    played.machine.outbox.clear()
+    assert start(again, attempt=2) in played.machine.orders
+    played.machine.take_orders()
     assert len(played.machine.take_reports(played.now_s)) == 1
 
 
@@ -114,15 +113,14 @@ def brief(played: Played, count: int = 40, run_s: float = 0.001) -> None:
         spec = a_task(f"brief{number}", ordinal=number)
         played.assign(spec)
         played.machine.ended((spec.id, 1), (), None, run_s, played.now_s)
-    played.machine.outbox.clear()
-    played.machine.reports.clear()
+    played.forget()
 
 
 def ordered(played: Played) -> list[tuple[str, int]]:
     """Take the orders to start; the first output of each task, and its `at_most`."""
-    orders = [order for order in played.machine.outbox if isinstance(order, StartAttempt)]
+    orders = [order for order in played.machine.orders if isinstance(order, StartAttempt)]
     found: list[tuple[str, int]] = [(order.spec.outputs[0], order.at_most) for order in orders]
-    played.machine.outbox.clear()
+    played.machine.take_orders()
     return found
 
 
@@ -135,7 +133,7 @@ def test_brief_programs_are_prepared_ahead_and_wait_for_each_other() -> None:
     assert len(started) == 2 + AHEAD_MAX
     assert {at_most for _, at_most in started[2:]} == {2}
     ends(played, a_task("t0", ordinal=0))
-    assert not [*problems(played.machine)]
+    assert not [*played.machine.problems()]
 
 
 def test_programs_that_take_their_time_are_not() -> None:
@@ -234,7 +232,7 @@ def test_a_worker_that_goes_on_tells_after_a_moment(played: Played) -> None:
         spec = chain[number]
         made = (inline(f"out{number}"),)
         played.machine.ended((spec.id, 1), made, None, 0.001, played.now_s)
-        played.machine.outbox.clear()
+        played.machine.take_orders()
         return len(played.machine.take_reports(played.now_s))
 
     chain = [a_task(f"out{n}", inputs=[f"out{n - 1}"] if n else []) for n in range(4)]

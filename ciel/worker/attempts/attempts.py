@@ -29,9 +29,11 @@ class Attempts:
     strategy for that action start it. The owner that the workplace names hears of each end once.
     """
 
-    def __init__(self, lifecycle: Lifecycle, batch: Strategy, interactive: Strategy) -> None:
-        place = self._place = lifecycle.place
-        self.callers = Callers(place.launching.environ)
+    def __init__(
+        self, lifecycle: Lifecycle, batch: Strategy, interactive: Strategy, callers: Callers
+    ) -> None:
+        self._place = lifecycle.place
+        self._callers = callers
         self._lifecycle = lifecycle
         self._batch = batch
         self._interactive = interactive
@@ -67,7 +69,7 @@ class Attempts:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
             executors, within = self._place.executors, order.may_run_children
-            caller = self.callers.find(order.spec.job)
+            caller = self._callers.find(order.spec.job)
             task = Task(order.spec, arguments, inputs, executors, within, order.attempt, caller)
             return task, executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:

@@ -18,9 +18,9 @@ from ciel.net.http import Answer, Refusal, Request, Route, Routes
 from ciel.storage.interface import ObjectStore
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json
+from ciel.worker.operations import Operations
 from ciel.worker.pins import Pins
 from ciel.worker.resources.data import answering
-from ciel.worker.service import WorkerService
 from ciel.worker.state.uploads import NEW_FOR_S
 from ciel.worker.transfer.url_fetching import SessionRefusedError, UrlFetching
 
@@ -47,7 +47,7 @@ class Controls(NamedTuple):
     worker: str
     netloc: str
     features: list[str]
-    service: WorkerService
+    operations: Operations
     store: ObjectStore
     pins: Pins
     urls: UrlFetching
@@ -121,7 +121,7 @@ class Abort(_Control):
 
     def render_POST(self, request: Request) -> Answer:
         task = _id(request, "task") if "task" in request.params else None
-        return request.reply({"aborted": self.controls.service.abort(_id(request, "job"), task)})
+        return request.reply({"aborted": self.controls.operations.abort(_id(request, "job"), task)})
 
 
 class Kill(_Control):
@@ -138,7 +138,7 @@ class EventLog(_Control):
     """What has happened here of late; numbers count from 0."""
 
     def render_GET(self, request: Request) -> Answer:
-        events = self.controls.service.events
+        events = self.controls.operations.events
         first = _number(request, b"first_event", 0)
         last = _number(request, b"last_event", events.count)
         return request.reply(events.between(first, min(last, first + LISTED_MAX)))
@@ -150,7 +150,7 @@ class EventWait(_Control):
     needs_role = Role.READ
 
     def render_POST(self, request: Request) -> Answer:
-        events = self.controls.service.events
+        events = self.controls.operations.events
         waiting = events.more_than(_number(request, b"event_count", 0))
         return waiting.addCallback(lambda _: request.reply({"event_count": events.count}))
 
@@ -206,11 +206,11 @@ class Flush(_Control):
         self._really = really
 
     def render_POST(self, request: Request) -> Answer:
-        service = self.controls.service
-        if self._really and not service.has_master:
+        operations = self.controls.operations
+        if self._really and not operations.has_master:
             raise HttpError(503, "the master cannot be asked now what is needed: it is not there")
         older_than_s = _number(request, b"older_than_s", int(NEW_FOR_S))
-        choose = service.offer_brought if self._really else service.unnamed
+        choose = operations.offer_uploads if self._really else operations.unnamed
         lines = self._report(choose(older_than_s), older_than_s)
         request.setHeader("Content-Type", "text/plain; charset=utf-8")
         return "".join(f"{line}\n" for line in lines).encode()

@@ -18,7 +18,7 @@ from ciel.net.errors import HttpError
 from ciel.net.http import Answer, Request, Route, Routes
 from ciel.worker.interactive.attached import AttachedProcess, AttachRefusedError
 from ciel.worker.interactive.channel import ProgramChannel
-from ciel.worker.service import WorkerService
+from ciel.worker.operations import Operations
 
 PROTOCOL: Final = "json"
 """The one there is: frames of JSON, as programs of `proc` speak."""
@@ -28,9 +28,9 @@ _EXPECTED: Final = f'the body: expected [PID, "{PROTOCOL}"]'
 
 
 class _Processes(Route):
-    def __init__(self, reactor: Any, service: WorkerService) -> None:
+    def __init__(self, reactor: Any, operations: Operations) -> None:
         self._reactor = reactor
-        self._service = service
+        self._operations = operations
 
     def role_for(self, method: str) -> Role:
         return Role.READ if method in ("GET", "HEAD") else Role.SUBMIT
@@ -40,13 +40,13 @@ class Processes(_Processes):
     """The ids of those that are attached; and one more."""
 
     def render_GET(self, request: Request) -> Answer:
-        return request.reply([guest.id for guest, _ in self._service.attached()])
+        return request.reply([guest.id for guest, _ in self._operations.attached()])
 
     def render_POST(self, request: Request) -> Answer:
         if not _is_from_here(request):
             raise HttpError(403, "a process is attached from its own host only")
         pid = _asked_pid(request.json())
-        if len(self._service.attached()) >= ATTACHED_MAX:
+        if len(self._operations.attached()) >= ATTACHED_MAX:
             raise HttpError(503, f"{ATTACHED_MAX} processes are attached here; end or cancel some")
         try:
             guest = AttachedProcess(self._reactor, pid, JobId(secrets.token_hex(16)))
@@ -56,13 +56,13 @@ class Processes(_Processes):
 
     def _attach(self, request: Request, guest: AttachedProcess) -> Deferred[bytes]:
         try:
-            attached = self._service.attach(guest)
+            attached = self._operations.attach(guest)
         except OSError as error:
             guest.close()
             raise HttpError(500, f"no FIFOs can be made: {error.strerror}") from None
 
         def answer(_: Any) -> bytes:
-            for known, channel in self._service.attached():
+            for known, channel in self._operations.attached():
                 if known is guest:
                     return request.reply(_facts(guest, channel))
             raise HttpError(404, f"{guest.name} has ended")
@@ -78,7 +78,7 @@ class ProcessById(_Processes):
     """One that is attached."""
 
     def render_GET(self, request: Request) -> Answer:
-        for guest, channel in self._service.attached():
+        for guest, channel in self._operations.attached():
             if guest.id == request.params["id"]:
                 return request.reply(_facts(guest, channel))
         raise HttpError(404, "no process of that id is attached here")
@@ -108,7 +108,7 @@ def _facts(guest: AttachedProcess, channel: ProgramChannel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def add_processes(routes: Routes, reactor: Any, service: WorkerService) -> None:
+def add_processes(routes: Routes, reactor: Any, operations: Operations) -> None:
     """Serve all of this."""
-    routes.add("/control/process", Processes(reactor, service))
-    routes.add("/control/process/{id}", ProcessById(reactor, service))
+    routes.add("/control/process", Processes(reactor, operations))
+    routes.add("/control/process/{id}", ProcessById(reactor, operations))

@@ -17,7 +17,7 @@ from ciel.net.http import Answer, Request, Route, Routes
 from ciel.net.turns import DelayedCall
 from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.wire.references import SIZE_MAX_BYTES, to_json
-from ciel.worker.disk_jobs import Admit, Ticket
+from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.resources.data import BlockList, Data, answering
 
 UPLOAD_WAITS_S: Final = 5.0
@@ -32,22 +32,23 @@ IDLE_MAX_S: Final = 60.0
 _is_offset = re.compile(r"\d{1,18}").fullmatch
 
 
-class Bringing:
+class IncomingUploads:
     """What clients bring, on its way into the store. `netloc` is where others then find it."""
 
     def __init__(
         self,
         reactor: Any,
         store: ObjectStore,
+        netloc: str,
         uploaded: Callable[[ObjectId], None],
-        admit: Admit,
+        admit: Admit = at_once,
     ) -> None:
         self.reactor = reactor
-        self.netloc = ""
+        self._netloc = netloc
         self._store = store
         self._uploaded = uploaded
         self._admit = admit
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, PendingUpload] = {}
 
     def writer(self, object_id: str, size_bytes: int | None) -> ObjectWriter:
         """Begin to write an object of, perhaps, so many bytes."""
@@ -71,11 +72,11 @@ class Bringing:
                 return Value.of(known, content)
             size_bytes = writer.commit().size_bytes
         self._uploaded(known)
-        return Concrete(known, size_bytes, frozenset((self.netloc,)))
+        return Concrete(known, size_bytes, frozenset((self._netloc,)))
 
     # --- in chunks --------------------------------------------------------------------------------
 
-    def begin(self, object_id: str, size_bytes: int | None) -> Pending:
+    def begin(self, object_id: str, size_bytes: int | None) -> PendingUpload:
         """Begin an upload in chunks; raises HttpError, also if it has begun already."""
         if object_id in self._pending:
             held = self._pending[object_id]
@@ -86,11 +87,11 @@ class Bringing:
             )
         if len(self._pending) >= PENDING_MAX:
             raise HttpError(503, f"{PENDING_MAX} uploads are under way here already")
-        pending = Pending(self, object_id, self.writer(object_id, size_bytes))
+        pending = PendingUpload(self, object_id, self.writer(object_id, size_bytes))
         self._pending[object_id] = pending
         return pending
 
-    def find(self, object_id: str) -> Pending:
+    def find(self, object_id: str) -> PendingUpload:
         """Return an upload that has begun; raises HttpError."""
         with answering():
             check_id(object_id)
@@ -98,10 +99,10 @@ class Bringing:
             raise HttpError(404, f"no upload of {object_id} is under way here")
         return self._pending[object_id]
 
-    def forget(self, pending: Pending) -> None:
+    def forget(self, pending: PendingUpload) -> None:
         self._pending.pop(pending.object_id, None)
 
-    def __iter__(self) -> Iterator[Pending]:
+    def __iter__(self) -> Iterator[PendingUpload]:
         return iter(list(self._pending.values()))
 
     def close(self) -> None:
@@ -110,13 +111,13 @@ class Bringing:
             pending.give_up()
 
 
-class Pending:
+class PendingUpload:
     """An upload in chunks: what has come of it so far."""
 
-    def __init__(self, bringing: Bringing, object_id: str, writer: ObjectWriter) -> None:
+    def __init__(self, uploads: IncomingUploads, object_id: str, writer: ObjectWriter) -> None:
         self.object_id = object_id
         self.writer = writer
-        self._bringing = bringing
+        self._uploads = uploads
         self._is_taking = False
         self._due: DelayedCall | None = None
         self.rest()
@@ -142,7 +143,7 @@ class Pending:
         length_bytes = length_of(request)
         self._is_taking = True
         self._stop_waiting()
-        return _Chunk(self, self._bringing.admitted(length_bytes), request.channel)
+        return _Chunk(self, self._uploads.admitted(length_bytes), request.channel)
 
     def require_rest(self) -> None:
         """Raise HttpError while a chunk is on its way."""
@@ -153,7 +154,7 @@ class Pending:
         """Wait for the next chunk, for some time."""
         self._is_taking = False
         self._stop_waiting()
-        self._due = self._bringing.reactor.callLater(IDLE_MAX_S, self.give_up)
+        self._due = self._uploads.reactor.callLater(IDLE_MAX_S, self.give_up)
 
     def commit(self, size_bytes: int) -> Reference:
         """Make it an object, if that is how much has come; raises HttpError."""
@@ -163,14 +164,14 @@ class Pending:
                 409, f"{self.size_bytes} bytes of {self.object_id} have come, not {size_bytes}"
             )
         try:
-            return self._bringing.finish(self.object_id, self.writer)
+            return self._uploads.finish(self.object_id, self.writer)
         finally:
             self.give_up()
 
     def give_up(self) -> None:
         """Forget it, and what has come of it if that is no object by now."""
         self._stop_waiting()
-        self._bringing.forget(self)
+        self._uploads.forget(self)
         self.writer.abort()
 
     def _stop_waiting(self) -> None:
@@ -235,7 +236,7 @@ class _Chunk(_Arriving):
     there.
     """
 
-    def __init__(self, pending: Pending, admitted: Deferred[Ticket], channel: Any) -> None:
+    def __init__(self, pending: PendingUpload, admitted: Deferred[Ticket], channel: Any) -> None:
         self.pending = pending
         self._is_refused = False
         super().__init__(pending.writer, admitted, channel)
@@ -263,8 +264,8 @@ class Upload(Route):
     at `/data/`. Without an id, a new one is made, and what is read is a list of all.
     """
 
-    def __init__(self, bringing: Bringing, data: Data | BlockList) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads, data: Data | BlockList) -> None:
+        self._uploads = uploads
         self._data = data
 
     def role_for(self, method: str) -> Role:
@@ -278,13 +279,13 @@ class Upload(Route):
             return None
         size_bytes = length_of(request)
         object_id = request.params.setdefault("id", f"{UPLOAD_PREFIX}{secrets.token_hex(16)}")
-        writer = self._bringing.writer(object_id, size_bytes)
-        return _Arriving(writer, self._bringing.admitted(size_bytes), request.channel)
+        writer = self._uploads.writer(object_id, size_bytes)
+        return _Arriving(writer, self._uploads.admitted(size_bytes), request.channel)
 
     def render_POST(self, request: Request) -> Answer:
         sink: Any = request.sink  # what `body_sink` returned
         try:
-            ref = self._bringing.finish(request.params["id"], sink.writer)
+            ref = self._uploads.finish(request.params["id"], sink.writer)
         except HttpError:
             sink.abort()
             raise
@@ -301,8 +302,8 @@ class Upload(Route):
 class ChunkedUpload(Route):
     """An upload in chunks: begun, looked at, given up."""
 
-    def __init__(self, bringing: Bringing) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads) -> None:
+        self._uploads = uploads
 
     def role_for(self, method: str) -> Role:
         return Role.READ if method in ("GET", "HEAD") else Role.SUBMIT
@@ -317,13 +318,13 @@ class ChunkedUpload(Route):
             size_bytes = said.get("size_bytes")
             if size_bytes is not None:
                 size_bytes = whole_size(size_bytes)
-        return request.reply(self._bringing.begin(request.params["id"], size_bytes).facts(), 201)
+        return request.reply(self._uploads.begin(request.params["id"], size_bytes).facts(), 201)
 
     def render_GET(self, request: Request) -> Answer:
-        return request.reply(self._bringing.find(request.params["id"]).facts())
+        return request.reply(self._uploads.find(request.params["id"]).facts())
 
     def render_DELETE(self, request: Request) -> Answer:
-        pending = self._bringing.find(request.params["id"])
+        pending = self._uploads.find(request.params["id"])
         pending.require_rest()
         pending.give_up()
         return request.reply({"id": pending.object_id})
@@ -334,11 +335,11 @@ class UploadChunk(Route):
 
     body_limit_bytes = None
 
-    def __init__(self, bringing: Bringing) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads) -> None:
+        self._uploads = uploads
 
     def body_sink(self, request: Request) -> _Chunk:
-        pending = self._bringing.find(request.params["id"])
+        pending = self._uploads.find(request.params["id"])
         return pending.take(request, request.params["offset"])
 
     def render_POST(self, request: Request) -> Answer:
@@ -351,24 +352,24 @@ class UploadChunk(Route):
 class UploadCommit(Route):
     """The end of an upload; the body says how long all of it is."""
 
-    def __init__(self, bringing: Bringing) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads) -> None:
+        self._uploads = uploads
 
     def render_POST(self, request: Request) -> Answer:
-        pending = self._bringing.find(request.params["id"])
+        pending = self._uploads.find(request.params["id"])
         return request.reply(to_json(pending.commit(whole_size(request.json()))), 201)
 
 
-class Uploading(Route):
+class UploadList(Route):
     """The uploads in chunks that are under way."""
 
     needs_role = Role.READ
 
-    def __init__(self, bringing: Bringing) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads) -> None:
+        self._uploads = uploads
 
     def render_GET(self, request: Request) -> Answer:
-        return request.reply([pending.facts() for pending in self._bringing])
+        return request.reply([pending.facts() for pending in self._uploads])
 
 
 def whole_size(value: Any) -> int:
@@ -378,11 +379,11 @@ def whole_size(value: Any) -> int:
     return value
 
 
-def add_uploads(routes: Routes, bringing: Bringing, data: Data, blocks: BlockList) -> None:
+def add_uploads(routes: Routes, uploads: IncomingUploads, data: Data, blocks: BlockList) -> None:
     """Serve all ways to bring an object."""
-    routes.add("/control/data", Upload(bringing, blocks))
-    routes.add("/control/data/{id}", Upload(bringing, data))
-    routes.add("/control/upload", Uploading(bringing))
-    routes.add("/control/upload/{id}", ChunkedUpload(bringing))
-    routes.add("/control/upload/{id}/commit", UploadCommit(bringing))
-    routes.add("/control/upload/{id}/{offset}", UploadChunk(bringing))
+    routes.add("/control/data", Upload(uploads, blocks))
+    routes.add("/control/data/{id}", Upload(uploads, data))
+    routes.add("/control/upload", UploadList(uploads))
+    routes.add("/control/upload/{id}", ChunkedUpload(uploads))
+    routes.add("/control/upload/{id}/commit", UploadCommit(uploads))
+    routes.add("/control/upload/{id}/{offset}", UploadChunk(uploads))

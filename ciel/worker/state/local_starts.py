@@ -10,7 +10,7 @@ from ciel.core.tasks import TaskSpec
 from ciel.worker.state.recent import Recent
 
 
-class Begun:
+class LocalStarts:
     """Which may, and which did of late. `executors`: those whose tasks may."""
 
     def __init__(self, executors: frozenset[str]) -> None:

@@ -81,6 +81,7 @@ class EndProcesses(NamedTuple):
 _WHOLE = (Concrete, Sweetheart)
 CANCELLED = TaskFault("CANCELLED", "it was called off")
 ABORTED = TaskFault("ABORTED", "somebody had it aborted")
+ABORTED_HERE = TaskFault("ABORTED", "somebody had it aborted on the worker where it was")
 
 Order = (
     FetchObject | AbandonFetch | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects

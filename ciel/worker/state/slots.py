@@ -15,15 +15,15 @@ class Slots:
     """So many slots; `free` is negative while programs are prepared ahead. And so many bytes of
     memory for those who ask for some; 0: nobody knows how many there are.
 
-    `talkative`: the executors whose programs are no matter of a moment, and not prepared ahead.
+    `interactive`: the executors whose programs are no matter of a moment, and not prepared ahead.
     """
 
-    def __init__(self, count: int, talkative: frozenset[str], memory_bytes: int = 0) -> None:
+    def __init__(self, count: int, interactive: frozenset[str], memory_bytes: int = 0) -> None:
         self.count = count
         self.free = count
         self.memory_free = memory_bytes
         self._memory_bytes = memory_bytes
-        self._talkative = talkative
+        self._interactive = interactive
         self._run_s = 2 * BRIEF_S  # what programs take here, about
         self._ahead = 0  # how many may be prepared
         self._wide: list[int] = []  # the slots of those that run and have more than one
@@ -44,7 +44,7 @@ class Slots:
         spec = attempt.spec
         is_plain = attempt.slots == 1 and not spec.inputs and not spec.needs.timeout_s
         is_plain = is_plain and attempt.key[1] <= 1
-        is_plain = is_plain and spec.executor not in self._talkative
+        is_plain = is_plain and spec.executor not in self._interactive
         return is_plain and self.has_room
 
     def has_memory(self, memory_bytes: int) -> bool:
@@ -77,7 +77,7 @@ class Slots:
 
     def learn(self, attempt: Attempt, run_s: float) -> None:
         """Note how long the program of an attempt took that ended well."""
-        if not run_s or attempt.spec.executor in self._talkative:
+        if not run_s or attempt.spec.executor in self._interactive:
             return
         self._run_s += 0.2 * (run_s - self._run_s)
         ahead = int(AHEAD_S / self._run_s * self.count) if self._run_s < BRIEF_S else 0

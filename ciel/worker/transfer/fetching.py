@@ -34,7 +34,7 @@ from ciel.worker.attempts.faults import is_full
 from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.state.orders import FetchObject
 from ciel.worker.streams.growing import Growing, Streams
-from ciel.worker.transfer.peer_stores import FetchCounts, Neighbours
+from ciel.worker.transfer.peer_stores import FetchCounts, PeerStores
 
 log = Logger()
 
@@ -89,6 +89,10 @@ class FetcherOwner(Protocol):
         """`lacks_room`: it is there, and the own store has no room for it."""
         ...
 
+    def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
+        """A worker has sent so many bytes in some time."""
+        ...
+
     def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
         """Return how to get an object whose holders have not answered since a time of the
         reactor's clock; nothing if it is to be given up.
@@ -110,11 +114,10 @@ class Fetcher:
         *,
         admit: Admit = at_once,
         enter: Enter | None = None,
-        neighbours: Neighbours | None = None,
-        timed: Callable[[str, int, float], None] = lambda netloc, size_bytes, run_s: None,
+        peer_stores: PeerStores | None = None,
     ) -> None:
-        """`admit`: has a copy wait until the disk of the store is free; `enter`: that of a file.
-        `timed`: is told how long each copy took, from where, of how many bytes.
+        """`admit`: has a copy wait until the disk of the store is free. `enter`: has a copy wait
+        until the disk of a file is free.
         """
         self.counts = FetchCounts()
         self.reactor = reactor
@@ -125,8 +128,7 @@ class Fetcher:
         self._key = key.derive(Role.WORKER) or key
         self._admit = admit
         self._enter = enter
-        self._neighbours = neighbours
-        self._timed = timed
+        self._peer_stores = peer_stores
         self._followed: dict[ObjectId, _Copy] = {}  # copies under way
 
     def fetch(self, order: FetchObject) -> None:
@@ -135,10 +137,10 @@ class Fetcher:
             lambda failure: self._gave_up(order, failure.getErrorMessage(), failure)
         )
 
-    def figures(self) -> dict[str, dict[str, int]]:
+    def counted(self) -> dict[str, dict[str, int]]:
         """Return what was counted, by what it is about."""
-        neighbours = self._neighbours.figures() if self._neighbours else {}
-        return {"fetches": asdict(self.counts), "shmd": neighbours}
+        shmd = self._peer_stores.figures() if self._peer_stores else {}
+        return {"fetches": asdict(self.counts), "shmd": shmd}
 
     def abandon(self, object_id: ObjectId) -> None:
         """Follow an object no longer that grew at another worker and broke there."""
@@ -220,12 +222,12 @@ class Fetcher:
 
     @inlineCallbacks
     def _link(self, netloc: str, ref: Reference) -> Any:
-        if self._neighbours is None:
+        if self._peer_stores is None:
             raise PlanFailedError("this worker knows no neighbours")
         self.counts.asked += 1
         begun_s = time.monotonic()
         try:
-            found = yield self._neighbours.ask(netloc, ref.id)
+            found = yield self._peer_stores.ask(netloc, ref.id)
             expected = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
             if expected not in (None, found.size_bytes):
                 raise PlanFailedError(f"{found.size_bytes} bytes, not {expected}")
@@ -237,7 +239,7 @@ class Fetcher:
             self.counts.link_failed += 1
             reason = str(error) or "this worker ends"
             raise PlanFailedError(reason, lacks_room=is_full(error)) from None
-        self._timed(netloc, found.size_bytes, time.monotonic() - begun_s)
+        self.owner.copied(netloc, found.size_bytes, time.monotonic() - begun_s)
         return found.size_bytes
 
     @inlineCallbacks
@@ -289,7 +291,7 @@ class Fetcher:
             info = yield deferToThread(writer.commit, checksum=result.checksum)
         self.counts.http += 1
         if size_bytes is not None:  # else it may have waited for its maker
-            self._timed(netloc, info.size_bytes, time.monotonic() - begun_s)
+            self.owner.copied(netloc, info.size_bytes, time.monotonic() - begun_s)
         return info.size_bytes
 
 

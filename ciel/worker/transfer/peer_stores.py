@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from ciel.storage.sharing import Found
 
 
-class Neighbours(Protocol):
+class PeerStores(Protocol):
     """Asks them."""
 
     def ask(self, netloc: str, object_id: str) -> Deferred[Found]:
