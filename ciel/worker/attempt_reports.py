@@ -80,8 +80,8 @@ class AttemptReports:
         self._service.act_soon()
 
     def attached_process_left(self, attached: AttachedProcess, details: str) -> None:
-        """As `AttemptsOwner` says. The job of a process that serves an attempt fails anyway; the
-        master is told to fail that of one that waits.
+        """As `AttemptsOwner` says. The job of a waiting process fails by request; a process that
+        served an attempt has failed its job with that.
         """
         self._machine.process_left(attached.id)
         if self._master.is_open:

@@ -20,7 +20,7 @@ log = Logger(__name__)  # compiled code cannot determine its own module
 
 
 class NoMasterError(CielError):
-    """There is no master to send a request to."""
+    """A request cannot be sent without a master."""
 
     def __init__(self) -> None:
         super().__init__("this worker has no master now; it is trying to reach one")
@@ -78,7 +78,7 @@ class MasterSession:
         return True
 
     def received(self, peer: Peer, messages: list[Message], now_s: float) -> list[Message]:
-        """Take messages; return those that are not about the session and no answers."""
+        """Take messages; process confirmations and answers, and return the rest."""
         session = self._session
         if session is None or (peer is not session.peer and peer is not self._returning):
             return []
@@ -107,7 +107,7 @@ class MasterSession:
         self._events.note("joined", peer.address)
 
     def drained(self, peer: Peer) -> None:
-        """Send what waited until the master had read what was sent before."""
+        """Send messages that waited until the master had read earlier ones."""
         if self._session is not None and peer is self._session.peer:
             self._session.hand_on()
 

@@ -1,4 +1,4 @@
-"""What a worker counts, for Prometheus. Kept or quick to ask for: a scraper costs it nothing."""
+"""The metrics of a worker, for Prometheus: counters in memory, and numbers quick to compute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ciel.worker.state.orders import Phase
 from ciel.worker.transfer.fetching import Fetcher
 
 Counts = Callable[[], dict[str, dict[str, int]]]
-"""Returns what was counted, by what it is about."""
+"""Returns counters, by subject."""
 
 _LEVEL_GAUGES = {
     "used_bytes": "Bytes of committed objects.",
@@ -42,7 +42,7 @@ _OPEN_NOW = frozenset(("connections", "requests_under_way", "open_writes"))
 
 
 class WorkerMetrics:
-    """Asks all parts of a worker."""
+    """Collects metrics from the parts of a worker."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class WorkerMetrics:
         self._disk_jobs = disk_jobs
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return what was counted of fetches and messages, by what it is about."""
+        """Return the counters of fetches and messages, by subject."""
         return {**self._fetcher.counted(), "messages": self._master.sent_counts()}
 
     def families(self) -> list[Family]:

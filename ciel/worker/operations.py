@@ -1,4 +1,4 @@
-"""What people and programs request of a worker over HTTP."""
+"""The operations of a worker that people and programs request over HTTP."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Operations:
         return self._machine.uploads.unnamed(self._service.now_s(), older_than_s)
 
     def offer_uploads(self, older_than_s: float) -> list[ObjectId]:
-        """Offer these to the master, which orders to delete those that it does not know."""
+        """Offer these to the master, which orders the deletion of the unknown ones."""
         offered = self._machine.offer_uploads(older_than_s, self._service.now_s())
         self._service.act()
         return offered

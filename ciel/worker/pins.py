@@ -1,4 +1,4 @@
-"""The pins of a worker, in a file, so that they outlive its process as its objects do."""
+"""Stores the pins of a worker in a file, so that they outlive its process as its objects do."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ log = Logger()
 
 
 class Retention:
-    """Which objects of the store may be deleted, and their deletion."""
+    """Decides which objects the store may drop, and deletes others on order."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The worker's service: feeds the master's messages to the machine, and carries out its orders.
 
-Orders are carried out at once, one after the other, until there are none. Reports leave at the end
-of the tick.
+It carries out orders one after the other, until there are none. Reports leave at the end of the
+tick.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ciel.worker.transfer.fetching import Fetcher
 class WorkerService:
     """Connects the machine to the master, to time, and to what carries out its orders.
 
-    Whoever gives the machine an event calls `act` afterwards, or `act_soon` in the middle of
-    something.
+    Components that give the machine an event call `act` afterwards, or `act_soon` if they are in
+    the middle of something.
     """
 
     _attempts: Attempts
@@ -152,7 +152,7 @@ class WorkerService:
             return
         self._is_acting = True
         try:
-            self._report()  # the master learns what has ended before anything starts in its place
+            self._report()  # ends are reported before other attempts start
             while self.machine.orders:
                 for order in self.machine.take_orders():
                     self._carry_out(order)

@@ -43,7 +43,7 @@ class Attempts:
         """Start an attempt; whatever goes wrong is reported as its fault."""
         key, place = (order.spec.id, order.attempt), self._place
         executor = place.executors.get(order.spec.executor)
-        if executor is None:  # the master knows what there is, unless something is wrong with it
+        if executor is None:  # the master assigns no such task, unless it has a bug
             text = f"worker {place.worker} has no executor {order.spec.executor!r}"
             self._lifecycle.report(key, (), TaskFault("WORKER_FAULT", text), 0.0)
             return

@@ -14,11 +14,11 @@ from ciel.core.refs import details_text
 from ciel.execution.executor import ProgramExit
 
 TOLD_BYTES: Final = 4096
-"""Of standard output, that travel with the failure: as much as of standard error."""
+"""This much of standard output is part of the failure, as of standard error."""
 
 
 def ending(program_exit: ProgramExit) -> dict[str, str]:
-    """Return how a program ended, for programs that read of its failure."""
+    """Return how a program ended, as fields of its failure."""
     if program_exit.signal_number is None:
         return {"exit_status": str(program_exit.status)}
     try:
@@ -28,8 +28,8 @@ def ending(program_exit: ProgramExit) -> dict[str, str]:
 
 
 def printed(path: str | None, netloc: str, kept: str) -> dict[str, str]:
-    """Return fields for the standard output of a program, which lies at `path`; none if it is
-    empty. `kept`: the name under which the worker at `netloc` keeps all of it.
+    """Return fields for the standard output of a program, in a file; none if it is empty. `kept`:
+    the name under which the worker at `netloc` keeps all of it.
     """
     try:
         if path is None or not stat.S_ISREG(os.lstat(path).st_mode):
@@ -47,7 +47,7 @@ def printed(path: str | None, netloc: str, kept: str) -> dict[str, str]:
 
 
 def details_with(details: Any, more: str, facts: dict[str, str]) -> Any:
-    """Return the details of a failure with a line behind its text, and facts beside it."""
+    """Return the details of a failure with another line of text, and with more fields."""
     text = f"{details_text(details)}\n{more}"
     if not facts and not isinstance(details, dict):
         return text

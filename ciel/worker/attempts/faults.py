@@ -1,4 +1,4 @@
-"""What is said of attempts that went wrong on this worker."""
+"""The faults of attempts that failed on this worker."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def is_full(error: BaseException) -> bool:
 
 
 def executor_fault(executor: Executor, error: Exception) -> TaskFault:
-    """An executor may be anybody's."""
+    """A third-party executor has raised an exception."""
     log.error("executor {name} raised {error!r}", name=executor.name, error=error)
     return TaskFault("EXECUTOR_FAULT", f"executor {executor.name} raised {error!r}")
 
 
 def preparation_fault(worker: str, error: Exception) -> TaskFault:
-    """What a program needs could not be made."""
+    """The worker could not prepare what a program needs."""
     reason = "NO_SPACE" if is_full(error) else "WORKER_FAULT"
     advice = open_files_advice(error)
     return TaskFault(reason, f"worker {worker} could not start it: {error}{advice}")
 
 
 def serving_fault(worker: str, error: OSError) -> TaskFault:
-    """What a program asked for could not be done, by no fault of its own."""
+    """The worker could not carry out a call of a program."""
     reason = "NO_SPACE" if error.errno in _DISK_FULL else "WORKER_FAULT"
     text = f"worker {worker} could not do what it asked for: {error}{open_files_advice(error)}"
     return TaskFault(reason, text)
@@ -61,7 +61,7 @@ def serving_fault(worker: str, error: OSError) -> TaskFault:
 def start_fault(
     worker: str, argv: Sequence[str], event: ProgramFailed, cwd: str, search_path: str | None
 ) -> TaskFault:
-    """A program could not be started, or did not begin before it was recalled."""
+    """A program could not be started, or was recalled before that."""
     program = unicode_text(argv[0])
     if event.stage is Stage.VFORK and event.errno == errno.ECANCELED:
         return TaskFault(RECALLED, "it was given back before it began")
@@ -78,7 +78,7 @@ def start_fault(
 
 
 def directory_text(worker: str, cwd: str, number: int) -> str:
-    """Say that a program cannot run in its caller's directory on this host, and what to do."""
+    """Explain that a program cannot run in its caller's directory on this host, and what to do."""
     what = "there is no such directory" if number == errno.ENOENT else os.strerror(number)
     return (
         f"the working directory {cwd!r} cannot be entered on worker {worker} "
@@ -89,19 +89,21 @@ def directory_text(worker: str, cwd: str, number: int) -> str:
 
 
 def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> TaskFault:
-    """What a program wrote could not be taken."""
+    """The store could not commit what a program wrote."""
     if isinstance(error, NoSpaceError):
         return TaskFault("NO_SPACE", no_room_text(worker, argv, error))
     if isinstance(error, ShortOutputError):
         return TaskFault("NO_SPACE", full_device_text(worker, argv))
-    if isinstance(error, CorruptObjectError) and error.code == "output":  # its program's doing
+    if isinstance(error, CorruptObjectError) and error.code == "output":  # by its program
         text = f"the output of {command_text(argv)} on worker {worker} is lost: {error.detail}"
         return TaskFault("RUNTIME_EXCEPTION", text)
     return TaskFault("WORKER_FAULT", f"worker {worker} could not store its output: {error}")
 
 
 def lacking_fault(worker: str, fault: TaskFault) -> TaskFault:
-    """The fault of a program that may have been refused room for an output: then nobody's."""
+    """Return the fault of a program whose output the store may have refused room: it is not the
+    program's own.
+    """
     if fault.reason not in ("RUNTIME_EXCEPTION", "RUNTIME_ERROR", "RAISED"):
         return fault
     text = f"{details_text(fault.details)}\n{full_device_text(worker, ())}"
@@ -109,7 +111,7 @@ def lacking_fault(worker: str, fault: TaskFault) -> TaskFault:
 
 
 def changed_fault(names: Sequence[str]) -> TaskFault:
-    """Somebody wrote into what programs only read, and what is read by several."""
+    """A program has written to inputs, which several programs may read."""
     text = (
         f"its input {', '.join(names)} was changed while it ran, by it or by another program that "
         "reads the same file; the worker has deleted its copy. Programs of this worker can write "
@@ -119,20 +121,20 @@ def changed_fault(names: Sequence[str]) -> TaskFault:
 
 
 def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:
-    """A program is killed for the memory it took."""
+    """A program has exceeded its memory limit."""
     used, limit = size_text(used_bytes), size_text(limit_bytes)
     return TaskFault("MEMORY_LIMIT", f"it took {used} of memory of its own, its limit is {limit}")
 
 
 def arguments_fault(executor: str, error: Exception) -> TaskFault:
-    """Whoever created a task gave its executor what it cannot use."""
+    """The arguments of a task are not what its executor takes."""
     name = getattr(error, "executor", "") or executor
     text = f"the arguments of executor {name} are wrong: {error}"
     return TaskFault("BAD_ARGUMENTS", text)
 
 
 def whose_signal(signal_number: int | None) -> str:
-    """Say who may have ended a program, if that was not its worker."""
+    """Say what may have killed a program, if that was not its worker."""
     if signal_number != signal.SIGKILL:
         return ""
     return (

@@ -1,13 +1,13 @@
-"""Programs that a preloaded parent forks, for the launcher to adopt (docs/adr/0052).
+"""Has a preloaded parent fork interactive programs, which the launcher adopts (docs/adr/0052).
 
-The parent is a program like any other, with a socket as its standard input. It is asked there for a
-program, and answers with the number of a process that is all that the program should be, and waits
-for the launcher:
+The parent is an ordinary program with a socket as its standard input. It receives requests for
+programs there. It forks a process that has everything the program needs and waits for the launcher,
+and answers with the process id:
 
     ask ──▶ [id, pid] ──▶ adopt ──▶ started
-      └──────┴── [id, 0], silence, its end ──▶ an ordinary start, of which nobody needs to know
+      └──────┴── [id, 0], silence, its end ──▶ an ordinary start, unknown to the caller
 
-The first program of a worker is started as ever; the parent begins with the second.
+The first program of a worker is started in the ordinary way. The second one starts the parent.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from ciel.launch.messages import (
 from ciel.net.turns import DelayedCall
 
 SILENCE_MAX_S = 10.0
-"""A parent that has not answered for so long hangs. It starts in 0.05 s, unless a disk is slow."""
+"""A parent that does not answer within this time hangs. It starts in 0.05 s, unless a disk is slow.
+"""
 _MESSAGE_BYTES = 256  # an answer is two numbers
 
 log = Logger()
 
 
 class ForksOwner(Protocol):
-    """Who launches. A launch that was asked for here is told of by the same means as all others."""
+    """The launcher. It reports forked programs as it reports all others."""
 
     def start(self, spec: LaunchSpec, ended: Callable[[Any], None]) -> int: ...
 
     def start_anew(self, launch_id: int, spec: LaunchSpec, signals: list[int]) -> None:
-        """Start as ever what could not be forked, and send it the signals that it missed."""
+        """Start a program that could not be forked, and send it the signals that it missed."""
 
     def adopt(self, launch_id: int, parent_id: int, pid: int) -> None: ...
 
@@ -57,7 +58,7 @@ class ForksOwner(Protocol):
 
 
 class _Asked:
-    """A launch that has not been answered; `is_forked`: but by the parent, so the launcher will."""
+    """A pending request. `is_forked`: the parent has answered, and the launcher has not."""
 
     def __init__(self, spec: LaunchSpec) -> None:
         self.spec = spec
@@ -67,7 +68,7 @@ class _Asked:
 
 @implementer(IReadDescriptor)
 class Forks:
-    """One preloaded parent at most, and what was asked of it."""
+    """At most one preloaded parent, and the requests that it has not completed."""
 
     def __init__(self, reactor: Any, owner: ForksOwner) -> None:
         self._reactor = reactor
@@ -76,7 +77,7 @@ class Forks:
         self._link: socket.socket | None = None
         self._parent: LaunchSpec | None = None
         self._parent_id = 0  # while it runs
-        self._is_needed = False  # there was a program before
+        self._is_needed = False  # a program was started before
         self._is_hopeless = False
         self._has_answered = False
         self._due: DelayedCall | None = None
@@ -87,7 +88,7 @@ class Forks:
         return 1 if self._parent_id else 0
 
     def ask(self, launch_id: int, spec: LaunchSpec, parent: LaunchSpec) -> bool:
-        """Have a program be forked; False if it must be started as ever."""
+        """Have a program be forked; False if the caller must start it in the ordinary way."""
         if not self._is_needed or self._is_hopeless:
             self._is_needed = True
             return False
@@ -97,7 +98,7 @@ class Forks:
                 return False
             assert self._link is not None
             self._link.send(request)
-        except OSError:  # it is full, or ends
+        except OSError:  # its socket is full, or it has ended
             return False
         self._asked[launch_id] = _Asked(spec)
         if self._due is None or not self._due.active():
@@ -105,26 +106,26 @@ class Forks:
         return True
 
     def keep_signal(self, launch_id: int, number: int) -> bool:
-        """Send a signal once there is a process for it; False if there is one."""
+        """Keep a signal for a program that has no process yet; False if it has one."""
         asked = self._asked.get(launch_id)
         if asked is not None:
             asked.signals.append(number)
         return asked is not None
 
     def started(self, launch_id: int) -> list[int]:
-        """A program runs: return what signals it has missed."""
+        """A program runs: return the signals that it has missed."""
         asked = self._asked.pop(launch_id, None)
         return [] if asked is None else asked.signals
 
     def failed(self, launch_id: int) -> bool:
-        """A launch has failed; True if that was an adoption, and a start is tried now."""
+        """A launch has failed; True if it was an adoption, and an ordinary start follows."""
         asked = self._asked.pop(launch_id, None)
         if asked is not None:
             self._owner.start_anew(launch_id, asked.spec, asked.signals)
         return asked is not None
 
     def close(self) -> None:
-        """Forget the parent and what it was asked: the launcher is gone."""
+        """Forget the parent and all requests: the launcher is gone."""
         self._asked.clear()
         self._parent_id = 0
         self._cut()
@@ -132,7 +133,7 @@ class Forks:
     # --- the parent -------------------------------------------------------------------------------
 
     def _has_parent(self, parent: LaunchSpec) -> bool:
-        """Start it unless it runs; False if it is another, or about to end."""
+        """Start the parent unless it runs; False if another one runs, or if it is about to end."""
         if self._parent_id:
             same = self._parent
             return self._link is not None and same is not None and _is_same(same, parent)
@@ -146,13 +147,13 @@ class Forks:
         return True
 
     def _parent_ended(self, event: ProgramExited | ProgramFailed) -> None:
-        """Nothing of it runs, nor of what was not adopted."""
+        """Nothing of the parent runs, nor of processes that were not adopted."""
         if event.launch_id != self._parent_id:
             return  # another launcher's
         self._parent_id = 0
         self._cut()
         if isinstance(event, ProgramExited) and event.exit_status and not self._has_answered:
-            self._is_hopeless = True  # it would not be better the next time
+            self._is_hopeless = True  # another one would fail, too
             log.warn("programs are not forked: their parent could not begin")
         for launch_id in [n for n, asked in self._asked.items() if not asked.is_forked]:
             self.failed(launch_id)
@@ -165,7 +166,7 @@ class Forks:
         self._listen_for_silence()
 
     def _listen_for_silence(self) -> None:
-        """Begin to wait for its next answer, if there is to be one."""
+        """Start to wait for its next answer, if requests are pending."""
         if self._due is not None and self._due.active():
             self._due.cancel()
         is_due = self._link is not None and any(not a.is_forked for a in self._asked.values())
@@ -173,7 +174,7 @@ class Forks:
 
     def _silent(self) -> None:
         log.warn("the parent of programs hangs: it is killed")
-        self._is_hopeless = not self._has_answered  # another one would not do better
+        self._is_hopeless = not self._has_answered  # another one would hang, too
         self._owner.kill(self._parent_id, signal.SIGKILL)
         self._cut()
 
@@ -194,7 +195,7 @@ class Forks:
         except OSError:
             answer = b""
         if not answer:
-            self._cut()  # its end will be told
+            self._cut()  # the launcher will report its end
             return
         self._has_answered = True
         launch_id, pid = json.loads(answer)
@@ -213,7 +214,7 @@ class Forks:
 
 
 def encode_fork(launch_id: int, spec: LaunchSpec) -> bytes | None:
-    """Return a request to the parent; None if it does not make such programs."""
+    """Return a request to the parent; None if it cannot fork such a program."""
     if (spec.stdin, spec.limits, spec.at_most) != (DEV_NULL, Limits(), 0):
         return None
     stderr = spec.stdout if spec.stderr is Standard.STDOUT else spec.stderr
@@ -224,7 +225,7 @@ def encode_fork(launch_id: int, spec: LaunchSpec) -> bytes | None:
         request = json.dumps([launch_id, list(spec.argv), spec.cwd, *paths, dict(spec.env)])
     except TypeError:  # bytes, or paths
         return None
-    return None if "\\u0000" in request else request.encode()  # a start says what is wrong
+    return None if "\\u0000" in request else request.encode()  # a start says why
 
 
 def _is_same(one: LaunchSpec, other: LaunchSpec) -> bool:

@@ -1,4 +1,4 @@
-"""What a failed attempt left, moved to where people may look at it; each part within a bound."""
+"""Keeps the files of failed attempts for people, each up to a maximum size."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _COPY_BYTES = 1 << 20
 
 def keep_files(kept: KeptAttempts, name: str, scratch: Scratch, partial: str | None) -> str:
     """Move an attempt's directory and standard error, and the beginning of its partial output.
-
-    Returns what to tell of it. May take as long as the files are large; may raise OSError.
+    Returns a sentence about that for the fault. Takes long if the files are large; raises OSError.
     """
     place = kept.path / name
     try:
@@ -36,7 +35,7 @@ def keep_files(kept: KeptAttempts, name: str, scratch: Scratch, partial: str | N
 
 
 def _shorten(path: str) -> None:
-    """Put the end of a long standard error in its place: whoever copies it would fill its holes."""
+    """Replace a long standard error by its end. A copy of the sparse file would fill its holes."""
     try:
         size_bytes = os.lstat(path).st_size
     except FileNotFoundError:
@@ -51,7 +50,7 @@ def _shorten(path: str) -> None:
 
 
 def _take_output(source: str, target: str) -> None:
-    """Link a file, which takes no time and no room; of a long one copy the beginning."""
+    """Link a file, which takes no time and no space; copy the beginning of a long one."""
     try:
         status = os.lstat(source)
     except OSError:

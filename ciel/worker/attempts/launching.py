@@ -1,4 +1,4 @@
-"""The launcher on the reactor: requests leave once a turn, events come in as they happen."""
+"""The launcher on the reactor: sends requests once in each tick, and receives events."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ciel.worker.attempts.forkserver import Forks
 log = Logger()
 
 STOPPED_LOOK_S = 1.0
-"""So often it is seen to that the launcher runs, while it has programs: they may stop it, and then
-nothing would begin or end on this worker, nor be killed when its time is over.
+"""Interval of checks that the launcher runs, while it has programs. A program may stop it by a
+signal, and then nothing on this worker would start, end or be killed after its time limit.
 """
 
 Ended = Callable[[ProgramExited | ProgramFailed], None]
@@ -33,10 +33,10 @@ Ended = Callable[[ProgramExited | ProgramFailed], None]
 
 @implementer(IReadDescriptor, IWriteDescriptor)
 class Launching:
-    """Starts programs for one owner and tells it of each one's end, exactly once.
+    """Starts programs, and reports the end of each exactly once.
 
-    A launcher that died takes its programs with it: what is left of them is killed, their ends are
-    told as failures, and a new launcher is started.
+    If the launcher dies, its programs are killed and reported as such, and a new launcher is
+    started.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Launching:
         environ: Mapping[str, str],
         read_only: Iterable[str] = (),
     ) -> None:
-        """`read_only`: directories in which programs should be able to do no more than read."""
+        """`read_only`: directories that programs should only be able to read."""
         self._reactor = reactor
         self._turns = turns
         self.environ = dict(environ)
@@ -62,17 +62,17 @@ class Launching:
 
     @property
     def protects(self) -> bool:
-        """Whether no program can change what lies in the directories that are to be read only."""
+        """Whether programs cannot change files in the read-only directories."""
         if self._protects is not None:
             return self._protects
         protects = bool(self._read_only) and self._launcher.protects(self._read_only)
-        if protects or self._next_id > len(self._owners):  # a program has ended: it has begun
+        if protects or self._next_id > len(self._owners):  # one has ended, so that is known
             self._protects = protects
         return protects
 
     @property
     def parent_count(self) -> int:
-        """How many programs run that only fork others."""
+        """How many programs run that only fork other programs."""
         return self._forks.parent_count
 
     def start(
@@ -116,19 +116,19 @@ class Launching:
             self._turns.at_end(self._flush, START)
 
     def recall(self, launch_id: int) -> None:
-        """Have a program that still waits fail with ECANCELED; one that has begun goes on."""
+        """Have a program fail with ECANCELED if it still waits to be started."""
         self._launcher.recall(launch_id)
         self._turns.at_end(self._flush, START)
 
     def _see_to_it(self) -> None:
-        """Continue a launcher that was stopped."""
+        """Continue the launcher if it was stopped."""
         if self._launcher.keep_going():
             log.warn("the launcher was stopped, by a program or a person; it goes on")
         again = self._owners and self._launcher.fileno() >= 0
         self._look = self._reactor.callLater(STOPPED_LOOK_S, self._see_to_it) if again else None
 
     def close(self) -> None:
-        """End everything; nobody is told."""
+        """End everything without reports."""
         self._forks.close()
         if self._look is not None:
             self._look.cancel()

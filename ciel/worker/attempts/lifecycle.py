@@ -126,7 +126,7 @@ class Lifecycle:
 
     def run_again_on_disk(self, attempt: RunningAttempt, program: str) -> bool:
         """Run an attempt once more whose outputs were in memory when that was full: the store may
-        have refused some of them. False if there is no disk for them, or if it is not repeatable.
+        have refused some of them. False if there is no disk, or if the attempt is not repeatable.
         """
         levels = [level.name for level in self.place.store.levels()]
         if levels != [MEMORY, DISK] or attempt.level == DISK or not attempt.is_repeatable:
@@ -137,7 +137,7 @@ class Lifecycle:
         return True
 
     def run_again(self, attempt: RunningAttempt, level: str = "") -> None:
-        """Start an attempt anew, as if its program had not run."""
+        """Start an attempt again, as if its program had not run."""
         self.forget(attempt.key)
         attempt.clean_up()
         action = attempt.executor.begin(attempt.task)

@@ -57,7 +57,7 @@ class ProgramFiles:
 
     @property
     def search_path(self) -> str | None:
-        """PATH, if the program has one of its own."""
+        """The PATH of the program, if its environment sets it."""
         return self._program.env.get("PATH")
 
     def launch_spec(self, at_most: int) -> LaunchSpec:
@@ -202,7 +202,7 @@ class ProgramFiles:
 
     @property
     def may_lack_output(self) -> bool:
-        """Whether the store may have refused the program room for what it wrote."""
+        """Whether the store may have refused room for the program's output."""
         return any(writer.may_be_short for writer in self.writers.values())
 
     def delete_changed_inputs(self) -> list[str]:
@@ -246,6 +246,6 @@ class ProgramFiles:
         self._fingerprints.clear()
 
     def abort_outputs(self) -> None:
-        """Delete what was written to outputs that are not committed."""
+        """Delete the outputs that are not committed."""
         for writer in self.writers.values():
             writer.abort()

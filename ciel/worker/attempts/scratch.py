@@ -1,14 +1,15 @@
-"""The files of one attempt besides its outputs: scratch directory, standard input, standard error.
+"""The private files of an attempt: scratch directory, standard input, standard error.
 
     <spool>/scratch/<life>/<number>/         the program's directory, CIEL_SCRATCH
-    <spool>/scratch/<life>/<number>.stderr   what it wrote to standard error
-    <spool>/scratch/<life>/<number>.stdout   of a program that talks: what it printed
+    <spool>/scratch/<life>/<number>.stderr   its standard error
+    <spool>/scratch/<life>/<number>.stdout   the standard output of an interactive program
     <spool>/scratch/<life>/<number>.in/      inputs that came inside their references
 
-All of it goes when the attempt ends well; a failed one's is moved to `kept`, and named in the
-error. What a program left as clean as it was is used again: making and removing a directory costs
-most file systems more than starting a program. A worker holds the directory of its life; what a
-killed one left is removed by the next that starts on the same spool.
+The worker removes them when the attempt succeeds. If it fails, the worker moves them to `kept`, and
+names the directory in the fault. A directory that a program left empty is used again: on most file
+systems, to create and remove a directory costs more than to start a program. A worker holds a lease
+on the directory of its life. The next worker that starts on the same spool removes what a killed
+one has left.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from ciel.storage.trees import move_tree, remove_tree
 _PRIVATE_DIRECTORY = stat.S_IFDIR | 0o700
 _SPARE_MAX = 64
 PIECE_BYTES = 64 << 10
-"""So much of what was printed is taken at once; longer lines are broken up."""
+"""Printed text is read in pieces of this size; longer lines are split."""
 PIECES_AT_A_LOOK = 4
-"""So many while a program runs: several may print, and all else waits."""
+"""Pieces read at a time while a program runs: several programs may print, and the reactor waits."""
 BEHIND_MAX_BYTES = 1 << 20
-"""What was printed so long before the end of what there is is not read."""
+"""Text further than this before the end of the file is skipped."""
 
 
 class ScratchPool:
-    """The scratch directories of a worker; those that come back untouched are handed out again."""
+    """The scratch directories of a worker. Unused ones are handed out again."""
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
@@ -50,7 +51,7 @@ class ScratchPool:
         self._life_fd = leases.hold(self._life, parent_fd=self._root_fd)
 
     def take(self) -> Scratch:
-        """Hand out an empty one."""
+        """Hand out an empty directory."""
         if self._spare:
             scratch = self._spare.pop()
             scratch.begin()
@@ -59,14 +60,16 @@ class ScratchPool:
         return Scratch(self._spool, f"{self._life}/{self._made}")
 
     def take_back(self, scratch: Scratch) -> bool:
-        """Keep one for another attempt if it may be; otherwise it is the caller's to remove."""
+        """Keep a directory for another attempt; False if it was used, and the caller must remove
+        it.
+        """
         if len(self._spare) >= _SPARE_MAX or not scratch.is_untouched():
             return False
         self._spare.append(scratch)
         return True
 
     def close(self) -> None:
-        """Remove those that wait for use, and what else is left of this life; once is enough."""
+        """Remove everything that is left of this life. Closing twice is closing once."""
         if self._root_fd < 0:
             return
         self._spare.clear()
@@ -77,7 +80,7 @@ class ScratchPool:
 
 
 class Scratch:
-    """The private files of one attempt; made at once, `remove` or `keep` ends it."""
+    """The private files of one attempt, created here; `remove` or `keep` ends their life."""
 
     def __init__(self, spool: Path, name: str) -> None:
         self._base = f"{spool}/scratch/{name}"
@@ -90,25 +93,25 @@ class Scratch:
         os.mkdir(self._base, 0o700)
 
     def begin(self) -> None:
-        """Serve another attempt."""
+        """Prepare for another attempt."""
         self._stderr_bytes = None
 
     def inputs_directory(self) -> str:
-        """Return a directory for files that the program is given, apart from its own."""
+        """Return the directory for inputs, which is not the program's own."""
         if self._inputs is None:
             self._inputs = f"{self._base}.in"
             os.mkdir(self._inputs, 0o700)
         return self._inputs
 
     def drop_inputs(self) -> None:
-        """Remove the inputs that were written, for a program that goes on with another task."""
+        """Remove the inputs that were written; the program continues with another task."""
         for number in range(1, self._input_count + 1):
-            with suppress(OSError):  # the program may have done it
+            with suppress(OSError):  # the program may have removed it
                 os.unlink(f"{self._inputs}/{number}")
         self._input_count = 0
 
     def write_input(self, content: bytes) -> str:
-        """Write a file for an input that has none; return its path."""
+        """Write a file for an input that is not in the store; return its path."""
         directory = self.inputs_directory()
         self._input_count += 1
         path = f"{directory}/{self._input_count}"
@@ -117,14 +120,14 @@ class Scratch:
         return path
 
     def place(self, name: str, source: str) -> None:
-        """Have a file lie in the scratch directory: a link where that is possible, else a copy."""
+        """Link a file into the scratch directory."""
         target = self.path + name
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(source, target)
 
     def copy(self, name: str, source: str, *, executable: bool = False) -> None:
-        """Have a copy lie in the scratch directory, for a program that may outlive its source, or
-        that is to execute it.
+        """Copy a file into the scratch directory, for a program that may outlive the original, or
+        that executes the file.
         """
         target = self.path + name
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -133,7 +136,7 @@ class Scratch:
             os.chmod(target, 0o700)
 
     def copy_executable(self, source: str) -> str:
-        """Copy an input that is to be run; the store's own files are never made executable."""
+        """Copy an input that the program executes; files of the store are never executable."""
         path = self.write_input(b"")
         shutil.copyfile(source, path)
         os.chmod(path, 0o700)
@@ -141,7 +144,7 @@ class Scratch:
 
     @staticmethod
     def open_printed(path: str) -> int:
-        """Return a descriptor of what a program that runs prints; -1 if there is no file."""
+        """Return a descriptor of the output of a running program; -1 if there is no file."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(path, flags)
@@ -153,8 +156,8 @@ class Scratch:
         return -1
 
     def stderr_size(self) -> int:
-        """Return how much the program, which has ended, complained; what it put there instead of a
-        file counts as something.
+        """Return the size of the standard error of a program that has ended; positive if the
+        program has replaced the file by something else.
         """
         if self._stderr_bytes is None:
             try:
@@ -165,8 +168,8 @@ class Scratch:
         return self._stderr_bytes
 
     def stderr_tail(self, start_bytes: int = 0, path: str = "") -> str:
-        """Return the end of standard error (or of the file at `path`), as text, of what came from
-        `start_bytes` on; nothing if the program left no file there.
+        """Return the end of standard error (or of the file at `path`) from `start_bytes` on, as
+        text; empty if there is no file.
         """
         path = path or self.stderr_path
         try:
@@ -182,9 +185,9 @@ class Scratch:
     def lines_from(
         self, start_bytes: int, *, to_the_end: bool = False, path: str = ""
     ) -> tuple[str, int]:
-        """Return the next whole lines that the program wrote to standard error (or to the file at
-        `path`), from `start_bytes` on, and where they end; `to_the_end`: also one that is not
-        whole. What is too far behind is left out.
+        """Return the next whole lines of standard error (or of the file at `path`) from
+        `start_bytes` on, and where they end. `to_the_end`: also the last incomplete line. Text too
+        far before the end of the file is skipped.
         """
         path = path or self.stderr_path
         try:
@@ -205,7 +208,7 @@ class Scratch:
             left_out = f"({first - start_bytes} bytes before)\n"
         is_last = first + len(said) >= size_bytes
         whole = said.rfind(b"\n") + 1
-        if not (is_last and to_the_end) and (whole or is_last):  # else the line is broken up
+        if not (is_last and to_the_end) and (whole or is_last):  # else the line is split
             said = said[:whole]
         return left_out + printed_text(said), first + len(said)
 
@@ -217,9 +220,8 @@ class Scratch:
         to_the_end: bool = False,
         path: str = "",
     ) -> int:
-        """Log what the program wrote to standard error (or to the file at `path`) from
-        `start_bytes` on; return how far that goes now. While it runs (not `to_the_end`) that is not
-        all of it, if it is much.
+        """Log standard error (or the file at `path`) from `start_bytes` on; return up to where.
+        While the program runs (not `to_the_end`), a call logs a limited amount.
         """
         path = path or self.stderr_path
         for count in itertools.count():
@@ -235,8 +237,8 @@ class Scratch:
         return start_bytes
 
     def made_files(self, placed: Set[str]) -> list[str]:
-        """Return the names of what a program has left in its directory, beside what was `placed`
-        there.
+        """Return the names of the files that a program has created in its directory, except for the
+        `placed` ones.
         """
         try:
             return sorted([name for name in os.listdir(self._base) if name not in placed])
@@ -244,7 +246,7 @@ class Scratch:
             return []
 
     def is_untouched(self) -> bool:
-        """Whether everything is as it was made, so that another attempt may use it."""
+        """Whether nothing was changed, so that another attempt may use the directory."""
         if self._inputs is not None or self.stderr_size():
             return False
         try:
@@ -254,7 +256,7 @@ class Scratch:
             return False
 
     def is_clean(self) -> bool:
-        """Whether nothing but an empty directory is left to remove, as after most programs."""
+        """Whether there is only an empty directory to remove, as after most programs."""
         if self._inputs is not None:
             return False
         try:
@@ -264,18 +266,20 @@ class Scratch:
             return False
 
     def remove(self) -> None:
-        """Remove everything. May take long when the program left much: then call it in a thread."""
+        """Remove everything. This takes long if the program left many files: then call it in a
+        thread.
+        """
         _remove_file(self.stderr_path)
         if self._inputs is not None:
             remove_tree(self._inputs)
-            _remove_file(self.stdout_path)  # only a program that talks has one, and it has inputs
+            _remove_file(self.stdout_path)  # of interactive programs, which have inputs
         try:
             os.rmdir(self._base)
         except OSError:
             remove_tree(self._base)
 
     def keep(self, kept: Path) -> None:
-        """Move what the attempt left to `kept`, a directory that does not exist."""
+        """Move the files to `kept`, a directory that does not exist yet."""
         kept.mkdir(parents=True, mode=0o700)
         for place, name in (
             (self.stderr_path, "stderr"), (self.stdout_path, "stdout"), (self._base, "scratch")
@@ -286,7 +290,7 @@ class Scratch:
 
 
 def _size_bytes(path: str) -> int:
-    """Return how large a file is that may grow; 0 if there is none."""
+    """Return the size of a file that may grow; 0 if there is none."""
     try:
         return os.lstat(path).st_size
     except OSError:
@@ -294,10 +298,10 @@ def _size_bytes(path: str) -> int:
 
 
 def _remove_file(path: str) -> None:
-    """Remove a file, or what a program has put in its place."""
+    """Remove a file, or a directory that a program has put in its place."""
     try:
         os.unlink(path)
     except FileNotFoundError:
         pass
-    except OSError:  # no file any more
+    except OSError:  # a directory
         remove_tree(path)

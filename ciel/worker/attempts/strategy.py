@@ -1,4 +1,4 @@
-"""What the life cycle of attempts requires of the two ways to run a program.
+"""The interface between the life cycle of attempts and the two ways to run a program.
 
 A batch program runs to its end, and its exit status says what became of the task. An interactive
 program converses with this worker meanwhile, and may serve several tasks in succession.
@@ -26,9 +26,9 @@ class Strategy(Protocol):
         action: Action,
         level: str = "",
     ) -> None:
-        """Start an attempt, as its executor has said in `action`. Whatever happens, the life cycle
-        hears of its end exactly once. `level`: the store level for its outputs, if the worker
-        overrides the one that the task asks for.
+        """Start an attempt with the action that its executor has returned. The end of the attempt
+        is reported exactly once, also if it cannot be started. `level`: the store level for its
+        outputs, if the worker overrides the level that the task requests.
         """
 
     def close(self) -> None:

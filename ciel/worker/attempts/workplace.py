@@ -1,4 +1,4 @@
-"""What every attempt on a worker works with, and whom it tells: one value for hosts of attempts."""
+"""The means that every attempt on a worker uses, and the owner that it reports to."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ from ciel.worker.streams.growing import Streams
 log = Logger()
 
 Losses = tuple[tuple[ObjectId, str], ...]
-"""Objects, each with the place where it was said to be and is not."""
+"""Objects, each with the location where it is missing."""
 
 
 class AttemptsOwner(Protocol):
-    """Who is told of attempts. The end of each is told exactly once, by the first or the second."""
+    """Receives reports of attempts: of the end of each exactly once, by `attempt_ended` or by
+    `inputs_gone`.
+    """
 
     def attempt_ended(
         self,
@@ -48,45 +50,45 @@ class AttemptsOwner(Protocol):
     def inputs_gone(self, key: Key, losses: Losses, details: str) -> None: ...
 
     def attached_process_left(self, guest: AttachedProcess, details: str) -> None:
-        """Learn that an attached process is gone that served no attempt, and why."""
+        """An attached process has left while it served no attempt."""
 
     def attempt_spawned(self, key: Key, child: Child, *, wanted: bool | None = None) -> None: ...
 
     def child_started_inline(self, key: Key, child: Child) -> None:
-        """Learn that the program of an attempt has begun a child within itself; then its end."""
+        """The program of an attempt has started a child inline; `inline_child_ended` follows."""
 
     def inline_child_ended(
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None: ...
 
     def recent(self, object_id: ObjectId) -> Reference | None:
-        """Return a small result that was made here of late."""
+        """Return a small result that was produced here recently."""
 
     def room(self) -> int | None:
-        """Say how many slots wait for work; None: other workers may have some."""
+        """Return how many slots have no task to run; None if other workers may have some, too."""
 
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None: ...
 
     def outputs_discarded(self, objects: tuple[ObjectId, ...]) -> None:
-        """Learn of objects that an attempt put into the store before it failed."""
+        """An attempt has put objects into the store before it failed."""
 
     def stream_broken(self, object_id: ObjectId, details: str) -> None: ...
 
     def preferred(self, ref: Sweetheart) -> None:
-        """Learn that an object is better read here than anywhere else."""
+        """An object is better read here than anywhere else."""
 
     def printed(self, printed: TaskPrinted) -> None:
-        """Learn that an attempt has printed something that is in its job's log now."""
+        """The log of a job has new lines of an attempt."""
 
     def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
-        """Get an object for a running attempt; `then` is called once it can be read here, or with
-        what was found missing, and why.
+        """Fetch an object for a running attempt; call `then` once it can be read here, or with the
+        locations where it is missing, and why.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """A worker's means. `netloc`: where its objects are served."""
+    """The means of a worker. `netloc`: where it serves its objects."""
 
     reactor: Any
     turns: Turns
@@ -104,15 +106,17 @@ class Workplace:
     fingerprints: WeakValueDictionary[tuple[int, int], Fingerprint] = field(
         default_factory=WeakValueDictionary
     )
-    """What files were like for the first of the attempts that read them now. Those keep it."""
+    """The state of files when the first of the attempts opened them that read them now. These
+    attempts keep the entries alive.
+    """
 
     @property
     def here(self) -> frozenset[str]:
         return frozenset((self.netloc,))
 
     def open(self, object_id: ObjectId, ref: Reference | None) -> ObjectReader:
-        """Open an input, of which `ref` is known. One that has another size than it had is deleted.
-        Raises StorageError.
+        """Open an input with a known reference. If its size has changed, it is deleted. Raises
+        StorageError.
         """
         reader = self.store.open(object_id)
         known = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
@@ -122,8 +126,8 @@ class Workplace:
         raise self._deleted(reader, known)
 
     def fingerprint(self, reader: ObjectReader) -> Fingerprint | None:
-        """Return what an input that programs could change is like as long as none has; None if they
-        cannot. One that is different from what a running program found is deleted. Raises
+        """Return the original state of an input that programs could change; None if they cannot. If
+        the input differs from the state that a running program found, it is deleted. Raises
         StorageError.
         """
         found = reader.fingerprint()
@@ -137,7 +141,9 @@ class Workplace:
         return first
 
     def _deleted(self, reader: ObjectReader, size_bytes: int) -> ChangedObjectError:
-        """Delete what a program has damaged, so that no other reads it; return why."""
+        """Delete an object that a program has damaged, so that no other program reads it; return
+        why.
+        """
         error = ChangedObjectError(reader.object_id, size_bytes, reader.size_bytes)
         reader.close()
         self.store.delete(reader.object_id)
@@ -145,7 +151,7 @@ class Workplace:
         return error
 
     def prefer(self, ref: Concrete | Sweetheart) -> None:
-        """Have an input be read here rather than anywhere else from now on."""
+        """Report that an input is better read here than anywhere else."""
         self.owner.preferred(Sweetheart(ref.id, self.netloc, ref.size_bytes, self.here))
 
     def log(
@@ -157,8 +163,8 @@ class Workplace:
         is_stderr: bool = False,
         is_notice: bool = False,
     ) -> None:
-        """Write lines that an attempt printed to its job's log, and tell the master of them.
-        `is_notice`: the worker says them.
+        """Write lines that an attempt printed to the log of its job, and report them. `is_notice`:
+        they are of the worker.
         """
         try:
             start, size_bytes = self.logs.append(spec.job, logged_name(spec.name, spec.id), text)

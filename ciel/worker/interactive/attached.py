@@ -1,8 +1,7 @@
-"""Processes that were there before this worker knew of them, and are attached to it: checked once,
-watched until they end, and never sent a signal.
+"""Processes that are attached to this worker, which has not started them. It checks each once,
+watches it until it ends, and sends it no signal.
 
-All that is held of one is a descriptor of it (pidfd), which means this process whatever becomes of
-its number.
+The worker holds a descriptor of each (pidfd), which stays valid if the process id is reused.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _UIDS = re.compile(r"^Uid:\t(\d+)\t(\d+)\t", re.MULTILINE)  # real, effective
 
 
 class AttachRefusedError(CielError):
-    """A process cannot be attached; `status` is what HTTP says of it."""
+    """A process cannot be attached. `status`: the HTTP status."""
 
     def __init__(self, pid: int, status: int, reason: str) -> None:
         self.pid = pid
@@ -35,7 +34,7 @@ class AttachRefusedError(CielError):
 
 
 class Left(NamedTuple):
-    """How a guest left, in words that follow `it`."""
+    """How an attached process has left, in words that follow `it`."""
 
     how: str
 
@@ -46,9 +45,7 @@ CUT_OFF = Left("was cut off")
 
 @implementer(IReadDescriptor)
 class AttachedProcess:
-    """A process of our user on this host, which is to be the root task of a job. Raises
-    AttachRefusedError; `close` ends it.
-    """
+    """A process of this user and host, for the root task of a job. Raises AttachRefusedError."""
 
     def __init__(self, reactor: Any, pid: int, job: JobId) -> None:
         self._reactor = reactor
@@ -60,25 +57,25 @@ class AttachedProcess:
         self._descriptor = _open(pid)
         try:
             self.name = _look_at(pid)
-            if self._has_ended:  # what was looked at may have been another of the same number
+            if self._has_ended:  # the checked process may have been another of the same id
                 raise AttachRefusedError(pid, 404, "has ended")
         except BaseException:
             self.close()
             raise
 
     def watch(self, left: Callable[[Left], None]) -> None:
-        """Have somebody told, once, when the process has ended or was cut off."""
+        """Call `left` once when the process has ended or was cut off."""
         self._left = left
         self._reactor.addReader(self)
 
     def cut_off(self) -> None:
-        """Have nothing to do with the process any more; that is told soon, as its end would be."""
+        """Detach the process; that is reported soon, as its end would be."""
         if not self._is_leaving:
             self._is_leaving = True
             self._reactor.callLater(0, self._leave)
 
     def close(self) -> None:
-        """Look no more; nobody is told."""
+        """Stop watching, without a report."""
         self._left = None
         if self._descriptor >= 0:
             self._reactor.removeReader(self)
@@ -123,7 +120,7 @@ def _open(pid: int) -> int:
 
 
 def _look_at(pid: int) -> str:
-    """Return what to call a process, if it is one that we may have to do with."""
+    """Check that a process may be attached; return its name for people."""
     if pid == os.getpid():
         raise AttachRefusedError(pid, 400, "is this worker")
     try:
@@ -135,7 +132,7 @@ def _look_at(pid: int) -> str:
         raise AttachRefusedError(pid, 404, "has ended") from None
     if found is None or {int(uid) for uid in found.groups()} != {os.geteuid()}:
         raise AttachRefusedError(pid, 403, "is not of the user that this worker runs as")
-    with suppress(OSError):  # what may not be looked at is no stranger for that
+    with suppress(OSError):  # a process whose namespaces cannot be read is accepted
         if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
             why = "has other files than this worker, so it could not open what it is told to"
             raise AttachRefusedError(pid, 400, why)

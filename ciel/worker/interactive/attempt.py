@@ -30,16 +30,16 @@ from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streams.growing import Growing, Hold, lasting_path
 from ciel.worker.streams.stdin_feeder import Piping, pipe
 
-log = Logger(__name__)  # compiled, it cannot be found out
+log = Logger(__name__)  # compiled code cannot determine its own module
 
 T = TypeVar("T")
 FETCHES_MAX = 3
-"""How often an input is looked for anew that was said to be here, before it is given up."""
+"""How often an input is fetched that should be here, before the attempt gives it up."""
 
 
 class _OpenStream:
-    """An input that was opened growing, maybe several times. Until as many have closed it, none of
-    them may see an end: of a pipe it would be a false one.
+    """A growing input that was opened, maybe several times. Until it was closed as often, none of
+    its readers may see the end of a pipe, as it would not be the end of the input.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class InteractiveAttempt(Attempt):
         level: str = "",
     ) -> None:
         """`outer`: the attempt whose program runs this one, too. `level`: of the store, for its
-        outputs, if not the one that its task asks for.
+        outputs, if not the level that its task requests.
         """
         place = lifecycle.place
         self._conflicts: list[ObjectConflictError] = []
@@ -190,9 +190,9 @@ class InteractiveAttempt(Attempt):
         return self._place.worker
 
     def close(self) -> None:
-        """Let go of all inputs; outputs were published or rolled back before."""
+        """Close all inputs; outputs were published or rolled back before."""
         self._is_closed = True
-        for error in self._conflicts:  # the first one wins; but it is worth knowing
+        for error in self._conflicts:  # the first one counts, but people should know
             log.warn("not deterministic: {error}", error=error)
         for waiter in self._waiters:
             waiter.cancel()
@@ -206,7 +206,7 @@ class InteractiveAttempt(Attempt):
             self._lifecycle.growth.remove(self.key)
 
     def _late(self, then: Callable[[T], None]) -> Callable[[T], None]:
-        """Return a callback for what comes later, if it still matters then."""
+        """Return a callback that does nothing once the attempt is closed."""
 
         def come(value: T) -> None:
             if not self._is_closed:
@@ -219,7 +219,7 @@ class InteractiveAttempt(Attempt):
     def resolve(self, ref: Reference) -> Reference:
         known = self.task.inputs.get(ref.id) or self.outputs.reference(ref.id)
         if isinstance(known, Future) and self.task.spec.any_count:
-            return known  # others were enough; what is not whole cannot be relied on
+            return known  # other inputs were enough, and this one may never be complete
         if known is None:
             known = ref if self._outer is None else self._outer.resolve(ref)
         if isinstance(known, Future):
@@ -276,7 +276,7 @@ class InteractiveAttempt(Attempt):
         def come(lost: tuple[Losses, str] | None) -> None:
             if lost is None:
                 again()
-            else:  # nobody was asked for what was to grow here
+            else:  # no worker holds this stream
                 self._lose(lost[0] or ((ref.id, self._netloc),), lost[1])
 
         late = self._late(come)
@@ -317,7 +317,7 @@ class InteractiveAttempt(Attempt):
 
     @property
     def input_error(self) -> OSError | None:
-        """Why the program may have taken a part of an input for all of it."""
+        """Why the program may have taken a part of an input for the whole."""
         return next((piping.error for piping in self._pipings if piping.error is not None), None)
 
     def prefer(self, ref: Reference) -> None:
@@ -375,13 +375,13 @@ class InteractiveAttempt(Attempt):
             raise OSError("this store cannot take the output of a program by name")
         if not self._has_written and self._place.store.capabilities.bounded:
             self._has_written = True
-            watched = GrowingFiles((), self.outputs.open_ones)  # who runs it looks at the rest
+            watched = GrowingFiles((), self.outputs.open_ones)  # not what it prints
             self._lifecycle.growth.add(self.key, watched)
         if streams:
             self._has_streamed = True
             object_id = self.outputs.ids[index]
             former = self._place.streams.get(object_id)
-            if former is not None and not former.is_over:  # it was called off, and has not ended
+            if former is not None and not former.is_over:  # of a cancelled attempt
                 self._place.streams.break_off(former, f"{object_id}: another attempt makes it")
             self._streams[index] = self._place.streams.open(object_id, writer.fileno())
             self._place.owner.streams_opened(self.key, (object_id,))
@@ -414,22 +414,22 @@ class InteractiveAttempt(Attempt):
         self._tell_broken(growing, details)
 
     def _tell_broken(self, growing: Growing, details: str) -> None:
-        """Tell who reads it, unless another attempt makes it by now: they read that."""
+        """Report it to readers, unless they read the output of another attempt by now."""
         if self._place.streams.get(growing.object_id) in (None, growing):
             self._place.owner.stream_broken(ObjectId(growing.object_id), details)
 
     def close_outputs(self) -> None:
-        """Publish what is still open, as a program may leave it when it has ended well."""
+        """Publish the outputs that are still open: a program that succeeds may leave them open."""
         for index in list(self.outputs.open_ones):
             self.close_output(index, None)
 
     def roll_back_outputs(self) -> None:
-        """Forget what is still open."""
+        """Roll back the outputs that are still open."""
         for growing in self._streams.values():
             self._place.streams.break_off(growing, f"{growing.object_id}: its producer has failed")
         self._streams.clear()
         self.outputs.roll_back_all()
-        if not self.children_count:  # a child may have been told of them
+        if not self.children_count:  # a child may refer to them
             published = self.outputs.published.values()
             made = [ref.id for ref in published if isinstance(ref, Concrete | Sweetheart)]
             if made:
@@ -477,7 +477,7 @@ class InteractiveAttempt(Attempt):
 
 
 def _content(ref: Value) -> bytes:
-    """Return what a reference contains; a program may have made it."""
+    """Return the content of a reference, which a program may have written."""
     try:
         return ref.content
     except ValueError:

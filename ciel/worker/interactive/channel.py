@@ -1,19 +1,20 @@
-"""Talking with a program over two FIFOs: calls come in, answers go out, and whatever can happen to
-either end is told once.
+"""The channel to an interactive program, over two FIFOs: receives calls, sends replies, and reports
+once that it has broken.
 
-Opening one end of a FIFO waits for the other, which no reactor may do. So `from_process` is opened
-for reading without waiting; there is no end of it before a writer has come. `to_process` is opened
-for both: what is said waits in it, and the program's opening never blocks, in whatever order it
-opens. As long as we hold a reading end, the loss of the program's does not show. Ours is let go
-once the program has taken what waited, as then it holds its own.
+The open of one end of a FIFO blocks until both ends are open, which a reactor must not do. So the
+worker opens `from_process` for reading without blocking; it has no end of file before a writer has
+come. It opens `to_process` for both reading and writing: frames wait in it, and the program's open
+never blocks, in whatever order it opens the FIFOs. While the worker holds a reading end, it does
+not notice the loss of the program's. It closes its own once the program has read what waited, and
+so has opened the FIFO.
 
-A program that has learned from its environment which other ways there are (`channel_environment`)
-may offer one that it has made, by its descriptor. Each side's last word on its FIFO says that what
-follows comes by the way; from then on there are only bells on the FIFOs, and the end of either
-side. Who knows nothing of this is never told, and its FIFOs are what they always were.
+A program that finds other transports in its environment (`channel_environment`) may create one and
+offer its descriptor. Each side sends a last call by its FIFO, which says that its next frames come
+by the new transport. From then on the FIFOs carry only wake-ups, and show the end of either side. A
+program that does not know of this uses its FIFOs only.
 
     program                                       worker
-    ["channel", {"offer": "/proc/7/fd/5"}]  ──▶   (no answer: it stays as it is)
+    ["channel", {"offer": "/proc/7/fd/5"}]  ──▶   (no answer: the FIFOs stay in use)
                                             ◀──   ["channel", {"take": true}]
     ["channel", {"go": true}]               ──▶
 """
@@ -43,19 +44,19 @@ from ciel.wire.errors import DecodeError
 from ciel.wire.limits import CALL_MAX_BYTES
 
 READ_BYTES: Final = 64 * 1024  # the default size of a pipe
-WAY_BYTES: Final = 256 * 1024  # more than most ways take at once
-READS_PER_TURN: Final = 4  # of a large call; others have their turn, also after every whole call
+WAY_BYTES: Final = 256 * 1024  # more than most transports take at once
+READS_PER_TURN: Final = 4  # of a large call, before other channels are served
 READS_AT_END: Final = 16  # the largest pipe that a program may ask for by default
-WAITING_MAX_BYTES: Final = CALL_MAX_BYTES  # of what a program has not taken yet
+WAITING_MAX_BYTES: Final = CALL_MAX_BYTES  # that a program has not read yet
 
-log = Logger(__name__)  # compiled, it cannot be found out
+log = Logger(__name__)  # compiled code cannot determine its own module
 
 _is_descriptor = re.compile(r"/proc/\d{1,9}/fd/\d{1,9}", re.ASCII).fullmatch
 
 
 def channel_environment(channels: Channels | None) -> Mapping[str, str]:
-    """Say to a program which way other than its FIFOs it may offer. Without looking before sleeping
-    that would cost both sides more than FIFOs do (docs/adr/0025).
+    """Return the variable that tells a program which transport it may offer. Unless both sides poll
+    before they sleep, another transport costs more than FIFOs do (docs/adr/0025).
     """
     if channels is None or not channels.spin_us:
         return {}
@@ -63,22 +64,22 @@ def channel_environment(channels: Channels | None) -> Mapping[str, str]:
 
 
 class ChannelOwner(Protocol):
-    """Who is told what a program says. It may close the channel at any time."""
+    """Receives the calls of a program. It may close the channel at any time."""
 
     def calls_came(self, channel: ProgramChannel, calls: list[Call]) -> None:
-        """Take what the program said, in its order; some of it may have come together."""
+        """Take calls, in order; several may have come together."""
 
     def channel_broke(self, channel: ProgramChannel, why: str) -> None:
-        """Learn, once, that nothing more will come; the channel is closed by then. Every program
-        that ends gets here, unless the channel was closed before.
+        """The channel has broken, and is closed: no more calls come. This is called once, also when
+        the program ends, unless the channel was closed before.
         """
 
 
 class ProgramChannel:
-    """A conversation with one program, which is given `arguments`.
+    """A channel to one program, which gets `arguments`.
 
-    `directory` exists and is private; it is the caller's, the two FIFOs in it are ours until
-    `close`. A program that never opens them is not noticed here. Raises OSError.
+    `directory` exists, is private and belongs to the caller. `close` removes the two FIFOs in it.
+    The channel does not notice a program that never opens them. Raises OSError.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ProgramChannel:
         self._reactor = reactor
         self._channels = channels
         self._way: Way | None = None
-        self._has_crossed = False  # the program, too: there is nothing but bells on its FIFO
+        self._has_crossed = False  # the program sends by the transport, too
         self._owner = owner
         self._reader = CallReader()
         self._pipe = -1
@@ -95,8 +96,8 @@ class ProgramChannel:
         said, told = self._paths
         self.arguments = ("--write-fifo", said, "--read-fifo", told)
         self.has_spoken = False  # at least one whole call
-        self.is_misused = False  # it broke by what the program did with it, and not by its end
-        self.left_unread = False  # it was closed before the program had taken all that it was told
+        self.is_misused = False  # the program has broken the protocol, and not just ended
+        self.left_unread = False  # it was closed before the program had read everything
         for path in self._paths:
             os.mkfifo(path, 0o600)
         self._pipe = os.open(said, os.O_RDONLY | os.O_NONBLOCK)
@@ -108,32 +109,32 @@ class ProgramChannel:
         reactor.addReader(self)
 
     def say(self, method: str, args: Any) -> None:
-        """Tell the program something; what it does not take now is written when it does. Raises
-        EncodeError; nothing is told then. Once the channel is closed, nothing happens.
+        """Send the program a call; it may wait here until the program reads. Raises EncodeError,
+        and sends nothing then. Does nothing once the channel is closed.
         """
         self.say_bytes(encode_call(method, args))
 
     def say_bytes(self, frame: bytes) -> None:
-        """Tell the program what `encode_call` made."""
+        """Send a frame that `encode_call` returned."""
         self._outgoing.write(frame)
 
     @property
     def has_listened(self) -> bool:
-        """Whether the program has taken all that it was told."""
+        """Whether the program has read everything."""
         return self._outgoing.is_taken
 
     @property
     def will_break(self) -> bool:
-        """Of a program that has ended: whether its last words, or the end of them, are still to
-        come. Not if it never opened the channel.
+        """Whether the last calls of a program that has ended, or their end, are still unread. Not
+        if it never opened the channel.
         """
         return self._pipe >= 0 and bool(_state(self._pipe) & (select.POLLIN | select.POLLHUP))
 
     def close(self) -> None:
-        """End the conversation; the program sees the end of what it is told. Nobody is told."""
+        """Close the channel, without a report; the program sees an end of file."""
         if self._pipe < 0:
             return
-        for path in self._paths:  # first: who opens one now is not to wait for us
+        for path in self._paths:  # first: a program that opens one later must not wait for this end
             with suppress(OSError):
                 os.unlink(path)
         self._reactor.removeReader(self)
@@ -158,7 +159,7 @@ class ProgramChannel:
         self._break(f"this worker failed on what the program said: {error!r}")
 
     def _deaf(self, why: str, is_misused: bool) -> None:
-        """Break, as the program takes nothing more; but its last words count."""
+        """Break, as the program reads nothing more; but take its last calls."""
         self.is_misused = is_misused
         try:
             self._take_all()
@@ -166,7 +167,7 @@ class ProgramChannel:
             self._break(why)
 
     def _take_all(self) -> None:
-        """Take what there still is to be read."""
+        """Take the bytes that are still unread."""
         for _ in range(READS_AT_END):
             data = self._read_way() if self._has_crossed else self._receive()
             self._take(data)
@@ -174,9 +175,7 @@ class ProgramChannel:
                 return
 
     def _receive(self) -> bytes:
-        """Return what is there; less than READ_BYTES if nothing more is, or there is no channel any
-        more.
-        """
+        """Return unread bytes; fewer than READ_BYTES if these are all, or if it is closed."""
         if self._pipe < 0:
             return b""
         try:
@@ -188,7 +187,7 @@ class ProgramChannel:
         return data
 
     def _take(self, data: bytes) -> bool:
-        """Tell the owner what is whole now; return whether anything was."""
+        """Give the owner the calls that are complete; return whether there are any."""
         calls = self._feed(data)
         if self._channels is not None and not self._has_crossed:
             calls = [call for call in calls if call.method != CHANNEL or self._cross(call)]
@@ -198,7 +197,7 @@ class ProgramChannel:
         self._outgoing.let_go()
         self._owner.calls_came(self, calls)
         if self._pipe >= 0:
-            self._feed(b"")  # what came after them may be wrong
+            self._feed(b"")  # bytes after them may be invalid
         return True
 
     def _feed(self, data: bytes) -> list[Call]:
@@ -211,17 +210,17 @@ class ProgramChannel:
 
     def _end(self) -> None:
         """Break if there is nothing to read because the program is gone. If it has not come yet,
-        this was about an earlier descriptor of the same number.
+        the event concerned an earlier descriptor of the same number.
         """
         if _state(self._pipe) & select.POLLHUP:
             if self._has_crossed:
                 self._take_all()
             self._break("the program closed its writing end of the channel, or ended")
 
-    # --- another way ------------------------------------------------------------------------------
+    # --- another transport ------------------------------------------------------------------------
 
     def _cross(self, call: Call) -> bool:
-        """Take one of the program's words about another way; return whether it is none."""
+        """Process a call about another transport; return whether it is another call."""
         match call.args:
             case {"offer": str(path)} if self._channels is not None and self._way is None:
                 self._way = self._outgoing.cross(self._channels, path, self._found)
@@ -251,7 +250,7 @@ class ProgramChannel:
                 data = self._read_way()
                 if self._take(data) or len(data) < READ_BYTES:
                     return
-        except Exception as error:  # as the reactor does, and tells us below
+        except Exception as error:  # the reactor calls `connectionLost` for that
             log.failure("a program's channel failed")
             self._fail(error)
 
@@ -265,7 +264,7 @@ class ProgramChannel:
 
     def doRead(self) -> None:
         if self._has_crossed:
-            self._receive()  # bells, or the end
+            self._receive()  # wake-ups, or the end
             return
         for _ in range(READS_PER_TURN):
             data = self._receive()
@@ -284,8 +283,8 @@ class ProgramChannel:
 
 
 class _Outgoing:
-    """What a program is told. `lost` is called at most once, from the reactor, with the reason why
-    it can be told no more, and whether that is its doing while it runs.
+    """The frames for a program. `lost` is called at most once, from the reactor, with the reason
+    why the program cannot get more, and whether it runs and is to blame.
     """
 
     def __init__(self, reactor: Any, path: str, lost: Callable[[str, bool], None]) -> None:
@@ -294,10 +293,10 @@ class _Outgoing:
         self._waiting = bytearray()
         self._has_written = False
         self._is_full = False
-        self._is_refused = False  # nobody is there any more to take it
+        self._is_refused = False  # the reader is gone
         self._holds_both_ends = True
         self._channels: Channels | None = None
-        self._way: Way | None = None  # once we have crossed to it
+        self._way: Way | None = None  # once frames are sent by it
         self.has_crossed = False  # the program, too
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
@@ -309,7 +308,7 @@ class _Outgoing:
             if not data:
                 return
         if len(self._waiting) + len(data) > WAITING_MAX_BYTES:
-            # Not at once: the owner may be in the middle of taking calls.
+            # Not now: the owner may be in the middle of taking calls.
             self._is_full = True
             self._reactor.callLater(0, self._fill_over)
             return
@@ -317,14 +316,14 @@ class _Outgoing:
         self._want_room()
 
     def _write(self, data: bytes | memoryview) -> int:
-        """Write what goes in now. What can no longer be read counts as written: the reactor will
-        notice that by itself.
+        """Write as much as possible now. Bytes without a reader count as written: the reactor will
+        notice.
         """
         if self._way is not None:
             try:
                 return self._way.write(bytes(data[:WAY_BYTES]))
             except CielError:
-                return len(data)  # whoever reads it next says what is wrong
+                return len(data)  # the next read reports the error
         try:
             count = os.write(self._pipe, data)
         except BlockingIOError:
@@ -337,7 +336,7 @@ class _Outgoing:
 
     @property
     def is_taken(self) -> bool:
-        """Whether nothing waits to be read any more."""
+        """Whether the program has read everything."""
         if self._pipe < 0 or self._waiting or self._is_refused:
             return False
         if self._way is not None:
@@ -347,20 +346,22 @@ class _Outgoing:
         return not unread[0]
 
     def let_go(self) -> None:
-        """Give up our reading end if the program is known to have its own."""
+        """Close the reading end of this side once the program has its own."""
         if not self._holds_both_ends or not self._has_written or not self.is_taken:
             return
         try:
             pipe = os.open(f"/proc/self/fd/{self._pipe}", os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
-            return  # no descriptor is free; there will be another call
+            return  # no descriptor is free; try again after the next call
         os.close(self._pipe)
         self._pipe = pipe
         self._holds_both_ends = False
-        self._reactor.addReader(self)  # nothing can be read there: it is to hear of its loss
+        self._reactor.addReader(self)  # to notice its loss; nothing can be read there
 
     def cross(self, channels: Channels, path: str, found: Callable[[int], object]) -> Way | None:
-        """Take a way that the program offers, and have what follows go there; None: we stay."""
+        """Take a transport that the program offers, and send the next frames by it; None: keep the
+        FIFO.
+        """
         if self._holds_both_ends or self._waiting or not _is_descriptor(path):
             return None
         try:
@@ -374,7 +375,7 @@ class _Outgoing:
         finally:
             os.close(descriptor)
         word = encode_call(CHANNEL, {"take": True})
-        if self._write(word) != len(word):  # so little is written whole, or not at all
+        if self._write(word) != len(word):  # one so small is written whole or not at all
             way.close()
             return None
         channels.add(way, found)
@@ -383,7 +384,9 @@ class _Outgoing:
 
     @property
     def wants(self) -> int:
-        """What is wanted of the way: the program's bells are understood once both have crossed."""
+        """The events of the transport to wait for. Wake-ups by the program count once both sides
+        use it.
+        """
         return ROOM if self._waiting and self.has_crossed else 0
 
     def _want_room(self) -> None:
@@ -415,7 +418,7 @@ class _Outgoing:
         return "program"
 
     def doRead(self) -> None:
-        """Nothing comes this way."""
+        """Nothing can be read."""
 
     def doWrite(self) -> None:
         with memoryview(self._waiting) as waiting:
@@ -432,7 +435,7 @@ class _Outgoing:
         if _state(self._pipe) & select.POLLERR:
             self._lost("the program closed its reading end of the channel, or ended", False)
             return
-        # This was about an earlier descriptor of the same number.
+        # The event concerned an earlier descriptor of the same number.
         if not self._holds_both_ends:
             self._reactor.addReader(self)
         if self._waiting:
@@ -440,16 +443,16 @@ class _Outgoing:
 
 
 def _state(descriptor: int) -> int:
-    """Return what poll says of a descriptor now."""
+    """Return the present poll state of a descriptor."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | select.POLLOUT)
     return next((state for _, state in poll.poll(0)), 0)
 
 
 def send_descriptor(socket_path: str, fd: int) -> None:
-    """Hand a descriptor of ours to the program that listens on a UNIX socket (ciel-interfaces,
-    1.9). The caller keeps its own. Never waits; raises OSError, also when the program has too many
-    connections to take.
+    """Pass a duplicate of a descriptor to the program that listens on a UNIX socket
+    (ciel-interfaces, 1.9). Never blocks; raises OSError, also if the program has too many pending
+    connections.
     """
     if "\0" in socket_path:
         raise OSError(EINVAL, "a socket's path has no NUL", socket_path)

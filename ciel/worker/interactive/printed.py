@@ -22,7 +22,7 @@ class Printed:
         self._is_closed = False
 
     def log(self, attempt: InteractiveAttempt, *, to_the_end: bool) -> None:
-        """Log what is there: whole lines, or everything."""
+        """Log new output: whole lines, or everything."""
         log_text = partial(attempt.log, is_stderr=self._is_stderr)
         self._logged_bytes = self._scratch.log_lines(
             self._logged_bytes, log_text, to_the_end=to_the_end, path=self._path

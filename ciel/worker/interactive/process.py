@@ -60,8 +60,8 @@ End = ProgramExited | ProgramFailed | Left
 
 
 class Patience(NamedTuple):
-    """Time limits: for a new program to read its first task; for a program to end after it said
-    that it will, or was told to; and for an idle one to get another task.
+    """Time limits: for a new program to read its first task; for a program to end after its last
+    task; and for an idle one to get another task.
     """
 
     first_call_s: float = 30.0
@@ -108,7 +108,7 @@ class Process:
         self.kind = kind
         self.scratch = scratch
         self.argv: list[str] = []
-        self.attached: AttachedProcess | None = None  # if this worker has not started it
+        self.attached: AttachedProcess | None = None  # if it was not started here
         self.search_path: str | None = None
         self.cwd = ""  # its working directory, if that is not its scratch directory
         self.launch_id = 0
@@ -125,11 +125,11 @@ class Process:
         self._owner = owner
         self._outgoing = outgoing
         self._patience = patience
-        self._subject = ""  # what people are told has failed, if not its command
+        self._subject = ""  # the name of the failed part for people, if not its command
         self._has_called = False  # for its current task
         self._is_warm = False  # it has served a task before
-        self._verdict: TaskFault | None = None  # what it has said of a completed task, ...
-        self._published: tuple[Reference, ...] = ()  # ...and the outputs of that
+        self._verdict: TaskFault | None = None  # how a completed task has failed, if it has, ...
+        self._published: tuple[Reference, ...] = ()  # ...and its outputs
         self._run_s = 0.0
         self._channel_end = ""  # how its channel ended
         self._due: DelayedCall | None = None
@@ -363,9 +363,9 @@ class Process:
             self._place.owner.attached_process_left(self.attached, text)
 
     def _interrupt_outer(self) -> None:
-        """End the attempts that the program was to continue with after the innermost, which is the
-        one that its end concerns, unless it was killed. They run again, with their children
-        elsewhere.
+        """End the outer attempts, which the program was to continue after the innermost. The end of
+        the program is the innermost attempt's fault, unless the program was killed. The outer
+        attempts run again, with their children elsewhere.
         """
         if self.is_cancelled and len(self.stack) > 1:
             self.fault = self.fault or INTERRUPTED
@@ -503,8 +503,8 @@ class Process:
     # --- texts ------------------------------------------------------------------------------------
 
     def _tail(self) -> str:
-        """Return the end of what it wrote for its task to standard error; if that is nothing, to
-        standard output.
+        """Return the end of its standard error for the task, or of its standard output if that is
+        empty.
         """
         stdout, stderr = self._printed
         return stderr.tail() or stdout.tail()
@@ -547,7 +547,7 @@ def _signal_of(event: ProgramExited | Left) -> int | None:
 
 
 def fault_at_end(attempt: InteractiveAttempt, over: Over, worker: str) -> TaskFault | None:
-    """Return what is wrong with how a conversation has ended, if anything is."""
+    """Return the fault if a conversation has ended in a wrong way."""
     if over.fault is not None and over.keep != "may_keep":
         return TaskFault(*over.fault)
     if (error := attempt.input_error) is not None:

@@ -42,8 +42,8 @@ class InteractivePrograms:
         self._reaping: DelayedCall | None = None
 
     def idle_count(self) -> int:
-        """Return how many of the launcher's programs serve no attempt. An attached process counts
-        against that while it serves one: it takes a slot, and is no program of the launcher.
+        """Return how many of the launcher's programs serve no attempt. An attached process lowers
+        the result while it serves one: it takes a slot, but is not a program of the launcher.
         """
         if not self._processes:
             return 0

@@ -71,7 +71,7 @@ def attach(attached: AttachedProcess, place: Workplace, make: MakeProcess) -> Pr
 
 def kind_of(attempt: InteractiveAttempt, talk: Talk) -> str:
     """Return the kind of the programs that may serve an attempt. A limit on memory is part of it: a
-    program may still have what it took while it had no limit.
+    program may still hold memory that it took without a limit.
     """
     limit_bytes = attempt.task.spec.needs.memory_bytes
     return f"{talk.kind}\0{limit_bytes}" if limit_bytes else talk.kind
@@ -113,7 +113,7 @@ def _path_of(attempt: InteractiveAttempt, object_id: ObjectId) -> str:
 def _environment(
     attempt: InteractiveAttempt, talk: Talk, place: Workplace, scratch: Scratch
 ) -> dict[str, str | None]:
-    """Return what is added to the environment of the program."""
+    """Return the additions to the environment of the program."""
     return {**channel_environment(place.channels)} | task_environment(
         attempt.task.spec, attempt.key[1], place.worker, scratch.path, talk.program.env
     )

@@ -1,10 +1,10 @@
-"""What running programs write, looked at while they run, so that none fills a device.
+"""Limits what running programs write, so that none fills a device.
 
-A program writes its output and its complaints into files by itself; nobody is asked before a block
-is taken, and a limit of the kernel's (RLIMIT_FSIZE) would also bind the files of its own. So a look
-is taken now and then: an output is charged to the store, and the program killed that outgrew it; of
-a long standard error the head is given back to the file system. What a program can write between
-two looks is the overshoot.
+A program writes its outputs and its standard error to files without asking the worker, and a limit
+of the kernel (RLIMIT_FSIZE) would also apply to its private files. So the worker checks the files
+in intervals: it charges outputs to the store, and kills a program that has no room; it frees the
+blocks at the beginning of a long standard error. A program can exceed its limit by the bytes that
+it writes in one interval.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ciel.worker.state.orders import Key
 
 LOOK_S = 0.1
 STDERR_MAX_BYTES = 16 << 20
-"""More than that of one standard error is not left on the device..."""
+"""A standard error of more bytes than this..."""
 STDERR_LEFT_BYTES = 1 << 20
-"""...but cut to this much of its end."""
+"""...is cut to this many bytes at its end."""
 
 log = Logger()
 
 
 class Growing(NamedTuple):
-    """The files of one attempt that grow; `outputs`, which may change, only where there is a limit
-    for them. `printed` is called now and then, since there may be more in the first ones.
+    """The growing files of one attempt. `outputs` may change; empty if the store has no limit.
+    `printed` is called in each interval, as there may be more in `printed_paths`.
     """
 
     printed_paths: tuple[str, ...]
@@ -42,7 +42,9 @@ class Growing(NamedTuple):
 
 
 class GrowthWatch:
-    """Looks at files of attempts while any runs; `outgrown` is told whose output has no room."""
+    """Checks the files of attempts while any runs; calls `outgrown` for an attempt whose output has
+    no room.
+    """
 
     def __init__(self, reactor: Any, outgrown: Callable[[Key, NoSpaceError], None]) -> None:
         self._reactor = reactor
@@ -51,13 +53,13 @@ class GrowthWatch:
         self._due: DelayedCall | None = None
 
     def add(self, key: Key, growing: Growing) -> None:
-        """Look at an attempt's files from now on."""
+        """Start to check the files of an attempt."""
         self._growing[key] = growing
         if self._due is None:
             self._due = self._reactor.callLater(LOOK_S, self._look)
 
     def remove(self, key: Key) -> None:
-        """Look no more; the attempt's program has ended."""
+        """Stop checking; the program of the attempt has ended."""
         self._growing.pop(key, None)
 
     def close(self) -> None:
@@ -90,12 +92,12 @@ class GrowthWatch:
 
 
 def _not_shortened(failure: Any) -> None:
-    if not failure.check(FileNotFoundError):  # it went with its attempt meanwhile
+    if not failure.check(FileNotFoundError):  # it was removed with its attempt
         log.failure("a long standard error could not be cut", failure)
 
 
 def is_too_long(stderr_path: str) -> bool:
-    """Whether a standard error takes more room than it may."""
+    """Whether a standard error takes more space than it may."""
     try:
         return os.stat(stderr_path, follow_symlinks=False).st_blocks * 512 > STDERR_MAX_BYTES
     except OSError:
@@ -103,9 +105,8 @@ def is_too_long(stderr_path: str) -> bool:
 
 
 def shorten(stderr_path: str) -> None:
-    """Give back the room of all but the end; the size stays, and tells how much there was.
-
-    May take as long as the file is large.
+    """Free the blocks of everything but the end. The size of the file stays. Takes long if the file
+    is large.
     """
     fd = os.open(stderr_path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,16 +1,17 @@
-"""The memory of running programs, looked at while one has a limit (see ADR 0018).
+"""Limits the memory of running programs (see ADR 0018).
 
-What counts is a program's own, with that of all it has started: anonymous pages and what of them is
-swapped out. Pages of files and shared memory do not, a store's among them. All that a program has
-started bears its launcher's tag (see launcher.c), in whatever session and whoever's child it is; a
-launcher among it, of a cluster that a task has started, leads on to what bears that one's tags.
+The worker counts the anonymous pages, resident and swapped out, of a program and of all processes
+that it has started. Pages of files and of shared memory, such as a store's, do not count.
+All processes that a program has started carry a tag of its launcher (see launcher.c), in whatever
+session they are and whoever their parent is. If a launcher is among them, of a cluster that a task
+has started, the processes with its tags count as well.
 
-A look is cheap, and may find too much: pages that a program shares with its own forks count twice.
-So what exceeds its limit and is more than one process is measured before it is told, which takes up
-to 10 ms for each GiB, on a thread.
+A check is cheap, and may count too much: pages that a program shares with its forks count twice. So
+if several processes exceed a limit, a thread measures them before that is reported, which takes up
+to 10 ms for each GiB.
 
-One look takes 1.6 µs for each process on the host and 25 µs for each of those watched. Looks take
-at most a twentieth of the time, and so do the measurements of one program.
+A check takes 1.6 µs for each process on the host and 25 µs for each watched one. Checks take at
+most a twentieth of the time, and so do the measurements of one program.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Tagged = dict[int, list[int]]
 
 
 class _Process(NamedTuple):
-    """A process, and at most how much it has to itself."""
+    """A process, and an upper bound of its private memory."""
 
     pid: int
     parent: int
@@ -68,8 +69,8 @@ class _Watched:
 
 
 class MemoryWatch:
-    """Looks at what programs take while any has a limit; `exceeded` is told once of one that has
-    taken more, with how much.
+    """Checks the memory of programs while any has a limit; calls `exceeded` once for a program that
+    exceeds it, with the memory that it has.
     """
 
     def __init__(self, reactor: Any, exceeded: Callable[[Key, int], None]) -> None:
@@ -79,16 +80,16 @@ class MemoryWatch:
         self._due: DelayedCall | None = None
 
     def add(self, key: Key, pid: int, limit_bytes: int) -> None:
-        """Look from now on at a program that the launcher has started, with all that it starts."""
+        """Start to check a program that the launcher has started."""
         tag = _tag(pid)
         if tag is None:
-            return  # it has ended, which will be told
+            return  # it has ended, which the launcher reports
         self._watched[key] = _Watched(key, pid, tag, limit_bytes)
         if self._due is None:
             self._due = self._reactor.callLater(LOOK_S, self._look)
 
     def remove(self, key: Key) -> None:
-        """Look no more; the attempt is over."""
+        """Stop checking; the attempt is over."""
         self._watched.pop(key, None)
 
     def close(self) -> None:
@@ -104,11 +105,11 @@ class MemoryWatch:
         start_s = time.monotonic()
         try:
             tagged = _tagged()
-        except OSError as error:  # our descriptors are used up
+        except OSError as error:  # this process has no free descriptors
             log.warn("the memory of programs cannot be looked at: {error}", error=error)
             tagged = {}
         for watched in list(self._watched.values()):
-            if watched.pid in tagged.get(watched.tag, ()):  # if it has ended, that will be told
+            if watched.pid in tagged.get(watched.tag, ()):  # else it has ended
                 self._judge(watched, _processes(tagged, watched.tag))
         pause_s = max(LOOK_S, (time.monotonic() - start_s) * _IDLE_FOR_EACH_BUSY)
         self._due = self._reactor.callLater(pause_s, self._look)
@@ -142,11 +143,11 @@ class MemoryWatch:
             self._exceeded(watched.key, used_bytes)
 
 
-# --- what /proc says ------------------------------------------------------------------------------
+# --- reading /proc --------------------------------------------------------------------------------
 
 
 def _tag(pid: int) -> int | None:
-    """Return the tag of a process; None if it bears none, is gone, or is another user's."""
+    """Return the tag of a process; None if it has none, is gone, or belongs to another user."""
     try:
         tag = resource.prlimit(pid, _RLIMIT_LOCKS)[0]
     except (ProcessLookupError, PermissionError):
@@ -155,7 +156,7 @@ def _tag(pid: int) -> int | None:
 
 
 def _tagged() -> Tagged:
-    """Return all processes of this host that bear a tag."""
+    """Return the tagged processes of this host."""
     found: Tagged = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (tag := _tag(int(name))) is not None:
@@ -164,7 +165,7 @@ def _tagged() -> Tagged:
 
 
 def _processes(tagged: Tagged, tag: int) -> list[_Process]:
-    """Return what bears a tag, and what launchers among it have started."""
+    """Return the processes with a tag, and the processes that launchers among them have started."""
     found = []
     tags = [tag]
     for tag in tags:
@@ -182,9 +183,9 @@ def _processes(tagged: Tagged, tag: int) -> list[_Process]:
 
 
 def _measured_bytes(processes: Sequence[_Process]) -> int:
-    """Return what processes really take: a page that several of them have counts once.
+    """Return the memory of processes; a page that several of them share counts once.
 
-    One that has just been started, by vfork, has all of its parent's pages until it executes.
+    A process that was started by vfork shares all pages of its parent until it calls exec.
     """
     pids = {process.pid for process in processes}
     return sum(
@@ -198,7 +199,7 @@ def _measured_bytes(processes: Sequence[_Process]) -> int:
 
 def _share_bytes(process: _Process) -> int:
     shares = _SHARES.findall(_read(process.pid, "smaps_rollup"))
-    if not shares:  # it has ended, or runs as somebody else
+    if not shares:  # it has ended, or runs as another user
         return process.own_bytes
     return sum([int(share) for share in shares]) * 1024
 
@@ -211,7 +212,7 @@ def _is_one_memory(pid: int, other: int) -> bool:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Read a file of a process; nothing if that is gone, or closed to us."""
+    """Read a file of a process; empty if the process is gone or the file cannot be read."""
     try:
         file = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

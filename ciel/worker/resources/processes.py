@@ -1,4 +1,4 @@
-"""Processes of this host that were there before: attached, each becomes the root task of a new job
+"""Attaches running processes of this host; each becomes the root task of a new job
 (ciel-interfaces, sections 1.1 and 5.3).
 """
 
@@ -21,9 +21,9 @@ from ciel.worker.interactive.channel import ProgramChannel
 from ciel.worker.operations import Operations
 
 PROTOCOL: Final = "json"
-"""The one there is: frames of JSON, as programs of `proc` speak."""
+"""The only protocol: frames of JSON, as for programs of `proc`."""
 ATTACHED_MAX: Final = 256
-"""At a time; each holds three of our descriptors."""
+"""Attached processes at a time; each takes three descriptors."""
 _EXPECTED: Final = f'the body: expected [PID, "{PROTOCOL}"]'
 
 
@@ -37,7 +37,7 @@ class _Processes(Route):
 
 
 class Processes(_Processes):
-    """The ids of those that are attached; and one more."""
+    """Lists the ids of attached processes, and attaches another one."""
 
     def render_GET(self, request: Request) -> Answer:
         return request.reply([guest.id for guest, _ in self._operations.attached()])
@@ -75,7 +75,7 @@ class Processes(_Processes):
 
 
 class ProcessById(_Processes):
-    """One that is attached."""
+    """Describes an attached process."""
 
     def render_GET(self, request: Request) -> Answer:
         for guest, channel in self._operations.attached():
@@ -94,7 +94,7 @@ def _asked_pid(body: Any) -> int:
 
 
 def _is_from_here(request: Request) -> bool:
-    """Whether a request was made on this host: by loopback, or from the address that it is to."""
+    """Whether a request comes from this host: by loopback, or from its destination address."""
     peer, own = request.getClientAddress(), request.getHost()
     host = getattr(peer, "host", "").removeprefix("::ffff:")
     return is_loopback(host) or (bool(host) and host == own.host.removeprefix("::ffff:"))
@@ -109,6 +109,6 @@ def _facts(guest: AttachedProcess, channel: ProgramChannel) -> dict[str, Any]:
 
 
 def add_processes(routes: Routes, reactor: Any, operations: Operations) -> None:
-    """Serve all of this."""
+    """Add the routes of this module."""
     routes.add("/control/process", Processes(reactor, operations))
     routes.add("/control/process/{id}", ProcessById(reactor, operations))

@@ -1,4 +1,4 @@
-"""All that a worker serves over HTTP, as one site."""
+"""The HTTP site of a worker."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _is_offset = re.compile(rb"\d{1,18}").fullmatch
 
 
 class Log(Route):
-    """What a job's programs complained here, from an offset on. With `wait=1` a reader who has all
-    of it is answered when there is more, or with nothing after some 20 s.
+    """Returns the log of a job from an offset on. With `wait=1`, a request at the end of the log is
+    answered when there is more text, or after some 20 s.
     """
 
     needs_role = Role.READ
@@ -52,8 +52,8 @@ class Log(Route):
 
 
 class KeptOutput(Route):
-    """Serves the standard output of a failed program, while the worker keeps it: at most 1 MiB from
-    an offset on, nothing at the end.
+    """Returns the standard output of a failed program, while the worker keeps it: at most 1 MiB
+    from an offset on, empty at the end.
     """
 
     needs_role = Role.READ
@@ -70,7 +70,7 @@ class KeptOutput(Route):
         if not _is_offset(offset):
             raise HttpError(400, "the offset must be a number of bytes")
         request.setHeader("Content-Type", "application/octet-stream")
-        for beginning in ("stdout", "stdout.beginning"):  # the second is of a very long one
+        for beginning in ("stdout", "stdout.beginning"):  # the second name is for very long ones
             try:
                 with open(self._kept / name / beginning, "rb") as file:
                     file.seek(min(int(offset), os.fstat(file.fileno()).st_size))
@@ -83,7 +83,7 @@ class KeptOutput(Route):
 
 
 class Health(Route):
-    """Says that the daemon serves, and which it is."""
+    """Reports that the daemon serves, and the worker's id."""
 
     needs_role = Role.READ
     worker = ""
@@ -93,7 +93,7 @@ class Health(Route):
 
 
 class Counters(Route):
-    """What a worker has counted since it started, by what it is about."""
+    """Returns the counters of a worker since its start, by subject."""
 
     needs_role = Role.READ
 

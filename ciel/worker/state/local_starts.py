@@ -1,4 +1,6 @@
-"""Children that begin where their parents run, without being sent (see ADR 0017 and 0020)."""
+"""Decides which child tasks start on their parent's worker without a dispatch by the master (see
+ADR 0017 and 0020).
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,19 @@ from ciel.worker.state.recent import Recent
 
 
 class LocalStarts:
-    """Which may, and which did of late. `executors`: those whose tasks may."""
+    """The tasks that were started this way recently. `executors`: whose tasks may be."""
 
     def __init__(self, executors: frozenset[str]) -> None:
         self._executors = executors
         self._tasks: Recent[TaskId, None] = Recent()
 
     def note(self, task: TaskId) -> None:
-        """One has begun."""
+        """Add a task that was started."""
         self._tasks.put(task, None)
 
     def may_run_children(self, spec: TaskSpec, attempt: int) -> bool:
-        """Whether children may run within an attempt: they are under no other limits then, and none
-        of them can be known already from another attempt here.
+        """Whether children may run inline within an attempt: no limits of their own apply to them,
+        and none of them can be known from an earlier attempt here.
         """
         needs = spec.needs
         if spec.executor not in self._executors or needs.timeout_s or needs.memory_bytes:
@@ -38,10 +40,10 @@ class LocalStarts:
         stored: Container[ObjectId],
         here: str,
     ) -> tuple[Reference, ...] | None:
-        """Return the inputs of a child that may begin; None if it may not, or lacks one."""
+        """Return the inputs of a child that may start; None if it may not, or lacks one."""
         if spec.executor not in self._executors or spec.needs.delay_s:
             return None
-        if spec.id in self._tasks:  # by an earlier attempt at its parent: its outputs may come
+        if spec.id in self._tasks:  # by an earlier attempt of its parent
             return None
         values = {ref.id: ref for ref in known if isinstance(ref, Value)}
         inputs: list[Reference] = []

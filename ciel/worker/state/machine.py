@@ -1,8 +1,7 @@
-"""The worker's machine: assignments and results go in, orders for its service come out.
+"""The worker's state machine: takes assignments and results, and returns orders for its service.
 
-An attempt fetches its inputs, waits for slots, runs, and is reported. It is in exactly one phase;
-what is true only in one phase lies in that phase's collection. Orders pile up in `outbox`, which
-the service empties after each batch of events; then it asks for the messages to the master.
+An attempt fetches its inputs, waits for slots, runs, and is reported. It is in exactly one phase at
+a time. After each batch of events the service takes the orders, and then the reports to the master.
 """
 
 from __future__ import annotations
@@ -70,23 +69,25 @@ from ciel.worker.state.slots import Slots
 from ciel.worker.state.uploads import Uploads
 
 OFFERED_AT_ONCE = 1000
-"""Of what a store holds when a master is reached: some 5 ms of work for each of both."""
+"""Objects of the store in one report to a new master. It costs each side some 5 ms."""
 
 PASSED_PER_SLOT = 4
-"""The first task of a job that runs nothing here passes so many that were sent ahead, times our
-slots. No more, so that new jobs without end do not keep the others waiting.
+"""The first task of a job that runs nothing here overtakes this many eagerly dispatched tasks for
+each slot, and no more. Otherwise an endless sequence of new jobs could starve older ones.
 """
 
 REPORT_EVERY_S = 0.01
 GOING_ON_S = 0.001
-"""Who has work waiting, or goes on with what it made, reports successes no more often: to wake the
-master, and by that its client, costs as much as a small program."""
+"""A worker reports successes no more often than this while it has tasks in its queue
+(REPORT_EVERY_S), or starts a task that waited for the result (GOING_ON_S). To wake the master,
+which wakes the client, costs as much as a small program.
+"""
 
 _STORED = Concrete | Sweetheart
 
 
 class WorkerMachine:
-    """All that a worker knows and decides."""
+    """The state of a worker, and its decisions."""
 
     def __init__(
         self,
@@ -99,10 +100,10 @@ class WorkerMachine:
         memory_bytes: int = 0,
         kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
-        """`interactive`: the executors whose programs are no matter of a moment, and not prepared
-        ahead. `begins`: those whose tasks may begin where their parents run, without being sent.
-        `memory_bytes`: for programs; 0: nobody knows. `kill_grace_s`: between SIGTERM and SIGKILL,
-        for tasks that do not say.
+        """`interactive`: the executors of interactive programs, which run too long to be launched
+        ahead of a free slot. `starts_locally`: the executors whose tasks this worker may start
+        itself when a parent spawns them here. `memory_bytes`: for programs; 0: unknown.
+        `kill_grace_s`: between SIGTERM and SIGKILL, for tasks that do not specify it.
         """
         self.netloc = netloc
         self._here = frozenset((netloc,))
@@ -113,15 +114,15 @@ class WorkerMachine:
         self._slots = Slots(slots, interactive, memory_bytes)
         self._attempts: dict[Key, Attempt] = {}
         self._orders: list[Order] = []
-        self._reports: list[FromWorker] = []  # what programs printed is added from outside
+        self._reports: list[FromWorker] = []
         self._reports_are_urgent = False
-        self._goes_on, self._reported_at_s = False, 0.0  # with what ended last
+        self._goes_on, self._reported_at_s = False, 0.0  # if the last end lets a task start
         self._stored: dict[ObjectId, int | None] = {}  # in the own store, with sizes if known
-        self._kept: set[ObjectId] = set()  # of that: is from before this master was reached, ...
-        self._to_offer: deque[ObjectId] = deque()  # ...and it is still to be told
-        self._growing: dict[ObjectId, None] = {}  # what is being made or copied, and may be read
-        self._fixed: dict[ObjectId, None] = {}  # what processes wait under
-        self._recent: Recent[ObjectId, Value] = Recent()  # small results, for what was sent ahead
+        self._kept: set[ObjectId] = set()  # of these: from before this master, ...
+        self._to_offer: deque[ObjectId] = deque()  # ...and these are not reported yet
+        self._growing: dict[ObjectId, None] = {}  # incomplete objects that may be read
+        self._fixed: dict[ObjectId, None] = {}  # that processes wait under
+        self._recent: Recent[ObjectId, Value] = Recent()  # small results
         self._local_starts = LocalStarts(starts_locally)
         self.uploads = Uploads()
         self._hosts: dict[str, str] = {}
@@ -140,18 +141,13 @@ class WorkerMachine:
 
     @property
     def stored(self) -> Mapping[ObjectId, int | None]:
-        """What the own store holds, with sizes where they are known."""
+        """The objects in the own store, with sizes where they are known."""
         return self._stored
 
     @property
     def fixed(self) -> Collection[ObjectId]:
         """The fixed objects that processes wait under."""
         return self._fixed
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether there are other workers."""
-        return bool(self._hosts)
 
     @property
     def orders(self) -> Sequence[Order]:
@@ -169,7 +165,7 @@ class WorkerMachine:
 
     @property
     def slots_free(self) -> int:
-        """How many slots nobody holds; fewer than none while programs are prepared ahead."""
+        """How many slots are free; negative while programs are launched ahead."""
         return self._slots.free
 
     def idle_slots(self) -> int | None:
@@ -193,17 +189,19 @@ class WorkerMachine:
         return not self.is_read_next(object_id)
 
     def expects(self, object_id: ObjectId) -> bool:
-        """Whether the store is to have an object, or a fetch may bring it. Any thread may ask."""
+        """Whether the store should have an object, or a fetch is in progress. Any thread may call
+        this.
+        """
         return object_id in self._stored or object_id in self._fetching
 
     def keep(self, objects: Mapping[ObjectId, int | None]) -> None:
-        """Note what the own store has from an earlier life; only before a master is reached."""
+        """Add what the store has from an earlier run, before a master is reached."""
         self._stored.update(objects)
 
     # --- the master -------------------------------------------------------------------------------
 
     def master_said(self, message: Message, now_s: float) -> None:
-        """Take one message of the master."""
+        """Process a message from the master."""
         match message:
             case AssignTask():
                 self._assigned(message, now_s)
@@ -225,13 +223,13 @@ class WorkerMachine:
                 message.apply_to(self._hosts, self.netloc)
 
     def master_joined(self) -> None:
-        """A master was reached: it is told what the store holds."""
+        """A master was reached: start to report what the store holds."""
         self._to_offer = deque(self._stored)
         self._kept = set(self._stored)
         self._offer_some()
 
     def _offer_some(self) -> None:
-        """Tell of a part of what the store holds; the rest follows, so that no turn takes long."""
+        """Report some of the objects in the store; the rest follows, so that each tick is short."""
         refs: list[Reference] = []
         while self._to_offer and len(refs) < OFFERED_AT_ONCE:
             object_id = self._to_offer.popleft()
@@ -241,7 +239,7 @@ class WorkerMachine:
             self._report(ObjectsStored(tuple(refs), kept=True))
 
     def master_lost(self, now_s: float) -> None:
-        """The master is gone and will not know these attempts when it is back: they are ended."""
+        """The master is gone, and has forgotten these attempts when it is back: end them."""
         for key in list(self._attempts):
             self.cancel(key, CANCELLED, now_s)
         self._abandon(tuple(self._growing))
@@ -250,7 +248,9 @@ class WorkerMachine:
         self._to_offer.clear()
 
     def _abandon(self, objects: Iterable[ObjectId]) -> None:
-        """Follow no longer what grew elsewhere: it broke, though its connection may still stand."""
+        """Stop copying streams of other workers that broke, though the connection may still be
+        open.
+        """
         for object_id in objects:
             if object_id in self._growing and object_id in self._fetching:
                 self._orders.append(AbandonFetch(object_id))
@@ -265,7 +265,7 @@ class WorkerMachine:
     def _assigned(self, message: AssignTask, now_s: float) -> None:
         attempt = Attempt(message)
         if attempt.key in self._attempts:
-            return  # said twice
+            return  # a duplicate
         self._attempts[attempt.key] = attempt
         missing = []
         for ref in attempt.inputs:
@@ -275,7 +275,7 @@ class WorkerMachine:
                 self._give(attempt, made)
             elif not isinstance(ref, Stream | Future) or ref.id not in self._growing:
                 missing.append(ref)
-            elif isinstance(ref, Future):  # sent ahead, after it began to grow
+            elif isinstance(ref, Future):  # dispatched eagerly, after its producer started
                 self._give(attempt, Stream(ref.id, self._here))
         if not missing:
             self._enqueue(attempt, now_s)
@@ -293,12 +293,13 @@ class WorkerMachine:
         return any(object_id in attempt.spec.outputs for attempt in self._attempts.values())
 
     def _give(self, attempt: Attempt, made: Value | Stream | Concrete) -> None:
-        """Let an attempt that waited for an object know what became of it."""
+        """Replace an input of a waiting attempt by its new reference."""
         attempt.inputs = tuple([made if ref.id == made.id else ref for ref in attempt.inputs])
 
     def _has(self, ref: Reference) -> bool:
-        """Whether the own store has what is meant. What it kept may have been made otherwise since,
-        elsewhere: then it is not listed here, and about to be dropped.
+        """Whether the store has the object that is meant. A copy from an earlier run may be stale,
+        if the object was recomputed elsewhere: then the reference does not list this worker, and
+        the master is about to drop the copy.
         """
         if ref.id not in self._stored:
             return False
@@ -306,13 +307,13 @@ class WorkerMachine:
         return not places or self.netloc in places or ref.id not in self._kept
 
     def _give_up(self, attempt: Attempt, report: FromWorker) -> None:
-        """End an attempt that has not begun, and those that were sent here for its outputs."""
+        """End an attempt that has not started, and the attempts that wait here for its outputs."""
         self._waiting.forget(attempt.key, [ref.id for ref in attempt.inputs])
         self._close(attempt, report)
         self._disappoint(attempt.spec.outputs)
 
     def _disappoint(self, outputs: Iterable[ObjectId]) -> None:
-        """Give those attempts back that wait for what is not made here any more."""
+        """Give attempts back to the master that wait for outputs which no task here produces."""
         pending = list(outputs)
         while pending:
             object_id = pending.pop()
@@ -327,20 +328,20 @@ class WorkerMachine:
                 pending += waiter.spec.outputs
 
     def is_read_next(self, object_id: str) -> bool:
-        """Whether an attempt that runs, or one of those that will be the next to run, reads an
-        object. May be asked by any thread.
+        """Whether a running attempt reads an object, or one of the next to run. Any thread may call
+        this.
         """
         attempts = list(self._attempts.values())[: 2 * self._slots.count]
         return any(attempt.reads(ObjectId(object_id)) for attempt in attempts)
 
     def fetch(self, ref: Reference) -> None:
-        """Get an object that is not here, unless that is under way."""
+        """Fetch an object that is not here, unless a fetch is in progress."""
         if ref.id not in self._fetching:
             self._fetching[ref.id] = ref
             self._orders.append(FetchObject(ref, self.plans_for(ref)))
 
     def cancel(self, key: Key, fault: TaskFault, now_s: float) -> None:
-        """End an attempt, whatever it is doing; that is why it has failed."""
+        """End an attempt in whatever phase it is; it fails with `fault`."""
         attempt = self._attempts.get(key)
         if attempt is None:
             return  # its report crossed the cancellation
@@ -373,7 +374,7 @@ class WorkerMachine:
     # --- inputs -----------------------------------------------------------------------------------
 
     def fetched(self, object_id: ObjectId, now_s: float, size_bytes: int) -> None:
-        """An object is in the own store now; the master learns of the copy."""
+        """A fetch has put an object into the own store; report the copy."""
         self._fetching.pop(object_id, None)
         self._growing.pop(object_id, None)
         if object_id not in self._stored:
@@ -381,7 +382,7 @@ class WorkerMachine:
         self._hold(object_id, now_s, size_bytes)
 
     def _hold(self, object_id: ObjectId, now_s: float, size_bytes: int | None = None) -> None:
-        """Note that the own store has an object, whichever way it came; who awaited it goes on."""
+        """Add an object to what the own store has, and release the attempts that waited for it."""
         self._stored[object_id] = size_bytes
         self._kept.discard(object_id)
         self._release(object_id, now_s)
@@ -400,22 +401,22 @@ class WorkerMachine:
         *,
         lacks_room: bool = False,
     ) -> None:
-        """No plan worked: its waiters come to nothing, and the master hears where it is not."""
+        """No plan worked: give up the attempts that wait, and report where the object is not."""
         self._fetching.pop(object_id, None)
         lost = tuple([(object_id, place) for place in losses])
         for key in self._waiting.waiters_of(object_id):
-            if key in self._attempts:  # else it was sent for the outputs of one before it
+            if key in self._attempts:  # else it waited for outputs of another that was given up
                 report = InputsLost(*key, lost, details, lacks_room)
                 self._give_up(self._attempts[key], report)
         self._break_off(object_id, lost, details, now_s)
 
     def stream_opened(self, object_id: ObjectId, now_s: float) -> None:
-        """An object that is made elsewhere grows here, too, and may be read."""
+        """The copy of an object that another worker is still writing may be read here."""
         self._growing[object_id] = None
         self._release(object_id, now_s)
 
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...], now_s: float) -> None:
-        """Outputs of a running attempt may be read while it writes them."""
+        """The outputs of a running attempt may be read while it writes them."""
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not Phase.RUNNING:
             return
@@ -433,7 +434,7 @@ class WorkerMachine:
                         self._enqueue(reader, now_s)
 
     def stream_broken(self, object_id: ObjectId, details: str, now_s: float) -> None:
-        """An output that may be read while it grows will not become whole after all."""
+        """An output that may be read while it grows will never be complete."""
         self._break_off(object_id, ((object_id, self.netloc),), details, now_s)
 
     def _break_off(
@@ -443,7 +444,7 @@ class WorkerMachine:
         details: str,
         now_s: float,
     ) -> None:
-        """A growing object ended badly: whoever reads it ends, before it is made again."""
+        """A growing object will never be complete: end its readers before it is recomputed."""
         if self._growing.pop(object_id, 0) == 0:
             return
         for attempt in list(self._attempts.values()):
@@ -461,7 +462,7 @@ class WorkerMachine:
         self._hold(object_id, now_s)
 
     def offer_uploads(self, older_than_s: float, now_s: float) -> list[ObjectId]:
-        """Offer old uploads to the master, which orders to delete those that it does not know."""
+        """Offer old uploads to the master, which orders the deletion of the unknown ones."""
         offered = self.uploads.unnamed(now_s, older_than_s)
         refs = tuple([Concrete(each, self._stored.get(each), self._here) for each in offered])
         if refs:
@@ -483,7 +484,7 @@ class WorkerMachine:
             self._reports.append(CopyTimed(netloc, size_bytes, run_s))
 
     def printed(self, printed: TaskPrinted) -> None:
-        """An attempt has printed something. The report can wait as long as that of its end."""
+        """An attempt has printed text. Its report can wait as long as the report of an end."""
         self._reports.append(printed)
 
     def process_attached(self, fixed: ObjectId) -> None:
@@ -509,7 +510,7 @@ class WorkerMachine:
         self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> None:
-        """Start what fits, in order; a task of many slots is not overtaken by smaller ones."""
+        """Start the tasks that fit, in order. Smaller tasks do not overtake one of many slots."""
         while self._queue and self._slots.has_room:
             key = self._queue[0][2]
             attempt = self._attempts.get(key)
@@ -527,10 +528,10 @@ class WorkerMachine:
             if isinstance(ref, Stream) and (made := self._recent.get(ref.id)) is not None:
                 self._give(attempt, made)
             elif isinstance(ref, Future) and ref.id in self._stored and not attempt.is_spare(ref):
-                # It was sent ahead of what makes this.
+                # The attempt was dispatched before the object existed.
                 self._give(attempt, Concrete(ref.id, self._stored[ref.id], self._here))
         at_most = self._slots.take(attempt)
-        if attempt.key[1] > 1:  # it may be what the last worker died of: let no other be blamed
+        if attempt.key[1] > 1:  # if it kills this worker, the master must not blame other attempts
             self._reports_are_urgent = True
         timeout_s = attempt.spec.needs.timeout_s
         if timeout_s:
@@ -544,8 +545,9 @@ class WorkerMachine:
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float,
         *, wanted: bool | None = None,
     ) -> None:  # fmt: skip
-        """A running attempt created a task. It may begin here at once if a slot is free that nobody
-        waits for; the master hears of that with the task itself, and so before what it publishes.
+        """A running attempt has created a task. The task starts here at once if a slot is free and
+        no other task waits for it. The report of the task says so, and precedes the reports of its
+        outputs.
         """
         if not self._hears(key, known, now_s):
             return
@@ -565,8 +567,8 @@ class WorkerMachine:
     def child_started_inline(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float
     ) -> None:
-        """A running attempt created a task, and its program runs that at once, in no slot."""
-        self._local_starts.note(spec.id)  # it is run, though nobody may want to hear of it any more
+        """The program of a running attempt has created a task, and runs it inline in no slot."""
+        self._local_starts.note(spec.id)  # also if it is not reported any more
         if self._hears(key, known, now_s):
             self._report(SpawnTask(spec, known, key[1], True, True))
             child = Attempt(AssignTask(spec, 0, known))
@@ -574,11 +576,11 @@ class WorkerMachine:
             self._attempts[child.key] = child
 
     def _hears(self, key: Key, known: tuple[Reference, ...], now_s: float) -> bool:
-        """Whether an attempt is one that may create tasks; note what it published for them."""
+        """Whether an attempt may create tasks; add the outputs that it has published for them."""
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not Phase.RUNNING:
             return False
-        for ref in known:  # to be found here by whoever is sent for it
+        for ref in known:  # another worker may fetch it from here
             is_own = ref.id in attempt.spec.outputs or ref.id.startswith(key[0])
             if is_own and self.netloc in locations_of(ref):
                 self._hold_made((ref,), now_s)
@@ -593,7 +595,7 @@ class WorkerMachine:
         now_s: float,
         exit_status: int | None = None,
     ) -> None:
-        """An attempt is over and nothing of it runs any more."""
+        """An attempt is over, and nothing of it runs any more."""
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
             self.outputs_discarded(tuple([r.id for r in published if isinstance(r, _STORED)]))
@@ -617,8 +619,8 @@ class WorkerMachine:
         self._start_next(now_s)
 
     def _settle(self, attempt: Attempt, published: tuple[Reference, ...], now_s: float) -> None:
-        """Let those go on that waited for what an attempt was to make, and those not that waited
-        for what it did not make.
+        """Release the attempts that waited for outputs of an attempt, and give up the attempts that
+        waited for outputs which it has not produced.
         """
         for ref in published:
             self._growing.pop(ref.id, None)
@@ -641,7 +643,7 @@ class WorkerMachine:
                 self._hold(ref.id, now_s, ref.size_bytes)
 
     def outputs_discarded(self, objects: tuple[ObjectId, ...]) -> None:
-        """Objects came into the own store that nobody is to hear of; what is known stays."""
+        """Delete objects from the own store that were never reported; reported ones stay."""
         unknown = tuple([object_id for object_id in objects if object_id not in self._stored])
         if unknown:
             self._orders.append(DeleteObjects(unknown))
@@ -654,7 +656,7 @@ class WorkerMachine:
     def inputs_gone(
         self, key: Key, losses: tuple[tuple[ObjectId, str], ...], details: str, now_s: float
     ) -> None:
-        """Inputs of a started attempt were not where they were said to be; nothing of it runs."""
+        """Inputs of a started attempt were not where the master said; nothing of it runs."""
         attempt = self._attempts.get(key)
         if attempt is None:
             return
@@ -690,8 +692,8 @@ class WorkerMachine:
         self._reports.clear()
 
     def take_reports(self, now_s: float) -> list[FromWorker]:
-        """Take what the master is to be told now; nothing if it can wait for more, until `due_s`
-        at the latest.
+        """Take the reports to send now; none if they can wait for more, until `due_s` at the
+        latest.
         """
         if not self._reports:
             return []
@@ -706,8 +708,8 @@ class WorkerMachine:
 
     @property
     def _reports_due_s(self) -> float:
-        """When successes are told at the latest."""
-        going_on_s = GOING_ON_S if self._goes_on else 0.0  # others may wait for that, too
+        """When successes are reported at the latest."""
+        going_on_s = GOING_ON_S if self._goes_on else 0.0  # other workers may wait, too
         return self._reported_at_s + (REPORT_EVERY_S if self._queue else going_on_s)
 
     # --- time -------------------------------------------------------------------------------------
@@ -720,7 +722,7 @@ class WorkerMachine:
         grace_s = self._kill_grace_s if asked_s < 0 else asked_s
         heappush(self._deadlines, (now_s + grace_s, attempt.key))
         streams, attempt.streams = attempt.streams, ()
-        for object_id in streams:  # it may be made again here before this one is gone
+        for object_id in streams:  # another attempt here may produce it before this one is gone
             lost = ((object_id, self.netloc),)
             self._break_off(object_id, lost, f"{object_id}: its producer is being ended", now_s)
 
@@ -739,7 +741,7 @@ class WorkerMachine:
                 self._kill(attempt, TaskFault("TIMED_OUT", details), now_s)
 
     def due_s(self) -> float | None:
-        """When `tick`, and then `take_reports`, is due next; None if there is no such time."""
+        """When `tick`, and then `take_reports`, is due next; None if neither is."""
         while self._deadlines and self._deadlines[0][1] not in self._attempts:
             heappop(self._deadlines)
         due_s = self._deadlines[0][0] if self._deadlines else None
@@ -750,7 +752,7 @@ class WorkerMachine:
     # --- invariants -------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[str]:
-        """Name every broken rule of those that hold after each event; each rule has a code."""
+        """Yield the rules that are broken, each with a code. They hold after each event."""
         slots, waiting = self._slots, self._waiting
         attempts = self._attempts.values()
         running = [a for a in attempts if a.phase in (Phase.RUNNING, Phase.ENDING)]

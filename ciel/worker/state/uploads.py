@@ -1,9 +1,9 @@
-"""Objects that clients upload to a worker's store, and those that people pin there.
+"""Objects that clients upload to a worker's store, and objects that people pin there.
 
 A worker does not report an upload to the master; the master learns of it when a job names the
 object, and decides from then on how long it is needed. An object that no job ever names would stay
 forever. So when people want room, the worker offers such objects to the master, which orders it to
-delete those that it does not know.
+delete the unknown ones.
 """
 
 from __future__ import annotations

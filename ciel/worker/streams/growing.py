@@ -1,17 +1,17 @@
-"""Objects that can be read while they are written: growing files, and who waits for them to grow.
+"""Objects that tasks read while they are still being written.
 
 A growing object is the file of an open writer. Its producer may be a program of this worker, which
-writes by itself and tells nobody; then the file is watched, but only while somebody waits. Or it is
-a copy that comes from another worker, whose fetcher tells. Readers get a name that opens for as
-long as they hold the object, whatever becomes of the writer: a commit renames the file, an abort
-removes it, and the descriptor that is kept here outlives both.
+writes without reporting; then the file is watched, but only while a reader waits. Or it is a copy
+of an object that another worker is writing; then the fetcher reports its growth. Readers get a name
+that opens for as long as they hold the object, whatever happens to the writer: a commit renames the
+file, an abort removes it, and the descriptor that is open here outlives both.
 
     growing = streams.open("4f2a:out:0", writer.fileno())
-    streams.when(growing, 1, lambda growing: print("it has begun"))
+    streams.when(growing, 1, lambda growing: print("its first byte is there"))
     writer.commit()
     streams.finish(growing)
 
-All of it belongs to the reactor's thread.
+Only the reactor's thread may use this module.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from ciel.storage.interface import ObjectReader
 T = TypeVar("T")
 
 PACE_S = 0.002
-"""Between two looks at one file: however small the pieces are that are written, their readers are
-woken no more often."""
+"""Minimum time between two checks of one file: readers are woken no more often, however small the
+pieces are that the producer writes.
+"""
 
 LOOK_S = 0.1
-"""Between two looks where the kernel does not watch for us."""
+"""Time between two checks where inotify is not available."""
 
 KEPT_MAX = 64
-"""Objects that became whole and were too small for the store, kept for readers on their way; each
-is a descriptor."""
+"""Complete objects too small for the store that are kept for late readers; each takes a descriptor.
+"""
 
 log = Logger()
 
@@ -54,9 +55,8 @@ _EVENTS_BYTES = 64 * 1024
 
 
 class Growing:
-    """An object that is being written here. `broken` says why it will never be whole.
-
-    `size_bytes` is what was there at the last look, and final once `is_whole`.
+    """An object that is being written here. `broken`: why it will never be complete. `size_bytes`:
+    its size at the last check, and the final size once `is_whole`.
     """
 
     def __init__(self, object_id: str, fd: int, is_told: bool) -> None:
@@ -81,15 +81,15 @@ class Growing:
         return self._fd
 
     def saw(self, size_bytes: int) -> None:
-        """Note that somebody has read so far: less would be no way for it to end."""
+        """Note how far a reader has come: the object is broken if it ends before that."""
         self.size_bytes = max(self.size_bytes, size_bytes)
 
     def name(self) -> str:
-        """Return a name to open for reading: of a file, whose end need not be the object's."""
+        """Return a path to read. The end of the file need not be the end of the object."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def is_at(self, path: str) -> bool:
-        """Whether its file is the one there: a program may have put another in its place."""
+        """Whether its file is still the one at a path: a program may have replaced that."""
         try:
             return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(self._fd))
         except OSError:
@@ -99,9 +99,10 @@ class Growing:
 def lasting_path(
     reader: ObjectReader, *, read_once: bool = False, maps_files: bool = False
 ) -> str | None:
-    """Return a name in the store that opens for as long as a task needs the object, or, if it is to
-    be read once, then; None if there is none. What is small lies in a store only as a copy of what
-    grew elsewhere, and is deleted, whoever reads it, once the master has it in the reference.
+    """Return a path in the store that opens for as long as a task needs the object, or once if the
+    program reads it once; None if there is none. Small objects are in a store only as copies of
+    streams of other workers, and are deleted, even while tasks read them, once the reference
+    contains them.
     """
     if reader.size_bytes <= INLINE_MAX_BYTES:
         return None
@@ -111,7 +112,7 @@ def lasting_path(
 
 
 class Waiter:
-    """Somebody who waits for growth."""
+    """A reader that waits for an object to grow."""
 
     def __init__(
         self, growing: Growing, at_least_bytes: float, call: Callable[[Growing], object]
@@ -121,13 +122,13 @@ class Waiter:
         self.call = call
 
     def cancel(self) -> None:
-        """Wait no more; afterwards, or when it was called already, nothing happens."""
+        """Stop waiting; does nothing if it was called or cancelled before."""
         if self in self.growing._waiters:
             self.growing._waiters.remove(self)
 
 
 class Hold:
-    """Somebody who reads: until it is closed, the object's name opens."""
+    """A reader: the path of the object opens until the hold is closed."""
 
     def __init__(self, growing: Growing, streams: Streams) -> None:
         self._growing: Growing | None = growing
@@ -136,7 +137,7 @@ class Hold:
         streams._kept.pop(growing, None)
 
     def close(self) -> None:
-        """Read no more; closing twice is closing once."""
+        """Stop reading; closing twice is closing once."""
         growing, self._growing = self._growing, None
         if growing is not None:
             growing._holds -= 1
@@ -144,20 +145,20 @@ class Hold:
 
 
 class Streams:
-    """All objects that grow on this worker."""
+    """The growing objects of this worker."""
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
         self._growing: dict[str, Growing] = {}
-        self._replaced: set[Growing] = set()  # over, still read, and there is another of that id
-        self._kept: dict[Growing, None] = {}  # whole and small, the eldest first
+        self._replaced: set[Growing] = set()  # over and still read, while another has its id
+        self._kept: dict[Growing, None] = {}  # complete and small, the oldest first
         self._watches = _Watches(reactor, self._look_soon)
 
     def open(self, object_id: str, fd: int, *, is_told: bool = False) -> Growing:
-        """Let an object be read while it grows; the descriptor is duplicated.
+        """Add an object that tasks may read while it grows; duplicates the descriptor.
 
-        `is_told`: whoever writes says so by `grew`, and the file is not watched. Raises ValueError
-        if the object grows here already, OSError when there is no descriptor left.
+        `is_told`: the writer reports growth by `grew`, and the file is not watched. Raises
+        ValueError if the object grows here already, OSError if this process has no free descriptor.
         """
         before = self._growing.get(object_id)
         if before is not None:
@@ -172,22 +173,22 @@ class Streams:
         return growing
 
     def get(self, object_id: str) -> Growing | None:
-        """Return what grows, or grew, under an id. What is whole is soon only found in the store,
-        unless it is small, or somebody holds it.
+        """Return the object that grows, or has grown, under an id. Complete objects are soon found
+        only in the store, unless they are small or held.
         """
         return self._growing.get(object_id)
 
     def hold(self, growing: Growing) -> Hold:
-        """Have its name open, and `get` find it, until the hold is closed."""
+        """Keep an object readable, and let `get` find it, until the hold is closed."""
         return Hold(growing, self)
 
     def grew(self, growing: Growing, size_bytes: int) -> None:
-        """Look at it, as somebody says that it grew to that; what counts is what is there."""
+        """Check an object that is reported to have grown to a size."""
         if any(waiter.at_least_bytes <= size_bytes for waiter in growing._waiters):
             self._look_soon(growing)
 
     def finish(self, growing: Growing) -> None:
-        """Say that it is whole: all of it is there, and committed. Wakes everybody."""
+        """Mark an object as complete and committed, and wake its readers."""
         if not growing.is_over and growing._fd >= 0:
             self.measure(growing)
             growing.is_whole = not growing.broken
@@ -196,8 +197,8 @@ class Streams:
     def seal(
         self, growing: Growing, path: str, commit: Callable[[], T], conflicts: Sized
     ) -> tuple[T, str]:
-        """Commit what was written under a path; return what that gives, and why those who have read
-        along were deceived, if they were. `conflicts` grows where other content is kept.
+        """Commit a file; return the result, and why its readers have read wrong content, if they
+        have. `commit` appends to `conflicts` if the store has other content for the object.
         """
         why = "" if growing.is_at(path) else "its producer has put another file in its place"
         known = len(conflicts)
@@ -210,7 +211,7 @@ class Streams:
         return result, growing.broken
 
     def break_off(self, growing: Growing, reason: str) -> None:
-        """Say that it will never be whole. Wakes everybody."""
+        """Mark an object as broken, and wake its readers."""
         if not growing.is_over:
             growing.broken = reason or "its producer has failed"
         self._end(growing)
@@ -218,7 +219,7 @@ class Streams:
     def when(
         self, growing: Growing, at_least_bytes: float, call: Callable[[Growing], object]
     ) -> Waiter:
-        """Call once, never at once, when that much is there, or it is whole or broken."""
+        """Call once, never immediately, when the object has this size, or is complete or broken."""
         waiter = Waiter(growing, at_least_bytes, call)
         growing._waiters.append(waiter)
         self._kept.pop(growing, None)
@@ -226,7 +227,7 @@ class Streams:
         return waiter
 
     def close(self) -> None:
-        """Forget everything; nobody is called any more."""
+        """Close everything, without further calls."""
         for growing in (*self._growing.values(), *self._replaced):
             growing._waiters.clear()
             self._close(growing)
@@ -235,7 +236,7 @@ class Streams:
         self._kept.clear()
         self._watches.close()
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- checking ---------------------------------------------------------------------------------
 
     def _look_soon(self, growing: Growing, delay_s: float | None = None) -> None:
         if growing._due is None and (growing.is_over or growing._fd >= 0):
@@ -252,14 +253,14 @@ class Streams:
         if not growing._waiters or growing._is_told or growing._due is not None or growing.is_over:
             return
         is_watched = self._watches.arm(growing)
-        self._wake(growing)  # what was written before it was armed
+        self._wake(growing)  # it may have grown before it was watched
         if not growing._waiters:
             self._watches.disarm(growing)
         elif not is_watched:
             self._look_soon(growing, LOOK_S)
 
     def _wake(self, growing: Growing) -> None:
-        """Call those who waited for what is there now."""
+        """Call the readers that have waited for the present size."""
         if not growing.is_over:
             self.measure(growing)
         ready = [
@@ -268,7 +269,7 @@ class Streams:
             if growing.is_over or waiter.at_least_bytes <= growing.size_bytes
         ]
         for waiter in ready:
-            if waiter in growing._waiters:  # else one that was called before it has cancelled it
+            if waiter in growing._waiters:  # else an earlier call has cancelled it
                 growing._waiters.remove(waiter)
                 try:
                     waiter.call(growing)
@@ -279,7 +280,9 @@ class Streams:
             self._forget_unread(growing)
 
     def measure(self, growing: Growing) -> None:
-        """Look how large it is. Readers have seen what was cut off, so that breaks it."""
+        """Update the size of an object. A truncated one is broken: readers have seen the bytes that
+        are gone.
+        """
         if growing.is_over:
             return
         size_bytes = os.fstat(growing._fd).st_size
@@ -304,7 +307,7 @@ class Streams:
             self._forget_unread(growing)
 
     def _forget_unread(self, growing: Growing) -> None:
-        """Let go of one that is over and that nobody reads."""
+        """Close an object that is over and has no readers."""
         if not growing.is_over or growing._holds or growing._waiters or growing._fd < 0:
             return
         is_current = self._growing.get(growing.object_id) is growing
@@ -332,7 +335,7 @@ class Streams:
 
 @implementer(IReadDescriptor)
 class _Watches:
-    """The kernel's word that files were written to (inotify), each given once."""
+    """Reports the next write to a file, once, by inotify."""
 
     def __init__(self, reactor: Any, written: Callable[[Growing], None]) -> None:
         self._reactor = reactor
@@ -342,7 +345,7 @@ class _Watches:
         self._watched: dict[int, Growing] = {}
 
     def arm(self, growing: Growing) -> bool:
-        """Tell of the next write; False where that cannot be had: no kernel is unlimited."""
+        """Report the next write; False if inotify is not available or has reached its limits."""
         if growing._watch >= 0:
             return True
         if self._fd < 0:
@@ -353,7 +356,7 @@ class _Watches:
         path = f"/proc/self/fd/{growing._fd}".encode()
         flags = ctypes.c_uint32(_IN_MODIFY | _IN_ONESHOT)
         watch: int = self._libc.inotify_add_watch(self._fd, path, flags)
-        if watch < 0 or watch in self._watched:  # two of one file cannot be told apart
+        if watch < 0 or watch in self._watched:  # two watches of one file share a number
             return False
         self._watched[watch] = growing
         growing._watch = watch
@@ -382,11 +385,11 @@ class _Watches:
             events = os.read(self._fd, _EVENTS_BYTES)
         except BlockingIOError:
             return
-        for watch, _, _, _ in _EVENT.iter_unpack(events):  # watched files have no names in them
+        for watch, _, _, _ in _EVENT.iter_unpack(events):  # events of files carry no names
             growing = self._watched.pop(watch, None)
             if growing is not None:
                 growing._watch = -1
                 self._written(growing)
 
     def connectionLost(self, reason: TwistedFailure) -> None:
-        """Nothing is at the other end."""
+        """Has no connection."""

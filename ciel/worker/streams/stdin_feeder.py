@@ -1,10 +1,9 @@
-"""Inputs on a pipe: files and texts are fed into it as fast as the program reads, those that still
-grow as far as they have grown.
+"""Feeds inputs into pipes, as fast as programs read and as far as growing inputs have grown.
 
-A program that closes its standard input early is no error: feeding just stops (ciel-interfaces,
-6.2). An input that cannot be read is one: the program took the end of what came for the end of all.
-One that breaks while it grows is one too, and then the pipe is left open and silent until it is
-closed: no program shall take what came for all that there is.
+Feeding stops if a program closes its standard input early. That is not an error (ciel-interfaces,
+6.2). It is an error if an input cannot be read: the program takes the end of the pipe for the end
+of the input. It is also an error if a growing input breaks; then the pipe stays open and silent
+until the program is killed, so that the program does not take a part for the whole.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ CHUNK_BYTES = 64 * 1024
 
 
 class Trace:
-    """When a program had to wait for what grows, and when it could compute, in seconds since its
-    start, in the words of the original (ciel-interfaces, 6.4): `C0.000,I1|0.020,C1.310,`.
+    """Records when a program waited for a growing input and when it could compute, in seconds since
+    its start, in the format of the original CIEL (ciel-interfaces, 6.4): `C0.000,I1|0.020,C1.310,`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -38,11 +37,11 @@ class Trace:
 
     @property
     def text(self) -> str:
-        """All of it, up to now."""
+        """The record up to now."""
         return "".join(self._words)
 
     def note(self, number: int | None) -> None:
-        """Note that it waits for an input of this number, or, None, has something of one."""
+        """Note that the program waits for an input, by number; None: it has got something."""
         if number != self._waited_for:
             self._waited_for = number
             what = "C" if number is None else f"I{number}|"
@@ -51,12 +50,12 @@ class Trace:
 
 @implementer(IWriteDescriptor)
 class Feeder:
-    """Feeds one pipe; `descriptor` is its read end, for the program (owned by the caller until it
-    closed it). Sources are the paths of files, and objects that grow.
+    """Feeds one pipe; `descriptor` is its read end, for the program; `start` closes it. Sources are
+    paths of files and growing objects.
     """
 
     chunk_bytes = 1
-    """So much more of what grows is to be there before it is fed, or the end of it."""
+    """A growing object is fed in pieces of at least this size, except for the last one."""
 
     def __init__(
         self, reactor: Any, sources: Sequence[str | Growing], streams: Streams | None = None
@@ -66,11 +65,11 @@ class Feeder:
         self._sources = deque(sources)
         self._holds: dict[Growing, Hold] = {}
         self._source: int | None = None
-        self._offset_bytes = 0  # in what grows, ...
-        self._due_bytes = 0  # ...and how far it may be fed where it is fed in large pieces
+        self._offset_bytes = 0  # in the growing object, ...
+        self._due_bytes = 0  # ...and how far to feed it, if in large pieces
         self._waiter: Waiter | None = None
         self._trace: Trace | None = None
-        self._number = 0  # of the source that is fed now
+        self._number = 0  # of the current source
         self.error: OSError | None = None  # why the program did not get everything
         self.descriptor, self._pipe = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
@@ -79,16 +78,16 @@ class Feeder:
                 self._holds[source] = streams.hold(source)
 
     def trace_as(self, trace: Trace | None, number: int) -> None:
-        """Have it noted when there is nothing to feed; the first source has this number."""
+        """Record when there is nothing to feed. `number`: of the first source."""
         self._trace, self._number = trace, number
 
     def start(self) -> None:
-        """Begin to feed, once the program has its end of the pipe."""
+        """Start to feed; the program has its end of the pipe."""
         os.close(self.descriptor)
         self._reactor.addWriter(self)
 
     def close(self) -> None:
-        """Stop, whether or not everything was fed."""
+        """Stop feeding."""
         self._stop()
 
     def _stop(self) -> None:
@@ -113,7 +112,7 @@ class Feeder:
         return "feeder"
 
     def doWrite(self) -> None:
-        """Move what the pipe takes; the bytes never enter this process."""
+        """Move bytes in the kernel, as many as the pipe takes."""
         try:
             if not self._sources:
                 self._stop()
@@ -177,29 +176,25 @@ class Feeder:
 
 
 def pipe(reactor: Any, growing: Growing, streams: Streams) -> Piping:
-    """Give a growing object a name like a pipe's: reading waits for growth, and ends with the
-    object.
-    """
+    """Give a growing object the path of a pipe: reads wait for growth, and end with the object."""
     piping = Piping(reactor, [growing], streams)
     piping.start()
     return piping
 
 
 class Piping(Feeder):
-    """Feeds a pipe that is opened by name, so that its reader waits for what grows. `descriptor` is
-    its own until close.
-    """
+    """Feeds a pipe that the program opens by path. It owns the `descriptor` until `close`."""
 
     @property
     def name(self) -> str:
-        """What a program opens to read; valid until close."""
+        """The path that a program opens to read; valid until `close`."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def start(self) -> None:
         self._reactor.addWriter(self)
 
     def close(self) -> None:
-        """Stop; whoever has it open comes to an end."""
+        """Stop feeding; a reader sees the end of the pipe."""
         super().close()
         if self.descriptor >= 0:
             os.close(self.descriptor)

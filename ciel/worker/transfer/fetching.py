@@ -1,8 +1,8 @@
-"""Getting an input into the own store: plans are tried in order, with the reason of each that
-failed.
+"""Fetches objects into the own store: tries plans in order, and collects why each failed.
 
-Only registered workers are asked, each request with a ticket of its own; bytes go straight into the
-store. An object that still grows at its holder grows here with it, and can be read meanwhile.
+It sends requests only to registered workers, each with its own ticket, and writes the bytes
+straight into the store. An object that is still being written at its holder grows here with it, and
+tasks can read it meanwhile.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ log = Logger()
 Enter = Callable[[str, int], Deferred[Ticket]]
 
 AGAIN_AFTER_S = 1.0
-"""Between two tries to get an object from a host that does not answer."""
+"""Time between two attempts to fetch an object from a host that does not answer."""
 
 _WAYS = {LinkPlan: "by a link", HttpPlan: "by HTTP", StreamPlan: "as it grows"}
 
 
 class PlanFailedError(Exception):
-    """One plan did not work; the text says why. `is_loss`: the object is not there. `is_final`:
-    the other plans are no use, since it has been read already as far as it came. `is_unanswered`:
-    the host that has it did not answer, or this one is cut off. `lacks_room`: of the own store.
+    """A plan failed; the text says why. `is_loss`: the object is not there. `is_final`: other plans
+    are useless, since tasks have read the incomplete copy. `is_unanswered`: the host of the object
+    did not answer, or this one is cut off. `lacks_room`: the own store has no room.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class PlanFailedError(Exception):
 
 
 class FetcherOwner(Protocol):
-    """Who is told of fetches: of each at most once that it can be read while it comes, and then
-    exactly once how it ended.
+    """Receives reports of fetches: at most once that an object can be read while it is copied, and
+    then exactly once how the fetch has ended.
     """
 
     def stream_opened(self, object_id: ObjectId) -> None: ...
@@ -86,7 +86,7 @@ class FetcherOwner(Protocol):
         *,
         lacks_room: bool = False,
     ) -> None:
-        """`lacks_room`: it is there, and the own store has no room for it."""
+        """`lacks_room`: the object exists, and the own store has no room for it."""
         ...
 
     def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
@@ -94,14 +94,14 @@ class FetcherOwner(Protocol):
         ...
 
     def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
-        """Return how to get an object whose holders have not answered since a time of the
-        reactor's clock; nothing if it is to be given up.
+        """Return plans for an object whose holders have not answered since a time of the reactor's
+        clock; none to give it up.
         """
         ...
 
 
 class Fetcher:
-    """Tries plans; any number of fetches at a time, bounded by the transfers."""
+    """Fetches any number of objects at a time; `transfers` limits how many are copied at once."""
 
     def __init__(
         self,
@@ -129,21 +129,21 @@ class Fetcher:
         self._admit = admit
         self._enter = enter
         self._peer_stores = peer_stores
-        self._followed: dict[ObjectId, _Copy] = {}  # copies under way
+        self._followed: dict[ObjectId, _Copy] = {}  # copies in progress
 
     def fetch(self, order: FetchObject) -> None:
-        """Begin to get an object; the owner is told of the end."""
+        """Start to fetch an object; the owner receives the result."""
         self._try_plans(order).addErrback(
             lambda failure: self._gave_up(order, failure.getErrorMessage(), failure)
         )
 
     def counted(self) -> dict[str, dict[str, int]]:
-        """Return what was counted, by what it is about."""
+        """Return counters, by subject."""
         shmd = self._peer_stores.figures() if self._peer_stores else {}
         return {"fetches": asdict(self.counts), "shmd": shmd}
 
     def abandon(self, object_id: ObjectId) -> None:
-        """Follow an object no longer that grew at another worker and broke there."""
+        """End the copy of an object that broke at its source."""
         copy = self._followed.get(object_id)
         if copy is not None:
             copy.end("its producer has failed")
@@ -191,13 +191,13 @@ class Fetcher:
         self.owner.fetch_failed(order.ref.id, tuple(losses), details, lacks_room=lacks_room)
 
     def _discovered(self, ref: Reference) -> ObjectInfo | None:
-        """Look in memory that is shared with others; nobody is asked."""
+        """Look for the object in memory that is shared with other workers, without a request."""
         try:
             found = self._store.discover(ref.id)
             size_bytes = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
             if found is None or size_bytes in (None, found.size_bytes):
                 return found
-            self._store.delete(ref.id)  # made twice, and differently: the one that counts is asked
+            self._store.delete(ref.id)  # it has other content: fetch it
         except StorageError as error:
             log.warn("looking for {id}: {error}", id=ref.id, error=error)
         return None
@@ -208,13 +208,13 @@ class Fetcher:
         return self._copy(plan.netloc, ref)
 
     def forget(self, object_id: ObjectId) -> None:
-        """A copy has come to its end."""
+        """Forget a copy that has ended."""
         self._followed.pop(object_id, None)
 
     def ask(self, netloc: str, target: str, sink: Any, **options: Any) -> Deferred[Any]:
-        """Send another worker a request, with a ticket; the answer goes to `sink`."""
+        """Send another worker a request with a ticket, and write the response to `sink`."""
 
-        def headers() -> dict[str, str]:  # made when the request is: a ticket does not keep
+        def headers() -> dict[str, str]:  # when the request is sent: tickets expire
             ticket = make_ticket(self._key, "GET", netloc, target, time.time())
             return {"Authorization": ticket}
 
@@ -244,10 +244,10 @@ class Fetcher:
 
     @inlineCallbacks
     def _copy_file(self, object_id: ObjectId, found: Found) -> Any:
-        """Copy a file of this host, which lies where ours cannot be linked to. It waits for the
-        disk to which it goes, or else for that from which it comes: who waited for both could wait
-        for ever. Before that it waits for room in the store: objects that are moved to a disk to
-        make room wait for that disk, too.
+        """Copy a file of this host that cannot be linked. The copy waits for the disk that it is
+        written to, or else for the disk that it is read from: a wait for both could be a deadlock.
+        Before that it waits for room in the store: objects that the store moves to a disk to make
+        room wait for that disk, too.
         """
         begun = deferToThread(self._store.begin, object_id, size_hint_bytes=found.size_bytes)
         with (yield begun) as writer:
@@ -290,14 +290,14 @@ class Fetcher:
             result = yield copy.done
             info = yield deferToThread(writer.commit, checksum=result.checksum)
         self.counts.http += 1
-        if size_bytes is not None:  # else it may have waited for its maker
+        if size_bytes is not None:  # else the copy may have waited for the producer
             self.owner.copied(netloc, info.size_bytes, time.monotonic() - begun_s)
         return info.size_bytes
 
 
 class _Copy:
-    """An object on its way here. Once it has readers, its end is theirs; so it is a context, which
-    ends well only when the object was committed.
+    """A copy in progress. Its readers depend on its end, so it is a context manager, which succeeds
+    only once the object is committed.
     """
 
     done: Deferred[Any]
@@ -313,10 +313,10 @@ class _Copy:
         self._due: DelayedCall | None = None
         self._asked: Deferred[Any] | None = None
         self._seen_bytes = 0
-        self._why = ""  # why it was ended, if it was for that
+        self._why = ""  # why this worker has ended it, if it has
 
     def begun(self, begun: Begun) -> None:
-        """The answer has begun; without a size it is of an object that grows there."""
+        """The response has started. Without a size, the object is still growing at its source."""
         if begun.size_bytes is not None:
             return
         self._watch()
@@ -324,7 +324,7 @@ class _Copy:
         try:
             self._growing = fetcher.streams.open(self._object_id, fd, is_told=True)
         except ValueError:
-            return  # an attempt that was called off still writes it here: to be read when whole
+            return  # a cancelled attempt still writes it here: it can be read once it is complete
         fetcher.owner.stream_opened(self._object_id)
 
     def write(self, chunk: bytes) -> None:
@@ -363,14 +363,14 @@ class _Copy:
                 lacks_room=is_full(error),
             ) from None
 
-    # --- a holder that says nothing ---------------------------------------------------------------
+    # --- a source that is silent ------------------------------------------------------------------
 
     def _watch(self) -> None:
         self._asked = None
         self._due = self._fetcher.reactor.callLater(STALL_TIMEOUT_S, self._look)
 
     def _look(self) -> None:
-        """A producer may take its time, but its worker must be there."""
+        """Check that the source is alive if nothing came; its producer may take any time."""
         self._due = None
         seen_bytes, self._seen_bytes = self._seen_bytes, self._writer.size_bytes
         if seen_bytes != self._seen_bytes:
@@ -385,6 +385,6 @@ class _Copy:
             self.end(f"it was silent, and does not answer: {failure.getErrorMessage()}")
 
     def end(self, why: str) -> None:
-        """End it in the middle."""
+        """End the copy before it is complete."""
         self._why = why
         self.done.cancel()

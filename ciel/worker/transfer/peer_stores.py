@@ -1,5 +1,5 @@
-"""The stores of other workers on this host, as the worker sees them. What stands behind is found by
-name (`ciel.neighbours`).
+"""The interface to the stores of other workers on this host. Its implementation is an entry point
+(`ciel.neighbours`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from ciel.storage.sharing import Found
 
 
 class PeerStores(Protocol):
-    """Asks them."""
+    """Requests objects from peer stores."""
 
     def ask(self, netloc: str, object_id: str) -> Deferred[Found]:
-        """Ask the store of the worker at an address for an object; fails with a `StorageError`."""
+        """Request an object from the store of the worker at an address; fails with a
+        `StorageError`.
+        """
         ...
 
     def figures(self) -> dict[str, int]:
-        """Return what there is to count."""
+        """Return counters."""
         ...
 
     def close(self) -> None: ...
@@ -28,18 +30,18 @@ class PeerStores(Protocol):
 
 @dataclass(slots=True)
 class FetchCounts:
-    """How inputs came here."""
+    """Counts fetches by method."""
 
     discovered: int = 0
-    """By looking into memory that is shared; nobody was asked."""
+    """Objects found in shared memory, without a request."""
     asked: int = 0
-    """Neighbours that were asked for an object; each is one hop."""
+    """Requests to peer stores, of one hop each."""
     linked: int = 0
-    """Of these, those whose file became ours by a link; likewise by a copy, file to file."""
+    """Of these: files that the own store has linked; next, files that it has copied."""
     copied: int = 0
     copied_bytes: int = 0
     link_failed: int = 0
-    """Those from whom nothing came; another way was tried."""
+    """Of these: failures, after which the fetcher tried another plan."""
     http: int = 0
-    """Objects that came over HTTP, and the bytes of all that began to."""
+    """Objects that came over HTTP; next, the bytes of all that started to come."""
     http_bytes: int = 0

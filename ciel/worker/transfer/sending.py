@@ -1,4 +1,4 @@
-"""Bytes of objects on their way to whoever asked, as fast as the other side reads them."""
+"""Sends objects as response bodies, as fast as the client reads them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from ciel.worker.streams.growing import Growing, Streams, Waiter
 
 CHUNK_BYTES = 256 * 1024
 CHUNK_MIN_BYTES = 16 * 1024
-"""Read at a time; about twice that is held for a slow reader."""
+"""Bytes read at a time; about twice as many are in memory for a slow reader."""
 
 HELD_BYTES = 16 << 20
-"""For all readers together, about: when there are many, each is given less at a time."""
+"""About how many bytes are in memory for all readers: if there are many, each gets less at a time.
+"""
 
 STALLED_S = 600.0
-"""A reader that takes nothing for so long is gone, though its connection stands."""
+"""A reader that takes nothing for this time is gone, though its connection is open."""
 
 Read = Callable[[int, int], bytes]
-"""Returns what is there from an offset, so many bytes at most."""
+"""Returns bytes from an offset on, at most so many."""
 
 log = Logger()
 
 
 def read_file(fd: int, offset_bytes: int, length_bytes: int) -> bytes:
-    """Read from an open file, as `Read` does."""
+    """Read from an open file; see `Read`."""
     return os.pread(fd, length_bytes, offset_bytes)
 
 
 @implementer(IPushProducer)
 class _Sending(ABC):
-    """An answer's body. `close` is called when it is over, whichever way."""
+    """The body of a response. `close` is called when it has ended, in any way."""
 
     under_way: ClassVar[int] = 0
 
@@ -69,19 +70,19 @@ class _Sending(ABC):
             self._due = self.request.channel.callLater(STALLED_S, self._look, self.offset)
 
     def _look(self, offset: int) -> None:
-        """Cut it off if nothing was taken since it had come to an offset."""
+        """Cut the connection if the reader has taken nothing since the offset was reached."""
         self._due = None
         if self.is_paused and self.offset == offset:
             self.cut()
         elif self.is_paused:
             self.pauseProducing()
 
-    def stopProducing(self) -> None:  # noqa: B027  # nothing is left to do
-        """The other side is gone; `notifyFinish` tells of that."""
+    def stopProducing(self) -> None:  # noqa: B027  # nothing to do
+        """The client is gone; `notifyFinish` handles that."""
 
     @abstractmethod
     def send(self) -> None:
-        """Go on; may raise OSError, or what a store raises."""
+        """Continue to send; raises OSError or StorageError."""
 
     def ended(self, close: Callable[[], object]) -> None:
         self.is_over = True
@@ -92,17 +93,19 @@ class _Sending(ABC):
         close()
 
     def attempt(self, step: Callable[[], object]) -> None:
-        """Do a step, and have the other side see that this is not all if it fails."""
+        """Take a step; if it fails, cut the connection, so that the client sees that bytes are
+        missing.
+        """
         try:
             step()
         except ConnectionError:
-            self.cut()  # they have left
+            self.cut()  # the reader has left
         except (OSError, StorageError) as error:
             log.warn("an object cannot be sent to its end: {error}", error=error)
             self.cut()
 
     def write(self, end: int) -> None:
-        """Write what comes next, up to an offset at most."""
+        """Write the next bytes, at most up to an offset."""
         share = max(CHUNK_MIN_BYTES, HELD_BYTES // _Sending.under_way)
         chunk = self.read(self.offset, min(CHUNK_BYTES, share, end - self.offset))
         if not chunk:
@@ -138,7 +141,7 @@ class Sending(_Sending):
 
 
 class GrowingSending(_Sending):
-    """Sends what grows, and ends well only if it became whole."""
+    """Sends a growing object, and ends the response properly only once it is complete."""
 
     def __init__(self, request: Request, growing: Growing, streams: Streams) -> None:
         self._growing = growing

@@ -1,4 +1,4 @@
-"""Sessions in which a worker fetches URLs into its store, as somebody asked it to over HTTP."""
+"""Sessions in which a worker fetches URLs into its store, requested over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_A_TIME: Final = 8
 
 
 class SessionRefusedError(CielError):
-    """No session is begun; the text says why. `status`: the same for a program, as in HTTP."""
+    """A session cannot be started. `status`: the HTTP status."""
 
     def __init__(self, status: int, reason: str) -> None:
         self.status = status
@@ -34,7 +34,7 @@ class SessionRefusedError(CielError):
 
 
 class Session:
-    """One list of URLs: what has come of it, and what has not."""
+    """A list of URLs, and the objects fetched so far."""
 
     def __init__(self, refs: Sequence[Fetch]) -> None:
         self.refs = refs
@@ -49,7 +49,7 @@ class Session:
 
 
 class UrlFetching:
-    """All sessions of a worker. `keep` is told of each object that has come: it stays."""
+    """All sessions of a worker. `keep` pins each fetched object."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class UrlFetching:
         self._is_closed = False
 
     def begin(self, name: str, refs: Sequence[Fetch]) -> Session:
-        """Begin to fetch; raises SessionRefusedError before anything of it is fetched."""
+        """Start to fetch; raises SessionRefusedError before anything is fetched."""
         if self._outside is Outside.OFF:
             raise SessionRefusedError(
                 403,
@@ -93,7 +93,7 @@ class UrlFetching:
         return session
 
     def _make_room(self) -> None:
-        """Forget the eldest that is over, if there are too many."""
+        """Forget the oldest completed session, if there are too many."""
         if len(self._sessions) < SESSIONS_MAX:
             return
         for name, session in self._sessions.items():
@@ -120,7 +120,7 @@ class UrlFetching:
         session.failed.append((ref, failure.getErrorMessage() or type(failure.value).__name__))
 
     def facts(self, name: str) -> dict[str, Any] | None:
-        """Tell of a session; None if there is none of that name."""
+        """Describe a session; None if it does not exist."""
         session = self._sessions.get(name)
         if session is None:
             return None
@@ -133,7 +133,7 @@ class UrlFetching:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Tell of all of them, in few words."""
+        """Describe all sessions briefly."""
         return [self._row(name, session) for name, session in self._sessions.items()]
 
     def _row(self, name: str, session: Session) -> dict[str, Any]:
@@ -146,6 +146,6 @@ class UrlFetching:
         }
 
     def close(self) -> None:
-        """End what is under way."""
+        """End all fetches."""
         self._is_closed = True
         self._transfers.close()
