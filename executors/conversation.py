@@ -11,7 +11,7 @@ import math
 from binascii import a2b_base64
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from ciel.core.errors import CielError
 from ciel.core.events import TaskFault
@@ -28,6 +28,7 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import Needs
 from ciel.execution.attempt import Attempt, Growth, OpenInput
+from ciel.execution.conversation import Over
 from ciel.execution.executor import BadArgumentsError, store_level
 from ciel.execution.outputs import BadCallError
 from ciel.executors.arguments import any_dependencies, extra_dependencies
@@ -41,17 +42,6 @@ BACKLOG_MAX = 100_000
 """How many calls may wait for a call that takes time."""
 
 NAME_MAX_LENGTH = 200  # of a task's name
-
-
-class Over(NamedTuple):
-    """The result of a conversation. `fault`: why the task failed; None: it succeeded. `keep`:
-    whether the program may stay running: `no`, `may_keep` or `must_keep`. `soft_keys`: sets of ids
-    of the objects that the program has in its cache.
-    """
-
-    fault: tuple[str, Any] | None
-    keep: str = "no"
-    soft_keys: tuple[frozenset[str], ...] = ()
 
 
 class Conversation:

@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 from ciel.core.refs import INLINE_MAX_BYTES, Future
 from ciel.core.tasks import USUAL_NEEDS, undelayed
 from ciel.execution.attempt import Attempt
+from ciel.execution.conversation import Over
 from ciel.execution.outputs import BadCallError
-from ciel.executors.conversation import Conversation, Over, read_spawn, take_name
+from ciel.executors.conversation import Conversation, read_spawn, take_name
 
 
 class NestedConversation(Conversation):

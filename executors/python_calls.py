@@ -40,8 +40,9 @@ from ciel.core.naming import DIGEST_BYTES
 from ciel.core.refs import REFERENCE_TYPES, Concrete, Future, Reference, Sweetheart
 from ciel.core.tasks import Needs
 from ciel.execution.attempt import Attempt
+from ciel.execution.conversation import Over
 from ciel.execution.outputs import BadCallError
-from ciel.executors.conversation import Conversation, Over, read_spawn, take_name
+from ciel.executors.conversation import Conversation, read_spawn, take_name
 
 _DIGEST = re.compile("[0-9a-f]{32}")
 

@@ -17,7 +17,6 @@ LARGER_PACKAGES = {
     "ciel.cli": 63,
     "ciel.core": 34,
     "ciel.testing": 48,
-    "ciel.worker": 32,
 }
 """How many modules these have beside their sub-packages."""
 IN_CIRCLES = {

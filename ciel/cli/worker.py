@@ -44,7 +44,8 @@ from ciel.core.admission import Policy
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.tasks import SLOTS_MAX
-from ciel.execution.environment import inherited
+from ciel.execution.environment import Callers, inherited
+from ciel.execution.kept import KeptAttempts
 from ciel.launch import LaunchError, become_subreaper
 from ciel.launch.memory import memory_of_host
 from ciel.net.channels import Channels
@@ -61,21 +62,34 @@ from ciel.storage.specs import parse_spec
 from ciel.storage.trees import remove_tree
 from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
+from ciel.worker.attempt_reports import AttemptReports
+from ciel.worker.attempts.attempts import Attempts
+from ciel.worker.attempts.batch import BatchPrograms
+from ciel.worker.attempts.launching import Launching
+from ciel.worker.attempts.lifecycle import Lifecycle
+from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.attempts.workplace import Workplace
 from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
-from ciel.worker.fetching import Fetcher
+from ciel.worker.events import Events
+from ciel.worker.fetch_reports import FetchReports
 from ciel.worker.host import host_identity, host_name, new_worker_id
-from ciel.worker.hosting import Hosting
-from ciel.worker.launching import Launching
+from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
+from ciel.worker.master_session import MasterSession
 from ciel.worker.metrics import WorkerMetrics
-from ciel.worker.neighbours import Neighbours
+from ciel.worker.operations import Operations
 from ciel.worker.pins import Pins
 from ciel.worker.resources.control import Controls
 from ciel.worker.resources.root import WorkerSite
+from ciel.worker.resources.uploads import IncomingUploads
+from ciel.worker.retention import Retention
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
-from ciel.worker.streaming import Streams
-from ciel.worker.url_fetching import UrlFetching
+from ciel.worker.store_reports import StoreReports
+from ciel.worker.streams.growing import Streams
+from ciel.worker.transfer.fetching import Fetcher
+from ciel.worker.transfer.peer_stores import PeerStores
+from ciel.worker.transfer.url_fetching import UrlFetching
 
 DEFAULT_LISTEN = "127.0.0.1:0"
 
@@ -187,8 +201,7 @@ class Worker:
     def open(self, control: str, cluster_id: str, key: Key) -> None:
         """Open store, launcher and doors, and join the master. Raises what a start may raise."""
         reactor, options = self._reactor, self._options
-        slots, told = options.slots or len(os.sched_getaffinity(0)), advertised(options)
-        memory_bytes = options.memory or memory_of_host()
+        told = advertised(options)
         turns, channels = Turns(reactor), open_channels(reactor, options)
         reactor.look_s = look_s(options, WORKER_LOOKS_US)
         become_subreaper()
@@ -196,63 +209,85 @@ class Worker:
         if self._made_spool:
             _prune_left(self._spool.parent)
         logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
-        kept, store = self._spool / "kept", self._open_store()
+        store = self._open_store()
         launching = self._keep(Launching(reactor, turns, inherited(os.environ), store.directories))
         transfers = self._keep(Transfers(reactor))
-        executors, lacking, known = _executors_here()
-        host = host_identity()
+        executors = _executors_here()
         streams = self._keep(Streams(reactor))
-        disk_jobs = self._keep(DiskJobs(reactor, options.io, lambda: service.disk_changed()))
+        disk_jobs = self._keep(DiskJobs(reactor, options.io))
         admit, queue = self._disk_of(store, disk_jobs)
-        site = WorkerSite(
-            reactor, key, store, lambda object_id: service.uploaded(object_id), logs, streams,
-            admit=admit, figures=lambda: service.figures(), kept=kept,
-            open_healthz=options.open_healthz,
-        )  # fmt: skip
-        self._closers.append(site.close)
-        listener = listen(reactor, options.listen, site.site)
-        own = with_port(told, listener.address)
+        site = WorkerSite(reactor, key, open_healthz=options.open_healthz)
+        own = with_port(told, listen(reactor, options.listen, site.site).address)
         site.serve_as(own, self._id)
-        machine = WorkerMachine(
-            own, host, slots,
-            talkative=frozenset(name for name, executor in executors.items() if executor.talks),
-            begins=frozenset() if options.no_delegation else frozenset(executors),
-            memory_bytes=memory_bytes, kill_grace_s=options.kill_grace,
-        )  # fmt: skip
-        machine.keep(held_by(store))
-        service = self._keep(
-            WorkerService(reactor, turns, machine, store, lambda: self._joined(own), self._refused)
+
+        machine = self._machine(own, store, executors)
+        callers, events = Callers(launching.environ), Events(reactor)
+        master = MasterSession(events)
+        retention = Retention(reactor, store, machine, disk_jobs.turn)
+        store_reports = self._keep(
+            StoreReports(reactor, turns, master, store, disk_jobs, queue, self.fail)
         )
-        hosting = Hosting(
-            reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
-            streams=streams, executors=known, worker=self._id, netloc=own, spool=self._spool,
-            kept=kept, logs=logs, channels=channels,
+        service = WorkerService(
+            reactor, turns, machine, master, store_reports, retention, callers, events,
+            partial(self._joined, own), self._refused,
         )  # fmt: skip
-        service.watch_disk(queue)
-        service.watch_store(disk_jobs, self.fail)
+        self._closers.append(service.close)
+        fetches = FetchReports(service, master, retention, events)
+        reports = AttemptReports(service, master, fetches, store_reports, events)
+        attempts, interactive = self._attempts(
+            callers, reactor=reactor, turns=turns, owner=reports, launching=launching, store=store,
+            streams=streams, executors=executors.known, netloc=own, logs=logs, channels=channels,
+        )  # fmt: skip
+        operations = Operations(service, master, interactive, events)
+        peer_stores = self._open_peer_stores(store, cluster_id, own, operations, disk_jobs)
         fetcher = Fetcher(
-            reactor, transfers, store, streams, key, service, admit=admit, enter=disk_jobs.enter,
-            neighbours=self._open_neighbours(store, cluster_id, own, service, disk_jobs),
-            timed=service.copy_timed,
+            reactor, transfers, store, streams, key, fetches, admit=admit, enter=disk_jobs.enter,
+            peer_stores=peer_stores,
         )  # fmt: skip
-        service.equip(self._keep(hosting), fetcher)
-        about = {
-            "netloc": own, "host": host, "slots": slots, "memory_bytes": memory_bytes,
-            "executors": sorted(executors), "lacking": lacking,
-            "channels": channels.names if channels else [],
-        }  # fmt: skip
+        service.carry_out_by(attempts, interactive, fetcher)
 
-        def begin_session() -> Session:
-            return self._session(key, cluster_id, {**about, **service.greeting()})
-
-        dial = partial(_control_peer, reactor, turns, begin_session, channels)
+        about = self._about(machine, executors, channels)
+        begin = partial(self._begin_session, key, cluster_id, about, master)
+        dial = partial(_control_peer, reactor, turns, begin, channels)
         reconnector = Reconnector(reactor, control, dial, service)
         self._closers.append(reconnector.stop)
         self._drain = partial(self._drain_programs, service, reconnector)
-        controls = self._controls(service, store, sorted(executors), reconnector)
-        site.control(controls, WorkerMetrics(service, store, disk_jobs, service.figures))
+        uploads = self._keep(IncomingUploads(reactor, store, own, operations.uploaded, admit))
+        site.serve_objects(store, streams, uploads)
+        site.serve_logs(logs, self._spool / "kept")
+        controls = self._controls(machine, operations, store, executors, service, reconnector)
+        metrics = WorkerMetrics(machine, master, events, reports, fetcher, store, disk_jobs)
+        site.serve_controls(controls, metrics)
         self._join(reconnector, own, transfers, key)
         settle_memory()
+
+    def _machine(self, own: str, store: ObjectStore, executors: Executors) -> WorkerMachine:
+        """Create the state, with what the store has from an earlier run."""
+        options, here = self._options, executors.offered
+        machine = WorkerMachine(
+            own, host_identity(), options.slots or len(os.sched_getaffinity(0)),
+            interactive=frozenset(name for name, executor in here.items() if executor.talks),
+            starts_locally=frozenset() if options.no_delegation else frozenset(here),
+            memory_bytes=options.memory or memory_of_host(), kill_grace_s=options.kill_grace,
+        )  # fmt: skip
+        machine.keep(held_by(store))
+        machine.uploads.found(machine.stored, self._reactor.seconds())
+        return machine
+
+    def _about(
+        self, machine: WorkerMachine, executors: Executors, channels: Channels | None
+    ) -> dict[str, Any]:
+        """Return what this worker tells a master of itself."""
+        return {
+            "netloc": machine.netloc, "host": machine.host, "slots": machine.slots,
+            "memory_bytes": machine.memory_bytes, "executors": sorted(executors.offered),
+            "lacking": executors.lacking, "channels": channels.names if channels else [],
+        }  # fmt: skip
+
+    def _begin_session(
+        self, key: Key, cluster_id: str, about: dict[str, Any], master: MasterSession
+    ) -> Session:
+        return self._session(key, cluster_id, about | master.greeting())
 
     def _session(self, key: Key, cluster_id: str, about: dict[str, Any]) -> Session:
         """Begin to prove the key to the master. `about`: what this worker says of itself."""
@@ -275,16 +310,14 @@ class Worker:
         self._closers.append(call_off)
 
     def _controls(
-        self, service: WorkerService, store: ObjectStore, features: list[str],
-        reconnector: Reconnector,
+        self, machine: WorkerMachine, operations: Operations, store: ObjectStore,
+        executors: Executors, service: WorkerService, reconnector: Reconnector,
     ) -> Controls:  # fmt: skip
         """Let people act on this worker over HTTP."""
-        machine = service.machine
-        pins = Pins(self._spool / "pins", machine.brought.pinned, machine.stored)
-        machine.brought.found(machine.stored, self._reactor.seconds())
+        pins = Pins(self._spool / "pins", machine.uploads, machine.stored)
 
         def keep(object_id: ObjectId) -> None:
-            service.uploaded(object_id)
+            operations.uploaded(object_id)
             pins.add(object_id)
 
         def rejoin(url: str) -> None:
@@ -296,14 +329,24 @@ class Worker:
         outside = Outside(self._options.fetch_urls)
         urls = self._keep(UrlFetching(self._reactor, store, outside, machine.netloc, keep))
         return Controls(
-            reactor=self._reactor, worker=self._id, netloc=machine.netloc, features=features,
-            service=service, store=store, pins=pins, urls=urls, master=lambda: self._url,
-            rejoin=rejoin, stop=self.stop,
+            reactor=self._reactor, worker=self._id, netloc=machine.netloc,
+            features=sorted(executors.offered), operations=operations, store=store, pins=pins,
+            urls=urls, master=lambda: self._url, rejoin=rejoin, stop=self.stop,
         )  # fmt: skip
 
     def _keep(self, thing: Any) -> Any:
         self._closers.append(thing.close)
         return thing
+
+    def _attempts(self, callers: Callers, **means: Any) -> tuple[Attempts, InteractivePrograms]:
+        """Build what runs attempts, by both strategies."""
+        kept = KeptAttempts(self._spool / "kept")
+        place = Workplace(worker=self._id, scratch=ScratchPool(self._spool), kept=kept, **means)
+        lifecycle = Lifecycle(place)
+        interactive = InteractivePrograms(lifecycle)
+        batch = BatchPrograms(lifecycle, interactive.idle_count)
+        attempts = self._keep(Attempts(lifecycle, batch, interactive, callers))
+        return attempts, interactive
 
     def _disk_of(
         self, store: ObjectStore, disk_jobs: DiskJobs
@@ -314,21 +357,23 @@ class Worker:
         place = self._spool / "store"
         return partial(disk_jobs.enter, place), partial(disk_jobs.queue_at, place)
 
-    def _open_neighbours(
-        self, store: ObjectStore, cluster_id: str, own: str, service: WorkerService, jobs: DiskJobs
-    ) -> Neighbours | None:
-        """Serve the stores of this host, and find them. Without that objects are copied by HTTP."""
+    def _open_peer_stores(
+        self, store: ObjectStore, cluster_id: str, own: str, operations: Operations, jobs: DiskJobs
+    ) -> PeerStores | None:
+        """Serve the store to workers of this host, and find theirs. Without that objects are copied
+        by HTTP.
+        """
         try:
-            open_neighbours = plugins.load("ciel.neighbours", "shmd")
-            neighbours: Neighbours = open_neighbours(
+            open_peers = plugins.load("ciel.neighbours", "shmd")
+            peer_stores: PeerStores = open_peers(
                 self._reactor, store, self._spool / "store", cluster_id=cluster_id, netloc=own,
-                kept=lambda object_id: service.uploaded(ObjectId(object_id)), turn=jobs.turn,
+                kept=lambda object_id: operations.uploaded(ObjectId(object_id)), turn=jobs.turn,
             )  # fmt: skip
         except (plugins.PluginError, CielError, OSError) as error:
             log.error("objects of this host are copied by HTTP: {error}", error=error)
             return None
-        self._closers.append(neighbours.close)
-        return neighbours
+        self._closers.append(peer_stores.close)
+        return peer_stores
 
     def _open_spool(self) -> None:
         """Have a spool alone, whichever stores are in it: two workers would overwrite its pins."""

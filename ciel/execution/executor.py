@@ -254,7 +254,7 @@ class Executor(ABC):
     name: str
     mentions: ClassVar[Mentions] = Mentions.ANYTHING
     talks: ClassVar[bool] = False
-    """Whether `begin` returns `Talk`; then the executor has a method `converse`."""
+    """Whether `begin` returns `Talk`; then it is a `conversation.ConversingExecutor`, too."""
     wants_package: ClassVar[bool] = False
     """Whether its tasks get the `package_ref` of their job, to look up entries of its package."""
 

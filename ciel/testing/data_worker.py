@@ -18,11 +18,11 @@ from ciel.shm.daemon import Daemon, neighbour
 from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.testing.homes import wait_for
 from ciel.worker.disk_jobs import Admit, at_once
-from ciel.worker.fetching import Fetcher
-from ciel.worker.logs import JobLogs
 from ciel.worker.resources.root import WorkerSite
+from ciel.worker.resources.uploads import IncomingUploads
 from ciel.worker.state.orders import FetchObject
-from ciel.worker.streaming import Growing, Streams
+from ciel.worker.streams.growing import Growing, Streams
+from ciel.worker.transfer.fetching import Fetcher
 
 KEY = Key(bytes(range(32)))
 GROUP = f"data-workers-{os.getpid()}"
@@ -42,21 +42,22 @@ class DataWorker:
         self.run = run
         self.store = store
         reactor = run.reactor
-        logs = JobLogs(reactor, Path("no-logs"))
         self.kept: list[str] = []
         self.streams = run(Streams, reactor)
-        self.site = WorkerSite(reactor, KEY, store, lambda _: None, logs, self.streams, admit=admit)
+        self.site = WorkerSite(reactor, KEY)
         house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = run(listen, reactor, "127.0.0.1:0", house)
         self.netloc = str(self.listener.address)
         self.site.serve_as(self.netloc)
+        uploads = IncomingUploads(reactor, store, self.netloc, lambda _: None, admit)
+        self.site.serve_objects(store, self.streams, uploads)
         self.transfers = run(Transfers, reactor)
         self.neighbours: Daemon | None = None
         if spool is not None:
             self.serve_neighbours(spool)
         self.fetcher = Fetcher(
-            reactor, self.transfers, store, self.streams, KEY, self, neighbours=self.neighbours,
-            admit=admit, timed=lambda *words: self.timed.append(words),
+            reactor, self.transfers, store, self.streams, KEY, self, peer_stores=self.neighbours,
+            admit=admit,
         )  # fmt: skip
         self.timed: list[tuple[str, int, float]] = []
         self.opened: list[ObjectId] = []
@@ -69,6 +70,9 @@ class DataWorker:
             neighbour, self.run.reactor, self.store, spool, cluster_id=GROUP, netloc=self.netloc,
             kept=self.kept.append,
         )  # fmt: skip
+
+    def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
+        self.timed.append((netloc, size_bytes, run_s))
 
     def stream_opened(self, object_id: ObjectId) -> None:
         self.opened.append(object_id)

@@ -9,8 +9,9 @@ from typing import Any
 
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Future
+from ciel.execution.conversation import Over
 from ciel.execution.executor import Task
-from ciel.executors.conversation import Conversation, Over
+from ciel.executors.conversation import Conversation
 from ciel.storage.files import FileStore
 from ciel.testing.fake_attempt import FakeAttempt
 from ciel.testing.transcript import Transcript

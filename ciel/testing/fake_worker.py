@@ -11,14 +11,12 @@ from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
     LOST_AFTER_S,
     RECALLED,
-    CopyTimed,
     Heartbeat,
     Message,
     Received,
     TaskFault,
 )
 from ciel.core.ids import ObjectId
-from ciel.core.plans import plans_for
 from ciel.core.refs import (
     INLINE_MAX_BYTES,
     Concrete,
@@ -97,10 +95,10 @@ class FakeWorker:
             facts.netloc,
             facts.host,
             facts.slots,
-            begins=facts.executors if world.options.delegates else frozenset(),
+            starts_locally=facts.executors if world.options.delegates else frozenset(),
             memory_bytes=facts.memory_bytes,
         )
-        self.machine.stored = dict.fromkeys(store)
+        self.machine.keep(dict.fromkeys(store))
         self.connection: Connection | None = None
         self.session: PeerSession | None = None
         self._sessions = 0  # there ever were
@@ -220,9 +218,8 @@ class FakeWorker:
 
     def _flush(self) -> None:
         machine = self.machine
-        while machine.outbox:
-            orders, machine.outbox = machine.outbox, []
-            for order in orders:
+        while machine.orders:
+            for order in machine.take_orders():
                 match order:
                     case FetchObject():
                         self._fetch(order)
@@ -278,8 +275,7 @@ class FakeWorker:
                     return
                 self.store[object_id] = holder.store[object_id]
                 size_bytes = size_of(object_id, self.world.options)
-                copied = CopyTimed(plan.netloc, size_bytes, size_bytes / BYTES_PER_S)
-                self.machine.reports.append(copied)
+                self.machine.copied(plan.netloc, size_bytes, size_bytes / BYTES_PER_S)
                 self.machine.fetched(object_id, self.world.timeline.now_s, size_bytes)
                 self._flush()
                 return
@@ -288,9 +284,7 @@ class FakeWorker:
             return
         is_cut_off = self.session is not None and self.session.peer is None
         if is_cut_off or self.world.timeline.now_s - since_s <= UNANSWERED_MAX_S:
-            machine = self.machine
-            plans = plans_for(order.ref, machine.netloc, machine.host, machine.hosts)
-            again = order._replace(plans=plans)
+            again = order._replace(plans=self.machine.plans_for(order.ref))
             self._later(FETCH_TIMEOUT_S, self._try_plans, again, since_s)
         else:
             self._later(FETCH_TIMEOUT_S, self._give_up, order.ref)
@@ -486,7 +480,7 @@ class FakeWorker:
         if inner in self.running or not self.world.happens(self.world.options.within_share):
             return False
         refs = [Value.of(object_id, contents[object_id]) for object_id in child.inputs]
-        self.machine.begun_within(key, child, known, self.world.timeline.now_s)
+        self.machine.child_started_inline(key, child, known, self.world.timeline.now_s)
         order = StartAttempt(child, 0, tuple(refs), 0, may_run_children=True)
         self.running[inner] = Run(order, self.world.timeline.now_s, outer=key)
         outer.within = inner

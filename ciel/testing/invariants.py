@@ -15,7 +15,6 @@ from ciel.master.state import invariants
 from ciel.master.state.machine import MasterMachine
 from ciel.testing.fake_worker import FakeWorker
 from ciel.testing.witness import Violation, Witness
-from ciel.worker.state.invariants import problems
 
 Problems = Iterator[tuple[str, str]]
 
@@ -23,7 +22,7 @@ Problems = Iterator[tuple[str, str]]
 def check_worker(worker: FakeWorker) -> None:
     """Check a worker's machine against itself, its store and its programs; raises Violation."""
     machine = worker.machine
-    for problem in problems(machine):
+    for problem in machine.problems():
         raise Violation(worker.facts.id, problem)
     if machine.stored.keys() != worker.store.keys():
         differing = machine.stored.keys() ^ worker.store.keys()
@@ -128,7 +127,7 @@ def _unrest_of(worker: FakeWorker, master: MasterMachine, witness: Witness) -> P
         yield worker.facts.id, "the master does not know it"
     elif master.workers[worker.facts.id].assigned or witness.given[worker.facts.id]:
         yield worker.facts.id, "something is assigned to it"
-    if machine.attempts or worker.running or machine._fetching or machine.queue:
+    if machine.attempts or worker.running or machine._fetching or machine.queue_length:
         yield worker.facts.id, f"it has {machine.attempts or machine._fetching}"
     if worker.processes or machine.fixed:
         yield worker.facts.id, f"it still has {worker.processes or machine.fixed}"

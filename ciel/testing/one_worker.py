@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ciel.executors.sdk
+from ciel.core.admission import Policy
 from ciel.core.events import (
     AssignTask,
     CancelTask,
@@ -25,20 +26,35 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Concrete, Reference, Value
 from ciel.core.tasks import USUAL_NEEDS, Needs, TaskSpec
+from ciel.execution.environment import Callers
 from ciel.execution.executor import Executor
+from ciel.execution.kept import KeptAttempts
 from ciel.net.turns import Turns
 from ciel.storage.interface import ObjectStore
 from ciel.testing.builders import JOB, stored
 from ciel.testing.homes import wait_for
 from ciel.wire.descriptors import make_task
-from ciel.worker.hosting import Hosting
-from ciel.worker.launching import Launching
+from ciel.worker.attempt_reports import AttemptReports
+from ciel.worker.attempts.attempts import Attempts
+from ciel.worker.attempts.batch import BatchPrograms
+from ciel.worker.attempts.launching import Launching
+from ciel.worker.attempts.lifecycle import Lifecycle
+from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.attempts.workplace import Workplace
+from ciel.worker.disk_jobs import DiskJobs
+from ciel.worker.events import Events
+from ciel.worker.fetch_reports import FetchReports
+from ciel.worker.interactive.process import USUAL_PATIENCE, Patience
+from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
-from ciel.worker.process import USUAL_PATIENCE, Patience
+from ciel.worker.master_session import MasterSession
+from ciel.worker.operations import Operations
+from ciel.worker.retention import Retention
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import FetchObject, Key
-from ciel.worker.streaming import Streams
+from ciel.worker.store_reports import StoreReports
+from ciel.worker.streams.growing import Streams
 
 SDK = Path(next(iter(ciel.executors.sdk.__path__)))
 HERE = "127.0.0.1:8001"
@@ -48,10 +64,10 @@ WAIT_S = 20.0
 class _NoFetcher:
     """There is nobody to fetch from."""
 
-    service: WorkerService
+    fetches: FetchReports
 
     def fetch(self, order: FetchObject) -> None:
-        self.service.fetch_failed(order.ref.id, (), "nobody has it")
+        self.fetches.fetch_failed(order.ref.id, (), "nobody has it")
 
 
 class OneWorker:
@@ -70,7 +86,7 @@ class OneWorker:
         *,
         slots: int = 2,
         patience: Patience = USUAL_PATIENCE,
-        begins: frozenset[str] = frozenset(),
+        starts_locally: frozenset[str] = frozenset(),
     ) -> None:
         self.in_reactor, self.store, self.path = in_reactor, store, path
         self.reports: list[Any] = []
@@ -78,23 +94,40 @@ class OneWorker:
         self._number = 0
         reactor = in_reactor.reactor
         turns = Turns(reactor)
-        talkative = frozenset(name for name, executor in executors.items() if executor.talks)
-        self.machine = WorkerMachine(HERE, "host", slots, talkative=talkative, begins=begins)
+        interactive = frozenset(name for name, executor in executors.items() if executor.talks)
+        self.machine = WorkerMachine(
+            HERE, "host", slots, interactive=interactive, starts_locally=starts_locally
+        )
         environ = {"PATH": os.environ["PATH"]}
         self.launching = in_reactor(Launching, reactor, turns, environ)
         self.streams = in_reactor(Streams, reactor)
-        self.service = WorkerService(
-            reactor, turns, self.machine, store, lambda: None, lambda error: None
+        events, callers = Events(reactor), Callers(environ)
+        self.master = MasterSession(events)
+        disk_jobs = DiskJobs(reactor, Policy.from_text("off"))
+        retention = Retention(reactor, store, self.machine, disk_jobs.turn)
+        self.store_reports = StoreReports(
+            reactor, turns, self.master, store, disk_jobs, lambda: (0, 0.0), lambda reason: None
         )
-        self.hosting = Hosting(
-            reactor=reactor, turns=turns, owner=self.service, launching=self.launching,
-            store=store, streams=self.streams, executors=executors, worker="w1", netloc=HERE,
-            spool=path / "spool", kept=path / "kept", logs=JobLogs(reactor, path),
-            patience=patience,
+        self.service = WorkerService(
+            reactor, turns, self.machine, self.master, self.store_reports, retention, callers,
+            events, lambda: None, lambda error: None,
         )  # fmt: skip
+        self.fetches = FetchReports(self.service, self.master, retention, events)
+        owner = AttemptReports(self.service, self.master, self.fetches, self.store_reports, events)
+        place = Workplace(
+            reactor=reactor, turns=turns, owner=owner, launching=self.launching,
+            store=store, streams=self.streams, executors=executors, worker="w1", netloc=HERE,
+            scratch=ScratchPool(path / "spool"), kept=KeptAttempts(path / "kept"),
+            logs=JobLogs(reactor, path), channels=None,
+        )  # fmt: skip
+        lifecycle = Lifecycle(place)
+        self.interactive = InteractivePrograms(lifecycle, patience)
+        batch = BatchPrograms(lifecycle, self.interactive.idle_count)
+        self.attempts = Attempts(lifecycle, batch, self.interactive, callers)
+        self.operations = Operations(self.service, self.master, self.interactive, events)
         fetcher: Any = _NoFetcher()
-        fetcher.service = self.service
-        self.service.equip(self.hosting, fetcher)
+        fetcher.fetches = self.fetches
+        self.service.carry_out_by(self.attempts, self.interactive, fetcher)
         in_reactor(self.service.peer_opened, self)
 
     # --- as the master's connection ---------------------------------------------------------------
@@ -138,7 +171,7 @@ class OneWorker:
     def put(self, object_id: str, content: bytes) -> Concrete:
         """Put an object into the worker's store."""
         self.store.put(object_id, content)
-        self.in_reactor(self.service.uploaded, ObjectId(object_id))
+        self.in_reactor(self.operations.uploaded, ObjectId(object_id))
         return stored(object_id, HERE, size_bytes=len(content))
 
     # --- what came of it --------------------------------------------------------------------------
@@ -223,8 +256,8 @@ class OneWorker:
 
     def stop(self) -> None:
         """End everything."""
-        for close in (self.service.close, self.hosting.close, self.streams.close):
-            self.in_reactor(close)
+        for part in (self.store_reports, self.service, self.attempts, self.streams):
+            self.in_reactor(part.close)
         self.in_reactor(self.launching.close)
 
 

@@ -26,9 +26,12 @@ NOBODY: Final = (1 << 22) + 1
 def worker_table() -> Routes:
     """List what a worker serves, without one."""
     nothing: Any = None
-    site = WorkerSite(Clock(), Key.new(), nothing, nothing, nothing, nothing)
+    site = WorkerSite(Clock(), Key.new())
+    site.serve_objects(nothing, nothing, nothing)
+    site.serve_logs(nothing, nothing)
     controls = Controls(*[nothing for _ in Controls._fields])
-    site.control(controls, WorkerMetrics(nothing, nothing, nothing, nothing))
+    metrics = WorkerMetrics(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
+    site.serve_controls(controls, metrics)
     return site.routes
 
 

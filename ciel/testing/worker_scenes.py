@@ -19,7 +19,6 @@ from ciel.core.plans import HttpPlan
 from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream
 from ciel.core.tasks import TaskSpec
 from ciel.testing.builders import a_task, stored
-from ciel.worker.state.invariants import problems
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     FetchObject,
@@ -40,10 +39,10 @@ FIXED = Fixed(ObjectId("f"), HERE)
 class Played:
     """The machine, a clock, and what came of the last step."""
 
-    def __init__(self, slots: int = 1, begins: str = "", memory_bytes: int = 0) -> None:
-        begin = frozenset(begins.split())
+    def __init__(self, slots: int = 1, starts_locally: str = "", memory_bytes: int = 0) -> None:
+        local = frozenset(starts_locally.split())
         self.machine = WorkerMachine(
-            HERE, "this host", slots, begins=begin, memory_bytes=memory_bytes
+            HERE, "this host", slots, starts_locally=local, memory_bytes=memory_bytes
         )
         self.now_s = 100.0
         self.machine.master_said(
@@ -53,11 +52,15 @@ class Played:
     def comes(self, *expected: object) -> None:
         """Expect these orders, then these reports, of all steps since the last time."""
         machine = self.machine
-        found: list[object] = [*map(_plain, machine.outbox), *machine.reports]
-        machine.outbox.clear()
-        machine.reports.clear()
+        found: list[object] = [*map(_plain, machine.orders), *machine.reports]
+        self.forget()
         assert found == list(expected)
-        assert not [*problems(machine)]
+        assert not [*machine.problems()]
+
+    def forget(self) -> None:
+        """Take no notice of orders and reports until now."""
+        self.machine.take_orders()
+        self.machine.discard_reports()
 
     def assign(self, spec: TaskSpec, *inputs: Reference, attempt: int = 1) -> None:
         self.machine.master_said(AssignTask(spec, attempt, inputs), self.now_s)
@@ -122,7 +125,7 @@ def lost(spec: TaskSpec, *losses: tuple[str, str]) -> InputsLost:
 def ends(played: Played, spec: TaskSpec, fault: TaskFault | None = None) -> list[FromWorker]:
     """Have an attempt end; return what the master is told at once."""
     played.machine.ended((spec.id, 1), (), fault, 0.001, played.now_s)
-    played.machine.outbox.clear()
+    played.machine.take_orders()
     return played.machine.take_reports(played.now_s)
 
 

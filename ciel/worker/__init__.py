@@ -1,1 +1,1 @@
-"""The worker: fetches inputs, runs programs, publishes what they made."""
+"""The worker: fetches inputs, runs programs, publishes their outputs."""

@@ -1,8 +1,8 @@
-"""The disk jobs of this process: each waits until its device admits it (CIB-40).
+"""Admission of disk jobs: each job waits until its device has room for it (CIB-40).
 
-First the policy of this process (`core.admission`), which knows sizes; then the line of all
-processes of this host (`storage.tokens`), which knows who came first. A job holds no slot and no
-thread while it waits. What lies in memory, and what is small, waits for nobody.
+First the policy of this process (`core.admission`) admits the job, by its size; then the queue of
+all processes of this host (`storage.tokens`), in order of arrival. A job holds no slot and no
+thread while it waits. Jobs in memory and small jobs do not wait.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ from ciel.storage.tokens import Claim, sweep
 log = Logger()
 
 SMALL_BYTES = 64 * 1024
-"""Not worth a token, which costs as much time as such a file in the page cache."""
+"""Smaller jobs take no token, which costs as much time as such a file in the page cache."""
 
 LAPSE_S = 0.5
 LAPSE_FACTOR = 4
-"""A job whose bytes come by a network keeps its token for half a second and four times what a disk
-needs for them. What takes longer leaves the disk idle, and should not keep others from it."""
+"""A job whose bytes come by a network keeps its token for half a second plus four times the time
+that a disk needs for them. A slower job leaves the disk idle, so it must not block other jobs.
+"""
 
 T = TypeVar("T")
 
 
 class Ticket:
-    """A job was admitted. `leave` when it is done, whichever way; twice is once."""
+    """The admission of a job. Its owner calls `leave` when the job has ended in any way; more calls
+    do nothing.
+    """
 
     def __init__(self, leave: Callable[[bool], None] | None = None) -> None:
         self._leave = leave
         self._lapse: DelayedCall | None = None
 
     def lapse_after(self, reactor: Any, delay_s: float) -> None:
-        """Leave by itself after a time, as one that says nothing of the device."""
+        """Leave automatically after a time, without an estimate of the device's speed."""
         self._lapse = reactor.callLater(delay_s, self.leave, is_good=False)
 
     def leave(self, *, is_good: bool = True) -> None:
-        """Let others in. `is_good`: how long it took says how fast the device is."""
+        """Admit other jobs. `is_good`: the time that the job took shows how fast the device is."""
         if self._lapse is not None and self._lapse.active():
             self._lapse.cancel()
         leave, self._leave = self._leave, None
@@ -58,7 +61,7 @@ class Ticket:
 
 
 class Admit(Protocol):
-    """How those wait who always work in one place: as `DiskJobs.enter`, but for the path."""
+    """Admits jobs of one place, as `DiskJobs.enter` does for any path."""
 
     def __call__(
         self, size_bytes: int, *, within_s: float | None = None, by_network: bool = False
@@ -68,33 +71,39 @@ class Admit(Protocol):
 def at_once(
     size_bytes: int, *, within_s: float | None = None, by_network: bool = False
 ) -> Deferred[Ticket]:
-    """Admit whoever comes, as in memory."""
+    """Admit every job at once, as for stores in memory."""
     return succeed(Ticket())
 
 
 class DiskJobs:
-    """All disk jobs of a process. `changed` is called when more or fewer are pending."""
+    """The disk jobs of a process."""
 
     def __init__(
         self,
         reactor: Any,
         policy: Policy,
-        changed: Callable[[], object] = lambda: None,
         *,
         find: Callable[[str | os.PathLike[str]], Device] = device_of,
     ) -> None:
         self._reactor = reactor
         self._find = find
         self._policy = policy
-        self._changed = changed
+        self._notify: Callable[[], object] = lambda: None
         self._lines: dict[str, _Line] = {}  # by the names of devices
         self._found: dict[int, _Line | None] = {}  # by the numbers of file systems
-        self._turns: set[threading.Event] = set()  # of threads that wait
+        self._turns: set[threading.Event] = set()  # of waiting threads
         self._is_closed = False
         sweep()
 
+    def on_change(self, notify: Callable[[], object]) -> None:
+        """Call this whenever more or fewer jobs are pending."""
+        self._notify = notify
+
+    def _changed(self) -> None:
+        self._notify()
+
     def line_of(self, path: str | os.PathLike[str]) -> _Line | None:
-        """Return the line of the device that a path lies on; None if it has no limit."""
+        """Return the queue of the device that has a path; None if the device has no limit."""
         try:
             number = os.stat(path).st_dev
             if number not in self._found:
@@ -115,9 +124,9 @@ class DiskJobs:
         self, path: str | os.PathLike[str], size_bytes: int, *, within_s: float | None = None,
         by_network: bool = False,
     ) -> Deferred[Ticket]:  # fmt: skip
-        """Wait until a job of so many bytes on a path that exists may begin. `within_s`: then it
-        begins all the same. `by_network`: its bytes come from elsewhere or go there, and its ticket
-        lapses if they are slow. Cancelling gives the place up.
+        """Wait until a job of some size may start on an existing path. `within_s`: it starts after
+        this time in any case. `by_network`: its bytes pass a network, and its ticket lapses if they
+        are slow. Cancel the result to leave the queue.
         """
         line = None
         if size_bytes > SMALL_BYTES and not self._is_closed:
@@ -137,22 +146,22 @@ class DiskJobs:
     def run(
         self, path: str | os.PathLike[str], size_bytes: int, job: Callable[..., T], *arguments: Any
     ) -> Deferred[T]:
-        """Run a job in a thread once it is admitted."""
+        """Run a job in a thread once the device admits it."""
 
         def begin(ticket: Ticket) -> Deferred[T]:
             def leave(result: Any) -> Any:
                 ticket.leave(is_good=not isinstance(result, Failure))
                 return result
 
-            # Not one of the reactor's threads: a disk that is stuck would have them all in time.
+            # Not one of the reactor's threads: a disk that hangs would occupy all of them in time.
             return _in_thread(self._reactor, job, *arguments).addBoth(leave)
 
         return self.enter(path, size_bytes).addCallback(begin)
 
     @contextmanager
     def turn(self, path: str | os.PathLike[str], size_bytes: int) -> Iterator[None]:
-        """Do a job in a thread of one's own, not the reactor's, once it is admitted, or when these
-        jobs are closed.
+        """A context for a job in the calling thread, which is not the reactor's: waits until the
+        device admits the job, or until `close`.
         """
         admitted = threading.Event()
         tickets: list[Ticket] = []
@@ -178,12 +187,12 @@ class DiskJobs:
 
     @property
     def waiting_count(self) -> int:
-        """How many jobs wait, for the policy of this process or for others on this host."""
+        """How many jobs wait, for this process's policy or for other processes of this host."""
         return sum(len(line.waiting) for line in self._lines.values())
 
     @property
     def pending_bytes(self) -> int:
-        """Of all jobs that wait or run."""
+        """The bytes of all jobs that wait or run."""
         return sum(line.admission.pending_bytes for line in self._lines.values())
 
     def queue_at(self, path: str | os.PathLike[str]) -> tuple[int, float]:
@@ -192,11 +201,11 @@ class DiskJobs:
         return (0, 0.0) if line is None else (line.admission.pending_bytes, line.admission.busy_s)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Tell of every device, for people."""
+        """Describe every device, for people."""
         return [line.row() for line in self._lines.values()]
 
     def close(self) -> None:
-        """Admit nobody any more, and have those that wait fail."""
+        """Admit no more jobs; waiting jobs fail."""
         self._is_closed = True
         for line in self._lines.values():
             line.close()
@@ -206,7 +215,7 @@ class DiskJobs:
 
 
 class _Line:
-    """The jobs of one device, known by what is told when they are admitted."""
+    """The queue of one device. Jobs are known by their Deferred."""
 
     def __init__(
         self, reactor: Any, device: Device, policy: Policy, changed: Callable[[], object]
@@ -220,7 +229,7 @@ class _Line:
         self._reactor = reactor
         self._policy = policy
         self._changed = changed
-        self._is_warned = False  # that the host's tokens cannot be used
+        self._is_warned = False  # about tokens of the host that cannot be used
         self._is_closed = False
 
     def request(self, job: Deferred[Ticket], size_bytes: int) -> None:
@@ -239,12 +248,12 @@ class _Line:
 
     def _join(self, limit: int) -> Claim:
         claim = Claim(self.device.name, limit)
-        if self._is_closed:  # perhaps nobody learns of it any more
+        if self._is_closed:  # `close` does not know this claim
             claim.release()
         return claim
 
     def _joined(self, claim: Claim, job: Deferred[Ticket]) -> None:
-        if job not in self.waiting:  # given up meanwhile
+        if job not in self.waiting:  # it has left the queue
             claim.release()
         elif claim.look():
             self._claims[job] = claim
@@ -263,7 +272,7 @@ class _Line:
             self._admit(job)
 
     def looked(self, watch: _Watch) -> None:
-        """Something has changed in the host's line."""
+        """The queue of the host has changed."""
         if watch.claim.look():
             self._reactor.removeReader(watch)
             self._claims[watch.job] = watch.claim
@@ -282,7 +291,7 @@ class _Line:
         self._changed()
 
     def give_up(self, job: Deferred[Ticket]) -> None:
-        """Take a job that waits out of every line."""
+        """Remove a waiting job from the queues."""
         watch = self.waiting.pop(job)
         if watch is not None:
             self._reactor.removeReader(watch)
@@ -290,7 +299,7 @@ class _Line:
         self._leave(job, False)
 
     def overrun(self, job: Deferred[Ticket]) -> None:
-        """Begin a job that has waited for as long as it can; it counts no more."""
+        """Start a job that has waited for as long as it can; it is not counted any more."""
         self.give_up(job)
         job.callback(Ticket())
 
@@ -316,7 +325,7 @@ class _Line:
 
 
 class _Watch:
-    """A claim that waits, as the reactor wants to see it."""
+    """A waiting claim, as a descriptor of the reactor."""
 
     def __init__(self, line: _Line, job: Deferred[Ticket], claim: Claim) -> None:
         self._line = line
@@ -351,7 +360,7 @@ def _cancelling(due: DelayedCall) -> Callable[[T], T]:
 
 
 def _in_thread(reactor: Any, job: Callable[..., T], *arguments: Any) -> Deferred[T]:
-    """Run a call in a thread of its own, which does not hold up the end of the process."""
+    """Run a call in a new thread, which does not delay the exit of the process."""
     done: Deferred[T] = Deferred(lambda _: None)
 
     def tell(result: Any) -> None:

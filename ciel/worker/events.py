@@ -1,4 +1,4 @@
-"""What has happened on this worker of late, for those who look on: numbered, and bounded."""
+"""A bounded log of recent events on this worker, numbered, for people and tools that watch it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ciel.net.turns import DelayedCall
 
 KEPT_MAX = 10_000
 WAIT_S: Final = 20.0
-"""Who waits for more hears by then that there is none; within HTTP's idle time."""
+"""A request for more events is answered after this time at the latest, within HTTP's idle time."""
 
 FACTS: Final = {
     "joined": ("master",),
@@ -23,14 +23,16 @@ FACTS: Final = {
     "fetch_failed": ("object", "reason"),
     "brought": ("object",),
 }
-"""What belongs to each kind. Two are noted for each task: they are bare until somebody asks."""
+"""The fields of each kind of event. There are two events for each task, so they are stored as
+tuples until a request reads them.
+"""
 
 TOLD_AT_ONCE: Final = 100
-"""Thousands may wait; to tell them all takes longer than others should have to wait."""
+"""Requests answered in one tick. Thousands may wait, and to answer all of them takes too long."""
 
 
 class Events:
-    """The latest events. `count` is how many there have been, so the number of the next."""
+    """The latest events. `count`: how many there have been, and so the number of the next one."""
 
     def __init__(self, reactor: Any) -> None:
         self.count = 0
@@ -40,14 +42,14 @@ class Events:
         self._waiting: list[Deferred[None]] = []
 
     def note(self, what: str, *facts: Any) -> None:
-        """Note that something has happened, in a word and what belongs to it (`FACTS`)."""
+        """Add an event: its kind, and its fields (`FACTS`)."""
         self._kept.append((time.time(), what, *facts))
         self.count += 1
         if self._waiting and self._due is None:
             self._due = self._reactor.callLater(0, self._tell)
 
     def _tell(self) -> None:
-        """Tell those who wait, some of them in each turn."""
+        """Answer the waiting requests, some of them in each tick."""
         self._due = None
         told, self._waiting = self._waiting[:TOLD_AT_ONCE], self._waiting[TOLD_AT_ONCE:]
         for one in told:
@@ -56,7 +58,7 @@ class Events:
             self._due = self._reactor.callLater(0, self._tell)
 
     def between(self, first: int, last: int) -> list[dict[str, Any]]:
-        """Return the events of these numbers, both included, as far as they are still kept."""
+        """Return the events of these numbers, both included, as far as they are in the log."""
         oldest = self.count - len(self._kept)
         begin, end = max(first, oldest), min(last + 1, self.count)
         found = []
@@ -67,7 +69,7 @@ class Events:
         return found
 
     def more_than(self, count: int) -> Deferred[None]:
-        """Fire once there have been more than `count`, or after 20 s; cancel it to wait no more."""
+        """Fire once there have been more than `count` events, or after 20 s; may be cancelled."""
         waiting: Deferred[None] = Deferred(self._waiting_no_more)
         if self.count > count:
             waiting.callback(None)

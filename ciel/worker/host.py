@@ -1,4 +1,4 @@
-"""Tells which host this is, to programs and to people, and names workers after it."""
+"""Identifies this host for programs and for people, and names workers after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LABEL_MAX_LENGTH = 40
 
 
 def host_identity() -> str:
-    """Return a text that two processes share only if they share kernel, network and mounts."""
+    """Return an id that two processes share only if they share kernel, network and mounts."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt")]
@@ -20,13 +20,13 @@ def host_identity() -> str:
 
 
 def host_name() -> str:
-    """Return the name that people know this host by, as `hostname` prints it."""
+    """Return the name of this host, as `hostname` prints it."""
     return socket.gethostname()
 
 
 def new_worker_id() -> str:
-    """Return an id for a worker that starts now: the first label of its host's name, then random
-    digits, so that people see everywhere where something ran.
+    """Return an id for a new worker: the first label of the host's name, and random digits. So
+    people see in every id on which host a task ran.
     """
     label = re.sub(r"[^A-Za-z0-9_-]+", "_", host_name().partition(".")[0]).lstrip("-")
     return f"{label[:_LABEL_MAX_LENGTH] or 'host'}-{secrets.token_hex(5)}"

@@ -1,8 +1,9 @@
-"""What the programs of each job complained: one file a job, for people and for `GET /log/JOB`.
+"""The logs of jobs: a file for each job with what its programs print, for people and for `GET
+/log/JOB`.
 
-    <directory>/job-<id>.log      lines of `[task] text`, written while programs run, as they end
+<directory>/job-<id>.log lines of `[task] text`, written while programs run and when they end
 
-A directory belongs to one worker. It keeps the logs of the 1,000 jobs that were written to last.
+A directory belongs to one worker. It keeps the 1,000 logs that were written to last.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from ciel.execution.report import visible
 
 JOBS_KEPT: Final = 1000
 LOG_MAX_BYTES: Final = 64 << 20
-"""Of one job: a million programs that complain must not fill the disk."""
+"""Size of one log: a million programs that print must not fill the disk."""
 
 CHUNK_BYTES: Final = 1 << 20
 GROWTH_WAIT_S: Final = 20.0
-"""A reader who waits for more hears by then that there is none; within HTTP's idle time."""
+"""A request for more text is answered after this time at the latest, within HTTP's idle time."""
 
 _FULL = f"(this log is full at {LOG_MAX_BYTES >> 20} MiB; what came later is left out)\n".encode()
 
 
 class JobLogs:
-    """Writes and reads the logs, and wakes those who wait for one to grow."""
+    """Writes and reads the logs, and wakes readers that wait for one to grow."""
 
     def __init__(self, reactor: Any, directory: Path) -> None:
         self._reactor = reactor
         self._directory = directory
         self._waiting: dict[str, list[Deferred[None]]] = {}
         found = sorted((path.stat().st_mtime, path.name) for path in directory.glob("job-*.log"))
-        self._kept = dict.fromkeys(name for _, name in found)  # the latest written last
+        self._kept = dict.fromkeys(name for _, name in found)  # the most recently written one last
 
     def append(self, job: JobId, task: str, text: str) -> tuple[int, int]:
-        """Append what a task's program printed, each line with the task; return where in the log
-        that begins, and how long it is: nothing once the log is full. Raises OSError.
+        """Append text that a task's program printed, each line with the task. Return the offset in
+        the log and the length, which is 0 once the log is full. Raises OSError.
         """
         name = _name(job)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ class JobLogs:
         return size_bytes, written
 
     def read(self, job: JobId, offset: int) -> bytes:
-        """Return what a log holds from `offset` on, at most 1 MiB; nothing if there is no log."""
+        """Return a log from `offset` on, at most 1 MiB; empty if there is no log."""
         try:
             with open(self._directory / _name(job), "rb") as file:
                 file.seek(min(offset, os.fstat(file.fileno()).st_size))
@@ -71,7 +72,7 @@ class JobLogs:
             return b""
 
     def grown(self, job: JobId) -> Deferred[None]:
-        """Fire when a log has grown, or after 20 s; to be cancelled when nobody waits any more."""
+        """Fire when a log has grown, or after 20 s. It may be cancelled."""
         waiting: Deferred[None] = Deferred(lambda cancelled: self._forget(job, cancelled))
         self._waiting.setdefault(job, []).append(waiting)
         return waiting.addTimeout(GROWTH_WAIT_S, self._reactor, lambda failure, after_s: None)
@@ -84,4 +85,4 @@ class JobLogs:
 
 
 def _name(job: JobId) -> str:
-    return f"job-{job}.log"  # the grammar of ids makes it a name
+    return f"job-{job}.log"  # an id is a valid file name

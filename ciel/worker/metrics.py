@@ -1,4 +1,4 @@
-"""What a worker counts, for Prometheus. Kept or quick to ask for: a scraper costs it nothing."""
+"""The metrics of a worker, for Prometheus: counters in memory, and numbers quick to compute."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections.abc import Callable
 
 from ciel.net.exposition import Family, counter, gauge
 from ciel.storage.interface import ObjectStore
+from ciel.worker.attempt_reports import AttemptReports
 from ciel.worker.disk_jobs import DiskJobs
-from ciel.worker.service import WorkerService
+from ciel.worker.events import Events
+from ciel.worker.master_session import MasterSession
+from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import Phase
+from ciel.worker.transfer.fetching import Fetcher
 
-Figures = Callable[[], dict[str, dict[str, int]]]
+Counts = Callable[[], dict[str, dict[str, int]]]
+"""Returns counters, by subject."""
 
 _LEVEL_GAUGES = {
     "used_bytes": "Bytes of committed objects.",
@@ -37,21 +42,36 @@ _OPEN_NOW = frozenset(("connections", "requests_under_way", "open_writes"))
 
 
 class WorkerMetrics:
-    """Asks all parts of a worker."""
+    """Collects metrics from the parts of a worker."""
 
     def __init__(
-        self, service: WorkerService, store: ObjectStore, disk_jobs: DiskJobs, figures: Figures
+        self,
+        machine: WorkerMachine,
+        master: MasterSession,
+        events: Events,
+        reports: AttemptReports,
+        fetcher: Fetcher,
+        store: ObjectStore,
+        disk_jobs: DiskJobs,
     ) -> None:
-        self._service = service
+        self._machine = machine
+        self._master = master
+        self._events = events
+        self._reports = reports
+        self._fetcher = fetcher
         self._store = store
         self._disk_jobs = disk_jobs
-        self._figures = figures
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the counters of fetches and messages, by subject."""
+        return {**self._fetcher.counted(), "messages": self._master.sent_counts()}
 
     def families(self) -> list[Family]:
-        machine, service = self._service.machine, self._service
+        machine, is_connected = self._machine, self._master.is_connected
+        ended = sorted(self._reports.ended_counts.items())
         phases = Counter(attempt.phase for attempt in machine.attempts.values())
         return [
-            gauge("ciel_worker_connected", "Whether its master is there.", service.has_master),
+            gauge("ciel_worker_connected", "Whether its master is there.", is_connected),
             gauge("ciel_worker_slots", "Slots that it offers.", machine.slots),
             gauge("ciel_worker_slots_free", "Slots that nobody holds.", max(0, machine.slots_free)),
             Family(
@@ -60,13 +80,13 @@ class WorkerMetrics:
             ),
             Family(
                 "ciel_worker_attempts_ended_total", "counter", "Attempts that have ended.",
-                [({"how": how}, count) for how, count in sorted(service.ended_counts.items())],
+                [({"how": how}, count) for how, count in ended],
             ),
             counter(
                 "ciel_worker_events_total", "Events in the log of this worker.",
-                service.events.count,
+                self._events.count,
             ),
-            gauge("ciel_worker_pinned_objects", "Objects pinned.", len(machine.brought.pinned)),
+            gauge("ciel_worker_pinned_objects", "Objects pinned.", len(machine.uploads.pinned)),
             gauge("ciel_disk_jobs_waiting", "Disk jobs that wait.", self._disk_jobs.waiting_count),
             gauge(
                 "ciel_disk_pending_bytes", "Bytes of disk jobs that wait or run.",
@@ -98,7 +118,7 @@ class WorkerMetrics:
 
     def _fetch_families(self) -> list[Family]:
         families = []
-        for about, counts in self._figures().items():
+        for about, counts in self.counts().items():
             now = [({"what": what}, count) for what, count in counts.items() if what in _OPEN_NOW]
             ever = [({"what": w}, count) for w, count in counts.items() if w not in _OPEN_NOW]
             text = _FIGURES.get(about, "")

@@ -80,7 +80,7 @@ def test_results_come_in_the_order_of_the_wants(session: FakeSession, job: Job) 
     refs = [job.run(["echo", str(number)]) for number in range(3)]
     values = [Value.of(ref.id, b"x") for ref in refs]
     for value in reversed(values):
-        session.coming.append(lambda value=value: job.take_settled(value))  # type: ignore[misc]
+        session.coming.append(lambda value=value: job.take_settled(value))  # type: ignore[misc]  # of a lambda with a default
     assert list(job.results(refs)) == values
     assert [type(message) for message in session.sent] == [AddTask] * 3 + [WantObjects]
 

@@ -18,8 +18,9 @@ from ciel.core.refs import (
     Value,
 )
 from ciel.execution.attempt import Growth
+from ciel.execution.conversation import Over
 from ciel.execution.executor import BadArgumentsError, InputPath, Program, Talk, Task
-from ciel.executors.conversation import BACKLOG_MAX, Over
+from ciel.executors.conversation import BACKLOG_MAX
 from ciel.executors.proc import ProcExecutor
 from ciel.testing.builders import failed, inline, stored
 from ciel.testing.dialogues import HERE, MAY_KEEP, NO, TEXT, Begin, future

@@ -20,8 +20,8 @@ from ciel.core.refs import (
     Value,
 )
 from ciel.core.tasks import Needs
+from ciel.execution.conversation import Over
 from ciel.execution.executor import Talk, Task
-from ciel.executors.conversation import Over
 from ciel.executors.proc import ProcExecutor
 from ciel.storage.files import FileStore
 from ciel.testing.builders import JOB, inline

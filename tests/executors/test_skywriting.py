@@ -13,8 +13,8 @@ import pytest
 from ciel.core.ids import ObjectId
 from ciel.core.refs import INLINE_MAX_BYTES, Future, Value
 from ciel.core.tasks import Needs
+from ciel.execution.conversation import Over
 from ciel.execution.executor import BadArgumentsError, Talk, Task
-from ciel.executors.conversation import Over
 from ciel.executors.nested import NestedConversation
 from ciel.executors.skywriting import SwiExecutor
 from ciel.executors.stdinout import StdinoutExecutor

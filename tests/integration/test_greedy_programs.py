@@ -16,7 +16,7 @@ import pytest
 
 from ciel.execution.kept import KEPT_ATTEMPTS_MAX
 from ciel.testing.two_slots import Ends, TwoSlots
-from ciel.worker.growth import STDERR_LEFT_BYTES
+from ciel.worker.limits.growth import STDERR_LEFT_BYTES
 
 GIB = 1 << 30
 MIB = 1 << 20

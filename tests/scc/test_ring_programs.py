@@ -15,7 +15,7 @@ from ciel.net.channels import Channels
 from ciel.scc.channels import RingKind
 from ciel.testing.homes import descriptors_of, wait_for
 from ciel.wire.calls import Call
-from ciel.worker.programs import ProgramChannel, channel_environment
+from ciel.worker.interactive.channel import ProgramChannel, channel_environment
 
 # It says back what it is told, by the SDK's own channel.
 ECHO = """

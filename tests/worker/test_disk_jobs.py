@@ -21,6 +21,7 @@ from ciel.access.tickets import make_ticket
 from ciel.core.admission import Policy
 from ciel.core.events import DiskQueued, MeetWorkers, Neighbour
 from ciel.executors.stdinout import StdinoutExecutor
+from ciel.net.turns import Turns
 from ciel.storage.devices import Device, Kind
 from ciel.storage.files import FileStore, open_disk
 from ciel.storage.tokens import Claim, TokenError
@@ -29,8 +30,9 @@ from ciel.testing.homes import wait_for
 from ciel.testing.one_worker import OneWorker
 from ciel.worker import disk_jobs
 from ciel.worker.disk_jobs import SMALL_BYTES, DiskJobs, Ticket
-from ciel.worker.fetching import Fetcher
 from ciel.worker.resources import uploads
+from ciel.worker.store_reports import StoreReports
+from ciel.worker.transfer.fetching import Fetcher
 
 MIB = 1 << 20
 WITHIN_S = 20.0
@@ -47,15 +49,14 @@ class Jobs:
             path: Device(0, secrets.randbits(60), kind) for path in (self.here, self.there)
         }
         self.changes = 0
-        self.then: Callable[[], None] = lambda: None
         self.jobs = DiskJobs(
-            in_reactor.reactor, Policy.from_text(policy), changed=self._changed,
+            in_reactor.reactor, Policy.from_text(policy),
             find=lambda path: self.devices[os.fspath(path)],
         )  # fmt: skip
+        self.jobs.on_change(self._changed)
 
     def _changed(self) -> None:
         self.changes += 1
-        self.then()
 
     def claim(self, limit: int = 1) -> Claim:
         """Join the line as another process does."""
@@ -321,12 +322,15 @@ def test_while_a_task_waits_for_the_disk_another_has_the_slot(
     jobs = make()
     at_here: Any = partial(jobs.jobs.enter, jobs.here)
     fetcher = Fetcher(
-        worker.in_reactor.reactor, holder.transfers, store, worker.streams, KEY, worker.service,
+        worker.in_reactor.reactor, holder.transfers, store, worker.streams, KEY, worker.fetches,
         admit=at_here,
     )  # fmt: skip
-    worker.service.equip(worker.hosting, fetcher)
-    worker.service.watch_disk(lambda: jobs.jobs.queue_at(jobs.here))
-    jobs.then = worker.service.disk_changed
+    worker.service.carry_out_by(worker.attempts, worker.interactive, fetcher)
+    queue = partial(jobs.jobs.queue_at, jobs.here)
+    reactor, jobs_here = worker.in_reactor.reactor, jobs.jobs
+    reports = worker.in_reactor(
+        StoreReports, reactor, Turns(reactor), worker.master, store, jobs_here, queue, print
+    )
     worker.say(MeetWorkers((Neighbour(holder.netloc, "another"),)))
 
     def told(what: Callable[[Any], bool]) -> Any:
@@ -344,6 +348,7 @@ def test_while_a_task_waits_for_the_disk_another_has_the_slot(
         other.release()
         assert worker.content(reader) == b"20971520\n"
     told(lambda report: report == (0, 0.0))
+    worker.in_reactor(reports.close)
     assert store.get("far") == bytes(20 * MIB)
 
 

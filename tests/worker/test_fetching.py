@@ -17,8 +17,8 @@ from ciel.storage.interface import ObjectStore
 from ciel.testing.builders import stored
 from ciel.testing.data_worker import DataWorker
 from ciel.testing.homes import wait_for
-from ciel.worker.neighbours import FetchCounts
 from ciel.worker.state.orders import FetchObject
+from ciel.worker.transfer.peer_stores import FetchCounts
 
 NOBODY = "127.0.0.1:9"
 CONTENT = bytes(range(256)) * 10_000

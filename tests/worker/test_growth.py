@@ -11,7 +11,7 @@ from ciel.core.ids import TaskId
 from ciel.storage.errors import NoSpaceError
 from ciel.storage.files import FileStore, open_disk
 from ciel.storage.interface import ObjectWriter
-from ciel.worker.growth import (
+from ciel.worker.limits.growth import (
     LOOK_S,
     STDERR_LEFT_BYTES,
     STDERR_MAX_BYTES,

@@ -14,7 +14,7 @@ import pytest
 from ciel.launch import DEV_NULL, File, LaunchSpec, LaunchSpecError, ProgramExited, ProgramFailed
 from ciel.net.turns import Turns
 from ciel.testing.homes import wait_for
-from ciel.worker.launching import Launching
+from ciel.worker.attempts.launching import Launching
 
 End = ProgramExited | ProgramFailed
 

@@ -18,7 +18,6 @@ from ciel.testing.homes import wait_for
 from ciel.worker import logs as module
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources.root import WorkerSite
-from ciel.worker.streaming import Streams
 
 KEY = Key(bytes(range(32)))
 JOB = JobId("a" * 32)
@@ -32,7 +31,8 @@ class Served:
         self.run = in_reactor
         reactor = in_reactor.reactor
         self.logs = JobLogs(reactor, directory)
-        site = WorkerSite(reactor, KEY, store, lambda object_id: None, self.logs, Streams(reactor))
+        site = WorkerSite(reactor, KEY)
+        site.serve_logs(self.logs, Path("no-kept"))
         self.channels = site.site.channels
         house = FrontDoorFactory(reactor, lambda: None, site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)

@@ -133,7 +133,7 @@ def test_who_asks_for_more_memory_than_there_is_runs_alone_among_those_who_ask()
 
 
 def test_a_child_that_asks_for_memory_begins_where_there_is_some() -> None:
-    played = Played(slots=3, begins="stdinout", memory_bytes=4)
+    played = Played(slots=3, starts_locally="stdinout", memory_bytes=4)
     played.run(A)
     for name, begins in (("one", True), ("two", False)):
         child = a_task(name, parent=A, memory_bytes=3)
@@ -213,7 +213,7 @@ def test_a_failed_fetch_ends_all_who_wait_for_it_and_names_the_places(played: Pl
     x, y = stored("x", THERE, BEYOND), stored("y", THERE)
     played.assign(READS_TWO, x, y)
     played.assign(READS_X, x)
-    played.machine.outbox.clear()
+    played.machine.take_orders()
     played.fetch_failed("x", THERE, BEYOND)
     losses = (("x", THERE), ("x", BEYOND))
     played.comes(lost(READS_TWO, *losses), lost(READS_X, *losses))
@@ -392,7 +392,7 @@ def test_a_lost_master_ends_everything_and_hears_nothing_of_what_did_not_run() -
     played.run(A)
     played.assign(B)
     played.assign(READS_X, stored("x", THERE))
-    played.machine.outbox.clear()
+    played.machine.take_orders()
     played.machine.master_lost(played.now_s)
     played.comes(KillAttempt(A.id, 1, force=False))
     played.ended(A)
@@ -432,7 +432,7 @@ def test_a_large_store_is_told_of_in_parts(played: Played) -> None:
     machine.keep({ObjectId(f"o{number}"): number for number in range(2500)})
     machine.master_joined()
     machine.master_said(DropObjects((ObjectId("o3"), ObjectId("o2000"))), played.now_s)
-    played.machine.outbox.clear()
+    played.machine.take_orders()
     told = []
     while reports := machine.take_reports(played.now_s):
         (said,) = reports

@@ -45,19 +45,19 @@ def child_of(parent: TaskSpec, *inputs: str, executor: str = "stdinout") -> Task
 
 def test_no_child_begins_twice_on_one_worker() -> None:
     """Its parent may run again here; what the first run of the child made may still be in use."""
-    played = Played(slots=2, begins="stdinout")
+    played = Played(slots=2, starts_locally="stdinout")
     for attempt in (1, 2):
         played.assign(A, attempt=attempt)
         played.machine.spawned((A.id, attempt), child_of(A), (), played.now_s)
-        begun = [o for o in played.machine.outbox if isinstance(o, StartAttempt) and o.attempt == 0]
+        begun = [o for o in played.machine.orders if isinstance(o, StartAttempt) and o.attempt == 0]
         assert len(begun) == (attempt == 1)
-        played.machine.outbox.clear()
+        played.machine.take_orders()
         for key in list(played.machine.attempts):
             played.machine.ended(key, (), None, 0.001, played.now_s)
 
 
 def test_a_child_begins_at_once_where_there_is_room() -> None:
-    played = Played(slots=2, begins="stdinout")
+    played = Played(slots=2, starts_locally="stdinout")
     played.run(A)
     played.machine.uploaded(X, played.now_s)
     child = child_of(A, "x", "y")
@@ -85,14 +85,14 @@ def test_a_child_begins_at_once_where_there_is_room() -> None:
 def test_other_children_are_left_to_the_master(
     slots: int, child: TaskSpec, known: tuple[Reference, ...]
 ) -> None:
-    played = Played(slots, begins="stdinout")
+    played = Played(slots, starts_locally="stdinout")
     played.run(A)
     spawn(played, child, *known)
     played.comes(SpawnTask(child, known, 1, False))
 
 
 def test_no_child_overtakes_what_waits_for_a_slot() -> None:
-    played = Played(slots=2, begins="stdinout")
+    played = Played(slots=2, starts_locally="stdinout")
     played.run(A)
     played.assign(a_task("wide", slots=2))
     played.comes()
@@ -101,7 +101,7 @@ def test_no_child_overtakes_what_waits_for_a_slot() -> None:
 
 
 def test_a_child_that_has_begun_is_called_off_like_any_attempt() -> None:
-    played = Played(slots=2, begins="stdinout")
+    played = Played(slots=2, starts_locally="stdinout")
     played.run(A)
     spawn(played, child_of(A))
     played.comes(start(child_of(A), attempt=0), SpawnTask(child_of(A), (), 1, True))
@@ -114,12 +114,12 @@ def test_a_child_that_has_begun_is_called_off_like_any_attempt() -> None:
 def within(played: Played, parent: TaskSpec, attempt: int = 1) -> TaskSpec:
     """Have a program begin a child within its task."""
     child = child_of(parent)
-    played.machine.begun_within((parent.id, attempt), child, (), played.now_s)
+    played.machine.child_started_inline((parent.id, attempt), child, (), played.now_s)
     return child
 
 
 def test_a_child_that_runs_within_its_parent_takes_no_slot() -> None:
-    played = Played(slots=1, begins="stdinout")
+    played = Played(slots=1, starts_locally="stdinout")
     played.run(A)
     child = within(played, A)
     played.comes(SpawnTask(child, (), 1, True, True))
@@ -132,7 +132,7 @@ def test_a_child_that_runs_within_its_parent_takes_no_slot() -> None:
 
 
 def test_who_calls_off_a_child_that_runs_within_another_ends_the_program() -> None:
-    played = Played(slots=1, begins="stdinout")
+    played = Played(slots=1, starts_locally="stdinout")
     played.run(A)
     child = within(played, A)
     played.comes(SpawnTask(child, (), 1, True, True))
@@ -141,7 +141,7 @@ def test_who_calls_off_a_child_that_runs_within_another_ends_the_program() -> No
 
 
 def test_nothing_begins_within_what_is_called_off() -> None:
-    played = Played(slots=1, begins="stdinout")
+    played = Played(slots=1, starts_locally="stdinout")
     played.run(A)
     played.cancel(A)
     child = within(played, A)
@@ -153,19 +153,19 @@ def test_nothing_begins_within_what_is_called_off() -> None:
 
 def test_what_ran_within_what_was_called_off_does_not_begin_here_beside_that() -> None:
     """Its program may not be gone yet when the next attempt creates the same child."""
-    played = Played(slots=3, begins="stdinout")
+    played = Played(slots=3, starts_locally="stdinout")
     played.run(A)
     played.cancel(A)
     child = within(played, A)
     played.comes(KillAttempt(A.id, 1, force=False))
     played.assign(A, attempt=2)
-    played.machine.outbox.clear()
+    played.machine.take_orders()
     played.machine.spawned((A.id, 2), child, (), played.now_s)
     played.comes(SpawnTask(child, (), 2, False))
 
 
 def test_a_child_that_is_needed_now_is_for_the_master_to_place() -> None:
-    played = Played(slots=2, begins="stdinout")
+    played = Played(slots=2, starts_locally="stdinout")
     played.run(A)
     child = child_of(A)
     played.machine.spawned((A.id, 1), child, (), played.now_s, wanted=True)
@@ -186,22 +186,22 @@ def test_a_child_that_is_needed_now_is_for_the_master_to_place() -> None:
 def test_children_run_within_what_has_no_limits_and_runs_for_the_first_time(
     needs: Needs, attempt: int, begins: str, may: bool
 ) -> None:
-    played = Played(begins=begins)
+    played = Played(starts_locally=begins)
     played.assign(a_task("a")._replace(needs=needs), attempt=attempt)
-    (order,) = played.machine.outbox
+    (order,) = played.machine.orders
     assert isinstance(order, StartAttempt)
     assert order.may_run_children is may
 
 
 def test_no_child_runs_within_what_was_begun_here_before() -> None:
     """Its children may be known already."""
-    played = Played(slots=2, begins="stdinout")
+    played = Played(slots=2, starts_locally="stdinout")
     played.run(A)
     child = within(played, A)
     played.machine.ended((child.id, 0), (), TaskFault("RECALLED", ""), 0.0, played.now_s)
-    played.machine.outbox.clear()
+    played.machine.take_orders()
     played.assign(child)
-    (order,) = played.machine.outbox
+    (order,) = played.machine.orders
     assert isinstance(order, StartAttempt)
     assert not order.may_run_children
 

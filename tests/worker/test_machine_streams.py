@@ -179,17 +179,17 @@ def test_what_grows_elsewhere_is_read_as_soon_as_it_grows_here(played: Played) -
 def test_what_broke_elsewhere_is_not_followed_any_more(played: Played) -> None:
     played.assign(READS_X, growing("x", THERE))
     played.machine.stream_opened(X, played.now_s)
-    played.machine.outbox.clear()
+    played.machine.take_orders()
     broken = DropObjects((X, ObjectId("y")), unless_whole=True)
     played.machine.master_said(broken, played.now_s)
-    assert played.machine.outbox == [AbandonFetch(X)]
-    played.machine.outbox.clear()
+    assert played.machine.orders == [AbandonFetch(X)]
+    played.machine.take_orders()
     played.machine.master_lost(played.now_s)
-    assert AbandonFetch(X) in played.machine.outbox
+    assert AbandonFetch(X) in played.machine.orders
     played.fetch_failed("x", THERE)
-    played.machine.outbox.clear()
+    played.machine.take_orders()
     played.machine.master_said(DropObjects((X,)), played.now_s)
-    assert played.machine.outbox == []
+    assert played.machine.orders == []
 
 
 def test_a_copy_that_breaks_off_ends_its_readers(played: Played) -> None:
@@ -242,9 +242,9 @@ def test_what_a_child_is_told_of_is_held_before_its_maker_has_ended(two: Played)
 
 def test_what_was_made_in_vain_is_deleted_unless_it_is_known(played: Played) -> None:
     played.machine.uploaded(X, played.now_s)
-    played.machine.made_in_vain((X, ObjectId("y"), ObjectId("z")))
+    played.machine.outputs_discarded((X, ObjectId("y"), ObjectId("z")))
     played.comes(DeleteObjects((ObjectId("y"), ObjectId("z"))))
-    played.machine.made_in_vain((X,))
+    played.machine.outputs_discarded((X,))
     played.comes()
 
 

@@ -16,8 +16,8 @@ from ciel.core.ids import TaskId
 from ciel.launch import DEV_NULL, File, LaunchSpec, ProgramExited, ProgramFailed
 from ciel.net.turns import Turns
 from ciel.testing.homes import wait_for
-from ciel.worker.launching import Launching
-from ciel.worker.memory import LOOK_S, MemoryWatch
+from ciel.worker.attempts.launching import Launching
+from ciel.worker.limits.memory import LOOK_S, MemoryWatch
 from ciel.worker.state.orders import Key
 
 MIB = 1 << 20

@@ -21,7 +21,6 @@ from ciel.executors.proc import ProcExecutor
 from ciel.storage.files import FileStore
 from ciel.testing.homes import wait_for
 from ciel.testing.one_worker import SDK, OneWorker
-from ciel.worker.state.invariants import problems
 from ciel.worker.state.orders import Key
 
 
@@ -108,7 +107,7 @@ def start(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[Callabl
 
     def start(begins: str = "nested") -> Lab:
         names = frozenset(begins.split())
-        lab = Lab(in_reactor, store, tmp_path, {"nested": _Nested()}, slots=1, begins=names)
+        lab = Lab(in_reactor, store, tmp_path, {"nested": _Nested()}, slots=1, starts_locally=names)
         lab.notes = tmp_path / "notes"
         lab.notes.mkdir()
         started.append(lab)
@@ -118,7 +117,7 @@ def start(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[Callabl
     for lab in started:
         try:
             wait_for(lambda: lab.slots_free() == 1, "a free slot")  # noqa: B023
-            assert not lab.in_reactor(lambda: [*problems(lab.machine)])  # noqa: B023
+            assert not lab.in_reactor(lambda: [*lab.machine.problems()])  # noqa: B023
         finally:
             lab.stop()
 

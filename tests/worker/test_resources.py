@@ -22,12 +22,13 @@ from ciel.net.transports import FrontDoorFactory, listen
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.homes import wait_for
 from ciel.wire.references import from_json
-from ciel.worker import sending
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources import uploads
 from ciel.worker.resources.data import byte_range
-from ciel.worker.resources.root import WorkerSite
-from ciel.worker.streaming import Streams
+from ciel.worker.resources.root import Counters, WorkerSite
+from ciel.worker.resources.uploads import IncomingUploads
+from ciel.worker.streams.growing import Streams
+from ciel.worker.transfer import sending
 
 KEY = Key(bytes(range(32)))
 HOST = "one-host"
@@ -42,21 +43,16 @@ class Served:
         self.store = store
         self.uploaded: list[str] = []
         reactor = in_reactor.reactor
-        logs = JobLogs(reactor, Path("no-logs"))
         self.streams = in_reactor(Streams, reactor)
-        self.site = WorkerSite(
-            reactor,
-            KEY,
-            store,
-            self.uploaded.append,
-            logs,
-            self.streams,
-            figures=lambda: {"fetches": {"linked": 7}},
-        )
+        self.site = WorkerSite(reactor, KEY)
+        self.site.routes.add("/api/v1/counters", Counters(lambda: {"fetches": {"linked": 7}}))
         house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
         self.netloc = str(self.listener.address)
         self.site.serve_as(self.netloc)
+        self.uploads = IncomingUploads(reactor, store, self.netloc, self.uploaded.append)
+        self.site.serve_objects(store, self.streams, self.uploads)
+        self.site.serve_logs(JobLogs(reactor, Path("no-logs")), Path("no-kept"))
 
     def ask(
         self,
@@ -96,7 +92,7 @@ class Served:
         return connection
 
     def leave(self) -> None:
-        self.run(self.site.close)
+        self.run(self.uploads.close)
         self.run(self.listener.close)
         self.run(self.streams.close)
         wait_for(lambda: not self.site.site.channels, "the end of connections")

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from ciel.execution.report import STDERR_TAIL_BYTES, STDERR_TAIL_LINES
-from ciel.worker import scratch as module
-from ciel.worker.scratch import Scratch, ScratchPool
+from ciel.worker.attempts import scratch as module
+from ciel.worker.attempts.scratch import Scratch, ScratchPool
 
 
 @pytest.fixture

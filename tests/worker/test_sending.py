@@ -9,8 +9,14 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from ciel.worker import sending
-from ciel.worker.sending import CHUNK_BYTES, CHUNK_MIN_BYTES, HELD_BYTES, STALLED_S, Sending
+from ciel.worker.transfer import sending
+from ciel.worker.transfer.sending import (
+    CHUNK_BYTES,
+    CHUNK_MIN_BYTES,
+    HELD_BYTES,
+    STALLED_S,
+    Sending,
+)
 
 SIZE_BYTES = 1 << 30
 

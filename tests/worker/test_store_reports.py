@@ -16,8 +16,14 @@ from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.net.turns import Turns
 from ciel.storage.files import FileStore
 from ciel.storage.shelf import ShelfOptions
-from ciel.worker.service import STORE_LOOK_S, WorkerService
+from ciel.worker.disk_jobs import DiskJobs as RealDiskJobs
+from ciel.worker.events import Events
+from ciel.worker.fetch_reports import FetchReports
+from ciel.worker.master_session import MasterSession
+from ciel.worker.retention import Retention
+from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
+from ciel.worker.store_reports import INTERVAL_S, StoreReports
 
 A, B = ObjectId("a"), ObjectId("b")
 
@@ -48,10 +54,16 @@ class Peer:
         pass
 
 
-class DiskJobs:
+class DiskJobs(RealDiskJobs):
     waiting_count = 3
 
-    def turn(self, place: str, size_bytes: int) -> Any:
+    def __init__(self) -> None:
+        """Nothing of a real one."""
+
+    def on_change(self, notify: object) -> None:
+        """Nothing ever changes."""
+
+    def turn(self, path: Any, size_bytes: int) -> Any:
         return nullcontext()
 
 
@@ -66,11 +78,22 @@ class Scene:
     def __init__(self, store: Advised) -> None:
         self.clock, self.peer = Reactor(), Peer()
         self.machine = WorkerMachine("here:1", "host", 1)
+        turns, events, jobs = Turns(self.clock), Events(self.clock), DiskJobs()
+        master = MasterSession(events)
+        retention = Retention(self.clock, store, self.machine, jobs.turn)
+        self.reports = StoreReports(
+            self.clock, turns, master, store, jobs, lambda: (0, 0.0), pytest.fail
+        )
         service: Any = WorkerService
         self.service = service(
-            self.clock, Turns(self.clock), self.machine, store, lambda: None, lambda error: None
-        )
-        self.service.watch_store(DiskJobs())
+            self.clock, turns, self.machine, master, self.reports, retention, {}, events,
+            lambda: None, lambda error: None,
+        )  # fmt: skip
+        self.fetches = FetchReports(self.service, master, retention, events)
+
+    def close(self) -> None:
+        self.reports.close()
+        self.service.close()
 
 
 @pytest.fixture
@@ -81,12 +104,12 @@ def store(tmp_path: Path) -> Iterator[Advised]:
 
 def test_the_master_is_told_of_the_store_once_it_has_changed(store: Advised) -> None:
     scene = Scene(store)
-    scene.clock.advance(STORE_LOOK_S)
+    scene.clock.advance(INTERVAL_S)
     scene.service.peer_opened(scene.peer)
     assert len(scene.peer.sent) == 1  # at once
-    scene.clock.pump([STORE_LOOK_S] * 3)
+    scene.clock.pump([INTERVAL_S] * 3)
     store.put("a", b"content")
-    scene.clock.pump([STORE_LOOK_S] * 3)
+    scene.clock.pump([INTERVAL_S] * 3)
     first, second = scene.peer.sent
     assert (first.disk_waiting, first.levels[0]["name"], first.levels[0]["objects"]) == (
         3, "disk", 0,
@@ -95,24 +118,24 @@ def test_the_master_is_told_of_the_store_once_it_has_changed(store: Advised) -> 
     scene.service.leave_master()
     scene.service.peer_opened(scene.peer)  # a new one knows nothing
     assert scene.peer.sent[2] == second
-    scene.service.close()
+    scene.close()
 
 
 def test_the_master_is_told_how_long_large_copies_took(store: Advised) -> None:
     scene = Scene(store)
     scene.service.peer_opened(scene.peer)
-    scene.service.copy_timed("there:1", MEASURED_FROM_BYTES - 1, 0.5)
-    scene.service.fetched(A, MEASURED_FROM_BYTES - 1)
-    scene.service.copy_timed("there:1", MEASURED_FROM_BYTES, 0.25)
-    scene.service.fetched(B, MEASURED_FROM_BYTES)
+    scene.fetches.copied("there:1", MEASURED_FROM_BYTES - 1, 0.5)
+    scene.fetches.fetched(A, MEASURED_FROM_BYTES - 1)
+    scene.fetches.copied("there:1", MEASURED_FROM_BYTES, 0.25)
+    scene.fetches.fetched(B, MEASURED_FROM_BYTES)
     assert scene.peer.timed == [CopyTimed("there:1", MEASURED_FROM_BYTES, 0.25)]
-    scene.service.close()
+    scene.close()
 
 
 def test_only_what_came_from_others_who_are_there_may_be_dropped(store: Advised) -> None:
     scene = Scene(store)
-    scene.machine.stored[ObjectId("made")] = 5
-    scene.service.fetched(A, 5)
+    scene.machine.keep({ObjectId("made"): 5})
+    scene.fetches.fetched(A, 5)
     assert not store.can_be_had_again("a")  # nobody else is there
     scene.machine.master_said(MeetWorkers((Neighbour("there:1", "other"),)), 0)
     assert store.can_be_had_again("a")
@@ -121,4 +144,4 @@ def test_only_what_came_from_others_who_are_there_may_be_dropped(store: Advised)
     scene.clock.advance(0)
     assert A not in scene.machine.stored
     assert not store.can_be_had_again("a")
-    scene.service.close()
+    scene.close()

@@ -259,7 +259,7 @@ class Deaf:
 def test_a_holder_that_is_silent_and_does_not_answer_is_given_up(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.worker.fetching.STALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("ciel.worker.transfer.fetching.STALL_TIMEOUT_S", 0.05)
     reader, deaf = make(), Deaf()
     ref = Stream(ObjectId("x"), frozenset((deaf.netloc,)))
     _, losses, details = reader.fetch(ref, StreamPlan(deaf.netloc))
@@ -286,7 +286,7 @@ def test_a_copy_that_is_abandoned_ends_at_once_and_is_no_object(make: Make) -> N
 def test_a_producer_may_be_silent_for_as_long_as_its_worker_answers(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.worker.fetching.STALL_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("ciel.worker.transfer.fetching.STALL_TIMEOUT_S", 0.02)
     maker, reader = make(), make()
     writer, growing = maker.open_stream("x")
     reader.begin_fetch(maker.makes("x"), StreamPlan(maker.netloc))

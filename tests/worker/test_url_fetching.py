@@ -15,8 +15,8 @@ from ciel.core.refs import Fetch
 from ciel.net.outside import Outside
 from ciel.storage.files import FileStore
 from ciel.testing.homes import wait_for
-from ciel.worker import url_fetching
-from ciel.worker.url_fetching import SessionRefusedError, UrlFetching
+from ciel.worker.transfer import url_fetching
+from ciel.worker.transfer.url_fetching import SessionRefusedError, UrlFetching
 
 CONTENT = bytes(range(256)) * 1000
 

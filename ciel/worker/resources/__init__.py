@@ -1,1 +1,1 @@
-"""What a worker answers over HTTP."""
+"""The HTTP routes of a worker."""

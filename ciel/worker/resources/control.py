@@ -1,5 +1,5 @@
-"""What people and programs ask a worker to do, and what it is: `/control/` as the original had it,
-with JSON for pickle, and POST for what a GET changed there.
+"""The routes below `/control/`, by which people and programs inspect and control a worker. They are
+those of the original CIEL, with JSON instead of pickle, and POST where a GET changed something.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ciel.net.http import Answer, Refusal, Request, Route, Routes
 from ciel.storage.interface import ObjectStore
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json
+from ciel.worker.operations import Operations
 from ciel.worker.pins import Pins
 from ciel.worker.resources.data import answering
-from ciel.worker.service import WorkerService
-from ciel.worker.state.brought import NEW_FOR_S
-from ciel.worker.url_fetching import SessionRefusedError, UrlFetching
+from ciel.worker.state.uploads import NEW_FOR_S
+from ciel.worker.transfer.url_fetching import SessionRefusedError, UrlFetching
 
 LISTED_MAX = 1000
 _SECONDS_LATER = 0.1  # an answer is on its way by then
@@ -39,15 +39,15 @@ NO_STOPWATCH = "this worker keeps no stopwatch; see /metrics and `ciel job info`
 
 
 class Controls(NamedTuple):
-    """What of a worker the routes act on. `rejoin` raises CielError or ValueError for a URL that
-    cannot be the master's.
+    """The parts of a worker that the routes act on. `rejoin` raises CielError or ValueError for an
+    invalid URL of a master.
     """
 
     reactor: Any
     worker: str
     netloc: str
     features: list[str]
-    service: WorkerService
+    operations: Operations
     store: ObjectStore
     pins: Pins
     urls: UrlFetching
@@ -57,7 +57,7 @@ class Controls(NamedTuple):
 
 
 class _Control(Route):
-    """Something of the worker; reading takes a key for reading, and all else what is said here."""
+    """A route of the worker. GET needs the role for reading, other methods `needs_role`."""
 
     def __init__(self, controls: Controls) -> None:
         self.controls = controls
@@ -83,14 +83,14 @@ def _number(request: Request, name: bytes, usual: int) -> int:
 
 
 class Greeting(_Control):
-    """Tells which worker this is."""
+    """Returns the id of the worker."""
 
     def render_GET(self, request: Request) -> Answer:
         return request.reply(self.controls.worker)
 
 
 class Master(_Control):
-    """Where the master is; and where it is from now on, for those who move it."""
+    """Returns the address of the master, and changes it for administrators."""
 
     needs_role = Role.ADMIN
 
@@ -110,7 +110,7 @@ class Master(_Control):
 
 
 class Features(_Control):
-    """The executors whose tasks run here."""
+    """Lists the executors whose tasks run here."""
 
     def render_GET(self, request: Request) -> Answer:
         return request.reply(self.controls.features)
@@ -121,11 +121,11 @@ class Abort(_Control):
 
     def render_POST(self, request: Request) -> Answer:
         task = _id(request, "task") if "task" in request.params else None
-        return request.reply({"aborted": self.controls.service.abort(_id(request, "job"), task)})
+        return request.reply({"aborted": self.controls.operations.abort(_id(request, "job"), task)})
 
 
 class Kill(_Control):
-    """Ends the worker, in order, once this was answered."""
+    """Ends the worker properly, after the response."""
 
     needs_role = Role.ADMIN
 
@@ -135,22 +135,22 @@ class Kill(_Control):
 
 
 class EventLog(_Control):
-    """What has happened here of late; numbers count from 0."""
+    """Lists recent events by number, from 0."""
 
     def render_GET(self, request: Request) -> Answer:
-        events = self.controls.service.events
+        events = self.controls.operations.events
         first = _number(request, b"first_event", 0)
         last = _number(request, b"last_event", events.count)
         return request.reply(events.between(first, min(last, first + LISTED_MAX)))
 
 
 class EventWait(_Control):
-    """Answers once more has happened than its caller knows of, or after some 20 s."""
+    """Responds once there are more events than the caller knows, or after some 20 s."""
 
     needs_role = Role.READ
 
     def render_POST(self, request: Request) -> Answer:
-        events = self.controls.service.events
+        events = self.controls.operations.events
         waiting = events.more_than(_number(request, b"event_count", 0))
         return waiting.addCallback(lambda _: request.reply({"event_count": events.count}))
 
@@ -159,7 +159,7 @@ class EventWait(_Control):
 
 
 class PinList(_Control):
-    """References to what is pinned."""
+    """Lists references to the pinned objects."""
 
     def render_GET(self, request: Request) -> Any:
         return deferToThread(self._references).addCallback(request.reply)
@@ -173,7 +173,7 @@ class PinList(_Control):
 
 
 class Pin(_Control):
-    """Has an object stay, whatever becomes of jobs, until it is let go."""
+    """Pins and unpins an object: a pinned one stays, whatever happens to jobs."""
 
     def render_POST(self, request: Request) -> Answer:
         object_id, controls = ObjectId(_id(request, "id")), self.controls
@@ -199,18 +199,18 @@ class Pin(_Control):
 
 
 class Flush(_Control):
-    """Tells what could go; and, `really`, has it go."""
+    """Lists objects that could be deleted; `really` also has them deleted."""
 
     def __init__(self, controls: Controls, *, really: bool) -> None:
         super().__init__(controls)
         self._really = really
 
     def render_POST(self, request: Request) -> Answer:
-        service = self.controls.service
-        if self._really and not service.has_master:
+        operations = self.controls.operations
+        if self._really and not operations.has_master:
             raise HttpError(503, "the master cannot be asked now what is needed: it is not there")
         older_than_s = _number(request, b"older_than_s", int(NEW_FOR_S))
-        choose = service.offer_brought if self._really else service.unnamed
+        choose = operations.offer_uploads if self._really else operations.unnamed
         lines = self._report(choose(older_than_s), older_than_s)
         request.setHeader("Content-Type", "text/plain; charset=utf-8")
         return "".join(f"{line}\n" for line in lines).encode()
@@ -234,15 +234,15 @@ class Flush(_Control):
 
 
 class FetchTable(_Control):
-    """The sessions in which URLs are fetched, or were."""
+    """Lists the sessions that fetch URLs, or have fetched them."""
 
     def render_GET(self, request: Request) -> Answer:
         return request.reply(self.controls.urls.rows())
 
 
 class FetchSession(_Control):
-    """URLs to be fetched, each into an object that is pinned; and how far that is, by the status:
-    200 all is there, 408 not yet, 500 some cannot be had.
+    """Starts a session that fetches URLs into pinned objects, and shows its progress by the status:
+    200 complete, 408 running, 500 some fetches have failed.
     """
 
     def render_POST(self, request: Request) -> Answer:
@@ -268,7 +268,7 @@ class FetchSession(_Control):
 
 
 def add_controls(routes: Routes, controls: Controls) -> None:
-    """Serve all of this."""
+    """Add the routes of this module."""
     for path, kind in (
         ("/control", Greeting),
         ("/control/master", Master),

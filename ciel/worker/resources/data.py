@@ -1,6 +1,4 @@
-"""The worker's HTTP side: objects out, with ranges or while they grow; uploads in, straight to the
-store.
-"""
+"""Serves objects over HTTP: complete ones with ranges, and growing ones while they grow."""
 
 from __future__ import annotations
 
@@ -34,13 +32,13 @@ from ciel.storage.errors import (
 )
 from ciel.storage.interface import ObjectReader, ObjectStore
 from ciel.wire.files import FILE_HEADER, file_identity
-from ciel.worker.sending import GrowingSending, Read, Sending, read_file
-from ciel.worker.streaming import Growing, Streams
+from ciel.worker.streams.growing import Growing, Streams
+from ciel.worker.transfer.sending import GrowingSending, Read, Sending, read_file
 
 log = Logger()
 
 PRODUCER_PREFIX: Final = ".producer:"
-"""How the original calls the file of an object that is still being made."""
+"""The original CIEL's prefix for the file of an object that is still being written."""
 
 LEFT_OUT_HEADER: Final = "Ciel-Left-Out"
 
@@ -51,10 +49,10 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")  # more digits than that are
 
 
 def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """Return the half-open range that a `Range` header asks for; None for the whole object.
+    """Return the half-open range that a `Range` header requests; None for the whole object.
 
-    Several ranges, and what is no range, count as none (RFC 9110, 14.2). Raises HttpError 416 for
-    one that lies outside.
+    Several ranges, and invalid ones, count as none (RFC 9110, 14.2). Raises HttpError 416 for a
+    range outside of the object.
     """
     match = _RANGE.fullmatch(header.strip())
     if match is None or match.groups() == ("", ""):
@@ -76,7 +74,7 @@ def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Turn what a store raises into the answer to a request."""
+    """Turn errors of a store into HTTP errors."""
     try:
         yield
     except InvalidIdError as error:
@@ -102,13 +100,13 @@ def _failed(error: StorageError) -> HttpError:
 
 
 def open_object(store: ObjectStore, request: Request) -> ObjectReader:
-    """Open the object that a request names; raises HttpError."""
+    """Open the object of a request; raises HttpError."""
     with answering():
         return store.open(check_id(request.params["id"]))
 
 
 class Data(Route):
-    """Objects, to be read: committed ones, and those that still grow, as they grow."""
+    """Returns objects: committed ones, and growing ones while they grow."""
 
     needs_role = Role.READ
 
@@ -176,8 +174,8 @@ class Data(Route):
         return _Whole(reader.read, reader.size_bytes, checksum, reader.close, reader.source)
 
     def _so_far(self, request: Request, object_id: str) -> _Whole | Growing:
-        """Find what there is of an object at this moment, as those expect it who ask again for the
-        rest.
+        """Find the present content of a growing object. Clients of this route request the rest
+        later.
         """
         request.params["id"] = object_id
         growing = self._streams.get(object_id)
@@ -205,9 +203,9 @@ class Data(Route):
 
 
 class BlockList(Route):
-    """The objects of this store, as the original lists them: 128 bytes for each, which are its name
-    behind a byte that says how long that is, filled up to 120, and its size (big-endian). A name
-    that is too long for that is left out; a header says how many were.
+    """Lists the objects of the store in the original CIEL's format: 128 bytes for each object. They
+    are a length byte, the name, padding up to 120 bytes, and the size (big-endian). Objects with
+    longer names are left out; a header has their number.
     """
 
     needs_role = Role.READ
@@ -222,9 +220,9 @@ class BlockList(Route):
         return self.render_GET(request)
 
     def _list(self) -> tuple[BinaryIO, int]:
-        """Write the list to a file that nobody sees: it may be long."""
+        """Write the list to an unnamed file, as it may be long."""
         left_out = 0
-        file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # closed when it was sent
+        file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # closed once it is sent
         try:
             for object_id in self._store:
                 info = self._store.stat(object_id)
@@ -258,7 +256,7 @@ class BlockList(Route):
 
 
 class _Whole(NamedTuple):
-    """An object that can be sent at once."""
+    """An object with a known size, ready to send."""
 
     read: Read
     size_bytes: int

@@ -1,4 +1,4 @@
-"""Processes of this host that were there before: attached, each becomes the root task of a new job
+"""Attaches running processes of this host; each becomes the root task of a new job
 (ciel-interfaces, sections 1.1 and 5.3).
 """
 
@@ -16,53 +16,53 @@ from ciel.core.errors import CielError
 from ciel.core.ids import JobId
 from ciel.net.errors import HttpError
 from ciel.net.http import Answer, Request, Route, Routes
-from ciel.worker.guests import Guest, GuestRefusedError
-from ciel.worker.programs import ProgramChannel
-from ciel.worker.service import WorkerService
+from ciel.worker.interactive.attached import AttachedProcess, AttachRefusedError
+from ciel.worker.interactive.channel import ProgramChannel
+from ciel.worker.operations import Operations
 
 PROTOCOL: Final = "json"
-"""The one there is: frames of JSON, as programs of `proc` speak."""
+"""The only protocol: frames of JSON, as for programs of `proc`."""
 ATTACHED_MAX: Final = 256
-"""At a time; each holds three of our descriptors."""
+"""Attached processes at a time; each takes three descriptors."""
 _EXPECTED: Final = f'the body: expected [PID, "{PROTOCOL}"]'
 
 
 class _Processes(Route):
-    def __init__(self, reactor: Any, service: WorkerService) -> None:
+    def __init__(self, reactor: Any, operations: Operations) -> None:
         self._reactor = reactor
-        self._service = service
+        self._operations = operations
 
     def role_for(self, method: str) -> Role:
         return Role.READ if method in ("GET", "HEAD") else Role.SUBMIT
 
 
 class Processes(_Processes):
-    """The ids of those that are attached; and one more."""
+    """Lists the ids of attached processes, and attaches another one."""
 
     def render_GET(self, request: Request) -> Answer:
-        return request.reply([guest.id for guest, _ in self._service.guests()])
+        return request.reply([guest.id for guest, _ in self._operations.attached()])
 
     def render_POST(self, request: Request) -> Answer:
         if not _is_from_here(request):
             raise HttpError(403, "a process is attached from its own host only")
         pid = _asked_pid(request.json())
-        if len(self._service.guests()) >= ATTACHED_MAX:
+        if len(self._operations.attached()) >= ATTACHED_MAX:
             raise HttpError(503, f"{ATTACHED_MAX} processes are attached here; end or cancel some")
         try:
-            guest = Guest(self._reactor, pid, JobId(secrets.token_hex(16)))
-        except GuestRefusedError as error:
+            guest = AttachedProcess(self._reactor, pid, JobId(secrets.token_hex(16)))
+        except AttachRefusedError as error:
             raise HttpError(error.status, str(error)) from None
         return self._attach(request, guest)
 
-    def _attach(self, request: Request, guest: Guest) -> Deferred[bytes]:
+    def _attach(self, request: Request, guest: AttachedProcess) -> Deferred[bytes]:
         try:
-            attached = self._service.attach(guest)
+            attached = self._operations.attach(guest)
         except OSError as error:
             guest.close()
             raise HttpError(500, f"no FIFOs can be made: {error.strerror}") from None
 
         def answer(_: Any) -> bytes:
-            for known, channel in self._service.guests():
+            for known, channel in self._operations.attached():
                 if known is guest:
                     return request.reply(_facts(guest, channel))
             raise HttpError(404, f"{guest.name} has ended")
@@ -75,10 +75,10 @@ class Processes(_Processes):
 
 
 class ProcessById(_Processes):
-    """One that is attached."""
+    """Describes an attached process."""
 
     def render_GET(self, request: Request) -> Answer:
-        for guest, channel in self._service.guests():
+        for guest, channel in self._operations.attached():
             if guest.id == request.params["id"]:
                 return request.reply(_facts(guest, channel))
         raise HttpError(404, "no process of that id is attached here")
@@ -94,13 +94,13 @@ def _asked_pid(body: Any) -> int:
 
 
 def _is_from_here(request: Request) -> bool:
-    """Whether a request was made on this host: by loopback, or from the address that it is to."""
+    """Whether a request comes from this host: by loopback, or from its destination address."""
     peer, own = request.getClientAddress(), request.getHost()
     host = getattr(peer, "host", "").removeprefix("::ffff:")
     return is_loopback(host) or (bool(host) and host == own.host.removeprefix("::ffff:"))
 
 
-def _facts(guest: Guest, channel: ProgramChannel) -> dict[str, Any]:
+def _facts(guest: AttachedProcess, channel: ProgramChannel) -> dict[str, Any]:
     _, to_worker, _, from_worker = channel.arguments
     return {
         "id": guest.id, "protocol": PROTOCOL, "pid": guest.pid, "job_id": guest.job,
@@ -108,7 +108,7 @@ def _facts(guest: Guest, channel: ProgramChannel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def add_processes(routes: Routes, reactor: Any, service: WorkerService) -> None:
-    """Serve all of this."""
-    routes.add("/control/process", Processes(reactor, service))
-    routes.add("/control/process/{id}", ProcessById(reactor, service))
+def add_processes(routes: Routes, reactor: Any, operations: Operations) -> None:
+    """Add the routes of this module."""
+    routes.add("/control/process", Processes(reactor, operations))
+    routes.add("/control/process/{id}", ProcessById(reactor, operations))

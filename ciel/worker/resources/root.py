@@ -1,38 +1,34 @@
-"""All that a worker serves over HTTP, as one site."""
+"""The HTTP site of a worker."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ciel.access.keys import Key, Role
 from ciel.core.errors import InvalidIdError
-from ciel.core.ids import JobId, ObjectId, check_id
+from ciel.core.ids import JobId, check_id
 from ciel.net.errors import HttpError
 from ciel.net.exposition import Metrics
 from ciel.net.gate import Gate
 from ciel.net.http import Answer, Request, Route, Routes, SecureSite
 from ciel.storage.interface import ObjectStore
-from ciel.worker.disk_jobs import Admit, at_once
 from ciel.worker.logs import CHUNK_BYTES, JobLogs
-from ciel.worker.metrics import WorkerMetrics
+from ciel.worker.metrics import Counts, WorkerMetrics
 from ciel.worker.resources.control import Controls, add_controls
 from ciel.worker.resources.data import BlockList, Data
 from ciel.worker.resources.processes import add_processes
-from ciel.worker.resources.uploads import Bringing, add_uploads
-from ciel.worker.streaming import Streams
-
-Figures = Callable[[], dict[str, dict[str, int]]]
+from ciel.worker.resources.uploads import IncomingUploads, add_uploads
+from ciel.worker.streams.growing import Streams
 
 _is_offset = re.compile(rb"\d{1,18}").fullmatch
 
 
 class Log(Route):
-    """What a job's programs complained here, from an offset on. With `wait=1` a reader who has all
-    of it is answered when there is more, or with nothing after some 20 s.
+    """Returns the log of a job from an offset on. With `wait=1`, a request at the end of the log is
+    answered when there is more text, or after some 20 s.
     """
 
     needs_role = Role.READ
@@ -56,14 +52,14 @@ class Log(Route):
 
 
 class KeptOutput(Route):
-    """Serves the standard output of a failed program, while the worker keeps it: at most 1 MiB from
-    an offset on, nothing at the end.
+    """Returns the standard output of a failed program, while the worker keeps it: at most 1 MiB
+    from an offset on, empty at the end.
     """
 
     needs_role = Role.READ
 
-    def __init__(self, kept: Path | None) -> None:
-        self._kept = kept or Path(os.devnull)  # below which there is nothing
+    def __init__(self, kept: Path) -> None:
+        self._kept = kept
 
     def render_GET(self, request: Request) -> bytes:
         try:
@@ -74,7 +70,7 @@ class KeptOutput(Route):
         if not _is_offset(offset):
             raise HttpError(400, "the offset must be a number of bytes")
         request.setHeader("Content-Type", "application/octet-stream")
-        for beginning in ("stdout", "stdout.beginning"):  # the second is of a very long one
+        for beginning in ("stdout", "stdout.beginning"):  # the second name is for very long ones
             try:
                 with open(self._kept / name / beginning, "rb") as file:
                     file.seek(min(int(offset), os.fstat(file.fileno()).st_size))
@@ -87,7 +83,7 @@ class KeptOutput(Route):
 
 
 class Health(Route):
-    """Says that the daemon serves, and which it is."""
+    """Reports that the daemon serves, and the worker's id."""
 
     needs_role = Role.READ
     worker = ""
@@ -97,58 +93,48 @@ class Health(Route):
 
 
 class Counters(Route):
-    """What a worker has counted since it started, by what it is about."""
+    """Returns the counters of a worker since its start, by subject."""
 
     needs_role = Role.READ
 
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
 
     def render_GET(self, request: Request) -> bytes:
-        return request.reply(self._figures())
+        return request.reply(self._counts())
 
 
 class WorkerSite:
-    """Everything that a worker serves; `serve_as` tells it who it is, once its address is known."""
+    """Everything that a worker serves. It is built in steps: a worker has to listen before it knows
+    its address, which other parts need.
+    """
 
-    def __init__(
-        self,
-        reactor: Any,
-        key: Key,
-        store: ObjectStore,
-        uploaded: Callable[[ObjectId], None],
-        logs: JobLogs,
-        streams: Streams,
-        *,
-        kept: Path | None = None,
-        admit: Admit = at_once,
-        figures: Figures = dict,
-        open_healthz: bool = False,
-    ) -> None:
+    def __init__(self, reactor: Any, key: Key, *, open_healthz: bool = False) -> None:
         self._gate = Gate(key.derive)
         self._health = Health()
-        self._bringing = Bringing(reactor, store, uploaded, admit)
         self.routes = Routes()
         self.routes.add("/healthz", self._health)
-        data = Data(store, streams)
-        self.routes.add("/data/{id}", data)
-        self.routes.add("/log/{job}", Log(logs))
-        self.routes.add("/kept/{name}", KeptOutput(kept))
-        self.routes.add("/api/v1/counters", Counters(figures))
-        add_uploads(self.routes, self._bringing, data, BlockList(store))
         self.site: Any = SecureSite(reactor, self.routes, self._gate, open_healthz=open_healthz)
 
     def serve_as(self, netloc: str, worker: str = "") -> None:
+        """Set the address that tickets name, and the worker's id."""
         self._gate.serve_as(netloc)
         self._health.worker = worker
-        self._bringing.netloc = netloc
 
-    def control(self, controls: Controls, metrics: WorkerMetrics) -> None:
-        """Serve what acts on the worker, now that it is there."""
+    def serve_objects(self, store: ObjectStore, streams: Streams, uploads: IncomingUploads) -> None:
+        """Serve objects, and accept uploads."""
+        data = Data(store, streams)
+        self.routes.add("/data/{id}", data)
+        add_uploads(self.routes, uploads, data, BlockList(store))
+
+    def serve_logs(self, logs: JobLogs, kept: Path) -> None:
+        """Serve the logs of jobs, and the outputs of failed programs that are kept."""
+        self.routes.add("/log/{job}", Log(logs))
+        self.routes.add("/kept/{name}", KeptOutput(kept))
+
+    def serve_controls(self, controls: Controls, metrics: WorkerMetrics) -> None:
+        """Serve what acts on the worker, and what it has counted."""
         add_controls(self.routes, controls)
-        add_processes(self.routes, controls.reactor, controls.service)
+        add_processes(self.routes, controls.reactor, controls.operations)
+        self.routes.add("/api/v1/counters", Counters(metrics.counts))
         self.routes.add("/metrics", Metrics(metrics.families))
-
-    def close(self) -> None:
-        """Give up what clients have not brought to its end."""
-        self._bringing.close()

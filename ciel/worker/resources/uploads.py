@@ -1,4 +1,4 @@
-"""Objects that clients bring: in one request, or in chunks."""
+"""Accepts uploads of objects: in one request, or in chunks."""
 
 from __future__ import annotations
 
@@ -17,50 +17,51 @@ from ciel.net.http import Answer, Request, Route, Routes
 from ciel.net.turns import DelayedCall
 from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.wire.references import SIZE_MAX_BYTES, to_json
-from ciel.worker.disk_jobs import Admit, Ticket
+from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.resources.data import BlockList, Data, answering
 
 UPLOAD_WAITS_S: Final = 5.0
-"""For the disk, at most: clients are not told that they wait, and do not do so for ever."""
+"""Maximum time that an upload waits for the disk: its client does not know why it waits."""
 
 PENDING_MAX: Final = 256
-"""Uploads in chunks at one time; each has a file open."""
+"""Chunked uploads at a time; each has an open file."""
 
 IDLE_MAX_S: Final = 60.0
-"""An upload of which no chunk came for so long is given up, and its space with it."""
+"""An upload without a new chunk for this time is aborted, which frees its space."""
 
 _is_offset = re.compile(r"\d{1,18}").fullmatch
 
 
-class Bringing:
-    """What clients bring, on its way into the store. `netloc` is where others then find it."""
+class IncomingUploads:
+    """Writes uploads to the store. `netloc`: the location of the objects."""
 
     def __init__(
         self,
         reactor: Any,
         store: ObjectStore,
+        netloc: str,
         uploaded: Callable[[ObjectId], None],
-        admit: Admit,
+        admit: Admit = at_once,
     ) -> None:
         self.reactor = reactor
-        self.netloc = ""
+        self._netloc = netloc
         self._store = store
         self._uploaded = uploaded
         self._admit = admit
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, PendingUpload] = {}
 
     def writer(self, object_id: str, size_bytes: int | None) -> ObjectWriter:
-        """Begin to write an object of, perhaps, so many bytes."""
+        """Begin to write an object, of some size if that is known."""
         with answering():
             return self._store.begin(check_id(object_id), size_hint_bytes=size_bytes)
 
     def admitted(self, size_bytes: int | None) -> Deferred[Ticket]:
-        """Wait for the disk, on behalf of somebody who sends."""
+        """Wait for the disk, for an upload."""
         return self._admit(size_bytes or 0, within_s=UPLOAD_WAITS_S, by_network=True)
 
     def finish(self, object_id: str, writer: ObjectWriter) -> Reference:
-        """Commit what was written, and return what it is known as. What is small is kept nowhere:
-        it is in its reference.
+        """Commit an upload, and return its reference. The content of a small one is in its
+        reference only.
         """
         known = ObjectId(object_id)
         with answering():
@@ -71,12 +72,12 @@ class Bringing:
                 return Value.of(known, content)
             size_bytes = writer.commit().size_bytes
         self._uploaded(known)
-        return Concrete(known, size_bytes, frozenset((self.netloc,)))
+        return Concrete(known, size_bytes, frozenset((self._netloc,)))
 
     # --- in chunks --------------------------------------------------------------------------------
 
-    def begin(self, object_id: str, size_bytes: int | None) -> Pending:
-        """Begin an upload in chunks; raises HttpError, also if it has begun already."""
+    def begin(self, object_id: str, size_bytes: int | None) -> PendingUpload:
+        """Begin a chunked upload; raises HttpError, also if it exists."""
         if object_id in self._pending:
             held = self._pending[object_id]
             raise HttpError(
@@ -86,37 +87,37 @@ class Bringing:
             )
         if len(self._pending) >= PENDING_MAX:
             raise HttpError(503, f"{PENDING_MAX} uploads are under way here already")
-        pending = Pending(self, object_id, self.writer(object_id, size_bytes))
+        pending = PendingUpload(self, object_id, self.writer(object_id, size_bytes))
         self._pending[object_id] = pending
         return pending
 
-    def find(self, object_id: str) -> Pending:
-        """Return an upload that has begun; raises HttpError."""
+    def find(self, object_id: str) -> PendingUpload:
+        """Return a chunked upload; raises HttpError."""
         with answering():
             check_id(object_id)
         if object_id not in self._pending:
             raise HttpError(404, f"no upload of {object_id} is under way here")
         return self._pending[object_id]
 
-    def forget(self, pending: Pending) -> None:
+    def forget(self, pending: PendingUpload) -> None:
         self._pending.pop(pending.object_id, None)
 
-    def __iter__(self) -> Iterator[Pending]:
+    def __iter__(self) -> Iterator[PendingUpload]:
         return iter(list(self._pending.values()))
 
     def close(self) -> None:
-        """Give up what has not come to its end."""
+        """Abort incomplete uploads."""
         for pending in self:
             pending.give_up()
 
 
-class Pending:
-    """An upload in chunks: what has come of it so far."""
+class PendingUpload:
+    """A chunked upload that is not complete."""
 
-    def __init__(self, bringing: Bringing, object_id: str, writer: ObjectWriter) -> None:
+    def __init__(self, uploads: IncomingUploads, object_id: str, writer: ObjectWriter) -> None:
         self.object_id = object_id
         self.writer = writer
-        self._bringing = bringing
+        self._uploads = uploads
         self._is_taking = False
         self._due: DelayedCall | None = None
         self.rest()
@@ -129,7 +130,7 @@ class Pending:
         return {"id": self.object_id, "offset": self.size_bytes}
 
     def take(self, request: Request, offset: str) -> _Chunk:
-        """Begin to take the chunk that a request brings; raises HttpError."""
+        """Begin to take the chunk of a request; raises HttpError."""
         self.require_rest()
         if not _is_offset(offset):
             raise HttpError(400, "the offset must be a number of bytes")
@@ -142,35 +143,35 @@ class Pending:
         length_bytes = length_of(request)
         self._is_taking = True
         self._stop_waiting()
-        return _Chunk(self, self._bringing.admitted(length_bytes), request.channel)
+        return _Chunk(self, self._uploads.admitted(length_bytes), request.channel)
 
     def require_rest(self) -> None:
-        """Raise HttpError while a chunk is on its way."""
+        """Raise HttpError while a chunk is being received."""
         if self._is_taking:
             raise HttpError(409, f"another chunk of {self.object_id} is on its way")
 
     def rest(self) -> None:
-        """Wait for the next chunk, for some time."""
+        """Wait for the next chunk for some time."""
         self._is_taking = False
         self._stop_waiting()
-        self._due = self._bringing.reactor.callLater(IDLE_MAX_S, self.give_up)
+        self._due = self._uploads.reactor.callLater(IDLE_MAX_S, self.give_up)
 
     def commit(self, size_bytes: int) -> Reference:
-        """Make it an object, if that is how much has come; raises HttpError."""
+        """Commit the upload if it has this size; raises HttpError."""
         self.require_rest()
         if size_bytes != self.size_bytes:
             raise HttpError(
                 409, f"{self.size_bytes} bytes of {self.object_id} have come, not {size_bytes}"
             )
         try:
-            return self._bringing.finish(self.object_id, self.writer)
+            return self._uploads.finish(self.object_id, self.writer)
         finally:
             self.give_up()
 
     def give_up(self) -> None:
-        """Forget it, and what has come of it if that is no object by now."""
+        """Forget the upload, and delete its bytes unless they are committed."""
         self._stop_waiting()
-        self._bringing.forget(self)
+        self._uploads.forget(self)
         self.writer.abort()
 
     def _stop_waiting(self) -> None:
@@ -179,11 +180,11 @@ class Pending:
         self._due = None
 
 
-# --- bodies on their way --------------------------------------------------------------------------
+# --- request bodies -------------------------------------------------------------------------------
 
 
 def length_of(request: Request) -> int | None:
-    """Return how long a body will be, if its sender says so; raises HttpError."""
+    """Return the length of a body, if the request has it; raises HttpError."""
     length = request.getHeader("Content-Length") or ""
     if not length.isdecimal():
         return None
@@ -193,7 +194,7 @@ def length_of(request: Request) -> int | None:
 
 
 class _Arriving:
-    """A body on its way into the store. It is left unread until it is admitted."""
+    """A body that is written to the store. It is not read until the disk admits it."""
 
     def __init__(self, writer: ObjectWriter, admitted: Deferred[Ticket], channel: Any) -> None:
         self.writer = writer
@@ -223,7 +224,7 @@ class _Arriving:
         self.leave(is_good=False)
 
     def leave(self, *, is_good: bool = True) -> None:
-        """Let others in."""
+        """Release the disk."""
         self._admitted.cancel()
         self._resume()
         if self._ticket is not None:
@@ -231,11 +232,11 @@ class _Arriving:
 
 
 class _Chunk(_Arriving):
-    """One chunk of an upload. What has come of it stays if it breaks off: who sent it goes on from
-    there.
+    """One chunk of an upload. If it breaks off, the bytes that came stay, and the client continues
+    after them.
     """
 
-    def __init__(self, pending: Pending, admitted: Deferred[Ticket], channel: Any) -> None:
+    def __init__(self, pending: PendingUpload, admitted: Deferred[Ticket], channel: Any) -> None:
         self.pending = pending
         self._is_refused = False
         super().__init__(pending.writer, admitted, channel)
@@ -244,7 +245,7 @@ class _Chunk(_Arriving):
         try:
             super().write(chunk)
         except HttpError:
-            self._is_refused = True  # the store has no room for it, or can write no more
+            self._is_refused = True  # the store has no room, or cannot write
             raise
 
     def abort(self) -> None:
@@ -259,12 +260,12 @@ class _Chunk(_Arriving):
 
 
 class Upload(Route):
-    """Objects by the way of `/control/data/`: brought by POST, answered by a reference; and read as
-    at `/data/`. Without an id, a new one is made, and what is read is a list of all.
+    """`/control/data/`: POST uploads an object and returns its reference; GET returns objects as
+    `/data/` does. Without an id, POST generates one, and GET lists all objects.
     """
 
-    def __init__(self, bringing: Bringing, data: Data | BlockList) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads, data: Data | BlockList) -> None:
+        self._uploads = uploads
         self._data = data
 
     def role_for(self, method: str) -> Role:
@@ -278,13 +279,13 @@ class Upload(Route):
             return None
         size_bytes = length_of(request)
         object_id = request.params.setdefault("id", f"{UPLOAD_PREFIX}{secrets.token_hex(16)}")
-        writer = self._bringing.writer(object_id, size_bytes)
-        return _Arriving(writer, self._bringing.admitted(size_bytes), request.channel)
+        writer = self._uploads.writer(object_id, size_bytes)
+        return _Arriving(writer, self._uploads.admitted(size_bytes), request.channel)
 
     def render_POST(self, request: Request) -> Answer:
         sink: Any = request.sink  # what `body_sink` returned
         try:
-            ref = self._bringing.finish(request.params["id"], sink.writer)
+            ref = self._uploads.finish(request.params["id"], sink.writer)
         except HttpError:
             sink.abort()
             raise
@@ -299,10 +300,10 @@ class Upload(Route):
 
 
 class ChunkedUpload(Route):
-    """An upload in chunks: begun, looked at, given up."""
+    """Begins, inspects and aborts a chunked upload."""
 
-    def __init__(self, bringing: Bringing) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads) -> None:
+        self._uploads = uploads
 
     def role_for(self, method: str) -> Role:
         return Role.READ if method in ("GET", "HEAD") else Role.SUBMIT
@@ -317,28 +318,28 @@ class ChunkedUpload(Route):
             size_bytes = said.get("size_bytes")
             if size_bytes is not None:
                 size_bytes = whole_size(size_bytes)
-        return request.reply(self._bringing.begin(request.params["id"], size_bytes).facts(), 201)
+        return request.reply(self._uploads.begin(request.params["id"], size_bytes).facts(), 201)
 
     def render_GET(self, request: Request) -> Answer:
-        return request.reply(self._bringing.find(request.params["id"]).facts())
+        return request.reply(self._uploads.find(request.params["id"]).facts())
 
     def render_DELETE(self, request: Request) -> Answer:
-        pending = self._bringing.find(request.params["id"])
+        pending = self._uploads.find(request.params["id"])
         pending.require_rest()
         pending.give_up()
         return request.reply({"id": pending.object_id})
 
 
 class UploadChunk(Route):
-    """The next bytes of an upload."""
+    """Takes the next bytes of an upload."""
 
     body_limit_bytes = None
 
-    def __init__(self, bringing: Bringing) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads) -> None:
+        self._uploads = uploads
 
     def body_sink(self, request: Request) -> _Chunk:
-        pending = self._bringing.find(request.params["id"])
+        pending = self._uploads.find(request.params["id"])
         return pending.take(request, request.params["offset"])
 
     def render_POST(self, request: Request) -> Answer:
@@ -349,40 +350,40 @@ class UploadChunk(Route):
 
 
 class UploadCommit(Route):
-    """The end of an upload; the body says how long all of it is."""
+    """Completes an upload; the body is its size."""
 
-    def __init__(self, bringing: Bringing) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads) -> None:
+        self._uploads = uploads
 
     def render_POST(self, request: Request) -> Answer:
-        pending = self._bringing.find(request.params["id"])
+        pending = self._uploads.find(request.params["id"])
         return request.reply(to_json(pending.commit(whole_size(request.json()))), 201)
 
 
-class Uploading(Route):
-    """The uploads in chunks that are under way."""
+class UploadList(Route):
+    """Lists the chunked uploads in progress."""
 
     needs_role = Role.READ
 
-    def __init__(self, bringing: Bringing) -> None:
-        self._bringing = bringing
+    def __init__(self, uploads: IncomingUploads) -> None:
+        self._uploads = uploads
 
     def render_GET(self, request: Request) -> Answer:
-        return request.reply([pending.facts() for pending in self._bringing])
+        return request.reply([pending.facts() for pending in self._uploads])
 
 
 def whole_size(value: Any) -> int:
-    """Return a size that somebody has said in JSON; raises HttpError."""
+    """Return a size from JSON; raises HttpError."""
     if type(value) is not int or not 0 <= value <= SIZE_MAX_BYTES:
         raise HttpError(400, "the body: the size must be a whole number of bytes")
     return value
 
 
-def add_uploads(routes: Routes, bringing: Bringing, data: Data, blocks: BlockList) -> None:
-    """Serve all ways to bring an object."""
-    routes.add("/control/data", Upload(bringing, blocks))
-    routes.add("/control/data/{id}", Upload(bringing, data))
-    routes.add("/control/upload", Uploading(bringing))
-    routes.add("/control/upload/{id}", ChunkedUpload(bringing))
-    routes.add("/control/upload/{id}/commit", UploadCommit(bringing))
-    routes.add("/control/upload/{id}/{offset}", UploadChunk(bringing))
+def add_uploads(routes: Routes, uploads: IncomingUploads, data: Data, blocks: BlockList) -> None:
+    """Add the routes of this module."""
+    routes.add("/control/data", Upload(uploads, blocks))
+    routes.add("/control/data/{id}", Upload(uploads, data))
+    routes.add("/control/upload", UploadList(uploads))
+    routes.add("/control/upload/{id}", ChunkedUpload(uploads))
+    routes.add("/control/upload/{id}/commit", UploadCommit(uploads))
+    routes.add("/control/upload/{id}/{offset}", UploadChunk(uploads))

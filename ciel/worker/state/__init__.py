@@ -1,1 +1,1 @@
-"""What a worker decides: events and the time go in, orders for its service come out. Core only."""
+"""The decisions of a worker: takes events and the time, and returns orders. Imports core only."""

@@ -1,14 +1,13 @@
-"""The worker's machine: assignments and results go in, orders for its service come out.
+"""The worker's state machine: takes assignments and results, and returns orders for its service.
 
-An attempt fetches its inputs, waits for slots, runs, and is reported. It is in exactly one phase;
-what is true only in one phase lies in that phase's collection. Orders pile up in `outbox`, which
-the service empties after each batch of events; then it asks for the messages to the master.
+An attempt fetches its inputs, waits for slots, runs, and is reported. It is in exactly one phase at
+a time. After each batch of events the service takes the orders, and then the reports to the master.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 
 from ciel.core.events import (
@@ -16,6 +15,7 @@ from ciel.core.events import (
     RECALLED,
     AssignTask,
     CancelTask,
+    CopyTimed,
     DropObjects,
     FromWorker,
     InputsLost,
@@ -26,10 +26,12 @@ from ciel.core.events import (
     SpawnTask,
     StreamsOpened,
     TaskFault,
+    TaskPrinted,
     TaskReported,
 )
 from ciel.core.ids import ObjectId
-from ciel.core.plans import plans_for
+from ciel.core.placement import MEASURED_FROM_BYTES
+from ciel.core.plans import Plan, plans_for
 from ciel.core.refs import (
     Concrete,
     Failure,
@@ -43,11 +45,11 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import TaskSpec
 from ciel.core.waiting import Waiting
-from ciel.worker.state.begun import Begun
-from ciel.worker.state.brought import Brought
+from ciel.worker.state.local_starts import LocalStarts
 from ciel.worker.state.orders import (
     ABORTED,
-    CALLED_OFF,
+    ABORTED_HERE,
+    CANCELLED,
     AbandonFetch,
     Attempt,
     DeleteObjects,
@@ -64,25 +66,28 @@ from ciel.worker.state.orders import (
 )
 from ciel.worker.state.recent import Recent
 from ciel.worker.state.slots import Slots
+from ciel.worker.state.uploads import Uploads
 
 OFFERED_AT_ONCE = 1000
-"""Of what a store holds when a master is reached: some 5 ms of work for each of both."""
+"""Objects of the store in one report to a new master. It costs each side some 5 ms."""
 
 PASSED_PER_SLOT = 4
-"""The first task of a job that runs nothing here passes so many that were sent ahead, times our
-slots. No more, so that new jobs without end do not keep the others waiting.
+"""The first task of a job that runs nothing here overtakes this many eagerly dispatched tasks for
+each slot, and no more. Otherwise an endless sequence of new jobs could starve older ones.
 """
 
 REPORT_EVERY_S = 0.01
 GOING_ON_S = 0.001
-"""Who has work waiting, or goes on with what it made, reports successes no more often: to wake the
-master, and by that its client, costs as much as a small program."""
+"""A worker reports successes no more often than this while it has tasks in its queue
+(REPORT_EVERY_S), or starts a task that waited for the result (GOING_ON_S). To wake the master,
+which wakes the client, costs as much as a small program.
+"""
 
 _STORED = Concrete | Sweetheart
 
 
 class WorkerMachine:
-    """All that a worker knows and decides."""
+    """The state of a worker, and its decisions."""
 
     def __init__(
         self,
@@ -90,15 +95,15 @@ class WorkerMachine:
         host: str,
         slots: int,
         *,
-        talkative: frozenset[str] = frozenset(),
-        begins: frozenset[str] = frozenset(),
+        interactive: frozenset[str] = frozenset(),
+        starts_locally: frozenset[str] = frozenset(),
         memory_bytes: int = 0,
         kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
-        """`talkative`: the executors whose programs are no matter of a moment, and not prepared
-        ahead. `begins`: those whose tasks may begin where their parents run, without being sent.
-        `memory_bytes`: for programs; 0: nobody knows. `kill_grace_s`: between SIGTERM and SIGKILL,
-        for tasks that do not say.
+        """`interactive`: the executors of interactive programs, which run too long to be launched
+        ahead of a free slot. `starts_locally`: the executors whose tasks this worker may start
+        itself when a parent spawns them here. `memory_bytes`: for programs; 0: unknown.
+        `kill_grace_s`: between SIGTERM and SIGKILL, for tasks that do not specify it.
         """
         self.netloc = netloc
         self._here = frozenset((netloc,))
@@ -106,116 +111,171 @@ class WorkerMachine:
         self.slots = slots
         self.memory_bytes = memory_bytes
         self._kill_grace_s = kill_grace_s
-        self._slots = Slots(slots, talkative, memory_bytes)
-        self.attempts: dict[Key, Attempt] = {}
-        self.outbox: list[Order] = []
-        self.reports: list[FromWorker] = []  # what programs printed is added from outside
+        self._slots = Slots(slots, interactive, memory_bytes)
+        self._attempts: dict[Key, Attempt] = {}
+        self._orders: list[Order] = []
+        self._reports: list[FromWorker] = []
         self._reports_are_urgent = False
-        self._goes_on, self._reported_at_s = False, 0.0  # with what ended last
-        self.stored: dict[ObjectId, int | None] = {}  # what the own store holds, how large if known
-        self._kept: set[ObjectId] = set()  # of that: is from before this master was reached, ...
-        self._to_offer: deque[ObjectId] = deque()  # ...and it is still to be told
-        self.growing: dict[ObjectId, None] = {}  # what is being made or copied, and may be read
-        self.fixed: dict[ObjectId, None] = {}  # what processes wait under
-        self.recent: Recent[ObjectId, Value] = Recent()  # small results, for what was sent ahead
-        self._begun = Begun(begins)
-        self.brought = Brought()
-        self.hosts: dict[str, str] = {}
+        self._goes_on, self._reported_at_s = False, 0.0  # if the last end lets a task start
+        self._stored: dict[ObjectId, int | None] = {}  # in the own store, with sizes if known
+        self._kept: set[ObjectId] = set()  # of these: from before this master, ...
+        self._to_offer: deque[ObjectId] = deque()  # ...and these are not reported yet
+        self._growing: dict[ObjectId, None] = {}  # incomplete objects that may be read
+        self._fixed: dict[ObjectId, None] = {}  # that processes wait under
+        self._recent: Recent[ObjectId, Value] = Recent()  # small results
+        self._local_starts = LocalStarts(starts_locally)
+        self.uploads = Uploads()
+        self._hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._fetching: dict[ObjectId, Reference] = {}
-        self.queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
+        self._queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
         self._sequence = 0
         self._deadlines: list[tuple[float, Key]] = []
 
+    # --- views ------------------------------------------------------------------------------------
+
+    @property
+    def attempts(self) -> Mapping[Key, Attempt]:
+        """The attempts that are not reported yet."""
+        return self._attempts
+
+    @property
+    def stored(self) -> Mapping[ObjectId, int | None]:
+        """The objects in the own store, with sizes where they are known."""
+        return self._stored
+
+    @property
+    def fixed(self) -> Collection[ObjectId]:
+        """The fixed objects that processes wait under."""
+        return self._fixed
+
+    @property
+    def orders(self) -> Sequence[Order]:
+        """The orders that nobody has taken yet."""
+        return self._orders
+
+    @property
+    def reports(self) -> Sequence[FromWorker]:
+        """The reports that nobody has taken yet."""
+        return self._reports
+
+    @property
+    def queue_length(self) -> int:
+        return len(self._queue)
+
     @property
     def slots_free(self) -> int:
-        """How many slots nobody holds; fewer than none while programs are prepared ahead."""
+        """How many slots are free; negative while programs are launched ahead."""
         return self._slots.free
 
-    def expects(self, object_id: ObjectId) -> bool:
-        """Whether the store is to have an object, or a fetch may bring it. Any thread may ask."""
-        return object_id in self.stored or object_id in self._fetching
+    def idle_slots(self) -> int | None:
+        """Return how many slots have no task to run; None if other workers may have some, too."""
+        return None if self._hosts else max(0, self.slots_free - len(self._queue))
 
-    def keep(self, objects: Mapping[ObjectId, int]) -> None:
-        """Note what the own store has from an earlier life; only before a master is reached."""
-        self.stored.update(objects)
+    def recent_value(self, object_id: ObjectId) -> Value | None:
+        """Return a small result that was produced here recently."""
+        return self._recent.get(object_id)
+
+    def plans_for(self, ref: Reference) -> tuple[Plan, ...]:
+        """Return the ways to fetch an object."""
+        return plans_for(ref, self.netloc, self.host, self._hosts)
+
+    def is_droppable(self, object_id: str) -> bool:
+        """Whether the store may drop a copy that another worker may still have: people have not
+        pinned it, and no attempt reads it soon. Any thread may call this.
+        """
+        if not self._hosts or object_id in self.uploads.pinned:
+            return False
+        return not self.is_read_next(object_id)
+
+    def expects(self, object_id: ObjectId) -> bool:
+        """Whether the store should have an object, or a fetch is in progress. Any thread may call
+        this.
+        """
+        return object_id in self._stored or object_id in self._fetching
+
+    def keep(self, objects: Mapping[ObjectId, int | None]) -> None:
+        """Add what the store has from an earlier run, before a master is reached."""
+        self._stored.update(objects)
 
     # --- the master -------------------------------------------------------------------------------
 
     def master_said(self, message: Message, now_s: float) -> None:
-        """Take one message of the master."""
+        """Process a message from the master."""
         match message:
             case AssignTask():
                 self._assigned(message, now_s)
             case CancelTask(task, attempt, aborts):
-                self.call_off((task, attempt), ABORTED if aborts else CALLED_OFF, now_s)
+                self.cancel((task, attempt), ABORTED if aborts else CANCELLED, now_s)
             case RecallTasks(attempts):
                 for key in attempts:
                     self._recalled(key)
             case DropObjects(objects, unless_whole):
-                held = () if unless_whole else tuple([o for o in objects if o in self.stored])
-                held = self.brought.without_pinned(held, self._kept, now_s)
+                held = () if unless_whole else tuple([o for o in objects if o in self._stored])
+                held = self.uploads.without_pinned(held, self._kept, now_s)
                 for object_id in held:
-                    del self.stored[object_id]
+                    del self._stored[object_id]
                 if held:
-                    self.outbox.append(DeleteObjects(held))
+                    self._orders.append(DeleteObjects(held))
                 self._abandon(objects)
-                self._end_processes([o for o in objects if o in self.fixed] if self.fixed else ())
+                self._end_processes([o for o in objects if o in self._fixed] if self._fixed else ())
             case MeetWorkers():
-                message.apply_to(self.hosts, self.netloc)
+                message.apply_to(self._hosts, self.netloc)
 
     def master_joined(self) -> None:
-        """A master was reached: it is told what the store holds."""
-        self._to_offer = deque(self.stored)
-        self._kept = set(self.stored)
+        """A master was reached: start to report what the store holds."""
+        self._to_offer = deque(self._stored)
+        self._kept = set(self._stored)
         self._offer_some()
 
     def _offer_some(self) -> None:
-        """Tell of a part of what the store holds; the rest follows, so that no turn takes long."""
+        """Report some of the objects in the store; the rest follows, so that each tick is short."""
         refs: list[Reference] = []
         while self._to_offer and len(refs) < OFFERED_AT_ONCE:
             object_id = self._to_offer.popleft()
-            if object_id in self.stored:
-                refs.append(Concrete(object_id, self.stored[object_id], self._here))
+            if object_id in self._stored:
+                refs.append(Concrete(object_id, self._stored[object_id], self._here))
         if refs:
             self._report(ObjectsStored(tuple(refs), kept=True))
 
     def master_lost(self, now_s: float) -> None:
-        """The master is gone and will not know these attempts when it is back: they are ended."""
-        for key in list(self.attempts):
-            self.call_off(key, CALLED_OFF, now_s)
-        self._abandon(tuple(self.growing))
-        self._end_processes(self.fixed)
-        self.reports.clear()
+        """The master is gone, and has forgotten these attempts when it is back: end them."""
+        for key in list(self._attempts):
+            self.cancel(key, CANCELLED, now_s)
+        self._abandon(tuple(self._growing))
+        self._end_processes(self._fixed)
+        self.discard_reports()
         self._to_offer.clear()
 
     def _abandon(self, objects: Iterable[ObjectId]) -> None:
-        """Follow no longer what grew elsewhere: it broke, though its connection may still stand."""
+        """Stop copying streams of other workers that broke, though the connection may still be
+        open.
+        """
         for object_id in objects:
-            if object_id in self.growing and object_id in self._fetching:
-                self.outbox.append(AbandonFetch(object_id))
+            if object_id in self._growing and object_id in self._fetching:
+                self._orders.append(AbandonFetch(object_id))
 
     def _end_processes(self, objects: Iterable[ObjectId]) -> None:
         doomed = tuple(objects)
         for object_id in doomed:
-            del self.fixed[object_id]
+            del self._fixed[object_id]
         if doomed:
-            self.outbox.append(EndProcesses(doomed))
+            self._orders.append(EndProcesses(doomed))
 
     def _assigned(self, message: AssignTask, now_s: float) -> None:
         attempt = Attempt(message)
-        if attempt.key in self.attempts:
-            return  # said twice
-        self.attempts[attempt.key] = attempt
+        if attempt.key in self._attempts:
+            return  # a duplicate
+        self._attempts[attempt.key] = attempt
         missing = []
         for ref in attempt.inputs:
             if isinstance(ref, Value | Failure | Fixed) or self._has(ref) or attempt.is_spare(ref):
                 continue
-            if (made := self.recent.get(ref.id)) is not None:
+            if (made := self._recent.get(ref.id)) is not None:
                 self._give(attempt, made)
-            elif not isinstance(ref, Stream | Future) or ref.id not in self.growing:
+            elif not isinstance(ref, Stream | Future) or ref.id not in self._growing:
                 missing.append(ref)
-            elif isinstance(ref, Future):  # sent ahead, after it began to grow
+            elif isinstance(ref, Future):  # dispatched eagerly, after its producer started
                 self._give(attempt, Stream(ref.id, self._here))
         if not missing:
             self._enqueue(attempt, now_s)
@@ -230,29 +290,30 @@ class WorkerMachine:
                 self.fetch(ref)
 
     def _is_made_here(self, object_id: ObjectId) -> bool:
-        return any(object_id in attempt.spec.outputs for attempt in self.attempts.values())
+        return any(object_id in attempt.spec.outputs for attempt in self._attempts.values())
 
     def _give(self, attempt: Attempt, made: Value | Stream | Concrete) -> None:
-        """Let an attempt that waited for an object know what became of it."""
+        """Replace an input of a waiting attempt by its new reference."""
         attempt.inputs = tuple([made if ref.id == made.id else ref for ref in attempt.inputs])
 
     def _has(self, ref: Reference) -> bool:
-        """Whether the own store has what is meant. What it kept may have been made otherwise since,
-        elsewhere: then it is not listed here, and about to be dropped.
+        """Whether the store has the object that is meant. A copy from an earlier run may be stale,
+        if the object was recomputed elsewhere: then the reference does not list this worker, and
+        the master is about to drop the copy.
         """
-        if ref.id not in self.stored:
+        if ref.id not in self._stored:
             return False
         places = locations_of(ref)
         return not places or self.netloc in places or ref.id not in self._kept
 
     def _give_up(self, attempt: Attempt, report: FromWorker) -> None:
-        """End an attempt that has not begun, and those that were sent here for its outputs."""
+        """End an attempt that has not started, and the attempts that wait here for its outputs."""
         self._waiting.forget(attempt.key, [ref.id for ref in attempt.inputs])
         self._close(attempt, report)
         self._disappoint(attempt.spec.outputs)
 
     def _disappoint(self, outputs: Iterable[ObjectId]) -> None:
-        """Give those attempts back that wait for what is not made here any more."""
+        """Give attempts back to the master that wait for outputs which no task here produces."""
         pending = list(outputs)
         while pending:
             object_id = pending.pop()
@@ -261,28 +322,27 @@ class WorkerMachine:
             if self._is_made_here(object_id):
                 continue
             for key in self._waiting.waiters_of(object_id):
-                waiter = self.attempts[key]
+                waiter = self._attempts[key]
                 self._waiting.forget(key, [ref.id for ref in waiter.inputs])
                 self._close(waiter, given_back(waiter))
                 pending += waiter.spec.outputs
 
     def is_read_next(self, object_id: str) -> bool:
-        """Whether an attempt that runs, or one of those that will be the next to run, reads an
-        object. May be asked by any thread.
+        """Whether a running attempt reads an object, or one of the next to run. Any thread may call
+        this.
         """
-        attempts = list(self.attempts.values())[: 2 * self._slots.count]
+        attempts = list(self._attempts.values())[: 2 * self._slots.count]
         return any(attempt.reads(ObjectId(object_id)) for attempt in attempts)
 
     def fetch(self, ref: Reference) -> None:
-        """Get an object that is not here, unless that is under way."""
+        """Fetch an object that is not here, unless a fetch is in progress."""
         if ref.id not in self._fetching:
             self._fetching[ref.id] = ref
-            plans = plans_for(ref, self.netloc, self.host, self.hosts)
-            self.outbox.append(FetchObject(ref, plans))
+            self._orders.append(FetchObject(ref, self.plans_for(ref)))
 
-    def call_off(self, key: Key, fault: TaskFault, now_s: float) -> None:
-        """End an attempt, whatever it is doing; that is why it has failed."""
-        attempt = self.attempts.get(key)
+    def cancel(self, key: Key, fault: TaskFault, now_s: float) -> None:
+        """End an attempt in whatever phase it is; it fails with `fault`."""
+        attempt = self._attempts.get(key)
         if attempt is None:
             return  # its report crossed the cancellation
         if attempt.phase is Phase.RUNNING:
@@ -290,36 +350,47 @@ class WorkerMachine:
         elif attempt.phase is not Phase.ENDING:
             self._give_up(attempt, TaskReported(*key, (), fault, 0.0))
 
+    def abort(self, job: str, task: str | None, now_s: float) -> int:
+        """End the attempts at a job's task, or at all its tasks; return how many there are."""
+        doomed = [
+            key
+            for key, attempt in self._attempts.items()
+            if attempt.spec.job == job and task in (None, key[0])
+        ]
+        for key in doomed:
+            self.cancel(key, ABORTED_HERE, now_s)
+        return len(doomed)
+
     def _recalled(self, key: Key) -> None:
-        attempt = self.attempts.get(key)
+        attempt = self._attempts.get(key)
         if attempt is None:
             return  # its report crossed the recall
         if attempt.phase is Phase.FETCHING or attempt.phase is Phase.QUEUED:
             fault = TaskFault(RECALLED, "it was given back before it began")
             self._give_up(attempt, TaskReported(*key, (), fault, 0.0))
         elif attempt.phase is Phase.RUNNING:
-            self.outbox.append(RecallAttempt(*key))
+            self._orders.append(RecallAttempt(*key))
 
     # --- inputs -----------------------------------------------------------------------------------
 
     def fetched(self, object_id: ObjectId, now_s: float, size_bytes: int) -> None:
-        """An object is in the own store now; the master learns of the copy."""
+        """A fetch has put an object into the own store; report the copy."""
         self._fetching.pop(object_id, None)
-        self.growing.pop(object_id, None)
-        if object_id not in self.stored:
+        self._growing.pop(object_id, None)
+        if object_id not in self._stored:
             self._report(ObjectsStored((Concrete(object_id, size_bytes, self._here),)))
         self._hold(object_id, now_s, size_bytes)
 
     def _hold(self, object_id: ObjectId, now_s: float, size_bytes: int | None = None) -> None:
-        """Note that the own store has an object, whichever way it came; who awaited it goes on."""
-        self.stored[object_id] = size_bytes
+        """Add an object to what the own store has, and release the attempts that waited for it."""
+        self._stored[object_id] = size_bytes
         self._kept.discard(object_id)
         self._release(object_id, now_s)
 
     def _release(self, object_id: ObjectId, now_s: float) -> None:
         for key in self._waiting.release(object_id):
             self._goes_on = True
-            self._enqueue(self.attempts[key], now_s)
+            self._enqueue(self._attempts[key], now_s)
 
     def fetch_failed(
         self,
@@ -330,32 +401,32 @@ class WorkerMachine:
         *,
         lacks_room: bool = False,
     ) -> None:
-        """No plan worked: its waiters come to nothing, and the master hears where it is not."""
+        """No plan worked: give up the attempts that wait, and report where the object is not."""
         self._fetching.pop(object_id, None)
         lost = tuple([(object_id, place) for place in losses])
         for key in self._waiting.waiters_of(object_id):
-            if key in self.attempts:  # else it was sent for the outputs of one before it
+            if key in self._attempts:  # else it waited for outputs of another that was given up
                 report = InputsLost(*key, lost, details, lacks_room)
-                self._give_up(self.attempts[key], report)
+                self._give_up(self._attempts[key], report)
         self._break_off(object_id, lost, details, now_s)
 
     def stream_opened(self, object_id: ObjectId, now_s: float) -> None:
-        """An object that is made elsewhere grows here, too, and may be read."""
-        self.growing[object_id] = None
+        """The copy of an object that another worker is still writing may be read here."""
+        self._growing[object_id] = None
         self._release(object_id, now_s)
 
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...], now_s: float) -> None:
-        """Outputs of a running attempt may be read while it writes them."""
-        attempt = self.attempts.get(key)
+        """The outputs of a running attempt may be read while it writes them."""
+        attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not Phase.RUNNING:
             return
         attempt.streams += objects
-        self.growing.update(dict.fromkeys(objects))
+        self._growing.update(dict.fromkeys(objects))
         refs = [Stream(object_id, self._here) for object_id in objects]
         self._report(StreamsOpened(*key, tuple(refs)))
         for ref in refs:
             for waiter in self._waiting.waiters_of(ref.id):
-                reader = self.attempts[waiter]
+                reader = self._attempts[waiter]
                 if not reader.knows(ref.id):
                     self._give(reader, ref)
                     if self._waiting.release_one(waiter, ref.id):
@@ -363,7 +434,7 @@ class WorkerMachine:
                         self._enqueue(reader, now_s)
 
     def stream_broken(self, object_id: ObjectId, details: str, now_s: float) -> None:
-        """An output that may be read while it grows will not become whole after all."""
+        """An output that may be read while it grows will never be complete."""
         self._break_off(object_id, ((object_id, self.netloc),), details, now_s)
 
     def _break_off(
@@ -373,106 +444,143 @@ class WorkerMachine:
         details: str,
         now_s: float,
     ) -> None:
-        """A growing object ended badly: whoever reads it ends, before it is made again."""
-        if self.growing.pop(object_id, 0) == 0:
+        """A growing object will never be complete: end its readers before it is recomputed."""
+        if self._growing.pop(object_id, 0) == 0:
             return
-        for attempt in list(self.attempts.values()):
+        for attempt in list(self._attempts.values()):
             if not attempt.reads(object_id):
                 continue
             lost = InputsLost(*attempt.key, losses, details)
             if attempt.phase is Phase.RUNNING:
                 self._kill(attempt, lost, now_s)
-            elif attempt.phase is not Phase.ENDING and attempt.key in self.attempts:
+            elif attempt.phase is not Phase.ENDING and attempt.key in self._attempts:
                 self._give_up(attempt, lost)
 
     def uploaded(self, object_id: ObjectId, now_s: float) -> None:
-        """A client left an object in the own store."""
-        self.brought.came(object_id, now_s)
+        """A client has uploaded an object to the own store."""
+        self.uploads.came(object_id, now_s)
         self._hold(object_id, now_s)
+
+    def offer_uploads(self, older_than_s: float, now_s: float) -> list[ObjectId]:
+        """Offer old uploads to the master, which orders the deletion of the unknown ones."""
+        offered = self.uploads.unnamed(now_s, older_than_s)
+        refs = tuple([Concrete(each, self._stored.get(each), self._here) for each in offered])
+        if refs:
+            self._reports.append(ObjectsStored(refs, kept=True, idle=True))
+        return offered
+
+    def dropped(self, object_id: ObjectId) -> None:
+        """The store has deleted an object for want of space."""
+        self._stored.pop(object_id, None)
+
+    def preferred(self, ref: Sweetheart) -> None:
+        """An object is better read here than anywhere else."""
+        if ref.id in self._stored:
+            self._reports.append(ObjectsStored((ref,)))
+
+    def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
+        """A copy from another worker took some time. It is reported with the copy itself."""
+        if size_bytes >= MEASURED_FROM_BYTES:
+            self._reports.append(CopyTimed(netloc, size_bytes, run_s))
+
+    def printed(self, printed: TaskPrinted) -> None:
+        """An attempt has printed text. Its report can wait as long as the report of an end."""
+        self._reports.append(printed)
+
+    def process_attached(self, fixed: ObjectId) -> None:
+        """A process of this host waits for the root task of a new job."""
+        self._fixed[fixed] = None
+
+    def process_left(self, fixed: ObjectId) -> None:
+        """A process does not wait any more."""
+        self._fixed.pop(fixed, None)
 
     # --- running ----------------------------------------------------------------------------------
 
     def _enqueue(self, attempt: Attempt, now_s: float) -> None:
-        if not self.queue and self._slots.fit(attempt):
+        if not self._queue and self._slots.fit(attempt):
             self._start(attempt, now_s)
             return
         attempt.phase = Phase.QUEUED
         self._sequence += 1
         place, job = self._sequence, attempt.spec.job
-        if all(other.spec.job != job or other is attempt for other in self.attempts.values()):
+        if all(other.spec.job != job or other is attempt for other in self._attempts.values()):
             place -= PASSED_PER_SLOT * self._slots.count
-        heappush(self.queue, (-attempt.spec.needs.priority, place, attempt.key))
+        heappush(self._queue, (-attempt.spec.needs.priority, place, attempt.key))
         self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> None:
-        """Start what fits, in order; a task of many slots is not overtaken by smaller ones."""
-        while self.queue and self._slots.has_room:
-            key = self.queue[0][2]
-            attempt = self.attempts.get(key)
+        """Start the tasks that fit, in order. Smaller tasks do not overtake one of many slots."""
+        while self._queue and self._slots.has_room:
+            key = self._queue[0][2]
+            attempt = self._attempts.get(key)
             if attempt is None or attempt.phase is not Phase.QUEUED:
-                heappop(self.queue)
+                heappop(self._queue)
                 continue
             if not self._slots.fit(attempt):
                 return
-            heappop(self.queue)
+            heappop(self._queue)
             self._start(attempt, now_s)
 
     def _start(self, attempt: Attempt, now_s: float) -> None:
         attempt.phase = Phase.RUNNING
         for ref in attempt.inputs:
-            if isinstance(ref, Stream) and (made := self.recent.get(ref.id)) is not None:
+            if isinstance(ref, Stream) and (made := self._recent.get(ref.id)) is not None:
                 self._give(attempt, made)
-            elif isinstance(ref, Future) and ref.id in self.stored and not attempt.is_spare(ref):
-                # It was sent ahead of what makes this.
-                self._give(attempt, Concrete(ref.id, self.stored[ref.id], self._here))
+            elif isinstance(ref, Future) and ref.id in self._stored and not attempt.is_spare(ref):
+                # The attempt was dispatched before the object existed.
+                self._give(attempt, Concrete(ref.id, self._stored[ref.id], self._here))
         at_most = self._slots.take(attempt)
-        if attempt.key[1] > 1:  # it may be what the last worker died of: let no other be blamed
+        if attempt.key[1] > 1:  # if it kills this worker, the master must not blame other attempts
             self._reports_are_urgent = True
         timeout_s = attempt.spec.needs.timeout_s
         if timeout_s:
             heappush(self._deadlines, (now_s + timeout_s, attempt.key))
-        may = self._begun.may_run_children(attempt.spec, attempt.key[1])
-        self.outbox.append(StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most, may))
+        may = self._local_starts.may_run_children(attempt.spec, attempt.key[1])
+        self._orders.append(
+            StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most, may)
+        )
 
     def spawned(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float,
         *, wanted: bool | None = None,
     ) -> None:  # fmt: skip
-        """A running attempt created a task. It may begin here at once if a slot is free that nobody
-        waits for; the master hears of that with the task itself, and so before what it publishes.
+        """A running attempt has created a task. The task starts here at once if a slot is free and
+        no other task waits for it. The report of the task says so, and precedes the reports of its
+        outputs.
         """
         if not self._hears(key, known, now_s):
             return
         inputs = None
         if wanted is None:
-            made = (known, self.recent, self.stored)
-            inputs = self._begun.inputs_at_hand(spec, *made, self.netloc)
-        begins = inputs is not None and not self.queue and spec.needs.slots <= self.slots_free
+            made = (known, self._recent, self._stored)
+            inputs = self._local_starts.inputs_at_hand(spec, *made, self.netloc)
+        begins = inputs is not None and not self._queue and spec.needs.slots <= self.slots_free
         begins = begins and self._slots.has_memory(spec.needs.memory_bytes)
         self._report(SpawnTask(spec, known, key[1], begins, bool(wanted)))
         if begins and inputs is not None:
-            self._begun.note(spec.id)
+            self._local_starts.note(spec.id)
             child = Attempt(AssignTask(spec, 0, inputs))
-            self.attempts[child.key] = child
+            self._attempts[child.key] = child
             self._start(child, now_s)
 
-    def begun_within(
+    def child_started_inline(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float
     ) -> None:
-        """A running attempt created a task, and its program runs that at once, in no slot."""
-        self._begun.note(spec.id)  # it is run, though nobody may want to hear of it any more
+        """The program of a running attempt has created a task, and runs it inline in no slot."""
+        self._local_starts.note(spec.id)  # also if it is not reported any more
         if self._hears(key, known, now_s):
             self._report(SpawnTask(spec, known, key[1], True, True))
             child = Attempt(AssignTask(spec, 0, known))
             child.slots, child.memory_bytes, child.phase = 0, 0, Phase.RUNNING
-            self.attempts[child.key] = child
+            self._attempts[child.key] = child
 
     def _hears(self, key: Key, known: tuple[Reference, ...], now_s: float) -> bool:
-        """Whether an attempt is one that may create tasks; note what it published for them."""
-        attempt = self.attempts.get(key)
+        """Whether an attempt may create tasks; add the outputs that it has published for them."""
+        attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not Phase.RUNNING:
             return False
-        for ref in known:  # to be found here by whoever is sent for it
+        for ref in known:  # another worker may fetch it from here
             is_own = ref.id in attempt.spec.outputs or ref.id.startswith(key[0])
             if is_own and self.netloc in locations_of(ref):
                 self._hold_made((ref,), now_s)
@@ -487,10 +595,10 @@ class WorkerMachine:
         now_s: float,
         exit_status: int | None = None,
     ) -> None:
-        """An attempt is over and nothing of it runs any more."""
-        attempt = self.attempts.get(key)
+        """An attempt is over, and nothing of it runs any more."""
+        attempt = self._attempts.get(key)
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
-            self.made_in_vain(tuple([r.id for r in published if isinstance(r, _STORED)]))
+            self.outputs_discarded(tuple([r.id for r in published if isinstance(r, _STORED)]))
             return
         self._goes_on = False
         self._slots.give_back(attempt)
@@ -498,7 +606,7 @@ class WorkerMachine:
             self._slots.learn(attempt, run_s)
         ending = attempt.ending
         if ending is not None:
-            self.made_in_vain(tuple([r.id for r in published if isinstance(r, _STORED)]))
+            self.outputs_discarded(tuple([r.id for r in published if isinstance(r, _STORED)]))
             self._end_processes_of(published)
             published = ()
         if isinstance(ending, InputsLost):
@@ -511,19 +619,19 @@ class WorkerMachine:
         self._start_next(now_s)
 
     def _settle(self, attempt: Attempt, published: tuple[Reference, ...], now_s: float) -> None:
-        """Let those go on that waited for what an attempt was to make, and those not that waited
-        for what it did not make.
+        """Release the attempts that waited for outputs of an attempt, and give up the attempts that
+        waited for outputs which it has not produced.
         """
         for ref in published:
-            self.growing.pop(ref.id, None)
+            self._growing.pop(ref.id, None)
             if isinstance(ref, Value):
-                self.recent.put(ref.id, ref)
+                self._recent.put(ref.id, ref)
                 if self._waiting.is_awaited(ref.id):
                     for key in self._waiting.waiters_of(ref.id):
-                        self._give(self.attempts[key], ref)
+                        self._give(self._attempts[key], ref)
                     self._release(ref.id, now_s)
             elif isinstance(ref, Fixed):
-                self.fixed[ref.id] = None
+                self._fixed[ref.id] = None
         self._disappoint(attempt.spec.outputs)
         for object_id in attempt.streams:
             lost = ((object_id, self.netloc),)
@@ -531,32 +639,32 @@ class WorkerMachine:
 
     def _hold_made(self, published: tuple[Reference, ...], now_s: float) -> None:
         for ref in published:
-            if isinstance(ref, _STORED) and ref.id not in self.stored:
+            if isinstance(ref, _STORED) and ref.id not in self._stored:
                 self._hold(ref.id, now_s, ref.size_bytes)
 
-    def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
-        """Objects came into the own store that nobody is to hear of; what is known stays."""
-        unknown = tuple([object_id for object_id in objects if object_id not in self.stored])
+    def outputs_discarded(self, objects: tuple[ObjectId, ...]) -> None:
+        """Delete objects from the own store that were never reported; reported ones stay."""
+        unknown = tuple([object_id for object_id in objects if object_id not in self._stored])
         if unknown:
-            self.outbox.append(DeleteObjects(unknown))
+            self._orders.append(DeleteObjects(unknown))
 
     def _end_processes_of(self, published: tuple[Reference, ...]) -> None:
         fixed = tuple([ref.id for ref in published if isinstance(ref, Fixed)])
         if fixed:
-            self.outbox.append(EndProcesses(fixed))
+            self._orders.append(EndProcesses(fixed))
 
     def inputs_gone(
         self, key: Key, losses: tuple[tuple[ObjectId, str], ...], details: str, now_s: float
     ) -> None:
-        """Inputs of a started attempt were not where they were said to be; nothing of it runs."""
-        attempt = self.attempts.get(key)
+        """Inputs of a started attempt were not where the master said; nothing of it runs."""
+        attempt = self._attempts.get(key)
         if attempt is None:
             return
         self._slots.give_back(attempt)
         for object_id, place in losses:
             if place == self.netloc:
-                self.stored.pop(object_id, None)
-                self.fixed.pop(object_id, None)
+                self._stored.pop(object_id, None)
+                self._fixed.pop(object_id, None)
         ending = attempt.ending or InputsLost(*key, losses, details)
         if isinstance(ending, TaskFault):
             self._close(attempt, TaskReported(*key, (), ending, 0.0))
@@ -566,46 +674,55 @@ class WorkerMachine:
         self._start_next(now_s)
 
     def _close(self, attempt: Attempt, report: FromWorker) -> None:
-        del self.attempts[attempt.key]
+        del self._attempts[attempt.key]
         self._report(report)
 
     def _report(self, report: FromWorker) -> None:
-        self.reports.append(report)
+        self._reports.append(report)
         if type(report) is not TaskReported or report.fault is not None:
             self._reports_are_urgent = True
 
+    def take_orders(self) -> list[Order]:
+        """Take the orders that the service carries out now."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def discard_reports(self) -> None:
+        """Drop all reports: nobody is to get them."""
+        self._reports.clear()
+
     def take_reports(self, now_s: float) -> list[FromWorker]:
-        """Take what the master is to be told now; nothing if it can wait for more, until `due_s`
-        at the latest.
+        """Take the reports to send now; none if they can wait for more, until `due_s` at the
+        latest.
         """
-        if not self.reports:
+        if not self._reports:
             return []
         if not self._reports_are_urgent and now_s < self._reports_due_s:
             return []
         self._reported_at_s = now_s
         self._reports_are_urgent = False
-        reports, self.reports = self.reports, []
+        reports, self._reports = self._reports, []
         if self._to_offer:
             self._offer_some()
         return reports
 
     @property
     def _reports_due_s(self) -> float:
-        """When successes are told at the latest."""
-        going_on_s = GOING_ON_S if self._goes_on else 0.0  # others may wait for that, too
-        return self._reported_at_s + (REPORT_EVERY_S if self.queue else going_on_s)
+        """When successes are reported at the latest."""
+        going_on_s = GOING_ON_S if self._goes_on else 0.0  # other workers may wait, too
+        return self._reported_at_s + (REPORT_EVERY_S if self._queue else going_on_s)
 
     # --- time -------------------------------------------------------------------------------------
 
     def _kill(self, attempt: Attempt, ending: TaskFault | InputsLost, now_s: float) -> None:
         attempt.phase = Phase.ENDING
         attempt.ending = ending
-        self.outbox.append(KillAttempt(*attempt.key, force=False))
+        self._orders.append(KillAttempt(*attempt.key, force=False))
         asked_s = attempt.spec.needs.kill_grace_s
         grace_s = self._kill_grace_s if asked_s < 0 else asked_s
         heappush(self._deadlines, (now_s + grace_s, attempt.key))
         streams, attempt.streams = attempt.streams, ()
-        for object_id in streams:  # it may be made again here before this one is gone
+        for object_id in streams:  # another attempt here may produce it before this one is gone
             lost = ((object_id, self.netloc),)
             self._break_off(object_id, lost, f"{object_id}: its producer is being ended", now_s)
 
@@ -613,21 +730,41 @@ class WorkerMachine:
         """Act on the time limits that have passed."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             key = heappop(self._deadlines)[1]
-            attempt = self.attempts.get(key)
+            attempt = self._attempts.get(key)
             if attempt is None:
                 continue
             if attempt.phase is Phase.ENDING:
-                self.outbox.append(KillAttempt(*key, force=True))
+                self._orders.append(KillAttempt(*key, force=True))
             elif attempt.phase is Phase.RUNNING:
                 limit_s = attempt.spec.needs.timeout_s
                 details = f"it ran longer than its limit of {limit_s:g} s"
                 self._kill(attempt, TaskFault("TIMED_OUT", details), now_s)
 
     def due_s(self) -> float | None:
-        """When `tick`, and then `take_reports`, is due next; None if there is no such time."""
-        while self._deadlines and self._deadlines[0][1] not in self.attempts:
+        """When `tick`, and then `take_reports`, is due next; None if neither is."""
+        while self._deadlines and self._deadlines[0][1] not in self._attempts:
             heappop(self._deadlines)
         due_s = self._deadlines[0][0] if self._deadlines else None
-        if self.reports:
+        if self._reports:
             return self._reports_due_s if due_s is None else min(due_s, self._reports_due_s)
         return due_s
+
+    # --- invariants -------------------------------------------------------------------------------
+
+    def problems(self) -> Iterator[str]:
+        """Yield the rules that are broken, each with a code. They hold after each event."""
+        slots, waiting = self._slots, self._waiting
+        attempts = self._attempts.values()
+        running = [a for a in attempts if a.phase in (Phase.RUNNING, Phase.ENDING)]
+        if slots.free + sum([a.slots for a in running]) != self.slots:
+            yield f"W1 {slots.free} slots are free of {self.slots}, {len(running)} run"
+        for key, attempt in self._attempts.items():
+            if (attempt.phase is Phase.FETCHING) != (key in waiting):
+                yield f"W2 {key} is {attempt.phase.value}, its waiting disagrees"
+        for object_id in self._stored:
+            if object_id not in self._kept and waiting.is_awaited(object_id):
+                yield f"W3 {object_id} is awaited and is there"
+        taken = sum([min(a.memory_bytes, self.memory_bytes) for a in running])
+        if slots.memory_free + taken != self.memory_bytes or slots.memory_free < 0:
+            free, of = slots.memory_free, self.memory_bytes
+            yield f"W4 {free} bytes of memory are free of {of}, {taken} are taken"

@@ -1,4 +1,4 @@
-"""What the worker's machine keeps of an attempt, and what it orders its service to do."""
+"""The attempts of a worker's machine, and the orders that it gives to its service."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ciel.core.tasks import TaskSpec
 
 
 class Phase(Enum):
-    """What an attempt on this worker is doing."""
+    """The phase of an attempt on this worker."""
 
     FETCHING = "fetching"
     QUEUED = "queued"
     RUNNING = "running"
-    ENDING = "ending"  # called off or out of time; its program is being killed
+    ENDING = "ending"  # cancelled or out of time; its program is being killed
 
     __hash__ = object.__hash__
 
@@ -27,15 +27,15 @@ class Phase(Enum):
 
 
 class FetchObject(NamedTuple):
-    """Get an object into the own store by the first plan that works; answer with `fetched`."""
+    """Fetch an object into the own store by the first plan that works; answer with `fetched`."""
 
     ref: Reference
     plans: tuple[Plan, ...]
 
 
 class StartAttempt(NamedTuple):
-    """Run a task; answer with `ended`, exactly once, whatever happens. `at_most`: its program is to
-    wait until fewer than that run here; 0: it is not to wait. `may_run_children`: within itself.
+    """Run a task; answer with `ended`, exactly once, whatever happens. `at_most`: launch its
+    program once fewer than this number run here; 0: at once. `may_run_children`: inline.
     """
 
     spec: TaskSpec
@@ -46,7 +46,7 @@ class StartAttempt(NamedTuple):
 
 
 class KillAttempt(NamedTuple):
-    """End a running program: politely, or at once."""
+    """End a running program: by SIGTERM, or by SIGKILL."""
 
     task: TaskId
     attempt: int
@@ -54,7 +54,7 @@ class KillAttempt(NamedTuple):
 
 
 class RecallAttempt(NamedTuple):
-    """End an attempt whose program still waits, with the fault `RECALLED`; else let it be."""
+    """End an attempt with the fault `RECALLED`, unless its program has been launched."""
 
     task: TaskId
     attempt: int
@@ -67,20 +67,21 @@ class DeleteObjects(NamedTuple):
 
 
 class AbandonFetch(NamedTuple):
-    """End a fetch of what grows elsewhere and broke there; it is answered by `fetch_failed`."""
+    """End the copy of a stream that broke at its source; answer with `fetch_failed`."""
 
     object_id: ObjectId
 
 
 class EndProcesses(NamedTuple):
-    """End the processes that wait in the middle of a task under these names; nobody will go on."""
+    """End the processes that wait in the middle of a task under these names: no task continues."""
 
     objects: tuple[ObjectId, ...]
 
 
 _WHOLE = (Concrete, Sweetheart)
-CALLED_OFF = TaskFault("CANCELLED", "it was called off")
+CANCELLED = TaskFault("CANCELLED", "it was called off")
 ABORTED = TaskFault("ABORTED", "somebody had it aborted")
+ABORTED_HERE = TaskFault("ABORTED", "somebody had it aborted on the worker where it was")
 
 Order = (
     FetchObject | AbandonFetch | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects
@@ -103,16 +104,16 @@ class Attempt:
         self.memory_bytes = needs.memory_bytes
         self.phase = Phase.FETCHING
         self.ending: TaskFault | InputsLost | None = None  # why it is being killed
-        self.streams: tuple[ObjectId, ...] = ()  # its outputs that others read meanwhile
+        self.streams: tuple[ObjectId, ...] = ()  # its outputs that may be read while it writes them
 
     def is_spare(self, ref: Reference) -> bool:
-        """Whether it does without one of its inputs: others were enough. What chooses is never sent
-        ahead, so nothing else of it is a future.
+        """Whether it runs without one of its inputs, as another of them was enough. A task of that
+        kind is never dispatched eagerly, so no other input of it is a future.
         """
         return self.spec.any_count > 0 and isinstance(ref, Future)
 
     def knows(self, object_id: ObjectId) -> bool:
-        """Whether it was told where a whole object lies, and so does not read it as it grows."""
+        """Whether it has a location of the whole object, and so does not read it as it grows."""
         return any(ref.id == object_id and type(ref) in _WHOLE for ref in self.inputs)
 
     def reads(self, object_id: ObjectId) -> bool:
@@ -121,13 +122,13 @@ class Attempt:
 
 
 def given_back(attempt: Attempt) -> TaskReported:
-    """Say that an attempt is to be sent again, as it was sent before its time."""
+    """Return the report by which an eagerly dispatched attempt goes back to the master."""
     fault = TaskFault(RECALLED, "what it waits for is not made here")
     return TaskReported(*attempt.key, (), fault, 0.0)
 
 
 def ending_of(cause: TaskFault, fault: TaskFault | None) -> TaskFault:
-    """Say why an attempt was ended; of one that ran too long also what became of its program."""
+    """Return why an attempt was ended; after a timeout, also how its program ended."""
     if cause.reason != "TIMED_OUT" or fault is None:
         return cause
     how, end, more = fault.text.partition("\n")

@@ -1,4 +1,4 @@
-"""Which warm process serves a task, and which one has been idle for too long. Pure."""
+"""Decides which warm process serves a task, and which one has been idle for too long."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 IDLE_MAX_S = 30.0
 IDLE_MAX = 64
-"""Processes that wait for a task at a time; beyond that the one that has waited longest goes."""
+"""Idle processes at a time; beyond that the pool gives up the longest idle one."""
 
 
 class Idle(NamedTuple):
-    """A process that is ready for another task. `holds`: the ids of objects that it has at hand."""
+    """A process that is ready for another task. `holds`: the ids of objects in its memory."""
 
     kind: str
     holds: frozenset[str]
@@ -32,7 +32,7 @@ class Pool:
     def put(
         self, process: int, kind: str, holds: Collection[frozenset[str]], now_s: float
     ) -> list[int]:
-        """Add a process; return those that have to go for it."""
+        """Add a process; return the processes that the pool gives up for it."""
         self._idle[process] = Idle(kind, frozenset().union(*holds), now_s)
         self._by_kind.setdefault(kind, {})[process] = None
         surplus = list(self._idle)[: max(len(self._idle) - IDLE_MAX, 0)]
@@ -41,8 +41,8 @@ class Pool:
         return surplus
 
     def take(self, kind: str, inputs: Collection[str]) -> int | None:
-        """Take the process of a kind that has most of a task's inputs at hand, of equals the one
-        that was busy last; None if there is none.
+        """Take the process of a kind that has most of a task's inputs in memory; among equals, the
+        one most recently busy. None if there is none.
         """
         able = self._by_kind.get(kind)
         if not able:
@@ -64,7 +64,7 @@ class Pool:
                 del self._by_kind[idle.kind]
 
     def expired(self, now_s: float) -> list[int]:
-        """Take those that have been idle for too long."""
+        """Take the processes that have been idle for too long."""
         old = [n for n, idle in self._idle.items() if now_s - idle.since_s >= self._idle_max_s]
         for process in old:
             self.remove(process)

@@ -1,4 +1,4 @@
-"""What is remembered of late, and no longer once there is too much of it."""
+"""A bounded dictionary of recent entries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ RECENT_MAX = 10_000
 
 
 class Recent(Generic[K, V]):
-    """A dictionary that forgets what was put in first: it has the latest `RECENT_MAX`, or down to
-    half as many, since they are forgotten by halves.
+    """A dictionary that drops its oldest entries, half of them at a time: it has the latest
+    `RECENT_MAX` entries, or down to half as many.
     """
 
     def __init__(self) -> None:

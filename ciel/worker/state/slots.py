@@ -1,41 +1,42 @@
-"""A worker's slots and memory, and how many brief programs are prepared ahead of a free slot."""
+"""A worker's slots and memory, and how many brief programs it launches ahead of a free slot."""
 
 from __future__ import annotations
 
 from ciel.worker.state.orders import Attempt
 
 BRIEF_S = 0.005
-"""Of programs that take less than this, some are prepared ahead of a free slot, ..."""
+"""Programs that take less time than this may be launched ahead of a free slot."""
 AHEAD_S = 0.01
-"""...as many as run in this time, so that one follows the other without a word from us."""
+"""So many are launched ahead as run in this time. The launcher starts them without waiting for the
+worker."""
 AHEAD_MAX = 16
 
 
 class Slots:
-    """So many slots; `free` is negative while programs are prepared ahead. And so many bytes of
-    memory for those who ask for some; 0: nobody knows how many there are.
+    """Counts free slots, and the free memory for tasks that request some (0: unknown). `free` is
+    negative while programs are launched ahead.
 
-    `talkative`: the executors whose programs are no matter of a moment, and not prepared ahead.
+    `interactive`: the executors of interactive programs, which are not launched ahead.
     """
 
-    def __init__(self, count: int, talkative: frozenset[str], memory_bytes: int = 0) -> None:
+    def __init__(self, count: int, interactive: frozenset[str], memory_bytes: int = 0) -> None:
         self.count = count
         self.free = count
         self.memory_free = memory_bytes
         self._memory_bytes = memory_bytes
-        self._talkative = talkative
-        self._run_s = 2 * BRIEF_S  # what programs take here, about
-        self._ahead = 0  # how many may be prepared
-        self._wide: list[int] = []  # the slots of those that run and have more than one
+        self._interactive = interactive
+        self._run_s = 2 * BRIEF_S  # about how long programs run here
+        self._ahead = 0  # how many may be launched ahead
+        self._wide: list[int] = []  # the slots of running attempts that have more than one
 
     @property
     def has_room(self) -> bool:
-        """Whether anything at all may start."""
+        """Whether any attempt may start."""
         return self.free > -self._ahead
 
     def fit(self, attempt: Attempt) -> bool:
-        """Whether there are slots for an attempt, or it may be prepared ahead: then nothing of it
-        is on the way in, and no time limit runs.
+        """Whether there are slots for an attempt, or its program may be launched ahead. The latter
+        requires that it has no inputs and no time limit.
         """
         if attempt.memory_bytes and not self.has_memory(attempt.memory_bytes):
             return False
@@ -44,17 +45,17 @@ class Slots:
         spec = attempt.spec
         is_plain = attempt.slots == 1 and not spec.inputs and not spec.needs.timeout_s
         is_plain = is_plain and attempt.key[1] <= 1
-        is_plain = is_plain and spec.executor not in self._talkative
+        is_plain = is_plain and spec.executor not in self._interactive
         return is_plain and self.has_room
 
     def has_memory(self, memory_bytes: int) -> bool:
-        """Whether so much is free, or all of it if there is less."""
+        """Whether this much memory is free, or all of it if there is less in total."""
         return self._counted(memory_bytes) <= self.memory_free
 
     def take(self, attempt: Attempt) -> int:
         """Give an attempt its slots; return `at_most` for its program (see `StartAttempt`)."""
         at_most = 0
-        if attempt.slots > self.free:  # all slots but those of wide ones run one program each
+        if attempt.slots > self.free:  # the slots of wide attempts run one program together
             at_most = self.count - sum(self._wide) + len(self._wide)
         if attempt.slots > 1:
             self._wide.append(attempt.slots)
@@ -72,12 +73,12 @@ class Slots:
             self._wide.remove(attempt.slots)
 
     def _counted(self, memory_bytes: int) -> int:
-        """Return what counts against our memory: who asks for more than all of it runs alone."""
+        """Return how much memory to charge: a task that requests more than there is runs alone."""
         return min(memory_bytes, self._memory_bytes)
 
     def learn(self, attempt: Attempt, run_s: float) -> None:
-        """Note how long the program of an attempt took that ended well."""
-        if not run_s or attempt.spec.executor in self._talkative:
+        """Update the estimate by the run time of a program that succeeded."""
+        if not run_s or attempt.spec.executor in self._interactive:
             return
         self._run_s += 0.2 * (run_s - self._run_s)
         ahead = int(AHEAD_S / self._run_s * self.count) if self._run_s < BRIEF_S else 0

@@ -1,5 +1,5 @@
 """A fork server: a process with all modules loaded that forks programs which run calls
-(docs/adr/0052). `ciel.worker.forks` is its peer.
+(docs/adr/0052). `ciel.worker.attempts.forkserver` is its peer.
 
 It forks each child twice, so that the child is an orphan and the launcher its new parent. The child
 sends its process id when its set-up is done, then waits for a signal: the launcher has adopted it.

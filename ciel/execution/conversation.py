@@ -1,0 +1,58 @@
+"""The interface of executors whose programs exchange calls with their worker while they run.
+
+Such an executor answers `begin` with `Talk`. The worker starts the program, or reuses one that is
+idle, and has the executor create a conversation, which answers the calls of one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from ciel.core.events import TaskFault
+from ciel.execution.attempt import Attempt
+from ciel.wire.calls import Call
+
+Say = Callable[[str, Any], None]
+"""Sends the program a reply: the name of a method, and its arguments."""
+
+
+class Over(NamedTuple):
+    """How a conversation ended.
+
+    `fault`: why the task has failed; None if it succeeded. `keep`: what the program is ready for,
+    of `no`, `may_keep` and `must_keep`. `soft_keys`: the objects that it has in memory, as sets of
+    object ids.
+    """
+
+    fault: tuple[str, Any] | None
+    keep: str = "no"
+    soft_keys: tuple[frozenset[str], ...] = ()
+
+
+class Conversation(Protocol):
+    """The calls of one task, from `start_task` to `exit` or `error`."""
+
+    over: Over | None
+    """Set once the conversation has ended; it sends nothing after that."""
+
+    @property
+    def subject(self) -> str:
+        """Name what has failed, for people; empty: the program, by its command."""
+
+    def called(self, calls: Iterable[Call]) -> None:
+        """Answer calls of the program, in their order."""
+
+    def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
+        """Return the fault of a task whose program ended before the conversation did. `how`: how it
+        ended, in words. `was_ended`: the worker killed it, on behalf of this task.
+        """
+
+
+class ConversingExecutor(Protocol):
+    """What an executor with `talks` offers besides the methods of `Executor`."""
+
+    def converse(self, attempt: Attempt, say: Say) -> Conversation:
+        """Create the conversation of an attempt whose program is sent `start_task` next. What the
+        program may ask for, the conversation requests from `attempt`.
+        """

@@ -1,0 +1,1 @@
+"""Attempts at tasks: from the order to start one to the report of its end."""

@@ -1,0 +1,113 @@
+"""Starts attempts as the worker's machine orders, and ends them on its orders."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
+
+from ciel.core.errors import CielError
+from ciel.core.events import TaskFault
+from ciel.execution.environment import Callers
+from ciel.execution.executor import Action, BadArgumentsError, Executor, Fail, Talk, Task
+from ciel.wire.descriptors import read_arguments
+from ciel.wire.errors import WireError
+from ciel.worker.attempts.faults import arguments_fault, executor_fault
+from ciel.worker.attempts.lifecycle import Lifecycle
+from ciel.worker.attempts.strategy import Strategy
+from ciel.worker.state.orders import CANCELLED, Key, StartAttempt
+
+log = Logger(__name__)  # compiled code cannot determine its own module
+
+_INLINE_MAX_BYTES: Final = 64 << 10
+"""Larger arguments are decoded in a thread; these take the reactor some 10 ms at most."""
+
+
+class Attempts:
+    """All attempts on this worker. It has each executor translate the task into an action, and the
+    strategy for that action start it. The owner that the workplace names hears of each end once.
+    """
+
+    def __init__(
+        self, lifecycle: Lifecycle, batch: Strategy, interactive: Strategy, callers: Callers
+    ) -> None:
+        self._place = lifecycle.place
+        self._callers = callers
+        self._lifecycle = lifecycle
+        self._batch = batch
+        self._interactive = interactive
+        self._translating: set[Key] = set()  # in a thread
+
+    def start(self, order: StartAttempt) -> None:
+        """Start an attempt; whatever goes wrong is reported as its fault."""
+        key, place = (order.spec.id, order.attempt), self._place
+        executor = place.executors.get(order.spec.executor)
+        if executor is None:  # the master assigns no such task, unless it has a bug
+            text = f"worker {place.worker} has no executor {order.spec.executor!r}"
+            self._lifecycle.report(key, (), TaskFault("WORKER_FAULT", text), 0.0)
+            return
+        if len(order.spec.payload) <= _INLINE_MAX_BYTES:
+            self._carry_out(order, executor, self._translate(order, executor))
+            return
+        self._translating.add(key)
+
+        def translated(done: tuple[Task, Action] | TaskFault) -> None:
+            if key in self._translating:  # else it was cancelled
+                self._translating.remove(key)
+                self._carry_out(order, executor, done)
+
+        deferred = deferToThread(self._translate, order, executor)
+        deferred.addCallback(translated)
+        deferred.addErrback(lambda failure: log.failure("a task could not be started", failure))
+
+    def _translate(
+        self, order: StartAttempt, executor: Executor
+    ) -> tuple[Task, Action] | TaskFault:
+        """Have the executor say what to do. Any thread may call this."""
+        try:
+            arguments = read_arguments(order.spec.payload)
+            inputs = {ref.id: ref for ref in order.inputs}
+            executors, within = self._place.executors, order.may_run_children
+            caller = self._callers.find(order.spec.job)
+            task = Task(order.spec, arguments, inputs, executors, within, order.attempt, caller)
+            return task, executor.begin(task)
+        except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
+            return arguments_fault(executor.name, error)
+        except Exception as error:  # third-party executors may raise anything
+            return executor_fault(executor, error)
+
+    def _carry_out(
+        self, order: StartAttempt, executor: Executor, done: tuple[Task, Action] | TaskFault
+    ) -> None:
+        if isinstance(done, TaskFault):
+            self._lifecycle.report((order.spec.id, order.attempt), (), done, 0.0)
+            return
+        task, action = done
+        if isinstance(action, Fail):
+            fault = TaskFault(action.reason, action.details)
+            self._lifecycle.report((order.spec.id, order.attempt), (), fault, 0.0)
+        elif isinstance(action, Talk):
+            self._interactive.start(order, task, executor, action)
+        else:
+            self._batch.start(order, task, executor, action)
+
+    def kill(self, key: Key, *, force: bool) -> None:
+        """Send the program of an attempt SIGTERM or SIGKILL, as the attempt was cancelled."""
+        if key in self._translating:
+            self._translating.remove(key)
+            self._lifecycle.report(key, (), CANCELLED, 0.0)
+        else:
+            self._lifecycle.kill(key, force=force)
+
+    def recall(self, key: Key) -> None:
+        """Give an attempt up if its program has not been started yet."""
+        self._lifecycle.recall(key)
+
+    def close(self) -> None:
+        """Forget all attempts; their programs end with the launcher."""
+        self._translating.clear()
+        self._lifecycle.close()
+        self._interactive.close()
+        self._batch.close()
+        self._place.scratch.close()

@@ -1,0 +1,143 @@
+"""The faults of attempts that failed on this worker."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from collections.abc import Sequence
+
+from twisted.logger import Logger
+
+from ciel.core.events import RECALLED, TaskFault
+from ciel.core.failures import size_text
+from ciel.core.refs import details_text
+from ciel.execution.executor import Executor
+from ciel.execution.report import command_text, full_device_text, no_room_text, unicode_text
+from ciel.launch import Stage, why_refused
+from ciel.launch.limits import open_files_advice
+from ciel.launch.messages import ProgramFailed
+from ciel.storage.errors import (
+    CorruptObjectError,
+    NoSpaceError,
+    ShortOutputError,
+    StorageError,
+)
+
+log = Logger()
+
+INTERRUPTED = TaskFault(RECALLED, "the program that ran it ended, in the middle of a child")
+"""Of an attempt that an interactive program was to continue with after a child."""
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a store or its device has no room."""
+    return isinstance(error, NoSpaceError) or getattr(error, "errno", 0) in _DISK_FULL
+
+
+def executor_fault(executor: Executor, error: Exception) -> TaskFault:
+    """A third-party executor has raised an exception."""
+    log.error("executor {name} raised {error!r}", name=executor.name, error=error)
+    return TaskFault("EXECUTOR_FAULT", f"executor {executor.name} raised {error!r}")
+
+
+def preparation_fault(worker: str, error: Exception) -> TaskFault:
+    """The worker could not prepare what a program needs."""
+    reason = "NO_SPACE" if is_full(error) else "WORKER_FAULT"
+    advice = open_files_advice(error)
+    return TaskFault(reason, f"worker {worker} could not start it: {error}{advice}")
+
+
+def serving_fault(worker: str, error: OSError) -> TaskFault:
+    """The worker could not carry out a call of a program."""
+    reason = "NO_SPACE" if error.errno in _DISK_FULL else "WORKER_FAULT"
+    text = f"worker {worker} could not do what it asked for: {error}{open_files_advice(error)}"
+    return TaskFault(reason, text)
+
+
+def start_fault(
+    worker: str, argv: Sequence[str], event: ProgramFailed, cwd: str, search_path: str | None
+) -> TaskFault:
+    """A program could not be started, or was recalled before that."""
+    program = unicode_text(argv[0])
+    if event.stage is Stage.VFORK and event.errno == errno.ECANCELED:
+        return TaskFault(RECALLED, "it was given back before it began")
+    if event.stage is Stage.CHDIR:
+        return TaskFault("PROGRAM_NOT_STARTED", directory_text(worker, cwd, event.errno))
+    if event.stage is not Stage.EXEC:
+        reason = "NO_SPACE" if event.errno in _DISK_FULL else "WORKER_FAULT"
+        text = f"worker {worker} could not start {program!r}: {event.reason}"
+        return TaskFault(reason, text)
+    path = search_path or os.environ.get("PATH", os.defpath)
+    why = unicode_text(why_refused(argv[0], event.errno, cwd=cwd, path=path))
+    text = f"{program!r} could not be started on worker {worker}: {why}"
+    return TaskFault("PROGRAM_NOT_STARTED", text)
+
+
+def directory_text(worker: str, cwd: str, number: int) -> str:
+    """Explain that a program cannot run in its caller's directory on this host, and what to do."""
+    what = "there is no such directory" if number == errno.ENOENT else os.strerror(number)
+    return (
+        f"the working directory {cwd!r} cannot be entered on worker {worker} "
+        f"(host {socket.gethostname()}): {what}. Either name one that all workers have "
+        "(--cwd DIR, in Python cwd=DIR), or have programs run in private directories "
+        "(--scratch, in Python scratch=True)"
+    )
+
+
+def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> TaskFault:
+    """The store could not commit what a program wrote."""
+    if isinstance(error, NoSpaceError):
+        return TaskFault("NO_SPACE", no_room_text(worker, argv, error))
+    if isinstance(error, ShortOutputError):
+        return TaskFault("NO_SPACE", full_device_text(worker, argv))
+    if isinstance(error, CorruptObjectError) and error.code == "output":  # by its program
+        text = f"the output of {command_text(argv)} on worker {worker} is lost: {error.detail}"
+        return TaskFault("RUNTIME_EXCEPTION", text)
+    return TaskFault("WORKER_FAULT", f"worker {worker} could not store its output: {error}")
+
+
+def lacking_fault(worker: str, fault: TaskFault) -> TaskFault:
+    """Return the fault of a program whose output the store may have refused room: it is not the
+    program's own.
+    """
+    if fault.reason not in ("RUNTIME_EXCEPTION", "RUNTIME_ERROR", "RAISED"):
+        return fault
+    text = f"{details_text(fault.details)}\n{full_device_text(worker, ())}"
+    return TaskFault("NO_SPACE", text)
+
+
+def changed_fault(names: Sequence[str]) -> TaskFault:
+    """A program has written to inputs, which several programs may read."""
+    text = (
+        f"its input {', '.join(names)} was changed while it ran, by it or by another program that "
+        "reads the same file; the worker has deleted its copy. Programs of this worker can write "
+        "into their inputs, since it may not mount them read-only: have them write to a copy"
+    )
+    return TaskFault("INPUT_CHANGED", text)
+
+
+def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:
+    """A program has exceeded its memory limit."""
+    used, limit = size_text(used_bytes), size_text(limit_bytes)
+    return TaskFault("MEMORY_LIMIT", f"it took {used} of memory of its own, its limit is {limit}")
+
+
+def arguments_fault(executor: str, error: Exception) -> TaskFault:
+    """The arguments of a task are not what its executor takes."""
+    name = getattr(error, "executor", "") or executor
+    text = f"the arguments of executor {name} are wrong: {error}"
+    return TaskFault("BAD_ARGUMENTS", text)
+
+
+def whose_signal(signal_number: int | None) -> str:
+    """Say what may have killed a program, if that was not its worker."""
+    if signal_number != signal.SIGKILL:
+        return ""
+    return (
+        "ciel did not do that; the kernel does when the memory of a host or container is used up "
+        "(dmesg tells of it), else it was another program, or a person"
+    )

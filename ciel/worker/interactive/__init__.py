@@ -1,0 +1,1 @@
+"""Interactive programs: processes that exchange calls with this worker (the proc protocol)."""

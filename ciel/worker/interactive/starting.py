@@ -1,0 +1,119 @@
+"""Starts the processes of interactive programs, and attaches processes that run already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ciel.core.ids import ObjectId
+from ciel.execution.environment import task_environment
+from ciel.execution.executor import Talk
+from ciel.launch.messages import DEV_NULL, File, LaunchSpec, Standard
+from ciel.storage.errors import ObjectNotFoundError
+from ciel.worker.attempts.scratch import Scratch
+from ciel.worker.attempts.workplace import Workplace
+from ciel.worker.interactive.attached import AttachedProcess
+from ciel.worker.interactive.attempt import InteractiveAttempt
+from ciel.worker.interactive.channel import ProgramChannel, channel_environment
+from ciel.worker.interactive.process import Process
+
+MakeProcess = Callable[[str, Scratch], Process]
+"""Creates a process, of a kind, with private files."""
+
+
+def start(attempt: InteractiveAttempt, talk: Talk, place: Workplace, make: MakeProcess) -> Process:
+    """Start a program that is to serve an attempt. Raises StorageError, LaunchSpecError or OSError;
+    then nothing is left of it.
+    """
+    scratch = place.scratch.take()
+    channel: ProgramChannel | None = None
+    try:
+        process = make(kind_of(attempt, talk), scratch)
+        attempt.scratch = scratch
+        process.search_path = talk.program.env.get("PATH")
+        process.cwd = talk.program.cwd
+        process.argv = _arguments(attempt, talk, scratch)
+        directory = scratch.inputs_directory()
+        channel = ProgramChannel(place.reactor, directory, process, place.channels)
+        process.connect(channel)
+        process.argv += channel.arguments
+        spec = LaunchSpec(
+            argv=process.argv,
+            cwd=process.cwd or scratch.path,
+            env=_environment(attempt, talk, place, scratch),
+            stdout=File(scratch.stdout_path, append=True),
+            stderr=File(scratch.stderr_path, append=True),
+        )
+        process.launch_id = place.launching.start(
+            spec, process.ended, process.started, _parent(talk, scratch)
+        )
+    except Exception:
+        attempt.close()
+        if channel is not None:
+            channel.close()
+        scratch.remove()
+        raise
+    return process
+
+
+def attach(attached: AttachedProcess, place: Workplace, make: MakeProcess) -> Process:
+    """Have a process that runs already wait for a task. Raises OSError; then nothing is left."""
+    scratch = place.scratch.take()
+    process = make(attached.name, scratch)
+    process.attached, process.pid = attached, attached.pid
+    try:
+        directory = scratch.inputs_directory()
+        process.connect(ProgramChannel(place.reactor, directory, process))
+    except OSError:
+        scratch.remove()
+        raise
+    return process
+
+
+def kind_of(attempt: InteractiveAttempt, talk: Talk) -> str:
+    """Return the kind of the programs that may serve an attempt. A limit on memory is part of it: a
+    program may still hold memory that it took without a limit.
+    """
+    limit_bytes = attempt.task.spec.needs.memory_bytes
+    return f"{talk.kind}\0{limit_bytes}" if limit_bytes else talk.kind
+
+
+def _parent(talk: Talk, scratch: Scratch) -> LaunchSpec | None:
+    """Return the program that may fork this one, if there is one."""
+    parent = talk.program.parent
+    if parent is None:
+        return None
+    argv = [item for item in parent.argv if isinstance(item, str)]  # it has no inputs
+    return LaunchSpec(argv, scratch.path, parent.env, stdout=DEV_NULL, stderr=Standard.STDOUT)
+
+
+def _arguments(attempt: InteractiveAttempt, talk: Talk, scratch: Scratch) -> list[str]:
+    """Return the command line of the program, with its files copied."""
+    argv = []
+    for item in talk.program.argv:
+        if isinstance(item, str):
+            argv.append(item)
+            continue
+        path = _path_of(attempt, item.object_id)
+        argv.append(scratch.copy_executable(path) if item.executable else path)
+    for name, object_id in talk.program.files.items():
+        scratch.copy(name, _path_of(attempt, object_id))
+    return argv
+
+
+def _path_of(attempt: InteractiveAttempt, object_id: ObjectId) -> str:
+    paths: list[str] = []
+    ref = attempt.task.inputs.get(object_id)
+    if ref is not None:
+        attempt.open_whole(ref, paths.append)
+    if not paths:
+        raise ObjectNotFoundError(object_id)
+    return paths[0]
+
+
+def _environment(
+    attempt: InteractiveAttempt, talk: Talk, place: Workplace, scratch: Scratch
+) -> dict[str, str | None]:
+    """Return the additions to the environment of the program."""
+    return {**channel_environment(place.channels)} | task_environment(
+        attempt.task.spec, attempt.key[1], place.worker, scratch.path, talk.program.env
+    )

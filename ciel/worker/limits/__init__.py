@@ -1,0 +1,1 @@
+"""Limits on the space and the memory that running programs take."""

@@ -1,0 +1,93 @@
+"""Reports to the master what the store holds, and how long jobs wait for its disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from twisted.internet.task import LoopingCall
+
+from ciel.core.admission import level_of
+from ciel.core.events import DiskQueued, StoresReported
+from ciel.net.turns import Turns
+from ciel.storage.interface import ObjectStore
+from ciel.worker.disk_jobs import DiskJobs
+from ciel.worker.master_session import MasterSession
+
+INTERVAL_S: Final = 1.0
+"""Between two reports of what the store holds. Only people read them; no decision needs them."""
+
+Queue = Callable[[], tuple[int, float]]
+"""Returns how much waits for the store's disk, in bytes and in seconds."""
+
+
+class StoreReports:
+    """Sends a report when something has changed since the last one. It also notices when another
+    program removes the store: then the worker is of no use, and `lost` is called with the reason.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        turns: Turns,
+        master: MasterSession,
+        store: ObjectStore,
+        disk_jobs: DiskJobs,
+        queue: Queue,
+        lost: Callable[[str], object],
+    ) -> None:
+        self._turns = turns
+        self._master = master
+        self._store = store
+        self._disk_jobs = disk_jobs
+        self._queue = queue
+        self._lost = lost
+        self._disk_level = 0  # the last one reported
+        self._latest: StoresReported | None = None
+        self._loop = LoopingCall(self._check)
+        self._loop.clock = reactor
+        self._loop.start(INTERVAL_S, now=False)
+        disk_jobs.on_change(self._disk_changed)
+
+    def joined(self) -> None:
+        """Report everything: a new master knows nothing."""
+        self._disk_level = 0
+        self._latest = None
+        self._disk_changed()
+        self._report()  # at once, for people who ask at once
+
+    def has_lost_store(self) -> bool:
+        """Check whether the store was removed; if so, have the worker leave."""
+        path = self._store.gone()
+        if path:
+            self.close()
+            self._lost(f"{path}, which this worker's objects lie in, was removed or replaced")
+        return bool(path)
+
+    def _check(self) -> None:
+        self._master.confirm()
+        if not self.has_lost_store():
+            self._report()
+
+    def _report(self) -> None:
+        if not self._master.is_connected:
+            return
+        levels = tuple([level._asdict() for level in self._store.levels()])
+        report = StoresReported(levels, self._disk_jobs.waiting_count)
+        if report != self._latest:
+            self._latest = report
+            self._master.send(report)
+
+    def _disk_changed(self) -> None:
+        self._turns.at_end(self._report_disk)
+
+    def _report_disk(self) -> None:
+        pending_bytes, wait_s = self._queue()
+        level = level_of(wait_s)
+        if level != self._disk_level and self._master.is_connected:
+            self._disk_level = level
+            self._master.send(DiskQueued(pending_bytes, wait_s) if level else DiskQueued(0, 0.0))
+
+    def close(self) -> None:
+        if self._loop.running:
+            self._loop.stop()

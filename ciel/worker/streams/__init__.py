@@ -1,0 +1,1 @@
+"""Objects that tasks read while they are still being written."""

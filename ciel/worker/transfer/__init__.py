@@ -1,0 +1,1 @@
+"""Objects on their way between this worker, other workers and web servers."""

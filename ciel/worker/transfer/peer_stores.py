@@ -1,0 +1,47 @@
+"""The interface to the stores of other workers on this host. Its implementation is an entry point
+(`ciel.neighbours`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from twisted.internet.defer import Deferred
+
+from ciel.storage.sharing import Found
+
+
+class PeerStores(Protocol):
+    """Requests objects from peer stores."""
+
+    def ask(self, netloc: str, object_id: str) -> Deferred[Found]:
+        """Request an object from the store of the worker at an address; fails with a
+        `StorageError`.
+        """
+        ...
+
+    def figures(self) -> dict[str, int]:
+        """Return counters."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class FetchCounts:
+    """Counts fetches by method."""
+
+    discovered: int = 0
+    """Objects found in shared memory, without a request."""
+    asked: int = 0
+    """Requests to peer stores, of one hop each."""
+    linked: int = 0
+    """Of these: files that the own store has linked; next, files that it has copied."""
+    copied: int = 0
+    copied_bytes: int = 0
+    link_failed: int = 0
+    """Of these: failures, after which the fetcher tried another plan."""
+    http: int = 0
+    """Objects that came over HTTP; next, the bytes of all that started to come."""
+    http_bytes: int = 0

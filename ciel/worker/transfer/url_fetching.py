@@ -1,0 +1,151 @@
+"""Sessions in which a worker fetches URLs into its store, requested over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from twisted.internet.defer import DeferredSemaphore, inlineCallbacks
+from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
+
+from ciel.core.errors import CielError
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete, Fetch
+from ciel.net.errors import NetError
+from ciel.net.outside import Outside, UrlRefusedError
+from ciel.net.transfers import Transfers
+from ciel.storage.interface import ObjectStore
+from ciel.wire.references import to_json
+
+log = Logger()
+
+SESSIONS_MAX: Final = 1000
+REFS_MAX: Final = 1000
+AT_A_TIME: Final = 8
+
+
+class SessionRefusedError(CielError):
+    """A session cannot be started. `status`: the HTTP status."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        self.status = status
+        super().__init__(reason)
+
+
+class Session:
+    """A list of URLs, and the objects fetched so far."""
+
+    def __init__(self, refs: Sequence[Fetch]) -> None:
+        self.refs = refs
+        self.fetched: list[Concrete] = []
+        self.failed: list[tuple[Fetch, str]] = []
+
+    @property
+    def state(self) -> str:
+        if len(self.fetched) + len(self.failed) < len(self.refs):
+            return "running"
+        return "failed" if self.failed else "done"
+
+
+class UrlFetching:
+    """All sessions of a worker. `keep` pins each fetched object."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        store: ObjectStore,
+        outside: Outside,
+        netloc: str,
+        keep: Callable[[ObjectId], None],
+    ) -> None:
+        self._netloc = netloc
+        self._store = store
+        self._outside = outside
+        self._keep = keep
+        self._transfers = Transfers(reactor, concurrent_max=AT_A_TIME, outside=outside)
+        self._turns = DeferredSemaphore(AT_A_TIME)
+        self._sessions: dict[str, Session] = {}
+        self._is_closed = False
+
+    def begin(self, name: str, refs: Sequence[Fetch]) -> Session:
+        """Start to fetch; raises SessionRefusedError before anything is fetched."""
+        if self._outside is Outside.OFF:
+            raise SessionRefusedError(
+                403,
+                "this worker fetches no URLs: start it with --fetch-urls https, or have a `grab` "
+                "task fetch them",
+            )
+        if name in self._sessions:
+            raise SessionRefusedError(409, f"there is a session {name} already")
+        if len(refs) > REFS_MAX:
+            raise SessionRefusedError(413, f"a session may have {REFS_MAX} URLs")
+        for ref in refs:
+            try:
+                self._outside.check(ref.url)
+            except UrlRefusedError as error:
+                raise SessionRefusedError(400, str(error)) from None
+        self._make_room()
+        session = self._sessions[name] = Session(refs)
+        for ref in refs:
+            done = self._turns.run(self._fetch, ref)
+            done.addCallbacks(session.fetched.append, self._failed, errbackArgs=(session, ref))
+        return session
+
+    def _make_room(self) -> None:
+        """Forget the oldest completed session, if there are too many."""
+        if len(self._sessions) < SESSIONS_MAX:
+            return
+        for name, session in self._sessions.items():
+            if session.state != "running":
+                del self._sessions[name]
+                return
+        raise SessionRefusedError(503, f"{SESSIONS_MAX} sessions are running here already")
+
+    @inlineCallbacks
+    def _fetch(self, ref: Fetch) -> Any:
+        if self._is_closed:
+            raise UrlRefusedError(ref.url, "this worker ends")
+        info = self._store.stat(ref.id)
+        if info is None:
+            with self._store.begin(ref.id) as writer:
+                yield self._transfers.fetch(ref.url, writer)
+                info = yield deferToThread(writer.commit)
+        self._keep(ref.id)
+        return Concrete(ref.id, info.size_bytes, frozenset((self._netloc,)))
+
+    def _failed(self, failure: Any, session: Session, ref: Fetch) -> None:
+        if not isinstance(failure.value, NetError | CielError):
+            log.failure("{url} could not be fetched", failure, url=ref.url)
+        session.failed.append((ref, failure.getErrorMessage() or type(failure.value).__name__))
+
+    def facts(self, name: str) -> dict[str, Any] | None:
+        """Describe a session; None if it does not exist."""
+        session = self._sessions.get(name)
+        if session is None:
+            return None
+        return {
+            **self._row(name, session),
+            "refs": [to_json(ref) for ref in session.fetched],
+            "failures": [
+                {"id": ref.id, "url": ref.url, "error": why} for ref, why in session.failed
+            ],
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Describe all sessions briefly."""
+        return [self._row(name, session) for name, session in self._sessions.items()]
+
+    def _row(self, name: str, session: Session) -> dict[str, Any]:
+        return {
+            "session": name,
+            "state": session.state,
+            "urls": len(session.refs),
+            "fetched": len(session.fetched),
+            "failed": len(session.failed),
+        }
+
+    def close(self) -> None:
+        """End all fetches."""
+        self._is_closed = True
+        self._transfers.close()
