@@ -311,7 +311,7 @@ def _log(client: Client, args: Namespace) -> int:
 
 
 def _graph(client: Client, args: Namespace) -> int:
-    from ciel.cli.job_graph import print_graph
+    from ciel.cli.graph.drawing import print_graph
 
     return print_graph(client, args)
 
@@ -377,8 +377,8 @@ def _add_graph(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("svg", "dot", "json"),
-        help="the format (default: the suffix of FILE, or svg)",
+        choices=("dot", "svg", "json"),
+        help="the format (default: the suffix of FILE, or dot)",
     )
 
 

@@ -1,57 +1,63 @@
-"""`ciel job graph`: a job's tasks, what they read from each other, and who created whom."""
+"""Draws the tasks of a job, what they read from each other, and which task created which."""
 
 from __future__ import annotations
 
 import json
-import sys
+import shutil
+import subprocess
+import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from ciel.cli.asking import MasterClock, chosen_jobs, elapsed_s, job_json, master_clock
-from ciel.cli.graph_dot import draw_dot
-from ciel.cli.graph_outline import Outline, Task, Thing, TooLargeError, read_task, states_text
+from ciel.cli.asking import MasterClock, chosen_jobs, job_json, master_clock
+from ciel.cli.graph.dot import draw_dot
+from ciel.cli.graph.tasks import Task, Thing, read_tasks
 from ciel.cli.outcome import Status, UsageError, say
-from ciel.cli.printing import duration, write_output
+from ciel.cli.printing import write_output
 from ciel.client.client import Client
+from ciel.core.errors import CielError
 from ciel.core.jobs import JobSummary
 
-FORMATS: Final = ("svg", "dot", "json")
-_OF_ENDING = {".svg": "svg", ".dot": "dot", ".gv": "dot", ".json": "json"}
+_OF_ENDING: Final = {".svg": "svg", ".dot": "dot", ".gv": "dot", ".json": "json"}
 _WRITTEN_AT_ONCE = 1 << 16
+_GRAPHVIZ: Final = "dot"
+
+
+class GraphvizError(CielError):
+    """Graphviz failed to lay out a graph."""
 
 
 def print_graph(client: Client, args: Namespace) -> int:
-    """Draw the graph of one job into a file, or print it; return the exit status."""
+    """Write the graph of one job into a file, or print it; return the exit status."""
     path = None if args.output in (None, "-") else Path(args.output)
     form = _format(args, path)
-    if form == "svg" and path is None and sys.stdout.isatty():
-        raise UsageError(
-            "a drawing cannot be shown on a terminal; name a file for it (-o job.svg), "
-            "or have the graph as text with --format dot"
-        )
+    if form == "svg":
+        _require_graphviz()
     jobs = chosen_jobs(client, [args.job])
     if len(jobs) != 1:
         raise UsageError(f"{args.job!r} names {len(jobs)} jobs; a graph is of one")
     (job,) = jobs
-    clock = master_clock(client)
-    draw = {"svg": _svg, "dot": _dot, "json": _json}[form]
-    parts = draw(job, clock, read_tasks(client, job.id))
-    _write(path, parts)
+    tasks = read_tasks(client, job.id)
+    if form == "json":
+        parts = _json(job, master_clock(client), tasks)
+    else:
+        parts = draw_dot(_title(job), tasks)
+    _write(path, _svg(parts) if form == "svg" else parts)
     if job.handed_over:
         say(f"{job.handed_over} tasks of job {job.number} are forgotten: their results were taken")
     return Status.DONE
 
 
 def _format(args: Namespace, path: Path | None) -> str:
-    """Return the format that is asked for in words, or by how the file's name ends."""
+    """Return the format that the options or the suffix of the file name ask for."""
     if args.json and args.format not in (None, "json"):
         raise UsageError(f"--json and --format {args.format} ask for different things")
     if args.json or args.format:
         return args.format or "json"
     if path is None:
-        return "svg"
+        return "dot"
     form = _OF_ENDING.get(path.suffix.lower())
     if form is None:
         endings = ", ".join(_OF_ENDING)
@@ -62,39 +68,6 @@ def _format(args: Namespace, path: Path | None) -> str:
     return form
 
 
-def read_tasks(client: Client, job_id: str) -> Iterator[Task]:
-    """Yield a job's tasks in the order of their creation, asking for them page by page."""
-    makers: dict[str, list[str]] = {}  # the tasks that were to make each object
-    for row in _rows(client, job_id):
-        takes_over = []
-        for object_id, *_ in row["outputs"]:
-            before = makers.setdefault(object_id, [])
-            if row["parent"] in before:
-                takes_over.append(object_id)
-            before.append(row["task"])
-        yield read_task(row, takes_over)
-
-
-def _rows(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
-    """Yield what the master tells of each task, put together where it came in parts."""
-    whole: dict[str, Any] | None = None
-    first = None
-    while True:
-        page = client.ask("graph", {"job": job_id, "first": first})
-        for row in page["tasks"]:
-            if whole is not None and whole["task"] == row["task"]:
-                row["inputs"] = whole["inputs"] + row["inputs"]
-                row["outputs"] = whole["outputs"] + row["outputs"]
-            elif whole is not None:
-                yield whole
-            whole = row
-        first = page["next"]
-        if first is None:
-            break
-    if whole is not None:
-        yield whole
-
-
 # --- formats --------------------------------------------------------------------------------------
 
 
@@ -102,30 +75,24 @@ def _title(job: JobSummary) -> str:
     return f"job {job.number}: {job.name}" if job.name else f"job {job.number}"
 
 
-def _svg(job: JobSummary, clock: MasterClock, tasks: Iterable[Task]) -> Iterator[str]:
-    from ciel.cli.graph_drawing import BOXES_MAX, LINES_MAX, Heading, draw_svg
+def _svg(dot: Iterable[str]) -> Iterator[str]:
+    """Yield the drawing that Graphviz makes of a DOT text; raises GraphvizError."""
+    with tempfile.TemporaryFile() as text:
+        _write_blocks(dot, text.write)
+        text.seek(0)
+        done = subprocess.run([_GRAPHVIZ, "-Tsvg"], stdin=text, capture_output=True, check=False)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip()
+        raise GraphvizError(f"Graphviz (dot -Tsvg) ended with {done.returncode}: {reason}")
+    yield done.stdout.decode()
 
-    outline = Outline()
-    for task in tasks:
-        outline.add(task)
-    try:
-        boxes = outline.boxes(BOXES_MAX, LINES_MAX)
-    except TooLargeError as error:
+
+def _require_graphviz() -> None:
+    if shutil.which(_GRAPHVIZ) is None:
         raise UsageError(
-            f"the graph of job {job.number} is too large to be drawn: it would have {error}, and "
-            f"{BOXES_MAX:,} boxes with {LINES_MAX:,} lines are as much as one can look at; "
-            "--format json and --format dot write all of it"
-        ) from None
-    facts = (
-        job.state,
-        states_text(job.counts) or "no tasks",
-        duration(elapsed_s(job, clock.now_s)),
-    )
-    return draw_svg(Heading(_title(job), " · ".join(facts)), boxes)
-
-
-def _dot(job: JobSummary, clock: MasterClock, tasks: Iterable[Task]) -> Iterator[str]:
-    return draw_dot(_title(job), tasks)
+            "SVG needs Graphviz's program dot, which is not installed (on Debian: apt install "
+            "graphviz); --format dot writes the graph as text, to be drawn elsewhere"
+        )
 
 
 def _json(job: JobSummary, clock: MasterClock, tasks: Iterable[Task]) -> Iterator[str]:
@@ -183,7 +150,7 @@ def _write(path: Path | None, parts: Iterator[str]) -> None:
         begun.unlink(missing_ok=True)
 
 
-def _write_blocks(parts: Iterator[str], write: Callable[[bytes], object]) -> None:
+def _write_blocks(parts: Iterable[str], write: Callable[[bytes], object]) -> None:
     """Write many short texts at a time."""
     block: list[str] = []
     length = 0

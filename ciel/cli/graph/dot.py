@@ -1,6 +1,7 @@
-"""A job's graph in the language of Graphviz: every task and every object, none drawn as one.
+"""Writes the graph of a job in DOT, the language of Graphviz: every task, and every object that a
+task reads.
 
-Pure. Tasks are written as they come, so that a graph of any size takes no memory.
+Pure. It writes each task when it gets it, so that a graph of any size takes no memory.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ciel.cli.graph_outline import Task, Thing, size_text
+from ciel.cli.graph.tasks import Task, Thing
+from ciel.cli.store import size_text
 from ciel.execution.report import visible, visible_text
 
 _LOOKS: Final = {
@@ -54,7 +56,7 @@ def _task(task: Task) -> Iterator[str]:
 
 
 def _source(thing: Thing) -> str:
-    """Name the task that makes an object, or the object itself where none does."""
+    """Return the node of the task that makes an object, or of the object itself if none does."""
     return _quoted(f"object {thing.id}" if thing.maker is None else thing.maker)
 
 
