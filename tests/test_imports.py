@@ -14,7 +14,6 @@ TOPS = ("ciel", "executors", "scc", "shm", "skywriting")
 FILES_MAX = 20
 
 LARGER_PACKAGES = {
-    "ciel.cli": 63,
     "ciel.client": 40,
     "ciel.core": 33,
     "ciel.executors.programs": 27,

@@ -20,7 +20,7 @@ COMMANDS = {
     "job": ("job", "list jobs, their output and logs; wait for, cancel, retry, remove them"),
     "task": ("task", "list the tasks of a job, show one, explain why it waits or failed"),
     "object": ("object", "store files in the cluster; list, show, get, remove objects"),
-    "worker": ("workers", "list the workers"),
+    "worker": ("worker", "list the workers"),
     "store": ("store", "show the contents and the activity of the workers' stores"),
     "shmfs": ("shmfs", "show shared memory as a directory"),
     "config": ("config", "show the settings, and where each is set"),
@@ -44,18 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     name, *rest = words
     if name not in COMMANDS:
-        from ciel.cli.parser import likely
+        from ciel.cli.parsing.parser import likely
 
         unknown = f"there is no command {name!r}{likely(name, COMMANDS)}"
         print(f"ciel: {unknown}; ciel --help lists them", file=sys.stderr)
         return 2
-    return start(COMMANDS[name][0], name, rest, is_process=argv is None)
+    module = f"ciel.cli.commands.{COMMANDS[name][0]}"
+    return start(module, name, rest, is_process=argv is None)
 
 
 def _tell(text: str) -> int:
     """Print a text; return the exit status, also where it cannot be written."""
     from ciel.cli.outcome import conclude
-    from ciel.cli.printing import print_text
+    from ciel.cli.output.printing import print_text
 
     def command() -> int:
         print_text(text)
@@ -76,7 +77,7 @@ def start(module: str, name: str, words: Sequence[str], *, is_process: bool) -> 
         return 130
 
     def command() -> int:
-        run = import_module(f"ciel.cli.{module}").main
+        run = import_module(module).main
         if is_process:
             gc.freeze()
             gc.enable()

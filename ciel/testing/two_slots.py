@@ -61,7 +61,7 @@ class TwoSlots:
         return str(path)
 
     def pid(self, daemon: str) -> int:
-        (pid,) = [pid for pid, line in self.daemons.items() if f"ciel.cli.{daemon}" in line]
+        (pid,) = [pid for pid, line in self.daemons.items() if f"ciel.cli.daemons.{daemon}" in line]
         return pid
 
     def count_descriptors(self) -> dict[str, int]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli.completion import main
-from ciel.cli.grammar import Command, programs
+from ciel.cli.commands.completion import main
+from ciel.cli.parsing.grammar import Command, programs
 
 
 def script_of(shell: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ciel.access.errors import SettingsError
-from ciel.cli.config import main
+from ciel.cli.commands.config import main
 
 
 @pytest.fixture

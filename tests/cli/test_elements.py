@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.cli import elements
-from ciel.cli.elements import WORD_MAX_BYTES, Element, Known, Lines, Pieces, Template, substitute
-from ciel.cli.numbers import number_ranges
 from ciel.cli.outcome import UsageError
+from ciel.cli.submission import elements
+from ciel.cli.submission.elements import (
+    WORD_MAX_BYTES,
+    Element,
+    Known,
+    Lines,
+    Pieces,
+    Template,
+    substitute,
+)
+from ciel.cli.submission.numbers import number_ranges
 
 PLACES = [
     ("{}", "el"),

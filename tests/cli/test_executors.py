@@ -10,7 +10,7 @@ import pytest
 
 from ciel import plugins
 from ciel.access.errors import SettingsError
-from ciel.cli.executors import GROUP, REASON_MAX_LENGTH, load_executors
+from ciel.cli.daemons.executors import GROUP, REASON_MAX_LENGTH, load_executors
 from ciel.core.tasks import Mentions
 from ciel.execution.executor import Executor, Finish, Task
 from ciel.master.resources.submissions import PLAIN_PROGRAMS

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from ciel.cli.printing import Counts, Progress, duration, progress_text, table
+from ciel.cli.output.printing import Counts, Progress, duration, progress_text, table
 
 
 class Terminal(io.StringIO):

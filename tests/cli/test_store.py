@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from ciel.cli.store import render_stats, size_text
+from ciel.cli.commands.store import render_stats, size_text
 
 LEVEL: dict[str, Any] = {
     "worker": "w1", "netloc": "127.0.0.1:1", "name": "memory", "capacity_bytes": 4 << 30,

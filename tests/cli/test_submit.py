@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli import submit
-from ciel.cli.numbers import number_ranges
+from ciel.cli.commands import submit
 from ciel.cli.outcome import UsageError
+from ciel.cli.submission.numbers import number_ranges
 
 
 @pytest.mark.parametrize(

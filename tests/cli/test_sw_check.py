@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli import sw_source
 from ciel.cli.main import main
+from ciel.cli.skywriting import source as sw_source
 
 GOOD = "x = [1,2];\nreturn len(x);  // how many\n"
 FORMATTED = "x = [1, 2];\nreturn len(x);  // how many\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli import sw_job
-from ciel.cli.sw_run import parse, print_value, variables
+from ciel.cli.skywriting import sw_job
+from ciel.cli.skywriting.script import parse, print_value, variables
 from ciel.client.errors import TaskFailedError
 
 

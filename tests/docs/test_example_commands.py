@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli.grammar import programs
+from ciel.cli.parsing.grammar import programs
 from ciel.testing.languages import build_jars, require_java, require_ocaml
 from ciel.testing.pages import Page
 

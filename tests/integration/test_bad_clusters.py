@@ -130,7 +130,7 @@ def test_a_cluster_that_was_shut_down_by_http_is_down_and_has_not_crashed(home: 
 
 
 def kill_master(home: Home) -> None:
-    (pid,) = [pid for pid, line in home.processes().items() if "ciel.cli.master" in line]
+    (pid,) = [pid for pid, line in home.processes().items() if "ciel.cli.daemons.master" in line]
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not home.processes(), "the end of all that belonged to it")
     assert not list(home.tmp.iterdir())

@@ -49,7 +49,7 @@ def cluster(
     home = Home(tmp_path_factory.mktemp("commands"))
     up = home.run("ciel", "up", "--slots", "2", "--listen", "127.0.0.1:0")
     assert up.returncode == 0, up.stderr
-    daemons = ("ciel.cli.master", "ciel.cli.worker")
+    daemons = ("ciel.cli.daemons.master", "ciel.cli.daemons.worker")
     found = home.processes().items()
     pids = [pid for pid, line in found if any(daemon in line for daemon in daemons)]
     cluster = Cluster(home, pids, typed)

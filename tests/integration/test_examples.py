@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from ciel.cli.asking import has_ended, list_jobs
+from ciel.cli.jobs.queries import has_ended, list_jobs
 from ciel.client import Client
 from ciel.testing.homes import HandCluster, Home, wait_for
 from ciel.testing.languages import require_jansson

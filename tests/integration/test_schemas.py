@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from ciel.cli.grammar import programs
+from ciel.cli.parsing.grammar import programs
 from ciel.testing.homes import Home
 from ciel.testing.schemas import Schemas
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from ciel.cli.asking import MasterClock, chosen_jobs, job_json, master_clock
 from ciel.cli.graph.dot import draw_dot
 from ciel.cli.graph.tasks import Task, Thing, read_tasks
+from ciel.cli.jobs.queries import MasterClock, chosen_jobs, job_json, master_clock
 from ciel.cli.outcome import Status, UsageError, say
-from ciel.cli.printing import write_output
+from ciel.cli.output.printing import write_output
 from ciel.client.client import Client
 from ciel.core.errors import CielError
 from ciel.core.jobs import JobSummary

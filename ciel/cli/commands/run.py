@@ -1,0 +1,153 @@
+"""`ciel run`: a package file as a job; its result as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from ciel.cli.outcome import Status, UsageError, cancelling, say
+from ciel.cli.output.printing import Progress, print_json
+from ciel.cli.parsing.options import (
+    add_cluster_options,
+    add_own_cluster_options,
+    connect_or_start,
+    make_directory,
+    make_parser,
+    tell_late_options,
+)
+from ciel.client.client import Client
+from ciel.client.errors import PackageError, TaskFailedError, TemplateError
+from ciel.client.jobs import Job
+from ciel.client.package_entries import (
+    Brought,
+    Ready,
+    fetch,
+    look,
+    open_package,
+    require_makers,
+    upload,
+)
+from ciel.client.packages import Package, PackageFile, parse
+from ciel.client.templates import decode_result
+from ciel.core.naming import all_references
+from ciel.core.refs import Failure, Reference
+from ciel.wire import codec
+from ciel.wire.errors import RecordTooLargeError
+from ciel.wire.references import from_json, to_json
+
+_EPILOG = """\
+The words after PACKAGE are what `__args__` in it counts from 0. The result is printed as JSON:
+with a `result` template what that decodes (`noop` items as text), else references.
+
+  ciel run wordcount.pack *.txt
+  ciel run --out results render.pack       # `handle` items become results/0, results/1, …
+"""
+
+
+def main(prog: str, words: Sequence[str]) -> int:
+    """Run a package, wait, and print its result."""
+    parser = make_parser("ciel run", "Run a package file and print its result.", _EPILOG)
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="where `handle` items of the result are saved; their paths stand in for them",
+    )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_own_cluster_options(parser)
+    add_cluster_options(parser)
+    parser.add_argument("package", metavar="PACKAGE", type=Path)
+    # What follows is the package's own, even where it looks like an option of ours.
+    rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
+    rest.required = False  # which argparse says of it, though there may be none
+    args = parser.parse_args(words)
+    tell_late_options(parser, words, str(args.package), args.words)
+    file = open_package(args.package)
+    package = _parsed(file, args)
+    entries = look(file, package.entries)
+    if args.out is not None:
+        make_directory(args.out)
+    for option in package.options.idle:
+        say(f"{args.package}: the option {option!r} has no effect here")
+    with closing(connect_or_start(args, "ciel run")) as client:
+        value = _run(client, package, entries, args)
+        print_json(to_json(value))
+    return Status.DONE
+
+
+def _parsed(file: PackageFile, args: argparse.Namespace) -> Package:
+    try:
+        return parse(file, os.environ, args.words, can_save=args.out is not None)
+    except PackageError:
+        from ciel.cli.skywriting.source import is_script  # and with it the language
+
+        if is_script(file.path.name, file.text):
+            reason = "looks like a Skywriting script, and is no package"
+            raise UsageError(f"{file.path} {reason}: run it by `sw-job {file.path}`") from None
+        raise
+
+
+def _run(
+    client: Client, package: Package, entries: Mapping[str, Ready], args: argparse.Namespace
+) -> object:
+    require_makers(client, package)
+    brought = upload(client, entries)
+    job = client.job(args.package.name, scheduling=package.options.scheduling)
+    with cancelling(client, job), Progress.of_job(job, quiet=args.quiet):
+        try:
+            brought = fetch(client, job, entries, brought)
+            output = _start(job, package, brought)
+            job.expect(output)
+            listing = from_json(codec.decode(job.read(output)))
+            _raise_failures(job, listing)
+            save = _Saved(client, job, args.out) if args.out is not None else None
+            value = decode_result(package.result, listing, job.read, save)
+            _raise_failures(job, value)
+        except (TaskFailedError, TemplateError) as error:
+            job.close()  # it ends as it did, and may be retried; nobody has cancelled it
+            job.wait()
+            if isinstance(error, TemplateError):
+                error = TemplateError(f"{args.package}: {error.where}", error.reason)
+            raise error from None
+        job.close()
+        job.wait()
+    return value
+
+
+def _start(job: Job, package: Package, brought: Brought) -> Reference:
+    start_args = package.start_args(brought.package)
+    try:
+        return job.start_package(package.handler, start_args, brought.package, brought.pieces)
+    except RecordTooLargeError as error:
+        reason = f"too much for one task: {error}; name files by one index of them"
+        raise package.file.error(("start", "args"), reason) from None
+
+
+def _raise_failures(job: Job, value: object) -> None:
+    """Raise the story of the first failed reference: with one in its results, a job has failed."""
+    for ref in all_references(value):
+        if isinstance(ref, Failure):
+            job.result(ref)
+
+
+class _Saved:
+    """Saves objects as `DIR/0`, `DIR/1`, …, in the order in which they are asked for."""
+
+    def __init__(self, client: Client, job: Job, directory: Path) -> None:
+        self._client = client
+        self._job = job
+        self._directory = directory
+        self._count = 0
+
+    def __call__(self, ref: Reference) -> str:
+        path = self._directory / str(self._count)
+        self._count += 1
+
+        def write(found: Reference) -> None:
+            with path.open("wb") as file:
+                for chunk in self._client.read_chunks(found):
+                    file.write(chunk)
+
+        self._job.read_by(write, ref)
+        return str(path)

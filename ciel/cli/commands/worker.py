@@ -1,0 +1,56 @@
+"""`ciel worker`: the workers that are there."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from ciel.cli.commands.store import size_text
+from ciel.cli.outcome import Status
+from ciel.cli.output.printing import duration, print_json, print_text, screen_width, table
+from ciel.cli.parsing.verbs import Verb, run_verb
+from ciel.client.client import Client
+
+
+def main(prog: str, words: Sequence[str]) -> int:
+    """Do what the first word says."""
+    return run_verb("ciel worker", "Looks at the workers.", VERBS, words)
+
+
+def _list(client: Client, args: Namespace) -> int:
+    workers = client.ask("workers")
+    if args.json:
+        print_json(workers)
+    else:
+        print_text(render_workers(workers, screen_width()))
+    return Status.DONE
+
+
+def render_workers(workers: Sequence[dict[str, Any]], width: int | None = None) -> str:
+    """Lay out the master's answer to `workers`."""
+    if not workers:
+        return "no workers: nothing can run"
+    rows = [
+        (
+            w["worker"], w["netloc"], w["slots"], w["running"], w["queued"], _memory(w),
+            duration(w["silent_s"]) + (" (suspected)" if w["suspicion"] else ""),
+        )
+        for w in workers
+    ]  # fmt: skip
+    headings = ("WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "MEMORY", "HEARD")
+    return table(headings, rows, width)
+
+
+def _memory(worker: dict[str, Any]) -> str:
+    """Say how much of a worker's memory its tasks have asked for."""
+    if not worker["memory_bytes"]:
+        return "-"
+    return f"{size_text(worker['memory_asked_bytes'])}/{size_text(worker['memory_bytes'])}"
+
+
+def _add_nothing(parser: ArgumentParser) -> None:
+    pass
+
+
+VERBS = {"list": Verb("list the workers and their tasks", _add_nothing, _list)}

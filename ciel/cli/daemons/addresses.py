@@ -1,0 +1,96 @@
+"""Where others reach a daemon: what it says of itself must lead to it, also from other hosts."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import time
+from collections.abc import Callable
+from io import BytesIO
+
+from twisted.internet.defer import CancelledError
+from twisted.python.failure import Failure
+
+from ciel.access.addresses import is_loopback, netloc, parse_url
+from ciel.access.keys import Key
+from ciel.access.tickets import make_ticket
+from ciel.cli.daemons.process import DaemonError, host_and_port
+from ciel.net.transfers import Transfers
+from ciel.net.transports import Address, parse_address
+
+EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # of a host's addresses
+HEALTH = "/healthz"
+
+
+def host_of_ours(text: str) -> str:
+    """Check a `HOST:PORT` for others to use; port 0: the one that is found (an argparse type)."""
+    if parse_address(host_and_port(text)).host in EVERYWHERE:
+        raise argparse.ArgumentTypeError(f"{text!a} leads nowhere: expected HOST:PORT")
+    return text
+
+
+def advertised(options: argparse.Namespace) -> Address:
+    """Return the address that others are to use, with port 0 if it is not known yet. DaemonError:
+    nobody could tell which.
+    """
+    address = parse_address(options.advertise or options.listen)
+    if address.host in EVERYWHERE:
+        raise DaemonError(
+            f"--listen {options.listen}: that is every address of this computer; "
+            f"say which of them others are to use: --advertise HOST:{address.port}",
+            status=2,
+        )
+    return address
+
+
+def with_port(address: Address, found: Address) -> str:
+    """Return an advertised address as text, with the port that was found if it had none."""
+    return netloc(address.host, address.port or found.port)
+
+
+def require_neighbourly(own_host: str, master_url: str) -> None:
+    """Raise DaemonError if only this computer could reach a worker, but others the master."""
+    _, host, port = parse_url(master_url)
+    if is_loopback(own_host) and not is_loopback(host):
+        raise DaemonError(
+            f"the master is at {master_url}, so that others must reach this worker, too, "
+            f"and at {own_host} nobody does; say: --listen {_address_towards(host, port)}:0",
+            status=2,
+        )
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Return the address of ours from which we would call there; nothing is sent."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((host, port))
+        except OSError:
+            return "HOST"
+        found = str(sock.getsockname()[0])
+        return f"[{found}]" if ":" in found else found
+
+
+def try_address(
+    own: str, worker: str, transfers: Transfers, key: Key, found: Callable[[], object],
+    failed: Callable[[str], object],
+) -> Callable[[], object]:  # fmt: skip
+    """Find out whether an advertised address leads to this worker, before others rely on it: then
+    call `found`, else `failed` with the reason. Returns what calls it off.
+    """
+    answer = BytesIO()
+    ticket = make_ticket(key, "GET", own, HEALTH, time.time())
+    asked = transfers.fetch(f"http://{own}{HEALTH}", answer, headers={"Authorization": ticket})
+
+    def answered(result: object) -> None:
+        if worker.encode() in answer.getvalue():
+            found()
+        else:
+            failed(f"--advertise {own}: another daemon answers there")
+
+    def not_found(failure: Failure) -> None:
+        if not isinstance(failure.value, CancelledError):
+            failed(f"--advertise {own}: nobody reaches this worker there: {failure.value}")
+
+    asked.addCallbacks(answered, not_found)
+    return asked.cancel

@@ -1,0 +1,63 @@
+"""How the daemons of one host talk: by sockets, or by another way that is found by name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from ciel import plugins
+from ciel.cli.parsing.parser import whole_number
+
+if TYPE_CHECKING:
+    from ciel.net.channels import Channels
+
+SOCKET: Final = "socket"
+USUAL_CHANNEL: Final = SOCKET
+SPIN_MAX_US: Final = 1000
+"""Who looks for longer keeps a core busy for nothing: to be woken takes a tenth of it."""
+WORKER_LOOKS_US: Final = 200
+"""About what a master takes to answer, and more than a brief task of a warm program."""
+
+
+def add_channel_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options by which a daemon is told how to talk to others on its host."""
+    parser.add_argument(
+        "--channel",
+        metavar="NAME",
+        default=USUAL_CHANNEL,
+        help=f"with others on this host, if they agree: {SOCKET} (default), ring: memory that both"
+        " share, or mpb: the same as messages between two cores",
+    )
+    parser.add_argument(
+        "--spin",
+        type=whole_number(0, SPIN_MAX_US),
+        metavar="US",
+        help="look for so many microseconds before sleeping, while that pays (default: workers 200,"
+        " if there are two cores; with rings both, 300 if there are four)",
+    )
+
+
+def open_channels(reactor: Any, options: argparse.Namespace) -> Channels | None:
+    """Load what the options name; None for sockets. Raises PluginError."""
+    if options.channel == SOCKET:
+        return None
+    from ciel.net.channels import Channels  # the parser above is also a command's, without Twisted
+
+    make_kind = plugins.load("ciel.channels", options.channel)
+    return Channels(reactor, make_kind(options.spin))
+
+
+def look_s(options: argparse.Namespace, usual_us: float) -> float:
+    """Return how long a daemon looks at its descriptors before it sleeps: not where rings do."""
+    if options.channel != SOCKET:
+        return 0.0
+    if len(os.sched_getaffinity(0)) == 1:
+        usual_us = 0.0
+    return (usual_us if options.spin is None else float(options.spin)) / 1e6
+
+
+def channel_switches(options: argparse.Namespace) -> list[str]:
+    """Return the switches by which daemons are told what we were told."""
+    switches = [] if options.channel == USUAL_CHANNEL else ["--channel", options.channel]
+    return switches if options.spin is None else [*switches, "--spin", str(options.spin)]

@@ -1,0 +1,39 @@
+"""Options that say how long daemons wait: for silent workers, and for programs that are to end."""
+
+from __future__ import annotations
+
+import argparse
+
+from ciel.cli.parsing.parser import seconds
+from ciel.core.events import KILL_GRACE_S, SUSPECT_AFTER_S, WORKER_TIMEOUT_S
+
+
+def add_worker_limits(parser: argparse.ArgumentParser) -> None:
+    """Add how long a master waits for a worker that is not heard."""
+    parser.add_argument(
+        "--suspect-after",
+        type=seconds,
+        metavar="TIME",
+        default=SUSPECT_AFTER_S,
+        help="send no new tasks to a worker that was silent for so long (default: %(default)gs)",
+    )
+    parser.add_argument(
+        "--worker-timeout",
+        type=seconds,
+        metavar="TIME",
+        default=WORKER_TIMEOUT_S,
+        help="declare a worker dead that was silent for so long, and run its tasks elsewhere "
+        "(default: %(default)gs; at once if its host says that it has ended)",
+    )
+
+
+def add_kill_grace(parser: argparse.ArgumentParser) -> None:
+    """Add how long a worker waits for a program that was sent SIGTERM."""
+    parser.add_argument(
+        "--kill-grace",
+        type=seconds,
+        metavar="TIME",
+        default=KILL_GRACE_S,
+        help="time between SIGTERM and SIGKILL for programs that are to end, unless their tasks "
+        "say otherwise (default: %(default)gs)",
+    )

@@ -1,0 +1,525 @@
+"""`ciel-worker`: the composition root of a worker daemon."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ciel
+from ciel import plugins
+from ciel.access.addresses import netloc, parse_url
+from ciel.access.errors import AccessError
+from ciel.access.keys import Key, Role
+from ciel.access.settings import find_master
+from ciel.cli.daemons.addresses import (
+    advertised,
+    host_of_ours,
+    require_neighbourly,
+    try_address,
+    with_port,
+)
+from ciel.cli.daemons.channels import WORKER_LOOKS_US, add_channel_options, look_s, open_channels
+from ciel.cli.daemons.executors import Executors, load_executors
+from ciel.cli.daemons.process import (
+    DaemonError,
+    host_and_port,
+    log,
+    run,
+    say_failed,
+    say_ready,
+    settle_memory,
+    start_failure,
+)
+from ciel.cli.daemons.timeouts import add_kill_grace
+from ciel.cli.parsing.parser import Parser, memory_size, whole_number
+from ciel.core.admission import Policy
+from ciel.core.errors import CielError
+from ciel.core.ids import ObjectId
+from ciel.core.tasks import SLOTS_MAX
+from ciel.execution.environment import inherited
+from ciel.launch import LaunchError, become_subreaper
+from ciel.launch.memory import memory_of_host
+from ciel.net.channels import Channels
+from ciel.net.control import ControlPeer, Owner
+from ciel.net.errors import NetError
+from ciel.net.outside import Outside
+from ciel.net.transfers import Transfers
+from ciel.net.transports import Reconnector, listen
+from ciel.net.turns import Turns
+from ciel.storage import leases
+from ciel.storage.errors import StorageError
+from ciel.storage.interface import ObjectStore
+from ciel.storage.specs import parse_spec
+from ciel.storage.trees import remove_tree
+from ciel.wire.errors import RefusedError
+from ciel.wire.session import Session
+from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
+from ciel.worker.fetching import Fetcher
+from ciel.worker.host import host_identity, host_name, new_worker_id
+from ciel.worker.hosting import Hosting
+from ciel.worker.launching import Launching
+from ciel.worker.logs import JobLogs
+from ciel.worker.metrics import WorkerMetrics
+from ciel.worker.neighbours import Neighbours
+from ciel.worker.pins import Pins
+from ciel.worker.resources.control import Controls
+from ciel.worker.resources.root import WorkerSite
+from ciel.worker.service import WorkerService
+from ciel.worker.state.machine import WorkerMachine
+from ciel.worker.streaming import Streams
+from ciel.worker.url_fetching import UrlFetching
+
+DEFAULT_LISTEN = "127.0.0.1:0"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parse = Parser(
+        prog="ciel-worker",
+        allow_abbrev=False,
+        description="Run the tasks that a master assigns, and keep what they make.",
+    )
+    add = parse.add_argument
+    found = "the master (default: CIEL_MASTER, the configuration, `ciel up`)"
+    add("--master", metavar="URL", help=found)
+    add("--access", metavar="FILE", help="the master's access file, with its key")
+    add(
+        "--listen",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        default=DEFAULT_LISTEN,
+        help="default %(default)s; port 0: any",
+    )
+    add(
+        "--advertise",
+        type=host_of_ours,
+        metavar="HOST:PORT",
+        help="the address that others are told (default: that of --listen)",
+    )
+    add(
+        "--slots",
+        type=whole_number(1, SLOTS_MAX),
+        metavar="N",
+        help="tasks at a time (default: the cores it may use)",
+    )
+    add(
+        "--memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="of tasks that ask for memory, together (default: what the host or its group has)",
+    )
+    add(
+        "--store",
+        metavar="SPEC",
+        default=os.environ.get("CIEL_STORE") or "disk",
+        help="disk, shm or scc, options after a colon (default: CIEL_STORE, or disk)",
+    )
+    add(
+        "--io",
+        type=_io_policy,
+        metavar="N",
+        default="adaptive",
+        help="disk jobs at a time, for each disk: off, a number, or adaptive (default)",
+    )
+    add("--spool", metavar="DIR", help="objects and scratch directories (default: a fresh one)")
+    add_kill_grace(parse)
+    add(
+        "--no-delegation",
+        action="store_true",
+        help="leave every start to the master; a child does not begin where its parent runs",
+    )
+    add(
+        "--fetch-urls",
+        choices=[which.value for which in Outside],
+        default=Outside.OFF.value,
+        help="what is fetched when asked over HTTP: nothing (default), https, or any",
+    )
+    add("--open-healthz", action="store_true", help="answer /healthz to those who show no key, too")
+    add_channel_options(parse)
+    add("--log", metavar="FILE", help="log there (default: standard error)")
+    add("--embedded", action="store_true", help=argparse.SUPPRESS)
+    add("--version", action="version", version=f"ciel {ciel.__version__}")
+    return parse
+
+
+_OWNER = "owner"  # of a spool
+_MADE_PREFIX = "ciel-worker-"
+_LEFT_MAX = 10  # spools of ended workers, with files of failed tasks
+
+
+def _control_peer(
+    reactor: Any,
+    turns: Turns,
+    begin_session: Callable[[], Session],
+    channels: Channels | None,
+    owner: Owner,
+) -> ControlPeer:
+    """Make the worker's end of a control connection, for each time that it dials."""
+    return ControlPeer(reactor, turns, begin_session(), owner, channels=channels)
+
+
+class Worker:
+    """A worker daemon, from finding its master to its end."""
+
+    def __init__(self, reactor: Any, options: argparse.Namespace) -> None:
+        self._reactor = reactor
+        self._options = options
+        self._id = new_worker_id()
+        self._made_spool = options.spool is None
+        self._spool_identity = ""
+        spool = Path(options.spool or tempfile.mkdtemp(prefix=_MADE_PREFIX))
+        self._spool = spool.absolute()  # programs have directories of their own
+        self._closers: list[Any] = []
+        self._has_joined = False
+        self._drain: Callable[[Callable[[], None]], None] | None = None
+        self._url = ""
+        self.failure = ""
+        self.status = 0
+
+    def open(self, control: str, cluster_id: str, key: Key) -> None:
+        """Open store, launcher and doors, and join the master. Raises what a start may raise."""
+        reactor, options = self._reactor, self._options
+        slots, told = options.slots or len(os.sched_getaffinity(0)), advertised(options)
+        memory_bytes = options.memory or memory_of_host()
+        turns, channels = Turns(reactor), open_channels(reactor, options)
+        reactor.look_s = look_s(options, WORKER_LOOKS_US)
+        become_subreaper()
+        self._open_spool()
+        if self._made_spool:
+            _prune_left(self._spool.parent)
+        logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
+        kept, store = self._spool / "kept", self._open_store()
+        launching = self._keep(Launching(reactor, turns, inherited(os.environ), store.directories))
+        transfers = self._keep(Transfers(reactor))
+        executors, lacking, known = _executors_here()
+        host = host_identity()
+        streams = self._keep(Streams(reactor))
+        disk_jobs = self._keep(DiskJobs(reactor, options.io, lambda: service.disk_changed()))
+        admit, queue = self._disk_of(store, disk_jobs)
+        site = WorkerSite(
+            reactor, key, store, lambda object_id: service.uploaded(object_id), logs, streams,
+            admit=admit, figures=lambda: service.figures(), kept=kept,
+            open_healthz=options.open_healthz,
+        )  # fmt: skip
+        self._closers.append(site.close)
+        listener = listen(reactor, options.listen, site.site)
+        own = with_port(told, listener.address)
+        site.serve_as(own, self._id)
+        machine = WorkerMachine(
+            own, host, slots,
+            talkative=frozenset(name for name, executor in executors.items() if executor.talks),
+            begins=frozenset() if options.no_delegation else frozenset(executors),
+            memory_bytes=memory_bytes, kill_grace_s=options.kill_grace,
+        )  # fmt: skip
+        machine.keep(held_by(store))
+        service = self._keep(
+            WorkerService(reactor, turns, machine, store, lambda: self._joined(own), self._refused)
+        )
+        hosting = Hosting(
+            reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
+            streams=streams, executors=known, worker=self._id, netloc=own, spool=self._spool,
+            kept=kept, logs=logs, channels=channels,
+        )  # fmt: skip
+        service.watch_disk(queue)
+        service.watch_store(disk_jobs, self.fail)
+        fetcher = Fetcher(
+            reactor, transfers, store, streams, key, service, admit=admit, enter=disk_jobs.enter,
+            neighbours=self._open_neighbours(store, cluster_id, own, service, disk_jobs),
+            timed=service.copy_timed,
+        )  # fmt: skip
+        service.equip(self._keep(hosting), fetcher)
+        about = {
+            "netloc": own, "host": host, "slots": slots, "memory_bytes": memory_bytes,
+            "executors": sorted(executors), "lacking": lacking,
+            "channels": channels.names if channels else [],
+        }  # fmt: skip
+
+        def begin_session() -> Session:
+            return self._session(key, cluster_id, {**about, **service.greeting()})
+
+        dial = partial(_control_peer, reactor, turns, begin_session, channels)
+        reconnector = Reconnector(reactor, control, dial, service)
+        self._closers.append(reconnector.stop)
+        self._drain = partial(self._drain_programs, service, reconnector)
+        controls = self._controls(service, store, sorted(executors), reconnector)
+        site.control(controls, WorkerMetrics(service, store, disk_jobs, service.figures))
+        self._join(reconnector, own, transfers, key)
+        settle_memory()
+
+    def _session(self, key: Key, cluster_id: str, about: dict[str, Any]) -> Session:
+        """Begin to prove the key to the master. `about`: what this worker says of itself."""
+        own = {
+            "kind": "worker", "worker": self._id, "hostname": host_name(),
+            "spool": self._spool_identity,
+        }  # fmt: skip
+        return Session.initiator(
+            worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
+            about=own | about,
+        )  # fmt: skip
+
+    def _join(self, reconnector: Reconnector, own: str, transfers: Transfers, key: Key) -> None:
+        """Join the master, once the own address is known to lead here if somebody named it."""
+        if not self._options.advertise:
+            reconnector.start()
+            return
+        wrong = partial(self.fail, status=2)
+        call_off = try_address(own, self._id, transfers, worker_key(key), reconnector.start, wrong)
+        self._closers.append(call_off)
+
+    def _controls(
+        self, service: WorkerService, store: ObjectStore, features: list[str],
+        reconnector: Reconnector,
+    ) -> Controls:  # fmt: skip
+        """Let people act on this worker over HTTP."""
+        machine = service.machine
+        pins = Pins(self._spool / "pins", machine.brought.pinned, machine.stored)
+        machine.brought.found(machine.stored, self._reactor.seconds())
+
+        def keep(object_id: ObjectId) -> None:
+            service.uploaded(object_id)
+            pins.add(object_id)
+
+        def rejoin(url: str) -> None:
+            url, host, port = parse_url(url)
+            require_neighbourly(advertised(self._options).host, url)
+            self._url, reconnector.address = url, netloc(host, port)
+            service.leave_master()
+
+        outside = Outside(self._options.fetch_urls)
+        urls = self._keep(UrlFetching(self._reactor, store, outside, machine.netloc, keep))
+        return Controls(
+            reactor=self._reactor, worker=self._id, netloc=machine.netloc, features=features,
+            service=service, store=store, pins=pins, urls=urls, master=lambda: self._url,
+            rejoin=rejoin, stop=self.stop,
+        )  # fmt: skip
+
+    def _keep(self, thing: Any) -> Any:
+        self._closers.append(thing.close)
+        return thing
+
+    def _disk_of(
+        self, store: ObjectStore, disk_jobs: DiskJobs
+    ) -> tuple[Admit, Callable[[], tuple[int, float]]]:
+        """Return how copies wait for the disk of a store, and how much does."""
+        if not store.capabilities.may_block:
+            return at_once, lambda: (0, 0.0)
+        place = self._spool / "store"
+        return partial(disk_jobs.enter, place), partial(disk_jobs.queue_at, place)
+
+    def _open_neighbours(
+        self, store: ObjectStore, cluster_id: str, own: str, service: WorkerService, jobs: DiskJobs
+    ) -> Neighbours | None:
+        """Serve the stores of this host, and find them. Without that objects are copied by HTTP."""
+        try:
+            open_neighbours = plugins.load("ciel.neighbours", "shmd")
+            neighbours: Neighbours = open_neighbours(
+                self._reactor, store, self._spool / "store", cluster_id=cluster_id, netloc=own,
+                kept=lambda object_id: service.uploaded(ObjectId(object_id)), turn=jobs.turn,
+            )  # fmt: skip
+        except (plugins.PluginError, CielError, OSError) as error:
+            log.error("objects of this host are copied by HTTP: {error}", error=error)
+            return None
+        self._closers.append(neighbours.close)
+        return neighbours
+
+    def _open_spool(self) -> None:
+        """Have a spool alone, whichever stores are in it: two workers would overwrite its pins."""
+        self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place_fd = os.open(self._spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            owner_fd = leases.own(
+                _OWNER, parent_fd=place_fd, subject=str(self._spool), what="this spool",
+                instead="directory",
+            )  # fmt: skip
+        except OSError:
+            return  # on a file system without locks, or a full one
+        finally:
+            os.close(place_fd)
+        self._closers.append(partial(os.close, owner_fd))
+        place = self._spool.stat()  # nobody else has it while this process lives
+        self._spool_identity = f"{host_identity()}:{place.st_dev}:{place.st_ino}"
+
+    def _open_store(self) -> ObjectStore:
+        name, store_options = parse_spec(self._options.store)
+        open_store = plugins.load("ciel.stores", name)
+        store: ObjectStore = self._keep(open_store(store_options, self._spool / "store"))
+        store.claim()
+        if store.about:
+            log.info("objects lie in {about}", about=store.about)
+        return store
+
+    def open_alone(self) -> None:
+        """Find the master, then open."""
+        options = self._options
+        found = find_master(options.master, options.access, os.environ)
+        if found is None:
+            raise DaemonError(
+                "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
+                status=3,
+            )
+        require_neighbourly(advertised(options).host, found.url)
+        log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
+        self._url = found.url
+        self.open(reachable(found.control, found.url), found.cluster_id, found.key)
+
+    def told(self, line: dict[str, Any]) -> None:
+        """Open as an embedded worker, with address and key from the parent."""
+        try:
+            key = Key.from_text(str(line["key"]))
+            self._url = str(line["url"])
+            control = reachable(str(line["control"]), self._url)
+            self.open(control, str(line["cluster_id"]), key)
+        except START_ERRORS as error:
+            self.fail(*start_failure(error))
+
+    def _joined(self, own: str) -> None:
+        if not self._has_joined:
+            self._has_joined = True
+            log.info("worker {id} at {netloc}", id=self._id, netloc=own)
+            if self._options.embedded:
+                say_ready({"netloc": own, "worker": self._id})
+
+    def _refused(self, error: RefusedError) -> None:
+        self.fail(f"this worker was {error}", status=3)
+
+    def fail(self, reason: str, status: int = 1) -> None:
+        """End with a reason and an exit status."""
+        self.failure = reason
+        self.status = status
+        log.error("{reason}", reason=reason)
+        if self._options.embedded:
+            say_failed(reason, status)
+        self._reactor.callLater(0, self.stop)
+
+    def _drain_programs(
+        self, service: WorkerService, reconnector: Reconnector, done: Callable[[], None]
+    ) -> None:
+        reconnector.stop()
+        service.drain(done)
+
+    def stop(self) -> None:
+        """End programs politely, and then everything that was opened; at once if told again, or if
+        whoever started this process is gone.
+        """
+        drain, self._drain = self._drain, None
+        if drain is None or self._options.embedded or self.failure:
+            self._stop_now()
+        else:
+            drain(self._stop_now)
+
+    def _stop_now(self) -> None:
+        """End everything that was opened, the latest first; what was made for this life goes with
+        it.
+        """
+        while self._closers:
+            close = self._closers.pop()
+            try:
+                close()
+            except (CielError, LaunchError, OSError) as error:
+                log.error("while ending: {error}", error=error)
+        if self._options.embedded or self._made_spool:
+            self._remove_spool()
+        if self._reactor.running:
+            self._reactor.stop()
+
+    def _remove_spool(self) -> None:
+        """Remove the spool, but not what failed tasks left: whoever made it takes that along."""
+        (self._spool / _OWNER).unlink(missing_ok=True)
+        for entry in self._spool.iterdir() if self._spool.exists() else ():
+            if entry.name != "kept":
+                remove_tree(entry)
+        try:
+            self._spool.rmdir()
+        except OSError:
+            log.info("files of failed tasks are kept in {kept}", kept=self._spool / "kept")
+
+
+def _prune_left(directory: Path) -> None:
+    """Remove what ended workers left in spools of their own making, but for the latest."""
+    left: list[tuple[float, Path]] = []
+    for path in directory.glob(f"{_MADE_PREFIX}*"):
+        with suppress(OSError):  # another user's, or just being removed
+            state = path.lstat()
+            is_ours = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+            if is_ours and os.listdir(path) == ["kept"]:  # a worker that lives has more
+                left.append((state.st_mtime, path))
+    for _, path in sorted(left)[:-_LEFT_MAX]:
+        with suppress(OSError):
+            remove_tree(path)
+
+
+START_ERRORS = (
+    KeyError, AccessError, NetError, DaemonError, LaunchError, CielError, OSError,
+    plugins.PluginError,
+)  # fmt: skip
+
+
+def _io_policy(text: str) -> Policy:
+    try:
+        return Policy.from_text(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def reachable(control: str, url: str) -> str:
+    """Return the control address if its socket is in this network namespace, else the URL's."""
+    name = control.removeprefix("unix:")
+    if name == control:
+        return control
+    sockets = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").split()
+    return control if name in sockets else url.removeprefix("http://")
+
+
+def _logs_directory(log: str | None, spool: Path) -> Path:
+    """Return where this worker keeps its jobs' logs: beside its own log, and apart from those of
+    other workers that log there.
+    """
+    if log is None:
+        return spool / "jobs"
+    path = Path(log).resolve()
+    return path.with_name(f"{path.stem}-jobs")
+
+
+def held_by(store: ObjectStore) -> dict[ObjectId, int]:
+    """Return what a worker finds in its store when it starts, with sizes; what cannot be read there
+    is logged and left.
+    """
+    held = {}
+    for object_id in store:
+        try:
+            info = store.stat(object_id)
+        except StorageError as error:
+            log.error("{id} is not offered: {error}", id=object_id, error=error)
+            continue
+        if info is not None:
+            held[ObjectId(object_id)] = info.size_bytes
+    return held
+
+
+def _executors_here() -> Executors:
+    found = load_executors(os.environ)
+    for name, why in found.lacking.items():
+        log.info("no executor {name}: {why}", name=name, why=why)
+    return found
+
+
+def worker_key(key: Key) -> Key:
+    """Return the key with which a worker proves itself, derived from the one it was given."""
+    return key.derive(Role.WORKER) or key
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a worker until it is told to end; returns the exit status."""
+    return run("ciel-worker", parser().parse_args(argv), Worker, START_ERRORS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

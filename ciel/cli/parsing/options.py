@@ -1,0 +1,156 @@
+"""Options that several commands share, and the way from them to a client."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ciel.access import access_file
+from ciel.access.errors import AccessFileError
+from ciel.access.places import current_path
+from ciel.access.settings import MasterLocation, find_master
+from ciel.cli.outcome import UsageError, say
+from ciel.cli.parsing.parser import Parser, whole_number
+from ciel.cli.parsing.parser import seconds as seconds  # for all who have options
+from ciel.client.client import Client
+from ciel.client.errors import NoMasterError
+
+_HELP_WIDTH = 78  # where there is no terminal
+
+WORKERS_MAX = 256
+"""On one computer; a worker takes some 50 MB, while a slot costs nothing."""
+
+count = whole_number(1, 1_000_000)
+"""An argparse type."""
+
+
+def make_parser(prog: str, description: str, epilog: str = "") -> Parser:
+    """Return an empty parser in the manner of all commands."""
+    return Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=_formatter,
+        allow_abbrev=False,
+    )
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """Make what lays out the help; argparse makes one for every option, and would load shutil."""
+    try:
+        width = os.get_terminal_size(1).columns - 2
+    except OSError:
+        width = _HELP_WIDTH
+    return argparse.RawDescriptionHelpFormatter(prog, width=width)
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says which cluster is meant, and `--json`."""
+    parser.add_argument("-m", "--master", metavar="URL", help="URL of the master, http://HOST:PORT")
+    parser.add_argument("--access", metavar="FILE", help="access file of the cluster")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def tell_late_options(
+    parser: Parser, words: Sequence[str], whose: str, late: Sequence[str]
+) -> None:
+    """Warn of options among the words that belong to `whose`, unless `--` says that they do."""
+    if "--" not in words and (found := parser.options_among(late)):
+        say(
+            f"{found[0]} stands after {whose}, so it is an argument of that, and no option of "
+            f"{parser.prog}: options stand before (if that is meant, write -- before {whose})"
+        )
+
+
+def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Add what shapes the cluster that a command starts when there is none."""
+    parser.add_argument(
+        "--workers", type=whole_number(1, WORKERS_MAX), metavar="N",
+        help="if no cluster is up, start one with N workers for this command (default 1)",
+    )  # fmt: skip
+
+
+def connect(args: argparse.Namespace, name: str) -> Client:
+    """Connect to the cluster that is meant; raises NoMasterError if there is none."""
+    return Client(require_master(args), name=name)
+
+
+def connect_or_start(args: argparse.Namespace, name: str) -> Client:
+    """Connect to the cluster that is meant; where there is none, start one for this command."""
+    found = find_master(args.master, args.access, os.environ)
+    if found is None:
+        if crash := _crash():
+            say(crash)
+        return Client(name=name, cluster_options={"workers": args.workers or 1})
+    if args.workers:
+        say(f"--workers has no effect: the cluster at {found.url} has its own")
+    client = Client(found, name=name)
+    try:
+        if not client.slot_count():
+            say(
+                f"the cluster at {found.url} has no worker: the job waits till ciel-worker adds one"
+            )
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def require_master(args: argparse.Namespace) -> MasterLocation:
+    """Return where the master is that is meant; raises NoMasterError if there is none."""
+    found = find_master(args.master, args.access, os.environ)
+    if found is None:
+        none = _crash() or "no cluster is named or up"
+        raise NoMasterError("", f"{none}; `ciel up` starts one")
+    return found
+
+
+def crashed() -> access_file.AccessFile | None:
+    """Return the access file of a cluster that ended without `ciel down`, if one did."""
+    try:
+        found = access_file.read(current_path(os.environ))
+    except AccessFileError:
+        return None
+    return None if found.is_alive() else found
+
+
+def _crash() -> str:
+    """Say in words which cluster has crashed; nothing if none has."""
+    gone = crashed()
+    if gone is None:
+        return ""
+    logs = current_path(os.environ).resolve().parent
+    return f"the cluster at {gone.url} has crashed (process {gone.pid} is gone; logs in {logs})"
+
+
+def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:
+    """Read the variables of an option that takes `NAME=VALUE`, or `NAME` for its value in our
+    environment; raises UsageError.
+    """
+    found = {}
+    for assignment in given:
+        name, equals, value = assignment.partition("=")
+        if not name:
+            raise UsageError(f"{option} {assignment}: expected NAME=VALUE")
+        if not equals and name not in ours:
+            raise UsageError(f"{option} {name}: there is no such variable here")
+        found[name] = value if equals else ours[name]
+        require_text(f"{option}: a name", name)
+    return found
+
+
+def require_text(what: str, text: str) -> None:
+    """Refuse a name that is to be shown, and is no UTF-8; raises UsageError."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{what} is not UTF-8")
+
+
+def make_directory(out: Path) -> None:
+    """Make what `--out` names, unless it is there; raises UsageError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is no directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"--out {out}: {reason}") from None

@@ -1,0 +1,99 @@
+"""The files that `ciel submit --out` writes: one for each element.
+
+A file has its name only when it is whole. The command removes the file of an earlier run before
+the element runs, so that every file it leaves is of this run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from ciel.cli.outcome import UsageError
+from ciel.cli.parsing.options import make_directory
+from ciel.cli.submission.elements import Element, has_place, substitute
+
+_T = TypeVar("_T")
+FAILED: Final = ".failed"
+"""Behind the name of a file with what a failed run had written."""
+
+
+class ResultFiles:
+    """Names and writes the files. `out` is a directory, in which they are called by the elements'
+    numbers, or, in an array, a name with `{}` or `{#}` in it.
+    """
+
+    def __init__(self, out: str, is_array: bool) -> None:
+        self._out = out
+        self._is_template = is_array and has_place(out)
+        self._may_repeat = self._is_template and "{#}" not in out
+        self._owners: dict[int, int] = {}  # by the hash of a name: the element that it is of
+        self._directories: set[Path] = set()  # that are there
+        if not self._is_template:
+            make_directory(Path(out))
+
+    def path(self, element: Element) -> Path:
+        """Name the file of an element."""
+        if self._is_template:
+            return Path(substitute(self._out, element))
+        return Path(self._out, str(element.number))
+
+    def clearing(self, run: Callable[[Element], _T]) -> Callable[[Element], _T]:
+        """Return `run`, with which an element is submitted, with `clear` before it."""
+
+        def clear_and_run(element: Element) -> _T:
+            self.clear(element)
+            return run(element)
+
+        return clear_and_run
+
+    def clear(self, element: Element) -> None:
+        """Remove what an earlier run has left; raises UsageError if another element of this one has
+        the same file, or it cannot be written.
+        """
+        path = self.path(element)
+        if self._may_repeat:
+            owner = self._owners.setdefault(hash(str(path)), element.number)
+            if owner != element.number:
+                raise UsageError(
+                    f"--out {self._out}: elements {owner} and {element.number} would both be "
+                    f"written to {path}; {{#}} is different for each"
+                )
+        if self._is_template and path.parent not in self._directories:
+            make_directory(path.parent)
+            self._directories.add(path.parent)
+        for old in (path, _failed(path)):
+            try:
+                old.unlink(missing_ok=True)
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
+                raise UsageError(f"--out: an earlier {old} cannot be removed: {why}") from None
+
+    def write(self, element: Element, chunks: Iterable[bytes]) -> Path:
+        """Write what a run has printed; return where."""
+        return write_whole(self.path(element), chunks)
+
+    def write_failed(self, element: Element, chunks: Iterable[bytes]) -> Path:
+        """Write what a failed run had printed, under another name."""
+        return write_whole(_failed(self.path(element)), chunks)
+
+
+def _failed(path: Path) -> Path:
+    return path.with_name(f"{path.name}{FAILED}")
+
+
+def write_whole(path: Path, chunks: Iterable[bytes]) -> Path:
+    """Write a file that has its name only when it is whole; return where."""
+    begun = path.with_name(f".{path.name}.partial")
+    try:
+        with begun.open("wb") as file:
+            file.writelines(chunks)
+        os.replace(begun, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    finally:
+        begun.unlink(missing_ok=True)
+    return path
