@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from types import FrameType
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from ciel.access.errors import AccessError, SettingsError
+from ciel.cli.output.streams import discard, replace_closed
 from ciel.client.errors import (
     AccessRefusedError,
     ClientClosedError,
@@ -90,7 +91,7 @@ class Terminated(BaseException):
 
 def conclude(command: Callable[[], int]) -> int:
     """Run a command to its end; print what went wrong, and return the exit status."""
-    _replace_closed()
+    replace_closed()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number in before:
         signal.signal(number, _terminate)
@@ -108,7 +109,7 @@ def conclude(command: Callable[[], int]) -> int:
     except Terminated as error:
         return 128 + error.signal_number
     except (OutputClosedError, BrokenPipeError):
-        _let_go(sys.stdout)
+        discard(sys.stdout)
         return Status.OUTPUT_CLOSED
     except Exception as error:
         if os.environ.get("CIEL_DEBUG"):
@@ -124,7 +125,7 @@ def conclude(command: Callable[[], int]) -> int:
             try:
                 stream.flush()
             except (OSError, ValueError):  # and it must not be tried again at exit
-                _let_go(stream)
+                discard(stream)
 
 
 def _flush_stdout() -> None:
@@ -141,27 +142,6 @@ def _unwritable(error: OSError) -> OSError:
     """Return an error that says what could not be written to."""
     error.filename = error.filename or "standard output"
     return error
-
-
-def _replace_closed() -> None:
-    """Open something in place of standard streams that were closed when we started, so that no file
-    of ours takes their numbers. What is written to standard output then fails, as it should.
-    """
-    for name, number, flags in (("stdout", 1, os.O_RDONLY), ("stderr", 2, os.O_WRONLY)):
-        if getattr(sys, name) is None:
-            null_fd = os.open(os.devnull, flags)
-            if null_fd != number:
-                os.dup2(null_fd, number, inheritable=False)
-                os.close(null_fd)
-            setattr(sys, name, os.fdopen(number, "w"))
-
-
-def _let_go(stream: TextIO) -> None:
-    """Have what could not be written go nowhere."""
-    with suppress(OSError, ValueError):
-        null_fd = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null_fd, stream.fileno())
-        os.close(null_fd)
 
 
 def status_of(error: Exception) -> int:

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from ciel.cli.commands.store import render_stats, size_text
+from ciel.cli.commands.store import render_stats
+from ciel.cli.output.tables import size_text
 
 LEVEL: dict[str, Any] = {
     "worker": "w1", "netloc": "127.0.0.1:1", "name": "memory", "capacity_bytes": 4 << 30,

@@ -14,7 +14,8 @@ from ciel.access.errors import AccessError
 from ciel.access.places import state_directory
 from ciel.access.settings import NAMES, Settings, config_path, executor_settings, find_master
 from ciel.cli.outcome import Status
-from ciel.cli.output.printing import print_json, print_text, screen_width, table
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.output.tables import screen_width, table
 from ciel.cli.parsing.options import add_cluster_options, make_parser
 from ciel.cli.parsing.verbs import show_verbs
 

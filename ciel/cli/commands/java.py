@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ciel.cli.outcome import Status, UsageError, cancelling
-from ciel.cli.output.printing import Progress, print_json
+from ciel.cli.output.printing import print_json
+from ciel.cli.output.progress import Progress
 from ciel.cli.parsing.options import (
     add_cluster_options,
     add_own_cluster_options,

@@ -21,15 +21,9 @@ from ciel.cli.jobs.queries import (
 )
 from ciel.cli.jobs.task_table import clock_text, render_tasks, run_text
 from ciel.cli.outcome import OF_JOB_STATE, Status, say
-from ciel.cli.output.printing import (
-    Counts,
-    Progress,
-    duration,
-    print_json,
-    print_text,
-    screen_width,
-    table,
-)
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.output.progress import Counts, Progress
+from ciel.cli.output.tables import duration, screen_width, table
 from ciel.cli.parsing.options import count, seconds
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client

@@ -9,9 +9,10 @@ from typing import Final
 
 import ciel
 from ciel.cli.outcome import Status
+from ciel.cli.output.files import make_directory
 from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.parsing.grammar import PROGRAM, Command, Option, programs
-from ciel.cli.parsing.options import make_directory, make_parser
+from ciel.cli.parsing.options import make_parser
 
 _SECTION: Final = 1
 _EPILOG = """\

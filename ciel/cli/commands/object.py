@@ -9,24 +9,22 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ciel.cli.commands.store import size_text
 from ciel.cli.jobs.queries import chosen_jobs
 from ciel.cli.outcome import Status, UsageError, say
+from ciel.cli.output.files import output_file
 from ciel.cli.output.printing import (
     JSON_OUTPUT_MAX_BYTES,
-    duration,
     json_content,
     print_json,
     print_text,
-    screen_width,
-    table,
     write_output,
 )
+from ciel.cli.output.tables import duration, screen_width, size_text, table
 from ciel.cli.parsing.options import count, require_text
 from ciel.cli.parsing.selectors import ALL, LAST, SelectorError, read_task
 from ciel.cli.parsing.verbs import Verb, run_verb
@@ -108,7 +106,7 @@ def _get(client: Client, args: Namespace) -> int:
     found = [find_object(client, text) for text in args.objects]
     refs = [content_of(facts) for facts in found]
     with ExitStack() as at_end:
-        file = None if args.output is None else at_end.enter_context(_written(Path(args.output)))
+        file = None if args.output is None else at_end.enter_context(output_file(Path(args.output)))
         for facts, ref in zip(found, refs, strict=True):
             told = {"object": facts["object"], "size_bytes": _size_of(ref)}
             if file is not None:
@@ -123,24 +121,6 @@ def _get(client: Client, args: Namespace) -> int:
             if args.json:
                 print_json(told)
     return Status.DONE
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to be written, which has its name only when it is whole. A device, a pipe or a
-    link stays what it is, and is written to.
-    """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        with path.open("wb") as file:
-            yield file
-        return
-    begun = path.with_name(f".{path.name}.partial")
-    try:
-        with begun.open("wb") as file:
-            yield file
-        begun.replace(path)
-    finally:
-        begun.unlink(missing_ok=True)
 
 
 def content_of(facts: dict[str, Any]) -> Reference:

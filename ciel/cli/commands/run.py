@@ -9,12 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 from ciel.cli.outcome import Status, UsageError, cancelling, say
-from ciel.cli.output.printing import Progress, print_json
+from ciel.cli.output.files import make_directory
+from ciel.cli.output.printing import print_json
+from ciel.cli.output.progress import Progress
 from ciel.cli.parsing.options import (
     add_cluster_options,
     add_own_cluster_options,
     connect_or_start,
-    make_directory,
     make_parser,
     tell_late_options,
 )

@@ -9,7 +9,8 @@ from typing import Any
 
 from ciel.cli.commands.worker import render_workers
 from ciel.cli.outcome import Status
-from ciel.cli.output.printing import duration, print_json, print_text, screen_width
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.output.tables import duration, screen_width
 from ciel.cli.parsing.options import add_cluster_options, connect, make_parser
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ciel.cli.outcome import Status
-from ciel.cli.output.printing import print_json, print_text, screen_width, table
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.output.tables import screen_width, size_text, table
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STATS = """\
 One row for each worker and level of its store, about a second old. OPEN: readers and writers now.
 Since its start: EVICTED, moved from memory to disk; DROPPED, deleted there as it can be had again;
@@ -56,16 +56,6 @@ def render_stats(rows: Sequence[dict[str, Any]], width: int | None = None) -> st
         "SPILLED", "WAITED", "COPIED", "JOBS",
     )  # fmt: skip
     return table(headings, cells, width)
-
-
-def size_text(size_bytes: int) -> str:
-    """Write a size with at most one digit behind the point: `0`, `4KiB`, `1.5GiB`."""
-    if not size_bytes:
-        return "0"
-    size, place = float(size_bytes), 0
-    while size >= 1023.95 and place < len(_UNITS) - 1:
-        size, place = size / 1024, place + 1
-    return f"{size:.1f}".removesuffix(".0") + _UNITS[place]
 
 
 def _add_nothing(parser: ArgumentParser) -> None:

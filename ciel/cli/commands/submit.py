@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ciel.cli.jobs.detached import print_summary, tell_detached
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
-from ciel.cli.output.printing import Counts, Progress, RunningCount, write_unlocked
+from ciel.cli.output.printing import write_unlocked
+from ciel.cli.output.progress import Counts, Progress, RunningCount
 from ciel.cli.parsing.options import (
     add_cluster_options,
     add_own_cluster_options,

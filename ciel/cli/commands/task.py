@@ -12,7 +12,8 @@ from typing import Any
 from ciel.cli.jobs.queries import chosen_jobs
 from ciel.cli.jobs.task_table import how_it_ran, render_tasks, size_text
 from ciel.cli.outcome import Status, UsageError, say
-from ciel.cli.output.printing import print_json, print_text, screen_width
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.output.tables import screen_width
 from ciel.cli.parsing.options import count
 from ciel.cli.parsing.selectors import describe, read_task
 from ciel.cli.parsing.verbs import Verb, run_verb

@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from ciel.cli.commands.store import size_text
 from ciel.cli.outcome import Status
-from ciel.cli.output.printing import duration, print_json, print_text, screen_width, table
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.output.tables import duration, screen_width, size_text, table
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
 

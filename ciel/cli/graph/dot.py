@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ciel.cli.commands.store import size_text
 from ciel.cli.graph.tasks import Task, Thing
+from ciel.cli.output.tables import size_text
 from ciel.execution.report import visible, visible_text
 
 _LOOKS: Final = {

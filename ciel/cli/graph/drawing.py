@@ -15,6 +15,7 @@ from ciel.cli.graph.dot import draw_dot
 from ciel.cli.graph.tasks import Task, Thing, read_tasks
 from ciel.cli.jobs.queries import MasterClock, chosen_jobs, job_json, master_clock
 from ciel.cli.outcome import Status, UsageError, say
+from ciel.cli.output.files import output_file
 from ciel.cli.output.printing import write_output
 from ciel.client.client import Client
 from ciel.core.errors import CielError
@@ -134,20 +135,8 @@ def _write(path: Path | None, parts: Iterator[str]) -> None:
     if path is None:
         _write_blocks(parts, write_output)
         return
-    if path.exists() and not path.is_file():  # a pipe, or a device
-        with path.open("wb") as file:
-            _write_blocks(parts, file.write)
-        return
-    begun = path.with_name(f".{path.name}.partial")
-    try:
-        with begun.open("wb") as file:
-            _write_blocks(parts, file.write)
-        begun.replace(path)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        begun.unlink(missing_ok=True)
+    with output_file(path) as file:
+        _write_blocks(parts, file.write)
 
 
 def _write_blocks(parts: Iterable[str], write: Callable[[bytes], object]) -> None:

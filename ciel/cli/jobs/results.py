@@ -11,6 +11,7 @@ from typing import Any
 from ciel.cli.jobs.live_results import LiveOutput
 from ciel.cli.jobs.queries import chosen_jobs, has_ended
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, say
+from ciel.cli.output.files import whole_file
 from ciel.cli.output.following import WHOLE_ONLY, rest_of
 from ciel.cli.output.printing import (
     JSON_OUTPUT_MAX_BYTES,
@@ -184,14 +185,8 @@ class _Output:
         return True
 
     def _write_file(self, path: Path, ref: Reference) -> str:
-        """Write a result; it has its name only when it is whole."""
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                file.writelines(self._client.read_chunks(ref))
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            file.writelines(self._client.read_chunks(ref))
         return str(path)
 
     def _file_name(self, number: int, name: str) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ciel.cli.output.printing import duration, table
+from ciel.cli.output.tables import duration, table
 from ciel.execution.report import command_text, visible
 
 _HEADINGS = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ciel.access import access_file
 from ciel.access.errors import AccessFileError
@@ -145,12 +144,3 @@ def require_text(what: str, text: str) -> None:
     """Refuse a name that is to be shown, and is no UTF-8; raises UsageError."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise UsageError(f"{what} is not UTF-8")
-
-
-def make_directory(out: Path) -> None:
-    """Make what `--out` names, unless it is there; raises UsageError."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = "it is no directory" if isinstance(error, FileExistsError) else error.strerror
-        raise UsageError(f"--out {out}: {reason}") from None

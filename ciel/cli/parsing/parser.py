@@ -8,8 +8,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, NoReturn
+
+from ciel.cli.output.streams import discard
 
 _is_number = re.compile(r"\d{1,18}", re.ASCII).fullmatch
 _SHOWN_MAX_LENGTH = 80
@@ -45,10 +46,10 @@ class Parser(argparse.ArgumentParser):
             file.write(message)
             file.flush()
         except BrokenPipeError:
-            _let_go(file)
+            discard(file)
             sys.exit(_OUTPUT_CLOSED)
         except OSError as error:
-            _let_go(file)
+            discard(file)
             if file is sys.stderr:  # nobody can be told; the status is the same
                 return
             if sys.stderr is not None:
@@ -80,16 +81,6 @@ class Parser(argparse.ArgumentParser):
         if Parser.stops:
             raise ParserBuilt(self)
         return super().parse_known_args(args, namespace)
-
-
-def _let_go(file: Any) -> None:
-    """Have what could not be written go nowhere, also when it is tried again at exit."""
-    if file is None:
-        return
-    with suppress(OSError, ValueError):
-        null_fd = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null_fd, file.fileno())
-        os.close(null_fd)
 
 
 def likely(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ciel.cli.outcome import Status, UsageError, say
+from ciel.cli.output.files import whole_file
 from ciel.cli.output.printing import print_json, print_text, write_output
 from ciel.cli.parsing.options import make_parser
 from ciel.cli.skywriting.source import STANDARD_INPUT, amount, problems_of, read_source
@@ -99,18 +100,14 @@ def _format(name: str, source: Source, args: argparse.Namespace) -> bool:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file anew: it has either its old content or all of the new, and stays what it was
-    otherwise, a link too. Raises UsageError.
+    """Replace the content of a file, as a whole. Its mode stays, and a link to it stays a link.
+    Raises UsageError.
     """
     target = path.resolve()
-    begun = target.with_name(f".{target.name}.partial")
     try:
-        try:
-            begun.write_bytes(content)
-            begun.chmod(target.stat().st_mode & 0o7777)
-            os.replace(begun, target)
-        finally:
-            begun.unlink(missing_ok=True)
+        with whole_file(target) as file:
+            file.write(content)
+            os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
     except OSError as error:
         raise UsageError(f"{visible(str(path))}: it cannot be written: {error.strerror}") from None
 

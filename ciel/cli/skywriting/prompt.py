@@ -13,7 +13,8 @@ from typing import Final
 
 from ciel.access.places import state_directory
 from ciel.cli.outcome import Status, UsageError, cancelling, say
-from ciel.cli.output.printing import Counts, Progress, print_text
+from ciel.cli.output.printing import print_text
+from ciel.cli.output.progress import Counts, Progress
 from ciel.cli.skywriting.entries import Entries, PipedEntries, TypedEntries, word_in
 from ciel.cli.skywriting.script import print_value, surrounded
 from ciel.cli.skywriting.source import errors_of, tell

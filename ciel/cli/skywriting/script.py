@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ciel.cli.jobs.detached import tell_detached
 from ciel.cli.outcome import OF_JOB_STATE, UsageError, cancelling
-from ciel.cli.output.printing import Progress, print_json, write_output
+from ciel.cli.output.printing import print_json, write_output
+from ciel.cli.output.progress import Progress
 from ciel.cli.parsing.options import (
     add_cluster_options,
     add_own_cluster_options,

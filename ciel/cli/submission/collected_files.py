@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ciel.cli.outcome import UsageError
-from ciel.cli.parsing.options import make_directory
+from ciel.cli.output.files import make_directory
 from ciel.cli.submission.elements import Element, has_place, substitute
 from ciel.cli.submission.result_files import write_whole
 from ciel.client.client import Client

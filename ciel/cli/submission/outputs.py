@@ -13,13 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ciel.cli.outcome import say
-from ciel.cli.output.printing import (
-    JSON_OUTPUT_MAX_BYTES,
-    cut,
-    json_content,
-    print_json,
-    write_output,
-)
+from ciel.cli.output.printing import JSON_OUTPUT_MAX_BYTES, json_content, print_json, write_output
+from ciel.cli.output.tables import cut
 from ciel.cli.submission.collected_files import CollectedFiles
 from ciel.cli.submission.elements import Element
 from ciel.cli.submission.result_files import ResultFiles

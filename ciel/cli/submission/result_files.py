@@ -6,13 +6,12 @@ the element runs, so that every file it leaves is of this run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
 from ciel.cli.outcome import UsageError
-from ciel.cli.parsing.options import make_directory
+from ciel.cli.output.files import make_directory, whole_file
 from ciel.cli.submission.elements import Element, has_place, substitute
 
 _T = TypeVar("_T")
@@ -86,14 +85,6 @@ def _failed(path: Path) -> Path:
 
 def write_whole(path: Path, chunks: Iterable[bytes]) -> Path:
     """Write a file that has its name only when it is whole; return where."""
-    begun = path.with_name(f".{path.name}.partial")
-    try:
-        with begun.open("wb") as file:
-            file.writelines(chunks)
-        os.replace(begun, path)
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-    finally:
-        begun.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.writelines(chunks)
     return path
