@@ -9,13 +9,13 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
+from ciel.cli.daemons.ports import DEFAULT_LISTEN
 from ciel.cli.doctor.findings import FAULT, NOTE, Finding
 from ciel.cli.outcome import Status, say
 from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.parsing.options import add_cluster_options, make_parser
 from ciel.execution.report import visible
 
-_LISTEN = "127.0.0.1:8000"
 _EPILOG = """\
 Repair every fault; a note is for information. The exit status is 1 if there are faults. Run it as
 the user and on the host of a daemon to find the faults that this daemon meets.
@@ -28,7 +28,7 @@ def main(prog: str, words: Sequence[str]) -> int:
         "ciel doctor", "Find faults of this installation, and say how to repair them.", _EPILOG
     )
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", default=_LISTEN,
+        "--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN,
         help="the address at which a master will listen, if none is up (default %(default)s)",
     )  # fmt: skip
     add_cluster_options(parser)

@@ -10,13 +10,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from ciel.cli.connection import connect_or_start
 from ciel.cli.outcome import Status, UsageError, cancelling
 from ciel.cli.output.printing import print_json
 from ciel.cli.output.progress import Progress
 from ciel.cli.parsing.options import (
     add_cluster_options,
     add_own_cluster_options,
-    connect_or_start,
     make_parser,
     require_text,
     tell_late_options,

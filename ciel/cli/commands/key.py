@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from ciel.access.keys import Role
+from ciel.cli.connection import require_master
 from ciel.cli.outcome import Status, UsageError
 from ciel.cli.output.printing import print_json, print_text
-from ciel.cli.parsing.options import add_cluster_options, make_parser, require_master
+from ciel.cli.parsing.options import add_cluster_options, make_parser
 
 _EPILOG: Final = """\
 A `read` key looks at everything and changes nothing; one to `submit` also begins and ends jobs; a

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from ciel.cli.connection import connect_or_start
 from ciel.cli.outcome import Status, UsageError, cancelling, say
 from ciel.cli.output.files import make_directory
 from ciel.cli.output.printing import print_json
@@ -15,7 +16,6 @@ from ciel.cli.output.progress import Progress
 from ciel.cli.parsing.options import (
     add_cluster_options,
     add_own_cluster_options,
-    connect_or_start,
     make_parser,
     tell_late_options,
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ciel.cli.outcome import Status, UsageError, say
 from ciel.cli.parsing.options import make_parser
+from ciel.cli.parsing.verbs import show_verbs
 
 _ABOUT = "Shows shared memory as a directory."
 _PACKAGES = "on Debian: apt install fuse3 libfuse3-dev pkg-config"
@@ -30,12 +31,8 @@ def main(prog: str, words: Sequence[str]) -> int:
         parser = make_parser(f"ciel shmfs {verb}", f"{summary.capitalize()}.")
         add_arguments(parser)
         return act(parser.parse_args(words[1:]))
-    if verb not in ("", "-h", "--help", "help"):
-        raise UsageError(f"there is no ciel shmfs {verb}; ciel shmfs --help lists what there is")
-    rows = [f"  {name:9}{summary}" for name, (summary, _, _) in VERBS.items()]
-    text = ["usage: ciel shmfs VERB [OPTION…] DIR", "", _ABOUT, "", *rows]
-    print("\n".join(text), file=sys.stdout if verb else sys.stderr)
-    return Status.DONE if verb else Status.USAGE
+    summaries = {name: summary for name, (summary, _, _) in VERBS.items()}
+    return show_verbs("ciel shmfs", _ABOUT, summaries, words)
 
 
 def _add_mount(parser: ArgumentParser) -> None:

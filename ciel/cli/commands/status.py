@@ -8,10 +8,11 @@ from contextlib import closing
 from typing import Any
 
 from ciel.cli.commands.worker import render_workers
+from ciel.cli.connection import connect
 from ciel.cli.outcome import Status
 from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.output.tables import duration, screen_width
-from ciel.cli.parsing.options import add_cluster_options, connect, make_parser
+from ciel.cli.parsing.options import add_cluster_options, make_parser
 
 
 def main(prog: str, words: Sequence[str]) -> int:

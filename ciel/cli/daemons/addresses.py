@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from twisted.python.failure import Failure
 from ciel.access.addresses import is_loopback, netloc, parse_url
 from ciel.access.keys import Key
 from ciel.access.tickets import make_ticket
-from ciel.cli.daemons.process import DaemonError, host_and_port
+from ciel.cli.daemons.errors import DaemonError
+from ciel.net.errors import AddressError
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Address, parse_address
 
@@ -22,7 +24,15 @@ EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # of a host's addresses
 HEALTH = "/healthz"
 
 
-def host_of_ours(text: str) -> str:
+def host_and_port(text: str) -> str:
+    """Check `HOST:PORT`; port 0 and an empty host are for who listens (an argparse type)."""
+    with contextlib.suppress(AddressError):
+        if not parse_address(text).name:
+            return text
+    raise argparse.ArgumentTypeError(f"{text[:80]!a} is no address: expected HOST:PORT")
+
+
+def reachable_address(text: str) -> str:
     """Check a `HOST:PORT` for others to use; port 0: the one that is found (an argparse type)."""
     if parse_address(host_and_port(text)).host in EVERYWHERE:
         raise argparse.ArgumentTypeError(f"{text!a} leads nowhere: expected HOST:PORT")
@@ -48,7 +58,7 @@ def with_port(address: Address, found: Address) -> str:
     return netloc(address.host, address.port or found.port)
 
 
-def require_neighbourly(own_host: str, master_url: str) -> None:
+def require_reachable(own_host: str, master_url: str) -> None:
     """Raise DaemonError if only this computer could reach a worker, but others the master."""
     _, host, port = parse_url(master_url)
     if is_loopback(own_host) and not is_loopback(host):

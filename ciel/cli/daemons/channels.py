@@ -16,7 +16,7 @@ SOCKET: Final = "socket"
 USUAL_CHANNEL: Final = SOCKET
 SPIN_MAX_US: Final = 1000
 """Who looks for longer keeps a core busy for nothing: to be woken takes a tenth of it."""
-WORKER_LOOKS_US: Final = 200
+WORKER_POLL_US: Final = 200
 """About what a master takes to answer, and more than a brief task of a warm program."""
 
 
@@ -48,7 +48,7 @@ def open_channels(reactor: Any, options: argparse.Namespace) -> Channels | None:
     return Channels(reactor, make_kind(options.spin))
 
 
-def look_s(options: argparse.Namespace, usual_us: float) -> float:
+def poll_s(options: argparse.Namespace, usual_us: float) -> float:
     """Return how long a daemon looks at its descriptors before it sleeps: not where rings do."""
     if options.channel != SOCKET:
         return 0.0

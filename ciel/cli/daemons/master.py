@@ -17,18 +17,12 @@ from ciel.access.keys import Key
 from ciel.access.places import access_path
 from ciel.access.pruning import try_prune_ended
 from ciel.access.settings import require_safe_listen
-from ciel.cli.daemons.addresses import advertised, host_of_ours, with_port
-from ciel.cli.daemons.channels import add_channel_options, look_s, open_channels
-from ciel.cli.daemons.process import (
-    DaemonError,
-    host_and_port,
-    log,
-    run,
-    say_failed,
-    say_ready,
-    settle_memory,
-    start_failure,
-)
+from ciel.cli.daemons.addresses import advertised, host_and_port, reachable_address, with_port
+from ciel.cli.daemons.channels import add_channel_options, open_channels, poll_s
+from ciel.cli.daemons.errors import DaemonError
+from ciel.cli.daemons.lifeline import say_failed, say_ready
+from ciel.cli.daemons.ports import DEFAULT_LISTEN
+from ciel.cli.daemons.process import log, run, settle_memory, start_failure
 from ciel.cli.daemons.timeouts import add_worker_limits
 from ciel.cli.parsing.parser import Parser
 from ciel.master.journal import NullJournal
@@ -47,8 +41,6 @@ from ciel.net.transports import (
 from ciel.net.turns import Turns
 from ciel.plugins import PluginError
 from ciel.wire.session import Session
-
-DEFAULT_LISTEN = "127.0.0.1:8000"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--advertise",
-        type=host_of_ours,
+        type=reachable_address,
         metavar="HOST:PORT",
         help="the address that others are told (default: that of --listen)",
     )
@@ -121,7 +113,7 @@ class Master:
         told = advertised(options)
         turns = Turns(reactor)
         channels = open_channels(reactor, options)
-        reactor.look_s = look_s(options, 0.0)
+        reactor.look_s = poll_s(options, 0.0)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
         machine = MasterMachine(

@@ -9,7 +9,6 @@ is gone.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import os
 import signal
@@ -17,7 +16,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from twisted.internet.interfaces import IReadDescriptor
 from twisted.logger import (
     FilteringLogObserver,
     Logger,
@@ -26,35 +24,21 @@ from twisted.logger import (
     globalLogBeginner,
     textFileLogObserver,
 )
-from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from ciel.access.errors import AccessError, SettingsError
+from ciel.cli.daemons.errors import DaemonError
+from ciel.cli.daemons.lifeline import Lifeline
 from ciel.launch.limits import open_files_advice, raise_open_files
 from ciel.net import loop
-from ciel.net.errors import AddressError, ForeignAddressError
-from ciel.net.transports import parse_address
+from ciel.net.errors import ForeignAddressError
 from ciel.net.turns import PauseGauge, use_monotonic_clock
 from ciel.plugins import PluginError
 from ciel.storage.errors import StoreSpecError
-from ciel.wire import codec
-from ciel.wire.errors import DecodeError
 
 log = Logger()
 
-LINE_MAX_BYTES = 4096
 USAGE_ERRORS = (SettingsError, ForeignAddressError, StoreSpecError, PluginError)
 """The command line, or what it names, is at fault."""
-
-REASON_MAX_LENGTH = 1000  # the parent reads a line
-
-
-class DaemonError(Exception):
-    """A daemon cannot start; the text is one line for whoever started it."""
-
-    def __init__(self, reason: str, status: int = 1) -> None:
-        self.status = status
-        super().__init__(reason)
 
 
 class Daemon(Protocol):
@@ -116,14 +100,6 @@ def run(
     return daemon.status
 
 
-def host_and_port(text: str) -> str:
-    """Check `HOST:PORT`; port 0 and an empty host are for who listens (an argparse type)."""
-    with contextlib.suppress(AddressError):
-        if not parse_address(text).name:
-            return text
-    raise argparse.ArgumentTypeError(f"{text[:80]!a} is no address: expected HOST:PORT")
-
-
 def start_failure(error: Exception) -> tuple[str, int]:
     """Say why a daemon cannot start, in one line, and with which exit status it ends."""
     if isinstance(error, OSError) and error.strerror:
@@ -174,83 +150,6 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1000)
-
-
-@implementer(IReadDescriptor)
-class Lifeline:
-    """Standard input of an embedded daemon: one line of JSON, then silence until the parent is
-    gone. `failed` is called with the reason when that line makes no sense.
-    """
-
-    def __init__(
-        self,
-        reactor: Any,
-        told: Callable[[dict[str, Any]], None],
-        gone: Callable[[], None],
-        failed: Callable[[str], None],
-    ) -> None:
-        self._reactor = reactor
-        self._told: Callable[[dict[str, Any]], None] | None = told
-        self._gone = gone
-        self._failed = failed
-        self._line = b""
-        os.set_blocking(0, False)
-        reactor.addReader(self)
-
-    def fileno(self) -> int:
-        return 0
-
-    def logPrefix(self) -> str:
-        return "lifeline"
-
-    def doRead(self) -> None:
-        try:
-            data = os.read(0, LINE_MAX_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
-            self._reactor.removeReader(self)
-            self._gone()
-            return
-        if self._told is None:
-            return
-        self._line += data
-        line, newline, _ = self._line.partition(b"\n")
-        if not newline and len(self._line) <= LINE_MAX_BYTES:
-            return
-        told, self._told = self._told, None
-        try:
-            told(_read_line(line))
-        except DaemonError as error:
-            self._failed(str(error))
-
-    def connectionLost(self, reason: Failure) -> None:
-        """Called at shutdown; there is nothing to do."""
-
-
-def _read_line(line: bytes) -> dict[str, Any]:
-    if len(line) > LINE_MAX_BYTES:
-        raise DaemonError("the line on standard input is too long")
-    try:
-        value = codec.decode(line)
-    except DecodeError as error:
-        raise DaemonError(f"the line on standard input cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise DaemonError("the line on standard input is not an object")
-    return value
-
-
-def say_ready(facts: dict[str, Any]) -> None:
-    """Tell the parent of an embedded daemon that it is ready."""
-    os.write(1, codec.encode(facts) + b"\n")
-
-
-def say_failed(reason: str, status: int) -> None:
-    """Tell the parent of an embedded daemon why it will never be ready, and how it will end; too
-    late, it is ignored.
-    """
-    with contextlib.suppress(OSError):
-        say_ready({"error": reason[:REASON_MAX_LENGTH], "status": status})
 
 
 def stop_on_signals(reactor: Any, stop: Callable[[], None]) -> None:

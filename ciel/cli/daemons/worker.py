@@ -21,23 +21,17 @@ from ciel.access.keys import Key, Role
 from ciel.access.settings import find_master
 from ciel.cli.daemons.addresses import (
     advertised,
-    host_of_ours,
-    require_neighbourly,
+    host_and_port,
+    reachable_address,
+    require_reachable,
     try_address,
     with_port,
 )
-from ciel.cli.daemons.channels import WORKER_LOOKS_US, add_channel_options, look_s, open_channels
+from ciel.cli.daemons.channels import WORKER_POLL_US, add_channel_options, open_channels, poll_s
+from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
-from ciel.cli.daemons.process import (
-    DaemonError,
-    host_and_port,
-    log,
-    run,
-    say_failed,
-    say_ready,
-    settle_memory,
-    start_failure,
-)
+from ciel.cli.daemons.lifeline import say_failed, say_ready
+from ciel.cli.daemons.process import log, run, settle_memory, start_failure
 from ciel.cli.daemons.timeouts import add_kill_grace
 from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.core.admission import Policy
@@ -100,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--advertise",
-        type=host_of_ours,
+        type=reachable_address,
         metavar="HOST:PORT",
         help="the address that others are told (default: that of --listen)",
     )
@@ -190,7 +184,7 @@ class Worker:
         slots, told = options.slots or len(os.sched_getaffinity(0)), advertised(options)
         memory_bytes = options.memory or memory_of_host()
         turns, channels = Turns(reactor), open_channels(reactor, options)
-        reactor.look_s = look_s(options, WORKER_LOOKS_US)
+        reactor.look_s = poll_s(options, WORKER_POLL_US)
         become_subreaper()
         self._open_spool()
         if self._made_spool:
@@ -289,7 +283,7 @@ class Worker:
 
         def rejoin(url: str) -> None:
             url, host, port = parse_url(url)
-            require_neighbourly(advertised(self._options).host, url)
+            require_reachable(advertised(self._options).host, url)
             self._url, reconnector.address = url, netloc(host, port)
             service.leave_master()
 
@@ -365,7 +359,7 @@ class Worker:
                 "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
                 status=3,
             )
-        require_neighbourly(advertised(options).host, found.url)
+        require_reachable(advertised(options).host, found.url)
         log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
         self._url = found.url
         self.open(reachable(found.control, found.url), found.cluster_id, found.key)

@@ -21,12 +21,12 @@ from ciel.access.addresses import parse_url
 from ciel.access.errors import AccessError, AccessFileMissingError, SettingsError
 from ciel.access.places import current_path, state_directory
 from ciel.access.settings import Settings, config_path, executor_settings
-from ciel.cli.commands.up import is_free, who_listens
+from ciel.cli.connection import crashed
 from ciel.cli.daemons.executors import load_executors
+from ciel.cli.daemons.ports import is_free, who_listens
 from ciel.cli.doctor.findings import OK, Finding, fault, note, ok, settings_fault
 from ciel.cli.outcome import UsageError
 from ciel.cli.output.tables import size_text
-from ciel.cli.parsing.options import crashed
 from ciel.launch import Launcher, LaunchError
 from ciel.launch.memory import memory_of_host
 from ciel.storage.errors import StorageError

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the way from them to a client."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 
-from ciel.access import access_file
-from ciel.access.errors import AccessFileError
-from ciel.access.places import current_path
-from ciel.access.settings import MasterLocation, find_master
 from ciel.cli.outcome import UsageError, say
 from ciel.cli.parsing.parser import Parser, whole_number
 from ciel.cli.parsing.parser import seconds as seconds  # for all who have options
-from ciel.client.client import Client
-from ciel.client.errors import NoMasterError
 
 _HELP_WIDTH = 78  # where there is no terminal
 
@@ -69,59 +63,6 @@ def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
         "--workers", type=whole_number(1, WORKERS_MAX), metavar="N",
         help="if no cluster is up, start one with N workers for this command (default 1)",
     )  # fmt: skip
-
-
-def connect(args: argparse.Namespace, name: str) -> Client:
-    """Connect to the cluster that is meant; raises NoMasterError if there is none."""
-    return Client(require_master(args), name=name)
-
-
-def connect_or_start(args: argparse.Namespace, name: str) -> Client:
-    """Connect to the cluster that is meant; where there is none, start one for this command."""
-    found = find_master(args.master, args.access, os.environ)
-    if found is None:
-        if crash := _crash():
-            say(crash)
-        return Client(name=name, cluster_options={"workers": args.workers or 1})
-    if args.workers:
-        say(f"--workers has no effect: the cluster at {found.url} has its own")
-    client = Client(found, name=name)
-    try:
-        if not client.slot_count():
-            say(
-                f"the cluster at {found.url} has no worker: the job waits till ciel-worker adds one"
-            )
-    except BaseException:
-        client.close()
-        raise
-    return client
-
-
-def require_master(args: argparse.Namespace) -> MasterLocation:
-    """Return where the master is that is meant; raises NoMasterError if there is none."""
-    found = find_master(args.master, args.access, os.environ)
-    if found is None:
-        none = _crash() or "no cluster is named or up"
-        raise NoMasterError("", f"{none}; `ciel up` starts one")
-    return found
-
-
-def crashed() -> access_file.AccessFile | None:
-    """Return the access file of a cluster that ended without `ciel down`, if one did."""
-    try:
-        found = access_file.read(current_path(os.environ))
-    except AccessFileError:
-        return None
-    return None if found.is_alive() else found
-
-
-def _crash() -> str:
-    """Say in words which cluster has crashed; nothing if none has."""
-    gone = crashed()
-    if gone is None:
-        return ""
-    logs = current_path(os.environ).resolve().parent
-    return f"the cluster at {gone.url} has crashed (process {gone.pid} is gone; logs in {logs})"
 
 
 def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
+from ciel.cli.connection import connect
 from ciel.cli.outcome import Status, UsageError
-from ciel.cli.parsing.options import add_cluster_options, connect, make_parser
+from ciel.cli.parsing.options import add_cluster_options, make_parser
 from ciel.cli.parsing.parser import likely
 from ciel.client.client import Client
 

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ciel.cli.connection import connect, connect_or_start
 from ciel.cli.jobs.detached import tell_detached
 from ciel.cli.outcome import OF_JOB_STATE, UsageError, cancelling
 from ciel.cli.output.printing import print_json, write_output
@@ -19,8 +20,6 @@ from ciel.cli.parsing.options import (
     add_cluster_options,
     add_own_cluster_options,
     assignments,
-    connect,
-    connect_or_start,
     make_parser,
     require_text,
     tell_late_options,
