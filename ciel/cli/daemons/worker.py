@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import stat
 import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +29,7 @@ from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
 from ciel.cli.daemons.lifeline import say_failed, say_ready
 from ciel.cli.daemons.process import log, run, settle_memory, start_failure
+from ciel.cli.daemons.spool import Spool
 from ciel.cli.daemons.timeouts import add_kill_grace
 from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.core.admission import Policy
@@ -48,11 +46,9 @@ from ciel.net.outside import Outside
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Reconnector, listen
 from ciel.net.turns import Turns
-from ciel.storage import leases
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.storage.specs import parse_spec
-from ciel.storage.trees import remove_tree
 from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
 from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
@@ -144,11 +140,6 @@ def parser() -> argparse.ArgumentParser:
     return parse
 
 
-_OWNER = "owner"  # of a spool
-_MADE_PREFIX = "ciel-worker-"
-_LEFT_MAX = 10  # spools of ended workers, with files of failed tasks
-
-
 def _control_peer(
     reactor: Any,
     turns: Turns,
@@ -167,10 +158,7 @@ class Worker:
         self._reactor = reactor
         self._options = options
         self._id = new_worker_id()
-        self._made_spool = options.spool is None
-        self._spool_identity = ""
-        spool = Path(options.spool or tempfile.mkdtemp(prefix=_MADE_PREFIX))
-        self._spool = spool.absolute()  # programs have directories of their own
+        self._spool = Spool(options.spool)
         self._closers: list[Any] = []
         self._has_joined = False
         self._drain: Callable[[Callable[[], None]], None] | None = None
@@ -186,11 +174,10 @@ class Worker:
         turns, channels = Turns(reactor), open_channels(reactor, options)
         reactor.look_s = poll_s(options, WORKER_POLL_US)
         become_subreaper()
-        self._open_spool()
-        if self._made_spool:
-            _prune_left(self._spool.parent)
-        logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
-        kept, store = self._spool / "kept", self._open_store()
+        spool = self._keep(self._spool)
+        spool.open()
+        logs = JobLogs(reactor, spool.logs_directory(options.log))
+        store = self._open_store()
         launching = self._keep(Launching(reactor, turns, inherited(os.environ), store.directories))
         transfers = self._keep(Transfers(reactor))
         executors, lacking, known = _executors_here()
@@ -200,7 +187,7 @@ class Worker:
         admit, queue = self._disk_of(store, disk_jobs)
         site = WorkerSite(
             reactor, key, store, lambda object_id: service.uploaded(object_id), logs, streams,
-            admit=admit, figures=lambda: service.figures(), kept=kept,
+            admit=admit, figures=lambda: service.figures(), kept=spool.kept,
             open_healthz=options.open_healthz,
         )  # fmt: skip
         self._closers.append(site.close)
@@ -219,8 +206,8 @@ class Worker:
         )
         hosting = Hosting(
             reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
-            streams=streams, executors=known, worker=self._id, netloc=own, spool=self._spool,
-            kept=kept, logs=logs, channels=channels,
+            streams=streams, executors=known, worker=self._id, netloc=own, spool=spool.path,
+            kept=spool.kept, logs=logs, channels=channels,
         )  # fmt: skip
         service.watch_disk(queue)
         service.watch_store(disk_jobs, self.fail)
@@ -252,7 +239,7 @@ class Worker:
         """Begin to prove the key to the master. `about`: what this worker says of itself."""
         own = {
             "kind": "worker", "worker": self._id, "hostname": host_name(),
-            "spool": self._spool_identity,
+            "spool": self._spool.identity,
         }  # fmt: skip
         return Session.initiator(
             worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
@@ -274,7 +261,7 @@ class Worker:
     ) -> Controls:  # fmt: skip
         """Let people act on this worker over HTTP."""
         machine = service.machine
-        pins = Pins(self._spool / "pins", machine.brought.pinned, machine.stored)
+        pins = Pins(self._spool.path / "pins", machine.brought.pinned, machine.stored)
         machine.brought.found(machine.stored, self._reactor.seconds())
 
         def keep(object_id: ObjectId) -> None:
@@ -305,7 +292,7 @@ class Worker:
         """Return how copies wait for the disk of a store, and how much does."""
         if not store.capabilities.may_block:
             return at_once, lambda: (0, 0.0)
-        place = self._spool / "store"
+        place = self._spool.store
         return partial(disk_jobs.enter, place), partial(disk_jobs.queue_at, place)
 
     def _open_neighbours(
@@ -315,7 +302,7 @@ class Worker:
         try:
             open_neighbours = plugins.load("ciel.neighbours", "shmd")
             neighbours: Neighbours = open_neighbours(
-                self._reactor, store, self._spool / "store", cluster_id=cluster_id, netloc=own,
+                self._reactor, store, self._spool.store, cluster_id=cluster_id, netloc=own,
                 kept=lambda object_id: service.uploaded(ObjectId(object_id)), turn=jobs.turn,
             )  # fmt: skip
         except (plugins.PluginError, CielError, OSError) as error:
@@ -324,27 +311,10 @@ class Worker:
         self._closers.append(neighbours.close)
         return neighbours
 
-    def _open_spool(self) -> None:
-        """Have a spool alone, whichever stores are in it: two workers would overwrite its pins."""
-        self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place_fd = os.open(self._spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            owner_fd = leases.own(
-                _OWNER, parent_fd=place_fd, subject=str(self._spool), what="this spool",
-                instead="directory",
-            )  # fmt: skip
-        except OSError:
-            return  # on a file system without locks, or a full one
-        finally:
-            os.close(place_fd)
-        self._closers.append(partial(os.close, owner_fd))
-        place = self._spool.stat()  # nobody else has it while this process lives
-        self._spool_identity = f"{host_identity()}:{place.st_dev}:{place.st_ino}"
-
     def _open_store(self) -> ObjectStore:
         name, store_options = parse_spec(self._options.store)
         open_store = plugins.load("ciel.stores", name)
-        store: ObjectStore = self._keep(open_store(store_options, self._spool / "store"))
+        store: ObjectStore = self._keep(open_store(store_options, self._spool.store))
         store.claim()
         if store.about:
             log.info("objects lie in {about}", about=store.about)
@@ -419,35 +389,12 @@ class Worker:
                 close()
             except (CielError, LaunchError, OSError) as error:
                 log.error("while ending: {error}", error=error)
-        if self._options.embedded or self._made_spool:
-            self._remove_spool()
+        if self._options.embedded or self._spool.is_temporary:
+            # The owner of an embedded worker removes the files of failed tasks.
+            if not self._spool.remove():
+                log.info("files of failed tasks are kept in {kept}", kept=self._spool.kept)
         if self._reactor.running:
             self._reactor.stop()
-
-    def _remove_spool(self) -> None:
-        """Remove the spool, but not what failed tasks left: whoever made it takes that along."""
-        (self._spool / _OWNER).unlink(missing_ok=True)
-        for entry in self._spool.iterdir() if self._spool.exists() else ():
-            if entry.name != "kept":
-                remove_tree(entry)
-        try:
-            self._spool.rmdir()
-        except OSError:
-            log.info("files of failed tasks are kept in {kept}", kept=self._spool / "kept")
-
-
-def _prune_left(directory: Path) -> None:
-    """Remove what ended workers left in spools of their own making, but for the latest."""
-    left: list[tuple[float, Path]] = []
-    for path in directory.glob(f"{_MADE_PREFIX}*"):
-        with suppress(OSError):  # another user's, or just being removed
-            state = path.lstat()
-            is_ours = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
-            if is_ours and os.listdir(path) == ["kept"]:  # a worker that lives has more
-                left.append((state.st_mtime, path))
-    for _, path in sorted(left)[:-_LEFT_MAX]:
-        with suppress(OSError):
-            remove_tree(path)
 
 
 START_ERRORS = (
@@ -470,16 +417,6 @@ def reachable(control: str, url: str) -> str:
         return control
     sockets = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").split()
     return control if name in sockets else url.removeprefix("http://")
-
-
-def _logs_directory(log: str | None, spool: Path) -> Path:
-    """Return where this worker keeps its jobs' logs: beside its own log, and apart from those of
-    other workers that log there.
-    """
-    if log is None:
-        return spool / "jobs"
-    path = Path(log).resolve()
-    return path.with_name(f"{path.stem}-jobs")
 
 
 def held_by(store: ObjectStore) -> dict[ObjectId, int]:
