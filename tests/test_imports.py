@@ -19,7 +19,6 @@ LARGER_PACKAGES = {
     "ciel.executors.programs": 27,
     "ciel.master.state": 22,
     "ciel.skywriting": 28,
-    "ciel.testing": 48,
     "ciel.worker": 32,
 }
 """How many modules these have beside their sub-packages."""
@@ -34,7 +33,6 @@ IN_CIRCLES = {
     "ciel.scc": "objects store",
     "ciel.skywriting": "arguments builtins code expressions host modern names operators results "
     "running showing statements values",
-    "ciel.testing": "fake_worker imaginary",
 }
 """Modules that import themselves by way of others, by package; the package counts, too."""
 

@@ -23,7 +23,7 @@ from ciel.access.keys import Key
 from ciel.access.places import host_name
 from ciel.access.tickets import make_ticket
 from ciel.testing.homes import Home, wait_for
-from ciel.testing.mounts import on_mount
+from ciel_tests.clusters.mounts import on_mount
 
 EXAMPLE: Final = str(Path(__file__).parents[2] / "examples" / "hello.pack")
 KEY: Final = Key(bytes(range(32)))

@@ -19,8 +19,8 @@ import pytest
 
 from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.testing.homes import wait_for
-from ciel.testing.hosts import Host, Hosts
-from ciel.testing.languages import LANGUAGES, build_ocaml, require_haskell, require_pypy
+from ciel_tests.clusters.hosts import Host, Hosts
+from ciel_tests.installed.languages import LANGUAGES, build_ocaml, require_haskell, require_pypy
 
 ROOT: Final = Path(__file__).parents[2]
 MIB: Final = 1 << 20

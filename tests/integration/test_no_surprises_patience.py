@@ -18,7 +18,7 @@ import pytest
 
 from ciel.core.events import LOST_AFTER_S
 from ciel.testing.homes import HandCluster, Home, wait_for
-from ciel.testing.hosts import Hosts
+from ciel_tests.clusters.hosts import Hosts
 
 
 def submit(home: Home, *argv: str, elements: int = 1) -> subprocess.Popen[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from ciel.client import Client
 from ciel.testing.homes import Home, wait_for
-from ciel.testing.two_slots import TwoSlots
+from ciel_tests.clusters.two_slots import TwoSlots
 
 FOR_EVER = 'ignore = print("begun"); while (true) { x = 1; }'
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.options import SCENARIOS, options_for
-from ciel.testing.simulator import Simulation, main, simulate
+from ciel.testing.simulator.__main__ import main
+from ciel.testing.simulator.options import SCENARIOS, options_for
+from ciel.testing.simulator.simulation import Simulation, simulate
 
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 SEEDS = range(1, 21 if IS_LONG else 3)

@@ -15,7 +15,7 @@ from ciel.skywriting.builtins import MODERN, ORIGINAL, VERSION_2
 from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.results import DEPTH_MAX, VALUES_MAX, extent, require_result
 from ciel.skywriting.values import LIST_MAX_ITEMS, TEXT_MAX_CHARACTERS, Builtin
-from ciel.testing.script_host import ScriptHost, ScriptTask, Stops
+from ciel_tests.skywriting.script_host import ScriptHost, ScriptTask, Stops
 
 PROMISED = [
     "null", "split", "join", "replace", "trim", "startswith", "map", "filter", "reduce", "sort",

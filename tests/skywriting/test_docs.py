@@ -14,7 +14,7 @@ from ciel.skywriting import lexer, names, printer, rules, standard
 from ciel.skywriting.builtins import ORIGINAL
 from ciel.skywriting.errors import SkywritingError, Source
 from ciel.skywriting.grammar import parse
-from ciel.testing.script_host import ScriptHost
+from ciel_tests.skywriting.script_host import ScriptHost
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs" / "skywriting"

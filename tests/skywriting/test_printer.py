@@ -15,7 +15,7 @@ from ciel.skywriting.errors import Source
 from ciel.skywriting.grammar import parse
 from ciel.skywriting.lexer import tokenize
 from ciel.skywriting.printer import WIDTH, show, show_constant
-from ciel.testing.chunks import chunks
+from ciel_tests.skywriting.chunks import chunks
 
 HERE = Path(__file__).parent
 CONFORMANCE = [chunk for path in sorted(HERE.glob("conformance/*.sw")) for chunk in chunks(path)]

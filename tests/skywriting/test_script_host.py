@@ -6,7 +6,7 @@ import pytest
 
 from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.host import ReferenceFailedError
-from ciel.testing.script_host import ScriptHost, StillWaitingError, Stops
+from ciel_tests.skywriting.script_host import ScriptHost, StillWaitingError, Stops
 
 TREE = """
     function tree(n) {

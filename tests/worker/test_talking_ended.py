@@ -19,8 +19,10 @@ from ciel.core.tasks import Needs
 from ciel.storage.files import FileStore
 from ciel.testing.builders import stored
 from ciel.testing.homes import descriptors_of, private_bytes, wait_for
-from ciel.testing.one_worker import SDK, Talker
-from ciel.testing.puppet_words import (
+from ciel.worker.process import Patience
+from ciel.worker.state.invariants import problems
+from ciel_tests.scenes.one_worker import SDK, Talker
+from ciel_tests.scenes.puppet_words import (
     EXECUTORS,
     EXIT,
     FRAME,
@@ -38,8 +40,6 @@ from ciel.testing.puppet_words import (
     pid_of,
     waiting,
 )
-from ciel.worker.process import Patience
-from ciel.worker.state.invariants import problems
 
 # --- called off -----------------------------------------------------------------------------------
 

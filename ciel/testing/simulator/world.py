@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ciel.core.events import Message
 from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.master.state.workers import WorkerFacts
-from ciel.testing.options import Options
-from ciel.testing.witness import Witness
+from ciel.testing.simulator.options import Options
+from ciel.testing.simulator.witness import Witness
 from ciel.wire import codec, messages
 
-if TYPE_CHECKING:
-    from ciel.testing.fake_worker import FakeWorker
-
+W = TypeVar("W")  # the workers of a world, which know it
 CONTENT_BYTES = 16  # what stands for the content of any object
 
 MASTER, PEER = 0, 1  # the sides of a connection
@@ -47,18 +45,16 @@ class Timeline:
         act(*arguments)
 
 
-class World:
+class World(Generic[W]):
     """What all parties of one simulation share."""
 
-    def __init__(
-        self, options: Options, chance: Random, check_worker: Callable[[FakeWorker], None]
-    ) -> None:
+    def __init__(self, options: Options, chance: Random, check_worker: Callable[[W], None]) -> None:
         self.options = options
         self.chance = chance
         self.check_worker = check_worker
         self.witness = Witness()
         self.timeline = Timeline()
-        self.serving: dict[str, FakeWorker] = {}  # by address
+        self.serving: dict[str, W] = {}  # by address
         self.powerless: set[str] = set()  # workers whose hosts answer for them no more
         self.log: list[tuple[float, str, object]] = []  # when, to whom or of whom, what
 
@@ -118,7 +114,7 @@ class Line(NamedTuple):
 class Connection:
     """One imaginary TCP connection between a peer (`name`) and the master."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World[Any], name: str) -> None:
         self.name = name
         self.on_the_way = 0  # messages
         self._world = world

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable
 
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
@@ -12,32 +11,11 @@ from ciel.core.jobs import Job
 from ciel.core.lost_objects import drop, lose
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Reference, Stream
-from ciel.core.removal import Deletions
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.core.undeclared_outputs import introduce, open_streams
 from ciel.testing.builders import a_job, stored
 
 W1, W2 = "w1:8001", "w2:8001"
-
-T = TypeVar("T")
-
-
-def at_once(operation: Generator[None, None, T]) -> T:
-    """Run an operation to its end, however many steps it takes; return what it returns."""
-    while True:
-        try:
-            next(operation)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # what the generator returns
-
-
-def deleted(operation: Iterator[Deletions]) -> Deletions:
-    """Run an operation to its end; return all that is to be deleted by it."""
-    found: Deletions = {}
-    for deletions in operation:
-        for place, names in deletions.items():
-            found.setdefault(place, []).extend(names)
-    return found
 
 
 class Scene:

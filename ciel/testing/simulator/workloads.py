@@ -34,7 +34,7 @@ from ciel.core.scheduling import (
     read_scheduling,
 )
 from ciel.core.tasks import Mentions, Needs, TaskSpec
-from ciel.testing.options import MEMORY, Options
+from ciel.testing.simulator.options import MEMORY, Options
 from ciel.wire.descriptors import make_task, read_arguments
 
 EXECUTOR = "pretend"

@@ -17,7 +17,7 @@ from ciel.master.service import MasterService
 from ciel.master.state.machine import MasterMachine
 from ciel.net.http import Routes
 from ciel.net.turns import Turns
-from ciel.testing.routes import Row
+from ciel_tests.http.routes import Row
 
 SUBMIT: Final = Role.SUBMIT
 RUNNING: Final = {"job": "running"}

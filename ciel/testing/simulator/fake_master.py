@@ -19,7 +19,9 @@ from ciel.master.state import queries
 from ciel.master.state.machine import MasterMachine
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
-from ciel.testing.imaginary import (
+from ciel.testing.simulator.fake_worker import FakeWorker
+from ciel.testing.simulator.invariants import check_master
+from ciel.testing.simulator.world import (
     MASTER,
     Connection,
     Hello,
@@ -28,14 +30,13 @@ from ciel.testing.imaginary import (
     World,
     through_wire,
 )
-from ciel.testing.invariants import check_master
 from ciel.wire import messages
 
 
 class FakeMaster:
     """Connections by peer, turns, heartbeats."""
 
-    def __init__(self, world: World, machine: MasterMachine) -> None:
+    def __init__(self, world: World[FakeWorker], machine: MasterMachine) -> None:
         self.machine = machine
         machine.bulk.steps_per_turn = world.options.steps_per_turn
         self._world = world

@@ -1,22 +1,14 @@
-"""A whole cluster in one thread, from one seed: real machines, imaginary network, clock and disks.
+"""One run of a simulated cluster, from a seed.
 
-    python -m ciel.testing.simulator --seeds 1-1000 [--scenario any] [--keep-going]
-
-runs seeds one after the other and stops at the first that fails (or lists all that do), with the
-story of the task concerned and the command that replays it.
-
-Each run has two phases, as FoundationDB and TigerBeetle do it: while faults happen nothing wrong
-may ever be done (safety; `invariants` are checked after every turn), and once they have stopped all
-jobs must end, with the right answer (liveness), and nothing may be left over.
+Each run has two phases, as in FoundationDB and TigerBeetle. While faults happen, nothing wrong may
+ever be done (safety; `invariants` are checked after every event-loop iteration of the master). Once
+they have stopped, all jobs must end with the right answer (liveness), and nothing may be left over.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable
 from random import Random
-from time import perf_counter
 from typing import NamedTuple
 
 from ciel.core.errors import CielError
@@ -27,15 +19,21 @@ from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.subscriptions import CLIENT_GRACE_S
 from ciel.master.state.workers import WorkerFacts
-from ciel.testing.fake_client import FakeClient
-from ciel.testing.fake_master import FakeMaster
-from ciel.testing.fake_user import FakeUser
-from ciel.testing.fake_worker import FakeWorker
-from ciel.testing.imaginary import Connection, World
-from ciel.testing.invariants import Problems, check_master, check_worker, kept_after_all, unrest
-from ciel.testing.options import SCENARIOS, Options, options_for
-from ciel.testing.witness import Violation
-from ciel.testing.workloads import EXECUTOR, draw_plan
+from ciel.testing.simulator.fake_client import FakeClient
+from ciel.testing.simulator.fake_master import FakeMaster
+from ciel.testing.simulator.fake_user import FakeUser
+from ciel.testing.simulator.fake_worker import FakeWorker
+from ciel.testing.simulator.invariants import (
+    Problems,
+    check_master,
+    check_worker,
+    kept_after_all,
+    unrest,
+)
+from ciel.testing.simulator.options import Options, options_for
+from ciel.testing.simulator.witness import Violation
+from ciel.testing.simulator.workloads import EXECUTOR, draw_plan
+from ciel.testing.simulator.world import Connection, World
 
 REST_S = 2.0  # between two looks whether all is over
 STORY_LINES_MAX = 80
@@ -62,7 +60,7 @@ class Simulation:
     ) -> None:
         self.options = options
         self.chance = Random(seed)
-        self.world = World(options, self.chance, check_worker)
+        self.world: World[FakeWorker] = World(options, self.chance, check_worker)
         self.master = FakeMaster(self.world, make_master(delegates=options.delegates))
         self.master.machine.worker_timeout_s = options.worker_timeout_s
         self.workers: list[FakeWorker] = []
@@ -335,39 +333,3 @@ def simulate(
         raise SimulationError(seed, scenario, error, story) from error
     except (CielError, LookupError, AssertionError, TypeError, ValueError, AttributeError) as error:
         raise SimulationError(seed, scenario, error, simulation.story_of("")) from error
-
-
-def main(arguments: list[str]) -> int:
-    """Run a range of seeds; return an exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ciel.testing.simulator", description=__doc__)
-    parser.add_argument("--seeds", default="1-100", help="a range, both ends included")
-    parser.add_argument("--scenario", default="any", choices=["any", *SCENARIOS])
-    parser.add_argument("--keep-going", action="store_true", help="list all seeds that fail")
-    chosen = parser.parse_args(arguments)
-    first, _, last = chosen.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
-    started_s, results, failures = perf_counter(), [], 0
-    for seed in seeds:
-        try:
-            results.append(simulate(seed, chosen.scenario))
-        except SimulationError as error:
-            failures += 1
-            if not chosen.keep_going:
-                sys.exit(str(error))
-            print(f"{type(error.error).__name__} in seed {seed}: {error.error}"[:200], flush=True)
-    took_s = perf_counter() - started_s
-    tasks, runs = sum(r.tasks for r in results), sum(r.runs for r in results)
-    print(
-        f"{len(seeds)} seeds in {took_s:.1f} s ({len(seeds) / took_s * 60:.0f} a minute), "
-        f"{failures} failed; {tasks} tasks, {runs} runs, "
-        f"{sum(r.handed_over for r in results)} results handed over, "
-        f"{sum(r.retried for r in results)} jobs tried again, "
-        f"{sum(r.removed for r in results)} removed, "
-        f"{sum(r.simulated_s for r in results):.0f} s simulated, "
-        f"{sum(r.excused for r in results)} jobs met the unsurvivable"
-    )
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

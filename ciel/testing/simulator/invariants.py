@@ -13,8 +13,8 @@ from ciel.core.refs import Concrete, Failure, locations_of
 from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, Mentions
 from ciel.master.state import invariants
 from ciel.master.state.machine import MasterMachine
-from ciel.testing.fake_worker import FakeWorker
-from ciel.testing.witness import Violation, Witness
+from ciel.testing.simulator.fake_worker import FakeWorker
+from ciel.testing.simulator.witness import Violation, Witness
 from ciel.worker.state.invariants import problems
 
 Problems = Iterator[tuple[str, str]]

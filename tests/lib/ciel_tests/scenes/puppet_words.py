@@ -12,7 +12,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Fixed, Future
 from ciel.executors.proc import ProcExecutor
 from ciel.testing.homes import wait_for
-from ciel.testing.one_worker import Talker
+from ciel_tests.scenes.one_worker import Talker
 
 EXECUTORS = {"proc": ProcExecutor()}
 IS_LONG = os.environ.get("CIEL_LONG") == "1"

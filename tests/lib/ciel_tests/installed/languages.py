@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-LANGUAGES: Final = Path(__file__).parents[2] / "examples" / "languages"
+LANGUAGES: Final = Path(__file__).parents[4] / "examples" / "languages"
 
 
 @cache

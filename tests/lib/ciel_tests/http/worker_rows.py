@@ -11,10 +11,10 @@ from twisted.internet.task import Clock
 
 from ciel.access.keys import Key, Role
 from ciel.net.http import Routes
-from ciel.testing.routes import Door, Row
 from ciel.worker.metrics import WorkerMetrics
 from ciel.worker.resources.control import Controls
 from ciel.worker.resources.root import WorkerSite
+from ciel_tests.http.routes import Door, Row
 
 SUBMIT: Final = Role.SUBMIT
 _CONTENT: Final = bytes(2000)

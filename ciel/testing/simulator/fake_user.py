@@ -9,11 +9,12 @@ from collections.abc import Callable
 from ciel.core.endings import saw_error
 from ciel.core.jobs import ENDED, Job, JobState
 from ciel.core.refs import Failure
-from ciel.testing.fake_client import FakeClient
-from ciel.testing.fake_master import FakeMaster
-from ciel.testing.graph_scenes import at_once
-from ciel.testing.imaginary import World
-from ciel.testing.witness import Violation
+from ciel.testing.operations import at_once
+from ciel.testing.simulator.fake_client import FakeClient
+from ciel.testing.simulator.fake_master import FakeMaster
+from ciel.testing.simulator.fake_worker import FakeWorker
+from ciel.testing.simulator.witness import Violation
+from ciel.testing.simulator.world import World
 
 TRIES_MAX = 2
 AWKWARD_SHARE = 0.5  # of jobs to be removed: best while results that were lost are made again
@@ -28,7 +29,7 @@ class FakeUser:
 
     def __init__(
         self,
-        world: World,
+        world: World[FakeWorker],
         master: FakeMaster,
         clients: list[FakeClient],
         check: Callable[[FakeClient], bool],

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ciel.testing.homes import BIN, WORKER_ID, HandCluster
 
-GOLDEN = Path(__file__).parents[2] / "tests" / "stories" / "golden"
+GOLDEN = Path(__file__).parents[4] / "tests" / "stories" / "golden"
 IS_WRITING = os.environ.get("CIEL_STORIES") == "write"
 
 _NAMED: Sequence[tuple[str, str]] = (

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Fixed, Future, Reference
 from ciel.core.tasks import TaskSpec
-from ciel.testing.workloads import EXECUTOR, Outcome, lot_content
+from ciel.testing.simulator.workloads import EXECUTOR, Outcome, lot_content
 from ciel.wire.descriptors import make_task, read_arguments
 
 HANDED_SHARE = 0.4

@@ -34,9 +34,9 @@ from ciel.core.tasks import TaskSpec
 from ciel.master.state.workers import WorkerFacts
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
-from ciel.testing.imaginary import PEER, Connection, Hello, Line, Refusal, World, size_of
-from ciel.testing.lots import Surroundings, run_lots
-from ciel.testing.workloads import PROCESS, Outcome, run
+from ciel.testing.simulator.lots import Surroundings, run_lots
+from ciel.testing.simulator.workloads import PROCESS, Outcome, run
+from ciel.testing.simulator.world import PEER, Connection, Hello, Line, Refusal, World, size_of
 from ciel.wire import messages
 from ciel.wire.descriptors import read_arguments
 from ciel.worker.state.machine import WorkerMachine
@@ -87,7 +87,7 @@ class FakeWorker:
     """
 
     def __init__(
-        self, world: World, facts: WorkerFacts, store: dict[ObjectId, bytes],
+        self, world: World[FakeWorker], facts: WorkerFacts, store: dict[ObjectId, bytes],
         dial: Callable[[FakeWorker], Connection],
     ) -> None:  # fmt: skip
         self.world = world

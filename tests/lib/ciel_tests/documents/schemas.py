@@ -11,7 +11,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-FOLDER = Path(__file__).parents[2] / "docs/schemas"
+FOLDER = Path(__file__).parents[4] / "docs/schemas"
 
 
 def strict(schema: Any) -> Any:

@@ -13,8 +13,8 @@ from ciel.execution.executor import Task
 from ciel.executors.conversation import Conversation, Over
 from ciel.storage.files import FileStore
 from ciel.testing.fake_attempt import FakeAttempt
-from ciel.testing.transcript import Transcript
 from ciel.wire.calls import Call, encode_call
+from ciel_tests.scenes.transcript import Transcript
 
 HERE = "here:1"
 NO, MAY_KEEP = {"keep_process": "no"}, {"keep_process": "may_keep"}

@@ -21,7 +21,7 @@ import pytest
 from ciel.testing.homes import Home, wait_for
 
 TOOLS: Final = ("unshare", "nsenter", "ip", "mount")
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[4]
 
 # Whatever lies below the private directories and is needed there is bound to its place again; "."
 # still leads to it.

@@ -22,9 +22,10 @@ from ciel.core.events import (
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobSummary
 from ciel.core.refs import Concrete, Reference, Stream, Value
-from ciel.testing.imaginary import MASTER, PEER, Connection, World, size_of, through_wire
-from ciel.testing.witness import Violation
-from ciel.testing.workloads import Plan
+from ciel.testing.simulator.fake_worker import FakeWorker
+from ciel.testing.simulator.witness import Violation
+from ciel.testing.simulator.workloads import Plan
+from ciel.testing.simulator.world import MASTER, PEER, Connection, World, size_of, through_wire
 from ciel.wire import messages
 
 CLIENT_SILENT_S = 30.0
@@ -36,7 +37,9 @@ USE_MEAN_S = 0.3  # that it takes to use a result
 class FakeClient:
     """Plays a plan; when it lost its connection and comes back, it says all again that counts."""
 
-    def __init__(self, world: World, plan: Plan, dial: Callable[[str], Connection]) -> None:
+    def __init__(
+        self, world: World[FakeWorker], plan: Plan, dial: Callable[[str], Connection]
+    ) -> None:
         self.plan = plan
         self.settled: dict[ObjectId, Reference] = {}
         self.handed_over: dict[ObjectId, Reference] = {}
