@@ -15,12 +15,12 @@ from ciel.client.errors import NoMasterError
 
 
 def connect(args: argparse.Namespace, name: str) -> Client:
-    """Connect to the cluster that is meant; raises NoMasterError if there is none."""
+    """Connect to the cluster; raises NoMasterError if there is none."""
     return Client(require_master(args), name=name)
 
 
 def connect_or_start(args: argparse.Namespace, name: str) -> Client:
-    """Connect to the cluster that is meant; where there is none, start one for this command."""
+    """Connect to the cluster, or start one for this command if there is none."""
     found = find_master(args.master, args.access, os.environ)
     if found is None:
         if crash := _crash():
@@ -41,7 +41,7 @@ def connect_or_start(args: argparse.Namespace, name: str) -> Client:
 
 
 def require_master(args: argparse.Namespace) -> MasterLocation:
-    """Return where the master is that is meant; raises NoMasterError if there is none."""
+    """Return the location of the master; raises NoMasterError if there is none."""
     found = find_master(args.master, args.access, os.environ)
     if found is None:
         none = _crash() or "no cluster is named or up"
@@ -59,7 +59,7 @@ def crashed() -> access_file.AccessFile | None:
 
 
 def _crash() -> str:
-    """Say in words which cluster has crashed; nothing if none has."""
+    """Return a text about the cluster that has crashed; "" if none has."""
     gone = crashed()
     if gone is None:
         return ""

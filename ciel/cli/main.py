@@ -1,4 +1,4 @@
-"""`ciel`: picks the command, and loads nothing of the others."""
+"""`ciel`: picks a command, and imports the module of that command only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _USAGE = "usage: ciel COMMAND [OPTION…] [ARG…]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the words name; return the exit status, and never raise."""
+    """Run the command that the first word names; return the exit status, and never raise."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["--version"]:
         return _tell(f"ciel {__version__}")
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell(text: str) -> int:
-    """Print a text; return the exit status, also where it cannot be written."""
+    """Print a text; return the exit status, which also tells of errors of standard output."""
     from ciel.cli.outcome import conclude
     from ciel.cli.output.printing import print_text
 
@@ -66,14 +66,14 @@ def _tell(text: str) -> int:
 
 
 def start(module: str, name: str, words: Sequence[str], *, is_process: bool) -> int:
-    """Run `main` of a module of this room; return the exit status, and never raise. `is_process`:
-    this is what the process is there for.
+    """Run `main` of a module; return the exit status, and never raise. `is_process`: the process
+    runs nothing else.
     """
     if is_process:
-        gc.disable()  # what is loaded stays, and to look through it takes a tenth of a start
+        gc.disable()  # modules stay in memory, and collections take a tenth of the start time
     try:
-        from ciel.cli.outcome import conclude  # and with it the client
-    except KeyboardInterrupt:  # it takes a while
+        from ciel.cli.outcome import conclude  # which imports the client
+    except KeyboardInterrupt:  # the import takes a while
         return 130
 
     def command() -> int:
@@ -87,7 +87,7 @@ def start(module: str, name: str, words: Sequence[str], *, is_process: bool) -> 
     if is_process:
         import signal
 
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over: only the exit is left
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the exit is left
     return status
 
 

@@ -1,6 +1,6 @@
-"""`ciel completion SHELL`: what a shell has to know to complete our command lines.
+"""`ciel completion SHELL`: prints a script by which a shell completes our command lines.
 
-What is printed is whole: nothing of ours is started while somebody types.
+The script contains all commands and options, so that the shell starts no program of ours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIRECTORIES: Final = "directories"
 _OF_VALUES: Final = {
     "FILE": _FILES, "SCRIPT": _FILES, "PACKAGE": _FILES, "JAR": _FILES, "DIR": _DIRECTORIES
 }  # fmt: skip
-"""By the names that help gives to values."""
+"""What to complete, by the metavariables of the help texts."""
 
 _WORDS_OF_VALUES: Final = {"JOB": ("last", "all"), "TASK": ("last",), "OBJECT": ("last",)}
 _EPILOG = """\
@@ -60,7 +60,7 @@ def _own_options(command: Command) -> list[Option]:
 
 
 def _kind(value: str) -> str:
-    """Say whether what a name stands for is a file, a directory, or neither ("")."""
+    """Return whether a metavariable stands for a file, a directory, or neither ("")."""
     return next((kind for name, kind in _OF_VALUES.items() if name in value.split()), "")
 
 
@@ -69,7 +69,7 @@ def _words_for(thing: Option | Argument, value: str) -> tuple[str, ...]:
 
 
 def _paths(commands: Iterable[Command]) -> str:
-    """Return a pattern for all that further words lead to, in the manner of `case`."""
+    """Return a pattern of `case` for all commands that consist of several words."""
     return "|".join(f"'{' '.join(c.words)}'" for c in commands if len(c.words) > 1)
 
 

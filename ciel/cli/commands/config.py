@@ -1,5 +1,5 @@
-"""`ciel config`: what is set, and where: by a flag, the environment, the configuration file, or
-nobody.
+"""`ciel config`: shows the settings, and where each is set: by a flag, by the environment, in the
+configuration file, or nowhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ciel.cli.parsing.options import add_cluster_options, make_parser
 from ciel.cli.parsing.verbs import show_verbs
 
 VARIABLES: Final = {"store": "CIEL_STORE", "log_level": "CIEL_LOG_LEVEL"}
-"""What only the environment sets."""
+"""Settings that only the environment sets."""
 
 _DEFAULTS: Final = {"store": "disk", "log_level": "info"}
 _EPILOG = """\
@@ -30,14 +30,14 @@ access is set, the cluster of `ciel up` is meant, then one of a command's own.
 
 
 class Shown(NamedTuple):
-    """A setting: what it is (None if nothing), and who says so."""
+    """A setting: its value (None if it has none), and where it is set."""
 
     value: Any
     origin: str
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do what the first word says."""
+    """Run the verb."""
     if words[:1] != ["show"]:
         return show_verbs("ciel config", "Tells what is set, and where.", VERBS, words)
     parser = make_parser("ciel config show", f"{VERBS['show'].capitalize()}.", _EPILOG)
@@ -74,7 +74,7 @@ def settings_of(args: Namespace, environ: Mapping[str, str]) -> dict[str, Shown]
 
 
 def _cluster(args: Namespace, environ: Mapping[str, str]) -> Shown:
-    """Say which cluster is meant by all that; the reason where it cannot be used."""
+    """Return the cluster that the settings lead to, or the reason why it cannot be used."""
     try:
         meant = find_master(args.master, args.access, environ)
     except AccessError as error:
@@ -90,7 +90,7 @@ def _place(path: Path, origin: str) -> Shown:
 
 
 def _xdg(kind: str, environ: Mapping[str, str]) -> str:
-    """Say who says where a directory of ours is."""
+    """Return what sets the place of a directory: a variable, or the default."""
     variable = f"XDG_{kind}_HOME"
     return variable if Path(environ.get(variable, "")).is_absolute() else "default"
 

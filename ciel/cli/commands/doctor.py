@@ -1,6 +1,6 @@
-"""`ciel doctor`: looks for what is wrong with an installation and its cluster, and says what to do.
+"""`ciel doctor`: finds faults of an installation and its cluster, and says how to repair them.
 
-`doctor_host` looks at this computer, `doctor_cluster` at the cluster; nothing is changed by either.
+`doctor.host` checks this computer, `doctor.cluster` the cluster. Neither changes anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ the user and on the host of a daemon to find the faults that this daemon meets.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Look at everything, and tell what was found."""
+    """Run all checks, and print the findings."""
     parser = make_parser(
         "ciel doctor", "Find faults of this installation, and say how to repair them.", _EPILOG
     )
@@ -52,7 +52,7 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def render(found: Sequence[Finding]) -> str:
-    """Lay out findings, with what to do below each that needs it."""
+    """Lay out the findings, each with its advice below it."""
     width = max(len(finding.check) for finding in found)
     lines = []
     for finding in found:

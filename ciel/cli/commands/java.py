@@ -1,4 +1,4 @@
-"""`ciel java`: a Java class that talks with ciel, as a job (the executor `java2`)."""
+"""`ciel java`: runs a Java class as a job, with the executor `java2`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ is, or as text.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run a class, wait, and print what it made."""
+    """Run a class, wait, and print its outputs."""
     parser = make_parser("ciel java", "Run a Java class as a job.", _EPILOG)
     parser.add_argument(
         "-j", "--extra-jar", metavar="FILE", action="append", default=[], type=Path,
@@ -64,9 +64,9 @@ def main(prog: str, words: Sequence[str]) -> int:
     add_cluster_options(parser)
     parser.add_argument("jar", metavar="JAR", type=Path)
     parser.add_argument("class_name", metavar="CLASS")
-    # What follows is the program's own, even where it looks like an option of ours.
+    # All further words belong to the program, also those that look like options of ours.
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
-    rest.required = False  # which argparse says of it, though there may be none
+    rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)
     tell_late_options(parser, words, args.class_name, args.words)
     for number, word in enumerate((args.class_name, *args.words)):
@@ -99,14 +99,14 @@ def _run(
     job.expect(output)
     for ref in from_json(codec.decode(job.read(output))):
         if isinstance(ref, Failure):
-            job.result(ref)  # raises its story
+            job.result(ref)  # raises TaskFailedError
         yield job.read(ref)
     job.close()
     job.wait()
 
 
 def _jars(args: argparse.Namespace) -> list[Path]:
-    """Return the jars to be sent: JAR, then what it needs."""
+    """Return the jars to send: JAR, then the libraries that it needs."""
     directory = args.jar_lib
     if directory is None and (named := os.environ.get("CIEL_JARS_DIR")):
         directory = Path(named)

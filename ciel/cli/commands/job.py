@@ -1,6 +1,4 @@
-"""`ciel job`: list jobs, look at them, draw them, wait for them, cancel them, run failed tasks
-again, remove them.
-"""
+"""`ciel job`: lists, shows and draws jobs; waits for them, cancels, retries and removes them."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ failed ones, rm takes ended ones.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do what the first word says."""
+    """Run the verb."""
     return run_verb("ciel job", "Looks at jobs, and acts on them.", VERBS, words)
 
 
@@ -71,7 +69,7 @@ def _list(client: Client, args: Namespace) -> int:
 
 
 def render_list(jobs: Sequence[JobSummary], now_s: float, width: int | None = None) -> str:
-    """Lay out jobs, the newest last."""
+    """Lay out jobs as a table, the newest last."""
     if not jobs:
         return "no jobs"
     rows = [
@@ -87,8 +85,8 @@ def render_list(jobs: Sequence[JobSummary], now_s: float, width: int | None = No
 
 
 def _results(job: JobSummary) -> str:
-    """Say how many results a job wants, how many of them its tasks still have to make, and how many
-    its client has taken.
+    """Return how many results a job wants, how many of them its tasks still have to produce, and
+    how many its client has taken.
     """
     text = f"{job.wanted + job.handed_over} wanted"
     if job.unsettled:
@@ -131,12 +129,14 @@ def _failure(fields: Any, name: str | None) -> dict[str, Any]:
 def render_info(
     job: JobSummary, answer: dict[str, Any], failures: Sequence[dict[str, Any]], clock: MasterClock
 ) -> str:
-    """Lay out what is known of one job: what ran, where, when, and how it ended, with the stories
-    of what failed. `answer`: the master's answer to `job`.
+    """Lay out one job: its command, workers, times and state, and the errors of failed results.
+    `answer`: the master's answer to `job`.
     """
     counts = ", ".join(f"{n} {state}" for state, n in job.counts.items()) or "none"
     told = [failure for failure in failures if failure["reason"] != "CANCELLED"]
-    is_new = job.reason and not (told and job.state == str(JobState.FAILED))  # else the first tells
+    is_new = job.reason and not (
+        told and job.state == str(JobState.FAILED)
+    )  # else a failure says it
     lines = [
         f"job {job.number} ({job.id})" + (f": {visible(job.name)}" if job.name else ""),
         f"state: {job.state}" + (f" ({_first_line(job.reason)})" if is_new else ""),
@@ -157,7 +157,7 @@ def render_info(
 
 
 def _what_ran(job: JobSummary, answer: dict[str, Any]) -> list[str]:
-    """Say what the first task of a job runs, and which workers ran how many attempts."""
+    """Return the command of the first task, and how many attempts each worker ran."""
     first, ran_on = answer["first_task"], answer["ran_on"]
     count = sum(job.counts.values())
     more = f" (the first of {count} tasks)" if count > 1 else ""
@@ -185,7 +185,7 @@ def _first_line(text: str) -> str:
 
 
 def _wait(client: Client, args: Namespace) -> int:
-    """Wait for jobs to end (`all`: those that have not ended); the worst of their ends counts."""
+    """Wait until jobs have ended (`all`: the unfinished ones); return their worst exit status."""
     jobs = chosen_jobs(client, args.jobs, lambda job: not has_ended(job))
     return _wait_for(client, jobs, args)
 
@@ -207,7 +207,7 @@ def _wait_for(client: Client, jobs: Sequence[JobSummary], args: Namespace) -> in
 
 
 def _progress(client: Client, job: JobSummary) -> Progress:
-    """Show somebody at a terminal how far a job is that is waited for."""
+    """Return a progress line for a job, which is shown on a terminal only."""
 
     def counts() -> Counts:
         return Counts.of_states((client.last_news(job.id) or job).counts)

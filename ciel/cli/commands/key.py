@@ -1,4 +1,4 @@
-"""`ciel key`: the key of a role, for programs that ask over HTTP."""
+"""`ciel key`: prints the key of a role, for programs that use the HTTP API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROLES: Final = (Role.READ, Role.SUBMIT, Role.WORKER)
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Print the key of a role, or write it to a file that nobody else can read."""
+    """Print the key of a role, or write it to a file that only its owner can read."""
     parser = make_parser("ciel key", "Print the key of a role, for HTTP.", _EPILOG)
     parser.add_argument(
         "-o", "--out", metavar="FILE", help="write it there, for its owner alone to read"
@@ -46,10 +46,10 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    if path.exists() and not path.is_file():  # a device would be gone
+    if path.exists() and not path.is_file():  # unlinking would remove a device
         raise UsageError(f"--out {path}: it is no regular file")
     try:
-        path.unlink(missing_ok=True)  # what is there may be open to others
+        path.unlink(missing_ok=True)  # an old file may be readable to other users
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(text + "\n")

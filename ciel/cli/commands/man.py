@@ -1,4 +1,4 @@
-"""`ciel man`: manual pages of all our programs and commands, made from their parsers."""
+"""`ciel man`: writes manual pages of all programs and commands, from their parsers."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _rest(subject: Command, others: Sequence[str]) -> Iterator[str]:
 
 
 def _body(subject: Command) -> Iterator[str]:
-    """Tell what a command does with its options, and the same of each of its verbs."""
+    """Describe a command and its options, then each of its verbs."""
     if subject.parser is not None:
         yield from _about(subject)
     for verb in subject.verbs:
@@ -150,12 +150,12 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _lower(text: str) -> str:
-    """Begin with a small letter, as descriptions in lists of pages do."""
+    """Make the first letter small, as in the NAME section of manual pages."""
     return text[:1].lower() + text[1:]
 
 
 def _text(text: str) -> str:
-    """Write text so that roff takes none of it for its own."""
+    """Escape text, so that roff takes no part of it as a request."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("…", "...")
     text = text.replace("→", "\\->")
     return f"\\&{text}" if text[:1] in (".", "'") else text

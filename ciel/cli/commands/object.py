@@ -1,6 +1,4 @@
-"""`ciel object`: put files into the cluster, to stay there until they are removed; and look at any
-object, or get its content.
-"""
+"""`ciel object`: stores files in the cluster until a user removes them; shows and reads objects."""
 
 from __future__ import annotations
 
@@ -46,11 +44,11 @@ JOB:TASK, what that task makes (its first output).
 
 
 class NotThereError(CielError):
-    """An object whose content cannot be had now."""
+    """The content of an object cannot be read now."""
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do what the first word says."""
+    """Run the verb."""
     return run_verb(
         "ciel object", "Puts objects into the cluster, and looks at them.", VERBS, words
     )
@@ -78,7 +76,7 @@ def _put(client: Client, args: Namespace) -> int:
 
 
 def _name_for(file: str, given: str | None) -> str:
-    """Return what to call a file that is put, which must be one; raises UsageError."""
+    """Return the name of the object for a file; raises UsageError if it is no regular file."""
     if file != _STANDARD_INPUT and not Path(file).is_file():
         reason = "it is no regular file" if Path(file).exists() else "there is no such file"
         raise UsageError(f"{visible(file)}: {reason}")
@@ -92,7 +90,7 @@ def _name_for(file: str, given: str | None) -> str:
 def _upload(client: Client, file: str) -> Reference:
     if file != _STANDARD_INPUT:
         return client.upload(file)
-    with tempfile.TemporaryFile() as copy:  # it goes to two workers, and can be read once
+    with tempfile.TemporaryFile() as copy:  # two workers get it, and it can be read once
         shutil.copyfileobj(sys.stdin.buffer, copy)
         copy.seek(0)
         return client.upload_opened(copy, "standard input")
@@ -102,7 +100,7 @@ def _upload(client: Client, file: str) -> Reference:
 
 
 def _get(client: Client, args: Namespace) -> int:
-    """Print objects one after the other, or write them, all in one file; whole or not at all."""
+    """Print objects one after the other, or write them into one file, which is whole or absent."""
     found = [find_object(client, text) for text in args.objects]
     refs = [content_of(facts) for facts in found]
     with ExitStack() as at_end:
@@ -124,7 +122,7 @@ def _get(client: Client, args: Namespace) -> int:
 
 
 def content_of(facts: dict[str, Any]) -> Reference:
-    """Return a reference to what an object holds; raises TaskFailedError, NotThereError."""
+    """Return a reference to the content of an object; raises TaskFailedError, NotThereError."""
     ref: Reference = facts["reference"]
     object_id, state = facts["object"], facts["state"]
     if isinstance(ref, Failure):
@@ -146,7 +144,8 @@ def _size_of(ref: Reference) -> int | None:
 
 
 def find_object(client: Client, text: str) -> dict[str, Any]:
-    """Return all that is known of an object, with its reference; raises QueryError, UsageError."""
+    """Return what the master knows of an object, with its reference; raises QueryError, UsageError.
+    """
     require_text("OBJECT", text)
     try:
         found = client.ask("object", {"object": text})
@@ -159,7 +158,7 @@ def find_object(client: Client, text: str) -> dict[str, Any]:
 
 
 def _output_of(client: Client, text: str) -> str | None:
-    """Return the first output of the task that a JOB:TASK names; None if it is no such thing."""
+    """Return the first output of the task that JOB:TASK names; None if no task has that name."""
     try:
         selector = read_task(text)
     except SelectorError:
@@ -190,7 +189,7 @@ def _info(client: Client, args: Namespace) -> int:
 
 
 def render_info(facts: dict[str, Any]) -> str:
-    """Lay out all that is known of an object."""
+    """Lay out the facts about an object."""
     lines = [f"object {facts['object']}", f"state: {facts['state']}"]
     if facts["size_bytes"] is not None:
         lines.append(f"size: {facts['size_bytes']} bytes")
@@ -237,7 +236,7 @@ def _known(client: Client, *, kept: bool) -> Iterator[dict[str, Any]]:
 
 
 def _of_job(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
-    """Yield what the tasks of a job make."""
+    """Yield the outputs of the tasks of a job."""
     first: Any = [0, 0]
     while first is not None:
         page = client.ask("graph", {"job": job_id, "first": first})
@@ -246,14 +245,14 @@ def _of_job(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
                 try:
                     facts = client.ask("object", {"object": object_id})
                 except QueryError:
-                    continue  # it was forgotten since
+                    continue  # the master has forgotten it since
                 del facts["reference"]
                 yield facts
         first = page["next"]
 
 
 def render_list(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """Lay out objects in the order in which they came to be known."""
+    """Lay out objects as a table, in the order in which the master learned of them."""
     if not rows:
         return "no objects"
     cells = [

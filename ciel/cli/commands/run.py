@@ -1,4 +1,4 @@
-"""`ciel run`: a package file as a job; its result as JSON."""
+"""`ciel run`: runs a package file as a job, and prints its result as JSON."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def main(prog: str, words: Sequence[str]) -> int:
     add_own_cluster_options(parser)
     add_cluster_options(parser)
     parser.add_argument("package", metavar="PACKAGE", type=Path)
-    # What follows is the package's own, even where it looks like an option of ours.
+    # All further words belong to the package, also those that look like options of ours.
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
-    rest.required = False  # which argparse says of it, though there may be none
+    rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)
     tell_late_options(parser, words, str(args.package), args.words)
     file = open_package(args.package)
@@ -81,7 +81,7 @@ def _parsed(file: PackageFile, args: argparse.Namespace) -> Package:
     try:
         return parse(file, os.environ, args.words, can_save=args.out is not None)
     except PackageError:
-        from ciel.cli.skywriting.source import is_script  # and with it the language
+        from ciel.cli.skywriting.source import is_script  # which imports the language
 
         if is_script(file.path.name, file.text):
             reason = "looks like a Skywriting script, and is no package"
@@ -106,7 +106,7 @@ def _run(
             value = decode_result(package.result, listing, job.read, save)
             _raise_failures(job, value)
         except (TaskFailedError, TemplateError) as error:
-            job.close()  # it ends as it did, and may be retried; nobody has cancelled it
+            job.close()  # it has failed, was not cancelled, and can be retried
             job.wait()
             if isinstance(error, TemplateError):
                 error = TemplateError(f"{args.package}: {error.where}", error.reason)
@@ -126,14 +126,14 @@ def _start(job: Job, package: Package, brought: Brought) -> Reference:
 
 
 def _raise_failures(job: Job, value: object) -> None:
-    """Raise the story of the first failed reference: with one in its results, a job has failed."""
+    """Raise TaskFailedError for the first failed reference in a result."""
     for ref in all_references(value):
         if isinstance(ref, Failure):
             job.result(ref)
 
 
 class _Saved:
-    """Saves objects as `DIR/0`, `DIR/1`, …, in the order in which they are asked for."""
+    """Saves objects as `DIR/0`, `DIR/1`, …, in the order of the calls."""
 
     def __init__(self, client: Client, job: Job, directory: Path) -> None:
         self._client = client

@@ -1,7 +1,6 @@
-"""`ciel shmfs`: shared memory as an ordinary directory, by the program `shmfs-fuse`.
+"""`ciel shmfs`: mounts shared memory as a directory, with the program `shmfs-fuse`.
 
-That program needs libfuse3, which a plain installation does without: it is there only if libfuse3
-was when ciel was installed.
+That program is part of an installation only if libfuse3 was there when ciel was installed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _PACKAGES = "on Debian: apt install fuse3 libfuse3-dev pkg-config"
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do what the first word says."""
+    """Run the verb."""
     verb = words[0] if words else ""
     if verb in VERBS:
         summary, add_arguments, act = VERBS[verb]
@@ -60,7 +59,7 @@ def _mount(args: Namespace) -> int:
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    if not process.stdout.readline():  # it says when it is ready
+    if not process.stdout.readline():  # it prints a line when it is ready
         text = process.stderr.read().strip()
         process.wait()
         say(text.removeprefix("shmfs-fuse: ") or f"shmfs-fuse ended with {process.returncode}")
@@ -86,7 +85,7 @@ def _unmount(args: Namespace) -> int:
 
 
 def _program() -> str:
-    """Return where `shmfs-fuse` lies: beside the other programs that were installed with us."""
+    """Return the path of `shmfs-fuse`, which is installed beside the Python interpreter."""
     beside = Path(sys.executable).with_name("shmfs-fuse")
     found = shutil.which("shmfs-fuse") or (str(beside) if os.access(beside, os.X_OK) else None)
     if found is None:

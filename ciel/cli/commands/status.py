@@ -1,4 +1,4 @@
-"""`ciel status`: the cluster at a glance."""
+"""`ciel status`: shows the cluster, its jobs, tasks and workers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ciel.cli.parsing.options import add_cluster_options, make_parser
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Ask the master and print what it says."""
+    """Query the master, and print its status."""
     parser = make_parser("ciel status", "Show the cluster, its workers and jobs.")
     add_cluster_options(parser)
     args = parser.parse_args(words)
     with closing(connect(args, "ciel status")) as client:
         status = client.ask("status")
         origin = client.location.origin
-    del status["now_s"], status["epoch_s"]  # of the master's own clock
+    del status["now_s"], status["epoch_s"]  # of the master's monotonic clock
     status["up_s"] = round(time.time() - status.pop("started_at_s"), 3)
     if args.json:
         print_json(status)
@@ -33,7 +33,7 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def render(status: dict[str, Any], origin: str, width: int | None = None) -> str:
-    """Lay out the answer to `status`."""
+    """Lay out the master's answer to `status`."""
     return "\n".join(
         [
             f"cluster {status['cluster_id']} at {status['url']}, from {origin}",

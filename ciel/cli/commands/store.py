@@ -1,4 +1,4 @@
-"""`ciel store`: what the workers' stores hold and do."""
+"""`ciel store`: shows the contents and the activity of the workers' stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ wait for that worker's disks. --json has bytes as numbers.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do what the first word says."""
+    """Run the verb."""
     return run_verb("ciel store", "Looks at the workers' stores.", VERBS, words)
 
 

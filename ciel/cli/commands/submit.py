@@ -1,4 +1,4 @@
-"""`ciel submit`: one ordinary program, or an array of them, as a job."""
+"""`ciel submit`: runs one program, or an array of them, as a job."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from ciel.execution.report import visible
 
 _BLOCK_BYTES = 1 << 20  # as GNU parallel's
 _PIECES_PER_SLOT = 2
-"""Of standard input, that are on their way: more would only fill the store."""
+"""How many pieces of standard input are submitted at a time: more would only fill the store."""
 
 Elements = Known | Lines | Pieces
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Submit, and unless detached wait and print."""
+    """Submit the job; unless it is detached, wait for its results and print them."""
     args = parse(words)
     env = assignments("--env", args.env, os.environ)
     is_array = args.is_array
@@ -113,10 +113,10 @@ def _follow(
     outputs: Outputs,
     args: argparse.Namespace,
 ) -> int:
-    """Submit and print the results as they come, then what failed."""
+    """Submit the elements, print the results as they arrive, then list the failures."""
     with ExitStack() as stack:
         if args.joblog is not None:
-            from ciel.cli.submission.joblog import JobLog  # few ask for one
+            from ciel.cli.submission.joblog import JobLog  # few commands need it
 
             outputs.joblog = stack.enter_context(JobLog(args.joblog, client, job, template))
         running = RunningCount(client, args.slots)
@@ -127,7 +127,7 @@ def _follow(
         progress = stack.enter_context(Progress(job.name, counts, quiet=args.quiet))
         following = None
         if args.follow:
-            from ciel.cli.output.following import Following  # few ask for it
+            from ciel.cli.output.following import Following  # few commands need it
 
             following = Following(
                 client,
@@ -135,7 +135,7 @@ def _follow(
                 lambda: job.cancel("nobody reads its output"),
             )
             job.on_growing = following.begin
-            stack.callback(following.raise_error)  # rather than that the job was cancelled for it
+            stack.callback(following.raise_error)  # it is the reason of the cancellation
         if args.stderr:
             client.show_prints(job, progress, lambda told: told.name if args.is_array else "")
         for batch in array.results():
@@ -149,13 +149,13 @@ def _follow(
     if job.notices:
         _tell_of_deleted(job.notices[0].text, args)
     if args.json:
-        # The last results may have been handed over after the job's end.
+        # The client may have taken the last results after the end of the job.
         print_summary(client, summary._replace(handed_over=array.handed_over))
     return Status.FAILED if outputs.failed_count else OF_JOB_STATE[summary.state]
 
 
 class _PerElement:
-    """The files that each element has for itself: `--in` and `--object` with `{}` in them."""
+    """The files that differ from element to element: `--in` and `--object` with `{}` in them."""
 
     def __init__(self, inputs: Sequence[str], objects: Sequence[str]) -> None:
         self._inputs = inputs
@@ -164,7 +164,9 @@ class _PerElement:
     def bring(
         self, client: Client, element: Element, sent: Mapping[str, Reference]
     ) -> Mapping[str, Reference]:
-        """Return all files of an element, by name; raises UsageError, and as `Client.upload`."""
+        """Return all files of an element, by name; raises UsageError, and what `Client.upload`
+        does.
+        """
         if not (self._inputs or self._objects):
             return sent
         files = _files([Path(substitute(path, element)) for path in self._inputs])
@@ -173,7 +175,7 @@ class _PerElement:
         return {**sent, **found, **{name: client.upload(path) for name, path in files.items()}}
 
     def executables(self, element: Element) -> list[str]:
-        """Name those that may be executed."""
+        """Return the names of the files that are executable."""
         return _executables([substitute(path, element) for path in self._inputs])
 
 
@@ -182,13 +184,14 @@ def _executables(paths: Sequence[str]) -> list[str]:
 
 
 def _split(given: Sequence[str], is_array: bool) -> tuple[list[str], list[str]]:
-    """Part what has a place for an element from what is the same for all."""
+    """Separate the texts with a placeholder for an element from the texts that are equal for all.
+    """
     own = [text for text in given if is_array and has_place(text)]
     return own, [text for text in given if text not in own]
 
 
 def _fixed_last(client: Client, assignment: str) -> str:
-    """Return what `--object` says, with the number of the job that is the last before this one."""
+    """Replace `last` in an `--object`: it means the last job before this one."""
     name, _, text = assignment.partition("=")
     if not text.startswith("last:"):
         return assignment
@@ -203,7 +206,7 @@ def _in_order(args: argparse.Namespace) -> bool:
 
 
 def _at_once(client: Client, args: argparse.Namespace) -> int:
-    """Return how many elements may be on their way at a time."""
+    """Return how many elements may be submitted and not finished at a time."""
     given = [args.jobs or 0, args.array.at_once if args.array is not None else 0]
     at_once = min([number for number in given if number], default=UNSETTLED_MAX)
     if args.pipe and not args.detach:
@@ -221,7 +224,7 @@ def _adder(
     per_element: _PerElement,
     stdin: Reference | None,
 ) -> Callable[[Element], Future]:
-    """Return how to add the task of an element."""
+    """Return a function that adds the task of an element to the job."""
     needs = Needs(
         slots=args.slots, memory_bytes=args.memory, priority=args.priority, timeout_s=args.timeout,
         retries=args.retries, retry_on=args.retry_on, retry_delay_s=args.retry_delay,
@@ -263,7 +266,7 @@ def _elements(args: argparse.Namespace) -> Elements:
 
 
 def _context(args: argparse.Namespace) -> CallerContext:
-    """Return where the program runs, and with which environment; raises ContextError."""
+    """Return the directory and the environment of the program; raises ContextError."""
     if args.cwd is not None and (args.inputs or args.objects):
         given = "--in" if args.inputs else "--object"
         raise UsageError(f"{given} has the program run where its files are sent: leave --cwd away")
@@ -272,14 +275,14 @@ def _context(args: argparse.Namespace) -> CallerContext:
 
 
 def _tell_of_deleted(text: str, args: argparse.Namespace) -> None:
-    """Tell, in one line, that files which the program made were deleted, and what to do."""
+    """Print that files of the program were deleted with its directory, and how to keep them."""
     why = "--scratch" if args.scratch else "--in" if args.inputs else "--object"
     say(f"{text.strip()}; without {why} it runs in this directory, where they stay")
 
 
 def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> list[str]:
-    """Return the command line, checked. A program with a slash is a path from here, unless it was
-    sent along: then it is run where it lies.
+    """Return the command line, checked. A program with a slash is a path from the current
+    directory, unless `--in` sends that file: then it runs in the directory of the task.
     """
     program, *arguments = words
     if not program:
@@ -296,10 +299,10 @@ def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> l
 def _objects(
     client: Client, given: Sequence[str], files: Mapping[str, Path]
 ) -> dict[str, Reference]:
-    """Find what the workers have already, by the names that programs are to see."""
+    """Look up the objects of `--object`; return them by the names that programs see."""
     found: dict[str, Reference] = {}
     for assignment in given:
-        from ciel.cli.commands.object import content_of, find_object  # few ask for one
+        from ciel.cli.commands.object import content_of, find_object  # few commands need it
 
         name, _, text = assignment.partition("=")
         if not (name and text) or "/" in name or name in (".", ".."):

@@ -1,4 +1,4 @@
-"""`ciel sw`: a Skywriting script is run, checked, or formatted; without any, a prompt."""
+"""`ciel sw`: runs, checks or formats a Skywriting script; without a script, starts a prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VERBS = ("check", "fmt")
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do what the first word says; a file of that name is `./check`."""
+    """Run the verb, a script, or the prompt. `./check` is a script with the name of a verb."""
     verb = words[0] if words else ""
     if verb in VERBS:
         from ciel.cli.skywriting.check import main as look_through

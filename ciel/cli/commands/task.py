@@ -1,5 +1,5 @@
-"""`ciel task`: list the tasks of a job, show one, explain why it waits or failed, cancel some, run
-some again.
+"""`ciel task`: lists the tasks of a job, shows one, explains why it waits or failed; cancels and
+retries tasks.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ a task's id, or a range of numbers (last:1-20). A JOB alone means all its tasks.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do what the first word says."""
+    """Run the verb."""
     return run_verb("ciel task", "Looks at the tasks of a job.", VERBS, words)
 
 
 def _rows(
     client: Client, job_id: str, elements: range | None, state: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a job's tasks, or of some of its elements."""
+    """Yield the rows of the tasks of a job, or of some elements of an array."""
     question: dict[str, Any] = {"job": job_id, "first": 0, "state": state}
     if elements is not None:
         question["elements"] = [elements[0], elements[-1], elements.step]
@@ -97,7 +97,7 @@ def _tell(
     shape: Callable[[dict[str, Any]], dict[str, Any]],
     render: Callable[[dict[str, Any]], str],
 ) -> int:
-    """Tell of each task that is meant, up to a number that one can read."""
+    """Print each of the tasks, up to `_TOLD_AT_ONCE` of them."""
     found, more = _chosen(client, args.task)
     tasks = [with_command(task) for task in found]
     for place, task in enumerate(tasks):
@@ -113,7 +113,7 @@ def _tell(
 
 
 def _log(client: Client, args: Namespace) -> int:
-    """Print what tasks complained: the lines of their job's log that bear their names."""
+    """Print what tasks wrote to standard error: the lines of their job's log with their names."""
     from ciel.cli.jobs.log import print_lines
 
     selector = read_task(args.task)
@@ -131,7 +131,7 @@ def _log(client: Client, args: Namespace) -> int:
 
 
 def _chosen(client: Client, text: str) -> tuple[list[dict[str, Any]], bool]:
-    """Return what is known of each task that is meant, and whether there are more."""
+    """Return the master's facts about each of the tasks, and whether there are more of them."""
     selector = read_task(text)
     (job,) = chosen_jobs(client, [selector.job])
     if isinstance(selector.tasks, str):
@@ -146,7 +146,7 @@ def _chosen(client: Client, text: str) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _object(ref: Reference) -> dict[str, Any]:
-    """Say of an object whether it is there, and where."""
+    """Return the state of an object, and where it is stored."""
     if isinstance(ref, Failure):
         return {"object": ref.id, "state": "failed", "reason": ref.reason}
     if isinstance(ref, Value):
@@ -158,7 +158,7 @@ def _object(ref: Reference) -> dict[str, Any]:
 
 
 def render_info(task: dict[str, Any]) -> str:
-    """Lay out all that is known of a task."""
+    """Lay out the facts about a task."""
     needs = task["needs"]
     asked = [f"{needs['slots']} {'slot' if needs['slots'] == 1 else 'slots'}"]
     for name, unit in (
@@ -188,9 +188,7 @@ def render_info(task: dict[str, Any]) -> str:
 
 
 def render_explanation(task: dict[str, Any]) -> str:
-    """Say why a task is in its state, what happened to it before, and which stores hold what it
-    reads.
-    """
+    """Lay out why a task is in its state, its history, and which stores hold its inputs."""
     stored = [described for described in task["inputs"] if described.get("at")]
     inputs = ["what it reads:", *map(_object_line, stored)] if stored else []
     state = "running" if task["runs"] else task["state"]
@@ -212,7 +210,7 @@ def _reasons(task: dict[str, Any]) -> list[str]:
     lines = ["why:", *_indented(task["why"])]
     story = task["story"]
     if not story or (len(story) == 1 and task["state"] == str(TaskState.FAILED)):
-        return lines  # its only attempt, of which the reason told already
+        return lines  # its only attempt, and the reason says the same
     return [*lines, "what happened:", *_indented(story)]
 
 
@@ -232,7 +230,7 @@ def _retry(client: Client, args: Namespace) -> int:
 
 
 def _change(client: Client, args: Namespace, topic: str, done: str) -> int:
-    """Have tasks changed that are named one by one or by a range; say what became of each."""
+    """Cancel or retry tasks that are named one by one or by a range; print what became of each."""
     selector = read_task(args.task)
     if selector.tasks is None:
         verb = topic.removesuffix("_task")

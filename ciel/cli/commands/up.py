@@ -51,7 +51,7 @@ _JOBS_END_TIMEOUT_S = 30.0
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do `up` or `down`."""
+    """Run `ciel up` or `ciel down`."""
     return _up(words) if prog == "up" else _down(words)
 
 
@@ -102,7 +102,7 @@ def _only_one() -> Iterator[None]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: then nothing is certain
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(lock_fd, fcntl.LOCK_EX)
         yield
     finally:
@@ -110,7 +110,7 @@ def _only_one() -> Iterator[None]:
 
 
 def _start(args: argparse.Namespace) -> dict[str, Any]:
-    """Start the cluster where it is told to listen; with port 0 at the first port that is free."""
+    """Start the cluster at the address of --listen; with port 0, at the first free port."""
     any_port = args.listen.endswith(":0")
     try:
         _, host, port = parse_url(args.listen.removesuffix(":0"))
@@ -131,7 +131,7 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
         except ClusterError as error:
             was_taken = TAKEN in error.reason or not is_free(host, candidate)
             if not any_port or not was_taken:
-                raise  # else another program was quicker
+                raise  # else another program took the port meanwhile
     if any_port:
         raise NoMasterError("", f"no port of {host} from {_PORTS[0]} to {_PORTS[-1]} is free")
     taken = f"{netloc(host, port)} is taken by {who_listens(host, port)}"
@@ -193,7 +193,7 @@ def _down(words: Sequence[str]) -> int:
 
 
 def _end_jobs(found: AccessFile) -> None:
-    """Cancel what runs, so that its programs have their grace; Ctrl-C cuts that short."""
+    """Cancel all jobs, so that their programs get their grace period; Ctrl-C ends the wait."""
     where = MasterLocation(found.url, found.control, found.cluster_id, found.key, "ciel up")
     try:
         with contextlib.closing(Client(where, name="ciel down")) as client:
@@ -208,7 +208,7 @@ def _end_jobs(found: AccessFile) -> None:
     except (KeyboardInterrupt, Terminated, WaitTimeoutError):
         pass
     except (ClientClosedError, ClientError, CielError):
-        pass  # it is ended all the same
+        pass  # the cluster is ended in any case
 
 
 def _current() -> AccessFile | None:
@@ -219,13 +219,13 @@ def _current() -> AccessFile | None:
 
 
 def _end_process(found: AccessFile) -> bool:
-    """End the process that holds the cluster, and wait until it has ended; False if it had."""
+    """End the process that holds the cluster, and wait for that; False if it had ended already."""
     try:
         pidfd = os.pidfd_open(found.pid)
     except ProcessLookupError:
         return False
     try:
-        if not found.is_alive():  # asked once we hold the process: it may be another by now
+        if not found.is_alive():  # only now is it certain that the process id is not another's
             return False
         for number in (signal.SIGTERM, signal.SIGKILL):
             signal.pidfd_send_signal(pidfd, number)

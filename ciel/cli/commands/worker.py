@@ -1,4 +1,4 @@
-"""`ciel worker`: the workers that are there."""
+"""`ciel worker`: lists the workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ciel.client.client import Client
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do what the first word says."""
+    """Run the verb."""
     return run_verb("ciel worker", "Looks at the workers.", VERBS, words)
 
 
@@ -43,7 +43,7 @@ def render_workers(workers: Sequence[dict[str, Any]], width: int | None = None) 
 
 
 def _memory(worker: dict[str, Any]) -> str:
-    """Say how much of a worker's memory its tasks have asked for."""
+    """Return how much of a worker's memory its tasks have requested."""
     if not worker["memory_bytes"]:
         return "-"
     return f"{size_text(worker['memory_asked_bytes'])}/{size_text(worker['memory_bytes'])}"

@@ -1,6 +1,6 @@
-"""The files that `ciel submit --collect` brings from where a program made them (docs/adr/0081).
+"""Implements `ciel submit --collect`: copies files that a program wrote to the caller (ADR 81).
 
-The task packs them into an archive, its second output; the command unpacks it below `--out`.
+The task packs the files into an archive, its second output. The command unpacks it below `--out`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def patterns_of(given: Sequence[str], element: Element) -> list[str]:
-    """Return the names and patterns of an element, whose own text is taken literally; raises
+    """Return the names and patterns of an element; the text of the element is no pattern. Raises
     UsageError.
     """
     escaped = element._replace(text=glob.escape(element.text or ""))
@@ -43,7 +43,7 @@ def patterns_of(given: Sequence[str], element: Element) -> list[str]:
 
 
 class CollectedFiles:
-    """Names the directories of elements, and unpacks what their programs made."""
+    """Unpacks the files of each element into its directory."""
 
     def __init__(self, client: Client, job: Job, args: argparse.Namespace) -> None:
         self._client = client
@@ -55,7 +55,8 @@ class CollectedFiles:
         self._runs_in = None if is_private else os.path.abspath(args.cwd or ".")
 
     def clearing(self, run: Callable[[Element], _T]) -> Callable[[Element], _T]:
-        """Return `run`, with which an element is submitted, after files of an earlier run went."""
+        """Wrap `run`, which submits an element, so that files of an earlier run are removed first.
+        """
 
         def clear_and_run(element: Element) -> _T:
             self._clear(element)
@@ -64,8 +65,8 @@ class CollectedFiles:
         return clear_and_run
 
     def bring(self, element: Element, output: Reference) -> list[Path]:
-        """Unpack the files of an element that has succeeded, and return where they are. The cluster
-        keeps the archive no longer. Raises as `Job.read_by`, OSError.
+        """Unpack the files of an element that has succeeded; return their paths. The cluster then
+        deletes the archive. Raises what `Job.read_by` does, and OSError.
         """
         archive = archive_of(output)
         paths = self._job.read_by(
@@ -82,7 +83,8 @@ class CollectedFiles:
         return Path(self._out, str(element.number))
 
     def _clear(self, element: Element) -> None:
-        """Remove the named files of an earlier run; what a pattern matches may be anybody's."""
+        """Remove the named files of an earlier run; files that match a pattern may be the user's.
+        """
         directory = self._directory(element)
         make_directory(directory)
         for pattern in patterns_of(self._patterns, element):
@@ -97,7 +99,7 @@ class CollectedFiles:
                 raise UsageError(f"--out: an earlier {path} cannot be removed: {why}") from None
 
     def _unpack(self, element: Element, chunks: Iterable[bytes]) -> list[Path]:
-        import tarfile  # which few commands need
+        import tarfile  # few commands need it
 
         directory = self._directory(element)
         paths: list[Path] = []
@@ -119,7 +121,7 @@ class CollectedFiles:
 
 
 class _Chunks(io.RawIOBase):
-    """A file of what comes in pieces."""
+    """A file whose content comes in chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks

@@ -1,8 +1,7 @@
-"""The elements of an array: numbers, the lines of a file that may still grow, or pieces of standard
-input; and the places that they take in a command line.
+"""Reads the elements of an array, and puts them into command lines.
 
-Texts are those of the operating system: bytes that are no UTF-8 are surrogate escapes, as in
-`os.fsdecode`.
+Elements are numbers, the lines of a file that may still grow, or pieces of standard input. In their
+texts, bytes that are not valid UTF-8 are surrogate escapes, as in `os.fsdecode`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from ciel.cli.outcome import UsageError, say
 from ciel.cli.submission.numbers import Numbers
 
 WORD_MAX_BYTES: Final = (128 << 10) - 1
-"""Of one argument or variable that a program can be given: Linux's MAX_ARG_STRLEN, less its end."""
+"""The longest argument or variable of a program: MAX_ARG_STRLEN of Linux, without the NUL."""
 
 _PLACE = re.compile(r"\{#?\}")
 _NUMBER_MAX_LENGTH = 20
 _BLOCK_BYTES = 64 << 10
-_BLOCKS_MAX = 4  # read ahead of who takes the lines
+_BLOCKS_MAX = 4  # read before their lines are taken
 
 
 class Element(NamedTuple):
-    """One run of the program; `text` is None where there is no array. `content`: what it reads from
-    standard input, where that is split.
+    """One run of the program. `text` is None if there is no array. `content`: its piece of standard
+    input, with `--pipe`.
     """
 
     number: int
@@ -41,8 +40,8 @@ class Element(NamedTuple):
 
 
 class Template:
-    """A command line and variables in which `{}` stands for an element and `{#}` for its number;
-    the program itself is as it is.
+    """A command line and variables in which `{}` stands for an element and `{#}` for its number.
+    The first word, the program, is not changed.
     """
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
@@ -57,8 +56,8 @@ class Template:
         self._harmless_length = (WORD_MAX_BYTES - longest) // copies // 4  # UTF-8 takes up to 4
 
     def fill(self, element: Element) -> tuple[list[str], dict[str, str]]:
-        """Return the command line and the environment of an element; raises ValueError if a
-        program cannot be given it.
+        """Return the command line and the environment of an element; raises ValueError if they are
+        too long.
         """
         words, env = self._words.copy(), self._env.copy()
         if element.text is None:
@@ -80,12 +79,12 @@ class Template:
 
 
 def has_place(word: str) -> bool:
-    """Whether an element, or its number, is to be put into a text."""
+    """Whether a text has a placeholder for an element or its number."""
     return _PLACE.search(word) is not None
 
 
 def substitute(word: str, element: Element) -> str:
-    """Put an element into an argument; what it brings along is not looked at again."""
+    """Put an element into an argument; placeholders in the element itself are left alone."""
     text = element.text or ""
     if word == "{}":
         return text
@@ -93,7 +92,7 @@ def substitute(word: str, element: Element) -> str:
 
 
 class Known:
-    """Elements that are all known beforehand."""
+    """Elements that are known before the job starts."""
 
     def __init__(self, elements: Iterable[Element], total: int) -> None:
         self.total: int | None = total
@@ -120,35 +119,35 @@ class Known:
         return not self._left
 
     def place(self, element: Element) -> str:
-        """Say where an element comes from."""
+        """Return a name of an element for messages."""
         return f"element {element.number}"
 
 
 class Input:
-    """Elements that are cut out of a file, or of standard input (`-`), as it comes. A thread waits
-    for it, and reads no further while nobody takes them.
+    """Elements that are cut out of a file, or of standard input (`-`). A thread reads ahead, but
+    not more than a few blocks.
     """
 
     def __init__(self, option: str, name: str) -> None:
         self.total: int | None = None
-        """How many there are, once that is known."""
+        """How many elements there are, once that is known."""
         self._name = "standard input" if name == "-" else name
         self._fd = _open(option, name)
         self._blocks: deque[bytes] = deque()  # the last is empty
         self._room = threading.Semaphore(_BLOCKS_MAX)
-        self._cut: deque[bytes] = deque()  # elements that nobody took yet
+        self._cut: deque[bytes] = deque()  # elements that were not taken yet
         self._taken = 0
         self._ended = False
         self._error: OSError | None = None
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Begin to read; `wake` is called whenever something came."""
+        """Start to read; the thread calls `wake` after each block."""
         threading.Thread(
             target=self._read, args=(wake,), name="ciel-input", daemon=True
-        ).start()  # it may wait for ever: it has nothing to clean up
+        ).start()  # a daemon, since it may wait for ever
 
     def take(self, count: int) -> list[Element]:
-        """Return the next elements that are there, at most `count`; raises UsageError, OSError."""
+        """Return the next elements that were read, at most `count`; raises UsageError, OSError."""
         while len(self._cut) < count and self._blocks:
             self._split(self._blocks.popleft())
         taken: list[Element] = []
@@ -167,7 +166,7 @@ class Input:
         return self._ended and not self._cut
 
     def place(self, element: Element) -> str:
-        """Say where an element comes from."""
+        """Return a name of an element for messages."""
         return f"{self._name} {self._kind} {element.number}"
 
     _kind = "element"
@@ -176,8 +175,8 @@ class Input:
         raise NotImplementedError
 
     def _whole(self, block: bytes) -> list[bytes]:
-        """Take in a block; return the elements that are whole now. With an empty one, which is the
-        last: what is left.
+        """Take in a block; return the elements that are complete now. The last block is empty:
+        return the rest.
         """
         raise NotImplementedError
 
@@ -189,7 +188,7 @@ class Input:
         self._ended = not block
 
     def _read(self, wake: Callable[[], None]) -> None:
-        # Signals are the main thread's: one taken here would not end its waiting.
+        # A signal that this thread took would not wake the main thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             self._room.acquire()
@@ -205,22 +204,22 @@ class Input:
 
 
 class Lines(Input):
-    """The lines of a file as elements, as bytes are: a CR at the end of one belongs to it. `end`:
-    what ends each, a newline or a NUL.
+    """The lines of a file as elements. A CR at the end of a line belongs to the element. `end`: the
+    byte that ends each, a newline or a NUL.
     """
 
     def __init__(self, name: str, end: bytes = b"\n") -> None:
         super().__init__("--each-line", name)
         self._kind = "line" if end == b"\n" else "element"
         self._end = end
-        self._rest = b""  # of a line whose end did not come yet
+        self._rest = b""  # of a line without an end so far
         self._has_said_cr = False
 
     def _whole(self, block: bytes) -> list[bytes]:
         if not block:
             return [self._rest] if self._rest else []
         *lines, self._rest = (self._rest + block).split(self._end)
-        if len(self._rest) > WORD_MAX_BYTES:  # do not read all of what has no lines
+        if len(self._rest) > WORD_MAX_BYTES:  # do not read a whole file without lines
             number = self._taken + len(self._cut) + len(lines) + 1
             raise UsageError(
                 f"{self._name} {self._kind} {number} is longer than {WORD_MAX_BYTES} bytes, "
@@ -243,8 +242,8 @@ class Lines(Input):
 
 
 class Pieces(Input):
-    """Standard input in pieces of some size, cut at the ends of lines: each is what a run of the
-    program reads. A line that is longer is a piece by itself.
+    """Pieces of standard input, cut at ends of lines; each run of the program reads one. A line
+    that is longer than `size_bytes` is a piece of its own.
     """
 
     _kind = "piece"
@@ -267,7 +266,7 @@ class Pieces(Input):
         return pieces
 
     def _piece_end(self) -> int:
-        """Return where the next piece ends; 0 if the end of its line did not come yet."""
+        """Return where the next piece ends; 0 if the end of its line was not read yet."""
         if not self._searched_bytes and (end := self._rest.rfind(b"\n", 0, self._size_bytes) + 1):
             return end
         start = max(self._size_bytes, self._searched_bytes)

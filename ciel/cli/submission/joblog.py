@@ -1,4 +1,6 @@
-"""`ciel submit --joblog`: a line for each element that has ended, in GNU parallel's columns."""
+"""Writes the file of `ciel submit --joblog`: a line for each finished element, as GNU parallel
+does.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ from ciel.core.refs import Concrete, Failure, Reference, Sweetheart, Value
 COLUMNS: Final = (
     "Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command",
 )  # fmt: skip
-_UNKNOWN_STATUS = "-1"  # as parallel's, of what never ran
+_UNKNOWN_STATUS = "-1"  # as in parallel, for a program that never ran
 
 
 class _Attempt(NamedTuple):
-    """The last attempt at an element, as the master remembers it."""
+    """The last attempt of an element, from the master's trace."""
 
     worker: str
     start_s: float  # since the epoch
@@ -33,9 +35,7 @@ class _Attempt(NamedTuple):
 
 
 class JobLog:
-    """Writes the lines as results come. A context: the file is there when it is entered, and whole
-    when it is left.
-    """
+    """Writes the lines as results arrive. A context manager: opens and closes the file."""
 
     def __init__(self, path: str, client: Client, job: Job, template: Template) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class JobLog:
         self._job = job
         self._template = template
         self._first: int = client.ask("trace", {"first": None})["next"]
-        self._attempts: dict[str, _Attempt] = {}  # by the names of tasks that are not written yet
+        self._attempts: dict[str, _Attempt] = {}  # by name of a task without a line so far
         self._hosts: dict[str, str] = {}
         self._file: IO[bytes] | None = None
 
@@ -65,7 +65,7 @@ class JobLog:
         self._file.close()
 
     def note(self, batch: Sequence[tuple[Element, Reference]]) -> None:
-        """Write a line for each of these elements, which have ended."""
+        """Write a line for each of these elements, which have finished."""
         self._ask()
         for element, ref in batch:
             self._write(self._row(element, ref))
@@ -91,7 +91,7 @@ class JobLog:
         self._file.write(os.fsencode(line) + b"\n")
 
     def _ask(self) -> None:
-        """Learn of the attempts that have ended since the last time."""
+        """Fetch the attempts that have ended since the last call."""
         upto: int = self._client.ask("trace", {"first": None})["next"]
         place: int | None = self._first
         while place is not None and place < upto:
@@ -116,7 +116,7 @@ class JobLog:
 
 
 def _ending(ref: Reference) -> tuple[str, str]:
-    """Return the exit status and the number of the signal, as parallel tells them."""
+    """Return the exit status and the number of the signal, as parallel writes them."""
     if not isinstance(ref, Failure):
         return "0", "0"
     status, name = exit_of(ref)

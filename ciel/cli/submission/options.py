@@ -33,7 +33,7 @@ _KINDS = (
     "RUNTIME_EXCEPTION", "TIMED_OUT", "MEMORY_LIMIT", "NO_SPACE", "PROGRAM_NOT_STARTED",
     "WORKER_FAULT",
 )  # fmt: skip
-"""The failures of an ordinary program that another attempt may mend."""
+"""The failures of a program that another attempt may not have."""
 
 _EPILOG = """\
 Options stand before PROGRAM; all words after it are its arguments. PROGRAM runs in the current
@@ -125,7 +125,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _check(parser: Parser, args: argparse.Namespace) -> None:
-    """Refuse options that do not go together."""
+    """Refuse options that exclude each other."""
     require_text("--name", args.name or "")
     if args.is_array and has_place(args.name or ""):
         parser.error("--name names the job, which all elements share: leave {} and {#} away")
@@ -137,7 +137,7 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("--block tells how --pipe is to cut, and there is no --pipe")
     limit = args.jobs or (args.array.at_once if args.array is not None else 0)
     if args.follow and not args.detach and (args.out is not None or args.json):
-        from ciel.cli.output.following import WHOLE_ONLY  # for this alone
+        from ciel.cli.output.following import WHOLE_ONLY  # few commands need it
 
         parser.error(WHOLE_ONLY.format("--json" if args.json else "--out"))
     waiting = {"--out": args.out, "--joblog": args.joblog, "--stderr": args.stderr}
@@ -147,7 +147,7 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def _add_array_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says how many runs there are, and how they follow each other."""
+    """Add the options for arrays: which elements there are, and how many run at a time."""
     array = parser.add_mutually_exclusive_group()
     array.add_argument(
         "--array", metavar="A-B", type=number_ranges,
@@ -166,7 +166,7 @@ def _add_array_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="items of --each-line end with NUL instead of a newline",
     )
-    # argparse takes -0 for a number, and then no negative number for a value any more.
+    # argparse takes -0 for a number, and then refuses negative numbers as values of options.
     parser._has_negative_number_optionals.clear()
     parser.add_argument(
         "--block",
@@ -184,7 +184,7 @@ def _add_array_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_surroundings(parser: argparse.ArgumentParser) -> None:
-    """Add what says which files and variables a program has, and where its output goes."""
+    """Add the options for the files and the environment of a program, and for its output."""
     parser.add_argument(
         "--in", dest="inputs", metavar="FILE", action="append", default=[],
         help="copy a file into a private directory, and run the program there (repeatable)",

@@ -1,5 +1,5 @@
-"""What becomes of the results of `ciel submit`: they are printed, written to files, or told as
-JSON; and those that failed are listed at the end.
+"""Prints the results of `ciel submit`, or writes them to files or as JSON; lists failures at the
+end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TEXT_WIDTH = 100
 
 
 class TornOutputError(CielError):
-    """A result was lost while it was being printed."""
+    """A result was lost while the command printed it."""
 
     def __init__(self, number: int, size_bytes: int, cause: ObjectUnreadableError) -> None:
         super().__init__(f"the output of element {number} broke off at byte {size_bytes}: {cause}")
@@ -43,7 +43,7 @@ class TornOutputError(CielError):
 
 
 class Outputs:
-    """Takes results as they come; keeps none but the stories of the first that failed."""
+    """Takes results as they arrive; keeps only the errors of the first failures."""
 
     def __init__(
         self,
@@ -56,24 +56,24 @@ class Outputs:
         self.joblog: JobLog | None = None
         self.failed_count = 0
         self.printed_bytes: Mapping[str, int] = {}
-        """How much of which results of the next batch was printed before."""
+        """By object: how much of a result of the next batch is printed already."""
         self._client = client
         self._job = job
         self._files = files
         self._collected = collected
         self._json: bool = args.json
-        self._first: list[tuple[int, str, str]] = []  # number, who it is, and its story
+        self._first: list[tuple[int, str, str]] = []  # number, name, and error
         self._is_elsewhere = bool(args.scratch or args.cwd or args.inputs or args.objects)
         self._words: list[str] = [word for word in args.program[1:] if "{}" not in word]
         self._sent = {Path(path).name for path in args.inputs}
 
     def put(self, batch: Sequence[tuple[Element, Reference]]) -> None:
-        """Print results, or write them where `--out` says; the standard output of failed runs, too.
-        `list_failures` says later why those failed.
+        """Print results, or write them to the files of `--out`; also what failed runs had printed.
+        `list_failures` prints their errors later.
         """
         if self.joblog is not None:
             self.joblog.note(batch)
-        short: list[bytes] = []  # printed in one go
+        short: list[bytes] = []  # printed by one call
         for element, ref in batch:
             if self._json:
                 self._print_line(element, ref)
@@ -94,7 +94,7 @@ class Outputs:
             write_output(b"".join(short))
 
     def list_failures(self, total: int) -> None:
-        """Tell of those that failed, unless that was done as JSON."""
+        """Print the errors of failed elements, unless JSON lines have them."""
         if not self.failed_count or self._json:
             return
         if total > 1:
@@ -117,10 +117,12 @@ class Outputs:
                 break
 
     def _is_left_behind(self, word: str) -> bool:
-        """Whether an argument names a file as if programs ran in our directory."""
+        """Whether an argument names a file of the current directory, in which the program did not
+        run.
+        """
         try:
             return word not in self._sent and not word.startswith("/") and Path(word).is_file()
-        except (OSError, ValueError):  # it is too long, or no name at all
+        except (OSError, ValueError):  # it is no file name
             return False
 
     def _note(self, element: Element, failure: Failure) -> None:
@@ -134,8 +136,8 @@ class Outputs:
         del self._first[_STORIES_MAX:]
 
     def _read(self, ref: Reference, use: Callable[[Reference], None]) -> Reference:
-        """Call `use`, which reads a result; again with what it became if its worker was lost and it
-        was made again. Return what it is in the end.
+        """Call `use`, which reads a result; call it again with the recomputed result if the worker
+        was lost meanwhile. Return the last reference.
         """
         while not isinstance(ref, Failure):
             try:
@@ -157,12 +159,12 @@ class Outputs:
                 write_output(chunk[max(0, printed_bytes - size_bytes) :])
                 size_bytes += len(chunk)
         except ObjectUnreadableError as error:
-            if size_bytes:  # what is printed cannot be taken back, and the rest may be another's
+            if size_bytes:  # a recomputed result may have other bytes
                 raise TornOutputError(element.number, size_bytes, error) from None
             raise
 
     def _put_printed(self, element: Element, failure: Failure) -> None:
-        """Print what a failed run had printed, or write it to a file of its own."""
+        """Print the output of a failed run, or write it to its own file."""
         printed = printed_before(self._client, failure)
         if not printed.content:
             return
@@ -202,7 +204,7 @@ class Outputs:
 
 
 def _name(element: Element) -> str:
-    """Name an element to people."""
+    """Return the name of an element for messages."""
     text = element.text or ""
     if text == str(element.number):
         return f"element {text}"

@@ -16,31 +16,31 @@ from ciel.cli.submission.elements import Element, has_place, substitute
 
 _T = TypeVar("_T")
 FAILED: Final = ".failed"
-"""Behind the name of a file with what a failed run had written."""
+"""The suffix of a file with the output of a failed run."""
 
 
 class ResultFiles:
-    """Names and writes the files. `out` is a directory, in which they are called by the elements'
-    numbers, or, in an array, a name with `{}` or `{#}` in it.
+    """Names and writes the files. `out` is a directory, whose files are named by the numbers of the
+    elements; or, in an array, a file name with `{}` or `{#}` in it.
     """
 
     def __init__(self, out: str, is_array: bool) -> None:
         self._out = out
         self._is_template = is_array and has_place(out)
         self._may_repeat = self._is_template and "{#}" not in out
-        self._owners: dict[int, int] = {}  # by the hash of a name: the element that it is of
-        self._directories: set[Path] = set()  # that are there
+        self._owners: dict[int, int] = {}  # by the hash of a file name: its element
+        self._directories: set[Path] = set()  # that exist
         if not self._is_template:
             make_directory(Path(out))
 
     def path(self, element: Element) -> Path:
-        """Name the file of an element."""
+        """Return the path of the file of an element."""
         if self._is_template:
             return Path(substitute(self._out, element))
         return Path(self._out, str(element.number))
 
     def clearing(self, run: Callable[[Element], _T]) -> Callable[[Element], _T]:
-        """Return `run`, with which an element is submitted, with `clear` before it."""
+        """Wrap `run`, which submits an element, so that `clear` is called first."""
 
         def clear_and_run(element: Element) -> _T:
             self.clear(element)
@@ -49,8 +49,8 @@ class ResultFiles:
         return clear_and_run
 
     def clear(self, element: Element) -> None:
-        """Remove what an earlier run has left; raises UsageError if another element of this one has
-        the same file, or it cannot be written.
+        """Remove the file of an earlier run; raises UsageError if that fails, or if two elements of
+        this run have the same file.
         """
         path = self.path(element)
         if self._may_repeat:
@@ -71,11 +71,11 @@ class ResultFiles:
                 raise UsageError(f"--out: an earlier {old} cannot be removed: {why}") from None
 
     def write(self, element: Element, chunks: Iterable[bytes]) -> Path:
-        """Write what a run has printed; return where."""
+        """Write the output of a run; return the path."""
         return write_whole(self.path(element), chunks)
 
     def write_failed(self, element: Element, chunks: Iterable[bytes]) -> Path:
-        """Write what a failed run had printed, under another name."""
+        """Write the output of a failed run, with the suffix `FAILED`."""
         return write_whole(_failed(self.path(element)), chunks)
 
 
@@ -84,7 +84,7 @@ def _failed(path: Path) -> Path:
 
 
 def write_whole(path: Path, chunks: Iterable[bytes]) -> Path:
-    """Write a file that has its name only when it is whole; return where."""
+    """Write a file that has its name only when it is whole; return its path."""
     with whole_file(path) as file:
         file.writelines(chunks)
     return path

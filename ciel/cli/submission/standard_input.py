@@ -1,7 +1,7 @@
-"""Brings the standard input of `ciel submit` to a single program.
+"""Uploads the standard input of `ciel submit` for a single program.
 
-An array reads standard input by `--each-line -` or `--pipe` only (`elements`). Any other array
-leaves it alone; the command tells the user so if there is something to read.
+Arrays read standard input only with `--each-line -` or `--pipe` (`elements`). With any other array
+the command prints a note if there is something to read.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ciel.client.client import Client
 from ciel.core.refs import Reference
 
 _STDIN = 0
-_MEMORY_MAX_BYTES: Final = 8 << 20  # what is more goes through a file
+_MEMORY_MAX_BYTES: Final = 8 << 20  # a temporary file takes more
 _CHUNK_BYTES = 1 << 20
 _PATIENCE_S: Final = 2.0
-"""After so long without an end, the command tells the user what it waits for."""
+"""After this time without an end, the command prints what it waits for."""
 
 
 def upload(client: Client, program: str) -> Reference | None:
-    """Bring standard input to the workers, from where it stands to its end, if it is a file, a pipe
-    or a socket; None for a terminal, `/dev/null`, or none at all. Raises OSError, UploadError.
+    """Upload standard input, from its current position to its end, if it is a file, a pipe or a
+    socket; return None if it is a terminal, `/dev/null`, or closed. Raises OSError, UploadError.
     """
     kind = _kind()
     if kind == stat.S_IFREG:
@@ -44,7 +44,7 @@ def upload(client: Client, program: str) -> Reference | None:
 
 
 def tell_unread() -> None:
-    """Say that there is something in standard input which nothing reads; never waits."""
+    """Print a note if standard input has content, which no run reads; never waits."""
     if _kind() in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK) and _available_bytes():
         say(
             "the runs of an array do not read standard input: --each-line - has one run for each "
@@ -74,8 +74,8 @@ def _copy(spool: IO[bytes], program: str) -> None:
 
 
 def _kind() -> int:
-    """Return what standard input is, as `stat` tells it; 0 if it is closed."""
-    if sys.stdin is None:  # by now its descriptor may be another file's
+    """Return the file type of standard input, as in `stat`; 0 if it is closed."""
+    if sys.stdin is None:  # its descriptor may be another file by now
         return 0
     try:
         return stat.S_IFMT(os.fstat(_STDIN).st_mode)
