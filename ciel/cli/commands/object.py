@@ -144,7 +144,8 @@ def _size_of(ref: Reference) -> int | None:
 
 
 def find_object(client: Client, text: str) -> dict[str, Any]:
-    """Return what the master knows of an object, with its reference; raises QueryError, UsageError.
+    """Return what the master knows of an object, with its reference; raises QueryError,
+    UsageError.
     """
     require_text("OBJECT", text)
     try:

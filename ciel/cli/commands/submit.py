@@ -184,7 +184,8 @@ def _executables(paths: Sequence[str]) -> list[str]:
 
 
 def _split(given: Sequence[str], is_array: bool) -> tuple[list[str], list[str]]:
-    """Separate the texts with a placeholder for an element from the texts that are equal for all.
+    """Separate the texts with a placeholder for an element from the texts that are equal for
+    all.
     """
     own = [text for text in given if is_array and has_place(text)]
     return own, [text for text in given if text not in own]

@@ -1,4 +1,4 @@
-"""Where others reach a daemon: what it says of itself must lead to it, also from other hosts."""
+"""Finds and checks the address that a daemon advertises: clients and other hosts connect to it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ciel.net.errors import AddressError
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Address, parse_address
 
-EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # of a host's addresses
+EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # addresses that mean every interface
 HEALTH = "/healthz"
 
 
 def host_and_port(text: str) -> str:
-    """Check `HOST:PORT`; port 0 and an empty host are for who listens (an argparse type)."""
+    """Check `HOST:PORT` to listen at; port 0 and an empty host are allowed (an argparse type)."""
     with contextlib.suppress(AddressError):
         if not parse_address(text).name:
             return text
@@ -33,15 +33,17 @@ def host_and_port(text: str) -> str:
 
 
 def reachable_address(text: str) -> str:
-    """Check a `HOST:PORT` for others to use; port 0: the one that is found (an argparse type)."""
+    """Check a `HOST:PORT` to connect to; port 0 stands for the port that is bound (an argparse
+    type).
+    """
     if parse_address(host_and_port(text)).host in EVERYWHERE:
         raise argparse.ArgumentTypeError(f"{text!a} leads nowhere: expected HOST:PORT")
     return text
 
 
 def advertised(options: argparse.Namespace) -> Address:
-    """Return the address that others are to use, with port 0 if it is not known yet. DaemonError:
-    nobody could tell which.
+    """Return the address to advertise, with port 0 if it is not known yet; raises DaemonError if
+    the options do not determine one.
     """
     address = parse_address(options.advertise or options.listen)
     if address.host in EVERYWHERE:
@@ -54,12 +56,12 @@ def advertised(options: argparse.Namespace) -> Address:
 
 
 def with_port(address: Address, found: Address) -> str:
-    """Return an advertised address as text, with the port that was found if it had none."""
+    """Return an advertised address as text, with the bound port in place of port 0."""
     return netloc(address.host, address.port or found.port)
 
 
 def require_reachable(own_host: str, master_url: str) -> None:
-    """Raise DaemonError if only this computer could reach a worker, but others the master."""
+    """Raise DaemonError if a worker listens on loopback, and its master does not."""
     _, host, port = parse_url(master_url)
     if is_loopback(own_host) and not is_loopback(host):
         raise DaemonError(
@@ -70,7 +72,7 @@ def require_reachable(own_host: str, master_url: str) -> None:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """Return the address of ours from which we would call there; nothing is sent."""
+    """Return the address of this host on the route to another; sends nothing."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         try:
@@ -85,8 +87,8 @@ def try_address(
     own: str, worker: str, transfers: Transfers, key: Key, found: Callable[[], object],
     failed: Callable[[str], object],
 ) -> Callable[[], object]:  # fmt: skip
-    """Find out whether an advertised address leads to this worker, before others rely on it: then
-    call `found`, else `failed` with the reason. Returns what calls it off.
+    """Request the health of this worker at its advertised address; call `found` if this worker
+    answers, else `failed` with the reason. Returns a function that cancels the request.
     """
     answer = BytesIO()
     ticket = make_ticket(key, "GET", own, HEALTH, time.time())

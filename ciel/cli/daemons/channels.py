@@ -1,4 +1,4 @@
-"""How the daemons of one host talk: by sockets, or by another way that is found by name."""
+"""Chooses how the daemons of one host exchange messages: by sockets, or by a channel plugin."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 SOCKET: Final = "socket"
 USUAL_CHANNEL: Final = SOCKET
 SPIN_MAX_US: Final = 1000
-"""Who looks for longer keeps a core busy for nothing: to be woken takes a tenth of it."""
+"""Polling for longer wastes a core: a wake-up takes a tenth of this time."""
 WORKER_POLL_US: Final = 200
-"""About what a master takes to answer, and more than a brief task of a warm program."""
+"""About the time of an answer from the master; a short task of a warm program takes less."""
 
 
 def add_channel_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options by which a daemon is told how to talk to others on its host."""
+    """Add the options for the channel between daemons of one host."""
     parser.add_argument(
         "--channel",
         metavar="NAME",
@@ -39,17 +39,17 @@ def add_channel_options(parser: argparse.ArgumentParser) -> None:
 
 
 def open_channels(reactor: Any, options: argparse.Namespace) -> Channels | None:
-    """Load what the options name; None for sockets. Raises PluginError."""
+    """Load the channel that the options name; None for sockets. Raises PluginError."""
     if options.channel == SOCKET:
         return None
-    from ciel.net.channels import Channels  # the parser above is also a command's, without Twisted
+    from ciel.net.channels import Channels  # `ciel up` uses the options above, and loads no Twisted
 
     make_kind = plugins.load("ciel.channels", options.channel)
     return Channels(reactor, make_kind(options.spin))
 
 
 def poll_s(options: argparse.Namespace, usual_us: float) -> float:
-    """Return how long a daemon looks at its descriptors before it sleeps: not where rings do."""
+    """Return how long a daemon polls its descriptors before it sleeps; 0 if the channel polls."""
     if options.channel != SOCKET:
         return 0.0
     if len(os.sched_getaffinity(0)) == 1:
@@ -58,6 +58,6 @@ def poll_s(options: argparse.Namespace, usual_us: float) -> float:
 
 
 def channel_switches(options: argparse.Namespace) -> list[str]:
-    """Return the switches by which daemons are told what we were told."""
+    """Return the command-line options that pass these options on to a daemon."""
     switches = [] if options.channel == USUAL_CHANNEL else ["--channel", options.channel]
     return switches if options.spin is None else [*switches, "--spin", str(options.spin)]

@@ -1,5 +1,5 @@
-"""The executors of a host: those that are installed, as the configuration sets them up, and those
-that it makes.
+"""Loads the executors of a host: the installed ones, with the options of the configuration file,
+and the ones that only the configuration defines.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ciel.execution.executor import Executor
 
 GROUP = "ciel.executors"
 ANY_LANGUAGE = "language"
-"""The entry point that makes executors which only the configuration names; it is none itself."""
+"""The entry point that makes executors which only the configuration names; no executor itself."""
 REASON_MAX_LENGTH = 500
 
 
 class Executors(NamedTuple):
-    """What a host offers, and what it lacks something for, with what that is. `known`: both, but
-    for what could not even be set up: their tasks may be created where they cannot run.
+    """The executors that a host offers, and the ones that it cannot run, with the reasons. `known`:
+    all that could be set up, also if they cannot run here: their tasks can be created here.
     """
 
     offered: dict[str, Executor]
@@ -29,7 +29,7 @@ class Executors(NamedTuple):
 
 
 def load_executors(environ: Mapping[str, str]) -> Executors:
-    """Load every executor there is; raises SettingsError for a configuration that is no TOML."""
+    """Load every executor; raises SettingsError if the configuration file is not valid TOML."""
     settings = executor_settings(environ)
     found = Executors({}, {}, {})
     installed = plugins.names(GROUP)
@@ -39,7 +39,7 @@ def load_executors(environ: Mapping[str, str]) -> Executors:
             why = executor.missing(environ)
         except plugins.PluginError as error:
             why = str(error)
-        except Exception as error:  # it may be anybody's
+        except Exception as error:  # executors of other projects may raise anything
             where = f" ({settings[name].origin})" if name in settings else ""
             why = f"it cannot be set up{where}: {error}"
         if why:

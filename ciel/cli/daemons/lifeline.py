@@ -1,4 +1,4 @@
-"""What an embedded daemon and its parent say to each other, through standard input and output.
+"""Connects an embedded daemon with its parent, by standard input and output.
 
 An *embedded* daemon belongs to one command. It reads its key from a line on standard input, and
 writes a line to standard output when it is ready. It ends when standard input ends, because then
@@ -26,8 +26,8 @@ _REASON_MAX_LENGTH = 1000  # the parent reads one line
 
 @implementer(IReadDescriptor)
 class Lifeline:
-    """Standard input of an embedded daemon: one line of JSON, then silence until the parent is
-    gone. `failed` is called with the reason when that line makes no sense.
+    """Reads the standard input of an embedded daemon: one line of JSON, then nothing until the
+    parent ends. Calls `failed` with the reason if the line is not valid.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Lifeline:
             self._failed(str(error))
 
     def connectionLost(self, reason: Failure) -> None:
-        """Called at shutdown; there is nothing to do."""
+        """Called at shutdown; nothing to do."""
 
 
 def _read_line(line: bytes) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def say_ready(facts: dict[str, Any]) -> None:
 
 
 def say_failed(reason: str, status: int) -> None:
-    """Tell the parent of an embedded daemon why it will never be ready, and how it will end; too
-    late, it is ignored.
+    """Tell the parent of an embedded daemon why the daemon fails, and its exit status. The parent
+    ignores it after `say_ready`.
     """
     with contextlib.suppress(OSError):
         say_ready({"error": reason[:_REASON_MAX_LENGTH], "status": status})

@@ -44,7 +44,7 @@ from ciel.wire.session import Session
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Return the parser of the command line."""
     parse = Parser(
         prog="ciel-master",
         allow_abbrev=False,
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Master:
-    """A master daemon, from its key to its end."""
+    """A master daemon, from reading its key to its end."""
 
     def __init__(self, reactor: Any, options: argparse.Namespace) -> None:
         self._reactor = reactor
@@ -102,7 +102,7 @@ class Master:
         self.status = 0
 
     def open(self, cluster_id: str, key: Key) -> dict[str, str]:
-        """Listen and serve; returns what others need to find it. Raises NetError, DaemonError."""
+        """Listen and serve; returns the addresses of the master. Raises NetError, DaemonError."""
         options, reactor = self._options, self._reactor
         if options.worker_timeout < options.suspect_after:
             raise DaemonError(
@@ -145,7 +145,7 @@ class Master:
         return {"url": about["url"], "control": str(side.address)}
 
     def open_alone(self) -> None:
-        """Find or make the key, open, and write the access file. Raises what a start may raise."""
+        """Read or make the key, open, and write the access file. Raises one of START_ERRORS."""
         options = self._options
         told = advertised(options)
         path = self._access_path(told.host, told.port)
@@ -171,7 +171,7 @@ class Master:
         return access_path(os.environ, host, port)
 
     def told(self, line: dict[str, Any]) -> None:
-        """Open as an embedded master, with the key from the parent."""
+        """Open as an embedded master, with the key that the parent sent."""
         try:
             say_ready(self.open(str(line["cluster_id"]), Key.from_text(str(line["key"]))))
         except START_ERRORS as error:
@@ -199,7 +199,7 @@ START_ERRORS = (KeyError, AccessError, NetError, DaemonError, PluginError, OSErr
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a master until it is told to end; returns the exit status."""
+    """Run a master until a signal, a request or an error ends it; returns the exit status."""
     return run("ciel-master", parser().parse_args(argv), Master, START_ERRORS)
 
 

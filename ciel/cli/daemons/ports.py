@@ -1,4 +1,4 @@
-"""Finds out whether an address of this host is free for a master, and which program has it."""
+"""Checks whether an address of this host is free for a master, and which program has it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ciel.access.places import access_path
 from ciel.cli.outcome import UsageError
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
-"""Of a master."""
+"""The default address of a master."""
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether one could listen there; raises UsageError if the address is none of ours."""
+    """Whether the address is free; raises UsageError if this host does not have it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,7 +31,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def who_listens(host: str, port: int) -> str:
-    """Say who has taken an address."""
+    """Return which program listens at an address, for a message."""
     try:
         found = access_file.read(access_path(os.environ, host, port))
     except AccessError:

@@ -1,10 +1,4 @@
-"""What the daemons have in common: where logs go, how they end, and life as part of somebody's
-command.
-
-An *embedded* daemon belongs to one command: it is told its key by a line on standard input, says by
-a line on standard output that it is ready, and ends when standard input does, since then its parent
-is gone.
-"""
+"""Runs a daemon as a process: its log, its signals, and the errors of its start."""
 
 from __future__ import annotations
 
@@ -38,26 +32,26 @@ from ciel.storage.errors import StoreSpecError
 log = Logger()
 
 USAGE_ERRORS = (SettingsError, ForeignAddressError, StoreSpecError, PluginError)
-"""The command line, or what it names, is at fault."""
+"""Errors of the command line, or of a file or plugin that it names."""
 
 
 class Daemon(Protocol):
-    """What `run` runs. `failure` and `status` say how it ended."""
+    """A daemon that `run` runs. It ends with the exit status `status`, and the reason `failure`."""
 
     failure: str
     status: int
 
     def open_alone(self) -> None:
-        """Open with what the options and the environment say."""
+        """Open with the settings of the options and the environment."""
 
     def told(self, line: dict[str, Any]) -> None:
-        """Open with what the parent says."""
+        """Open with the settings that the parent sent."""
 
     def fail(self, reason: str) -> None:
         """End with a reason."""
 
     def stop(self) -> None:
-        """End in order; the reactor may not run yet."""
+        """End in order; the reactor may not be running yet."""
 
 
 def run(
@@ -66,14 +60,14 @@ def run(
     make: Callable[[Any, argparse.Namespace], Daemon],
     start_errors: tuple[type[Exception], ...],
 ) -> int:
-    """Run a daemon until it is told to end; returns the exit status."""
+    """Run a daemon until it ends; returns the exit status."""
     try:
         raise_open_files()
         begin_log(options.log)
         loop.install()
         from twisted.internet import reactor as twisted_reactor
 
-        reactor: Any = twisted_reactor  # a module that stands for an object
+        reactor: Any = twisted_reactor  # typed as a module
         use_monotonic_clock(reactor)
         daemon = make(reactor, options)
     except (DaemonError, OSError) as error:
@@ -83,7 +77,7 @@ def run(
 
     def told(line: dict[str, Any]) -> None:
         daemon.told(line)
-        gauge.start()  # nobody was kept waiting before it opened
+        gauge.start()  # pauses before it opened delayed no client
 
     try:
         if options.embedded:
@@ -95,13 +89,15 @@ def run(
         daemon.stop()
         return _refuse_to_start(name, error)
     reactor.run(installSignalHandlers=False)
-    if daemon.failure and not options.embedded:  # its standard error is its log, which has it
+    if (
+        daemon.failure and not options.embedded
+    ):  # the standard error of an embedded daemon is its log
         print(f"{name}: {daemon.failure}", file=sys.stderr)
     return daemon.status
 
 
 def start_failure(error: Exception) -> tuple[str, int]:
-    """Say why a daemon cannot start, in one line, and with which exit status it ends."""
+    """Return why a daemon cannot start, in one line, and its exit status."""
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror}{open_files_advice(error)}", 1
@@ -143,9 +139,9 @@ def _open_log(path: str) -> TextIO:
 
 
 def settle_memory() -> None:
-    """Tell the collector that what is loaded now stays, and to look less often for cycles.
+    """Exclude all present objects from garbage collection, and make collections rarer.
 
-    A daemon keeps millions of small values that are not garbage; its cycles are few.
+    A daemon keeps millions of small values that are no garbage, and makes few cycles.
     """
     gc.collect()
     gc.freeze()

@@ -32,7 +32,7 @@ class Spool:
 
     @property
     def kept(self) -> Path:
-        """Where files of failed tasks are."""
+        """The directory with the files of failed tasks."""
         return self.path / _KEPT
 
     @property
@@ -79,7 +79,7 @@ class Spool:
 
     def logs_directory(self, log: str | None) -> Path:
         """Return where the logs of jobs go: into the spool, or beside the worker's log file, into a
-        directory of its own, because other workers may log there.
+        subdirectory, because other workers may log there.
         """
         if log is None:
             return self.path / "jobs"

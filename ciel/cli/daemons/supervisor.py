@@ -1,9 +1,9 @@
 """The process that holds the cluster of `ciel up`, in the background.
 
-`start` runs this module as a process in a session of its own, and sends it the configuration as
-JSON on its standard input; the process answers with one line of JSON when the cluster is ready, or
-cannot start. Its process id is in the access file, and `ciel down` ends the cluster by ending it.
-However this process ends, its cluster ends with it.
+`start` runs this module as a process in a new session, and sends it the configuration as JSON on
+its standard input. The process answers with one line of JSON when the cluster is ready or cannot
+start. The access file has its process id; `ciel down` ends this process. However it ends, its
+cluster ends with it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def start(config: dict[str, Any], log: Path) -> dict[str, Any]:
             json.dump(config, config_file)
         ready = _read_ready(our_ready_fd, log, log_start_bytes)
     except BaseException:
-        os.kill(pid, signal.SIGTERM)  # ours, and not waited for: the number cannot mean another
+        os.kill(pid, signal.SIGTERM)  # our child is not reaped yet, so no other process has its id
         os.waitpid(pid, 0)
         raise
     finally:
@@ -96,11 +96,11 @@ def _read_ready(fd: int, log: Path, log_start_bytes: int) -> dict[str, Any]:
 
 
 class _Ended(BaseException):
-    """`ciel down` asked for the end."""
+    """A signal, such as that of `ciel down`, asked this process to end."""
 
 
 def supervise() -> int:
-    """Hold the cluster that the line on standard input describes, until a signal or its death."""
+    """Hold the cluster that standard input describes until a signal, or until the cluster dies."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
     try:
@@ -119,7 +119,7 @@ def supervise() -> int:
         if cluster.was_shut_down:
             drop_current(os.environ, path)
             return Status.DONE
-        # The link stays: by it the next command sees that the cluster has crashed.
+        # The link stays: it shows the next command that the cluster has crashed.
         return Status.NO_MASTER
     except _Ended:
         drop_current(os.environ, path)
@@ -150,12 +150,12 @@ def _open(config: dict[str, Any], path: Path) -> LocalCluster:
 
 def _end(number: int, frame: FrameType | None) -> None:
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)  # the end is not to be interrupted
+        signal.signal(ignored, signal.SIG_IGN)  # nothing may interrupt the end
     raise _Ended
 
 
 def _say_ready(fields: dict[str, Any]) -> None:
-    """Tell `ciel up`, which may be gone, and let go of its pipe."""
+    """Answer `ciel up`, which may have ended, and close its pipes."""
     try:
         os.write(1, json.dumps(fields).encode() + b"\n")
     except BrokenPipeError:

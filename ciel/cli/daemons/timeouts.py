@@ -1,4 +1,4 @@
-"""Options that say how long daemons wait: for silent workers, and for programs that are to end."""
+"""The options for how long daemons wait: for silent workers, and for programs after SIGTERM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ciel.core.events import KILL_GRACE_S, SUSPECT_AFTER_S, WORKER_TIMEOUT_S
 
 
 def add_worker_limits(parser: argparse.ArgumentParser) -> None:
-    """Add how long a master waits for a worker that is not heard."""
+    """Add the options for how long a master waits for a silent worker."""
     parser.add_argument(
         "--suspect-after",
         type=seconds,
@@ -28,7 +28,7 @@ def add_worker_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def add_kill_grace(parser: argparse.ArgumentParser) -> None:
-    """Add how long a worker waits for a program that was sent SIGTERM."""
+    """Add the option for the time between SIGTERM and SIGKILL."""
     parser.add_argument(
         "--kill-grace",
         type=seconds,

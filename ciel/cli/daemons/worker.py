@@ -71,7 +71,7 @@ DEFAULT_LISTEN = "127.0.0.1:0"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Return the parser of the command line."""
     parse = Parser(
         prog="ciel-worker",
         allow_abbrev=False,
@@ -147,7 +147,7 @@ def _control_peer(
     channels: Channels | None,
     owner: Owner,
 ) -> ControlPeer:
-    """Make the worker's end of a control connection, for each time that it dials."""
+    """Make the worker's end of a control connection; called each time that it connects."""
     return ControlPeer(reactor, turns, begin_session(), owner, channels=channels)
 
 
@@ -167,7 +167,9 @@ class Worker:
         self.status = 0
 
     def open(self, control: str, cluster_id: str, key: Key) -> None:
-        """Open store, launcher and doors, and join the master. Raises what a start may raise."""
+        """Open the store, the launcher and the server, and join the master. Raises one of
+        START_ERRORS.
+        """
         reactor, options = self._reactor, self._options
         slots, told = options.slots or len(os.sched_getaffinity(0)), advertised(options)
         memory_bytes = options.memory or memory_of_host()
@@ -236,7 +238,7 @@ class Worker:
         settle_memory()
 
     def _session(self, key: Key, cluster_id: str, about: dict[str, Any]) -> Session:
-        """Begin to prove the key to the master. `about`: what this worker says of itself."""
+        """Start a session with the master. `about`: what this worker reports of itself."""
         own = {
             "kind": "worker", "worker": self._id, "hostname": host_name(),
             "spool": self._spool.identity,
@@ -247,7 +249,7 @@ class Worker:
         )  # fmt: skip
 
     def _join(self, reconnector: Reconnector, own: str, transfers: Transfers, key: Key) -> None:
-        """Join the master, once the own address is known to lead here if somebody named it."""
+        """Join the master; with --advertise only after the advertised address was checked."""
         if not self._options.advertise:
             reconnector.start()
             return
@@ -259,7 +261,7 @@ class Worker:
         self, service: WorkerService, store: ObjectStore, features: list[str],
         reconnector: Reconnector,
     ) -> Controls:  # fmt: skip
-        """Let people act on this worker over HTTP."""
+        """Return what users can change on this worker by HTTP."""
         machine = service.machine
         pins = Pins(self._spool.path / "pins", machine.brought.pinned, machine.stored)
         machine.brought.found(machine.stored, self._reactor.seconds())
@@ -289,7 +291,7 @@ class Worker:
     def _disk_of(
         self, store: ObjectStore, disk_jobs: DiskJobs
     ) -> tuple[Admit, Callable[[], tuple[int, float]]]:
-        """Return how copies wait for the disk of a store, and how much does."""
+        """Return how copies wait for the disk of a store, and how much waits."""
         if not store.capabilities.may_block:
             return at_once, lambda: (0, 0.0)
         place = self._spool.store
@@ -298,7 +300,9 @@ class Worker:
     def _open_neighbours(
         self, store: ObjectStore, cluster_id: str, own: str, service: WorkerService, jobs: DiskJobs
     ) -> Neighbours | None:
-        """Serve the stores of this host, and find them. Without that objects are copied by HTTP."""
+        """Open the daemon of the block store, which finds the other stores of this host. Without
+        it, workers copy objects by HTTP.
+        """
         try:
             open_neighbours = plugins.load("ciel.neighbours", "shmd")
             neighbours: Neighbours = open_neighbours(
@@ -335,7 +339,7 @@ class Worker:
         self.open(reachable(found.control, found.url), found.cluster_id, found.key)
 
     def told(self, line: dict[str, Any]) -> None:
-        """Open as an embedded worker, with address and key from the parent."""
+        """Open as an embedded worker, with the address and the key that the parent sent."""
         try:
             key = Key.from_text(str(line["key"]))
             self._url = str(line["url"])
@@ -370,8 +374,8 @@ class Worker:
         service.drain(done)
 
     def stop(self) -> None:
-        """End programs politely, and then everything that was opened; at once if told again, or if
-        whoever started this process is gone.
+        """Drain the programs, then close everything. A second call, or the end of the parent,
+        closes everything at once.
         """
         drain, self._drain = self._drain, None
         if drain is None or self._options.embedded or self.failure:
@@ -380,9 +384,7 @@ class Worker:
             drain(self._stop_now)
 
     def _stop_now(self) -> None:
-        """End everything that was opened, the latest first; what was made for this life goes with
-        it.
-        """
+        """Close everything, in reverse order, and remove a temporary spool."""
         while self._closers:
             close = self._closers.pop()
             try:
@@ -411,7 +413,9 @@ def _io_policy(text: str) -> Policy:
 
 
 def reachable(control: str, url: str) -> str:
-    """Return the control address if its socket is in this network namespace, else the URL's."""
+    """Return the control address if its socket is in this network namespace, else that of the
+    URL.
+    """
     name = control.removeprefix("unix:")
     if name == control:
         return control
@@ -420,8 +424,8 @@ def reachable(control: str, url: str) -> str:
 
 
 def held_by(store: ObjectStore) -> dict[ObjectId, int]:
-    """Return what a worker finds in its store when it starts, with sizes; what cannot be read there
-    is logged and left.
+    """Return the objects in a store when its worker starts, with their sizes. Logs objects that it
+    cannot read, and leaves them out.
     """
     held = {}
     for object_id in store:
@@ -443,12 +447,12 @@ def _executors_here() -> Executors:
 
 
 def worker_key(key: Key) -> Key:
-    """Return the key with which a worker proves itself, derived from the one it was given."""
+    """Return the key of the worker role, derived from the given key."""
     return key.derive(Role.WORKER) or key
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a worker until it is told to end; returns the exit status."""
+    """Run a worker until a signal, a request or an error ends it; returns the exit status."""
     return run("ciel-worker", parser().parse_args(argv), Worker, START_ERRORS)
 
 

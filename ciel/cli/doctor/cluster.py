@@ -1,4 +1,4 @@
-"""What `ciel doctor` looks at in the cluster: who may come in, versions, clocks, workers."""
+"""The checks of a cluster: access, versions, workers, addresses, clocks and stores."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ciel.client.errors import AccessRefusedError, ClientError, NotAMasterError
 
 ANSWER_S: Final = 5.0
 CLOCKS_APART_S: Final = 10.0
-"""A sixth of what tickets allow, and far above what a request takes."""
+"""A sixth of the window of tickets, and far longer than a request."""
 
 FULL: Final = 0.95
 SILENT_S: Final = 2.0
-"""Of a worker, which is lost after 3 s."""
+"""A worker is suspected after 3 s."""
 
 _HEALTH = "/healthz"
 
@@ -31,7 +31,7 @@ _HEALTH = "/healthz"
 def look_at_cluster(
     master: str | None, access: str | None, environ: Mapping[str, str]
 ) -> list[Finding]:
-    """Look at the cluster that is meant; nothing if none is named or up."""
+    """Check the cluster; return no findings if none is named or up."""
     try:
         found = find_master(master, access, environ)
     except SettingsError as error:
@@ -99,14 +99,14 @@ def _workers(url: str, workers: list[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def _reached(found: MasterLocation, workers: list[dict[str, Any]]) -> Iterator[Finding]:
-    """See whether the master and all workers are reached from here, and what time it is there."""
+    """Check whether this host reaches the master and all workers, and compare their clocks."""
     netlocs = {"the master": found.url.partition("://")[2]}
     netlocs |= {f"worker {worker['worker']}": worker["netloc"] for worker in workers}
     apart: dict[str, float] = {}
     for who, netloc in netlocs.items():
         try:
             apart[who] = _clock_of(netloc, found.key) - time.time()
-        except Exception as error:  # of the network, of HTTP, of what answers there
+        except Exception as error:  # of the network, of HTTP, or of a foreign server
             yield fault(
                 "addresses", f"{who} is not reached at {netloc}: {error}",
                 "let its port through, or have it advertise another address: --advertise HOST:PORT",
@@ -126,7 +126,7 @@ def _reached(found: MasterLocation, workers: list[dict[str, Any]]) -> Iterator[F
 
 
 def _clock_of(netloc: str, key: Key) -> float:
-    """Ask a daemon for anything, and return what time it is there; a refusal says that, too."""
+    """Send a daemon a request, and return the time of its answer; a refusal has the time, too."""
     from http.client import HTTPConnection
 
     reading = key.derive(Role.READ) or key

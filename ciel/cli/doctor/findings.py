@@ -1,4 +1,4 @@
-"""What `ciel doctor` finds."""
+"""The results of checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FAULT: Final = "fault"
 
 
 class Finding(NamedTuple):
-    """What came of one check. `advice` says what to do; it is there for every fault."""
+    """The result of one check. `advice` says what to do; every fault has one."""
 
     check: str
     state: str
@@ -19,20 +19,20 @@ class Finding(NamedTuple):
 
 
 def settings_fault(error: Exception) -> Finding:
-    """What is set has no meaning. Whoever finds that says it in the same words."""
+    """Return the finding for settings that are not valid; several checks find the same fault."""
     return fault("settings", str(error), "mend that; docs/commands.md tells what may be set")
 
 
 def ok(check: str, found: str) -> Finding:
-    """All is well."""
+    """Return a finding without a fault."""
     return Finding(check, OK, found)
 
 
 def note(check: str, found: str, advice: str = "") -> Finding:
-    """It works, but somebody may want to know."""
+    """Return a finding that is no fault, but that a user may want to know."""
     return Finding(check, NOTE, found, advice)
 
 
 def fault(check: str, found: str, advice: str) -> Finding:
-    """It must be mended."""
+    """Return a finding that must be repaired."""
     return Finding(check, FAULT, found, advice)

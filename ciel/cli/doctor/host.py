@@ -1,4 +1,4 @@
-"""What `ciel doctor` looks at on this computer: software, settings, directories, limits."""
+"""The checks of this computer: software, settings, directories and limits."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from ciel.storage.specs import parse_spec
 LIBRARIES: Final = ("twisted", "pycurl", "simplejson", "orjson", "xxhash", "cffi", "cloudpickle")
 SHARED_MEMORY: Final = Path("/dev/shm")
 SHARED_MEMORY_MIN_BYTES: Final = 256 << 20
-"""Containers are often given 64 MiB, where a store in memory has room for little."""
+"""Many containers have 64 MiB, too little for a store in memory."""
 
 OPEN_FILES_MIN: Final = 4096
-"""A daemon holds a descriptor for each peer, each input and each transfer."""
+"""A daemon has a descriptor for each peer, each input and each transfer."""
 
 PROCESSES_MIN: Final = 512
 FREE_MIN_BYTES: Final = 1 << 30
 MEMORY_MIN_BYTES: Final = 512 << 20
-"""A master and a worker take some 100 MiB."""
+"""A master and a worker take about 100 MiB."""
 
 _PROBE = "ciel-doctor-"
 
 
 def look_at_host(environ: Mapping[str, str]) -> list[Finding]:
-    """Look at everything on this computer; nothing is changed."""
+    """Run all checks of this computer."""
     return [
         *look_at_software(), *_settings(environ), _store(environ), *_state(environ),
         _temporary(environ), _shared_memory(environ), _open_files(), *_limits(), _memory(),
@@ -57,11 +57,11 @@ def look_at_host(environ: Mapping[str, str]) -> list[Finding]:
     ]  # fmt: skip
 
 
-# --- what is installed ----------------------------------------------------------------------------
+# --- software ------------------------------------------------------------------------------------
 
 
 def look_at_software(program: Path | None = None) -> Iterator[Finding]:
-    """`program`: another launcher than ours."""
+    """Check libraries and the launcher. `program`: another launcher than the installed one."""
     yield ok(
         "software",
         f"ciel {ciel.__version__}, Python {platform.python_version()} ({sys.executable}), "
@@ -93,7 +93,7 @@ def _executors(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         found = load_executors(environ)
     except SettingsError:
-        return  # which is told as such
+        return  # `_settings` reports it
     yield ok("executors", ", ".join(found.offered))
     for name, why in found.lacking.items():
         yield note("executors", f"{name} is not offered here: {why}")
@@ -140,7 +140,7 @@ def _state(environ: Mapping[str, str]) -> Iterator[Finding]:
             access_file.read(path)
             trusted += 1
         except AccessFileMissingError:
-            continue  # it has gone
+            continue  # just removed
         except AccessError as error:
             advice = "" if "type: " in str(error) else f"remove it: rm {shlex.quote(str(path))}"
             yield fault("keys", str(error), advice or f"chmod go= {shlex.quote(str(path))}")
@@ -163,7 +163,7 @@ def _state(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _writable(check: str, directory: Path, named_by: str) -> Finding:
-    """See whether a directory can be written to, or made."""
+    """Check whether a directory can be written to, or created."""
     there = directory
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -258,7 +258,7 @@ def _limit(number: int) -> str:
 
 
 def _memory() -> Finding:
-    """Tell how much memory there is, or what a control group leaves of it."""
+    """Check how much memory there is, within the limit of the control group."""
     size_bytes = memory_of_host()
     text = f"{size_text(size_bytes)} and {len(os.sched_getaffinity(0))} cores to use"
     if 0 < size_bytes < MEMORY_MIN_BYTES:
@@ -266,11 +266,11 @@ def _memory() -> Finding:
     return ok("memory", text)
 
 
-# --- where a master is to listen ------------------------------------------------------------------
+# --- the address of a master ----------------------------------------------------------------------
 
 
 def look_at_address(listen: str) -> list[Finding]:
-    """See whether a master could listen there."""
+    """Check whether a master could listen at an address."""
     check = "address"
     try:
         _, host, port = parse_url(listen.removesuffix(":0"))

@@ -55,7 +55,8 @@ class CollectedFiles:
         self._runs_in = None if is_private else os.path.abspath(args.cwd or ".")
 
     def clearing(self, run: Callable[[Element], _T]) -> Callable[[Element], _T]:
-        """Wrap `run`, which submits an element, so that files of an earlier run are removed first.
+        """Wrap `run`, which submits an element, so that files of an earlier run are removed
+        first.
         """
 
         def clear_and_run(element: Element) -> _T:
@@ -83,7 +84,8 @@ class CollectedFiles:
         return Path(self._out, str(element.number))
 
     def _clear(self, element: Element) -> None:
-        """Remove the named files of an earlier run; files that match a pattern may be the user's.
+        """Remove the named files of an earlier run; files that match a pattern may be the
+        user's.
         """
         directory = self._directory(element)
         make_directory(directory)
