@@ -64,7 +64,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     add_cluster_options(parser)
     parser.add_argument("jar", metavar="JAR", type=Path)
     parser.add_argument("class_name", metavar="CLASS")
-    # All further words belong to the program, also those that look like options of ours.
+    # All further words belong to the program, even words that look like options of ciel.
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
     rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)

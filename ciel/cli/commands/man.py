@@ -110,7 +110,7 @@ def _body(subject: Command) -> Iterator[str]:
 
 
 def _about(command: Command) -> Iterator[str]:
-    assert command.parser is not None  # it is asked of none else
+    assert command.parser is not None  # callers pass only such commands
     yield _text(command.parser.description or "")
     for argument in command.arguments:
         name = argument.name or " | ".join(argument.choices)
@@ -133,7 +133,7 @@ def _with_choices(option: Option) -> str:
 
 
 def _synopsis(command: Command) -> Iterator[str]:
-    assert command.parser is not None  # it is asked of none else
+    assert command.parser is not None  # callers pass only such commands
     usage = re.sub(r"\s+", " ", command.parser.format_usage()).removeprefix("usage: ").strip()
     program = " ".join(command.words)
     yield f".B {_text(program)}"

@@ -59,7 +59,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     add_own_cluster_options(parser)
     add_cluster_options(parser)
     parser.add_argument("package", metavar="PACKAGE", type=Path)
-    # All further words belong to the package, also those that look like options of ours.
+    # All further words belong to the package, even words that look like options of ciel.
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
     rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)

@@ -19,7 +19,7 @@ REASON_MAX_LENGTH = 500
 
 
 class Executors(NamedTuple):
-    """The executors that a host offers, and the ones that it cannot run, with the reasons. `known`:
+    """The executors that a host offers, and the ones it cannot run, with the reasons. `known`:
     all that could be set up, also if they cannot run here: their tasks can be created here.
     """
 

@@ -141,7 +141,7 @@ def _open_log(path: str) -> TextIO:
 def settle_memory() -> None:
     """Exclude all present objects from garbage collection, and make collections rarer.
 
-    A daemon keeps millions of small values that are no garbage, and makes few cycles.
+    A daemon keeps millions of small values that never become garbage, and makes few cycles.
     """
     gc.collect()
     gc.freeze()

@@ -413,8 +413,8 @@ def _io_policy(text: str) -> Policy:
 
 
 def reachable(control: str, url: str) -> str:
-    """Return the control address if its socket is in this network namespace, else that of the
-    URL.
+    """Return the control address if its socket is in this network namespace, else the host and
+    port of the URL.
     """
     name = control.removeprefix("unix:")
     if name == control:

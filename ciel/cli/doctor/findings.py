@@ -29,7 +29,7 @@ def ok(check: str, found: str) -> Finding:
 
 
 def note(check: str, found: str, advice: str = "") -> Finding:
-    """Return a finding that is no fault, but that a user may want to know."""
+    """Return a finding for information, which needs no repair."""
     return Finding(check, NOTE, found, advice)
 
 

@@ -1,4 +1,4 @@
-"""Draws the tasks of a job, what they read from each other, and which task created which."""
+"""Writes the graph of a job as DOT, JSON, or SVG: its tasks, their inputs, and their children."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _require_graphviz() -> None:
 
 
 def _json(job: JobSummary, clock: MasterClock, tasks: Iterable[Task]) -> Iterator[str]:
-    """Yield one JSON object, a task a line."""
+    """Yield one JSON object, with one line for each task."""
     yield f'{{"job": {_text(job_json(job, clock))}, "tasks": ['
     between = "\n"
     for task in tasks:
@@ -127,7 +127,7 @@ def _thing_json(thing: Thing) -> dict[str, Any]:
     }
 
 
-# --- where it goes --------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def _write(path: Path | None, parts: Iterator[str]) -> None:
@@ -140,7 +140,7 @@ def _write(path: Path | None, parts: Iterator[str]) -> None:
 
 
 def _write_blocks(parts: Iterable[str], write: Callable[[bytes], object]) -> None:
-    """Write many short texts at a time."""
+    """Join short texts into blocks, and write these."""
     block: list[str] = []
     length = 0
     for part in parts:

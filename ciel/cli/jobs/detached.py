@@ -10,7 +10,7 @@ from ciel.core.jobs import JobSummary
 
 
 def tell_detached(client: Client, job: Job, as_json: bool, ask: str = "wait") -> int:
-    """Make sure that the master has all of a job, and say how to `ask` for it by `ciel job`; return
+    """Wait until the master has the whole job, and print how to `ask` for it by `ciel job`; return
     the exit status.
     """
     from ciel.wire.descriptors import read_summary
@@ -25,7 +25,7 @@ def tell_detached(client: Client, job: Job, as_json: bool, ask: str = "wait") ->
 
 
 def print_summary(client: Client, summary: JobSummary) -> None:
-    """Print how a job stands, as JSON."""
-    from ciel.cli.jobs.queries import job_json, master_clock  # for this alone
+    """Print the summary of a job, as JSON."""
+    from ciel.cli.jobs.queries import job_json, master_clock  # few commands need it
 
     print_json({"job": job_json(summary, master_clock(client))})

@@ -1,4 +1,4 @@
-"""`ciel job output --follow`: the results of a job that has not ended, printed as they come."""
+"""Implements `ciel job output --follow`: prints the results of a job as they arrive."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ciel.wire.descriptors import read_summary
 
 
 class LiveOutput:
-    """Prints results of a job until it ends: of growing ones whole lines, of others the whole
-    content. Knows afterwards how much of each it printed.
+    """Prints results of a job until it ends: whole lines of growing results, the whole content of
+    others. Knows afterwards how many bytes of each it has printed.
     """
 
     def __init__(self, client: Client, job: JobSummary) -> None:
         self._client = client
         self._job = job
         self._following = Following(client, self._write, client.wake)
-        self._lock = threading.Lock()  # of standard output
-        self._short: list[bytes] = []  # to be printed in one go
-        self._whole: dict[str, bool] = {}  # results printed to their ends: had the run failed?
-        self._begun: dict[str, int] = {}  # printed bytes of the other results
+        self._lock = threading.Lock()  # held while writing to standard output
+        self._short: list[bytes] = []  # printed by one call
+        self._whole: dict[str, bool] = {}  # results printed to the end: had the run failed?
+        self._begun: dict[str, int] = {}  # how many bytes of the remaining results are printed
 
     def follow(self) -> None:
-        """Print until the job has ended. Ctrl-C ends that, and not the job."""
+        """Print until the job has ended. Ctrl-C stops the printing, not the job."""
         self._tell_if_late()
         try:
             self._follow()
@@ -42,8 +42,8 @@ class LiveOutput:
             raise
 
     def start_of(self, ref: Reference) -> int | None:
-        """Return at which byte to go on with a result that grows no more; None if all of it was
-        printed. Raises what writing raised.
+        """Return the byte at which to go on with a result that does not grow any more; None if all
+        of it is printed. Raises errors of writing.
         """
         if self._whole.get(ref.id) is isinstance(ref, Failure):
             return None
@@ -52,7 +52,9 @@ class LiveOutput:
         return self._begun[ref.id]
 
     def _tell_if_late(self) -> None:
-        """Say so if nobody can read the outputs of programs before these have ended."""
+        """Print a note if the job cannot be followed: then outputs can be read only after their
+        programs have ended.
+        """
         answer = self._client.ask("job", {"job": self._job.id})
         first = answer["first_task"]
         if first is None or first["executor"] != "stdinout" or first["payload"] is None:
@@ -73,7 +75,7 @@ class LiveOutput:
         is_over = False
         while not is_over:
             self._client.wait_until(is_due, None, f"job {self._job.number}")
-            is_over = job.has_ended  # then all results have arrived
+            is_over = job.has_ended  # all results arrive before the end of the job
             for _ in range(len(arrived)):
                 self._take(arrived.popleft())
             with self._lock:
@@ -81,8 +83,8 @@ class LiveOutput:
             self._following.raise_error()
 
     def _take(self, ref: Reference) -> None:
-        """Print a result, or begin to follow a growing one. Does nothing if it was printed to its
-        end already: then its worker was lost, and another worker makes it again.
+        """Print a result, or start to follow a growing one. Does nothing for a result that is
+        printed already: its worker was lost, and another worker recomputes it.
         """
         is_failure = isinstance(ref, Failure)
         if self._whole.get(ref.id) in (False, is_failure):
@@ -97,8 +99,8 @@ class LiveOutput:
                 del self._begun[ref.id]
 
     def _print(self, ref: Reference, start: int) -> bool:
-        """Print a result, or what a failed run had printed, from a byte on; return whether that
-        could be read to its end.
+        """Print a result, or the output of a failed run, from a byte on; return whether it could be
+        read to its end.
         """
         if isinstance(ref, Failure):
             self._short.append(printed_before(self._client, ref).content[start:])
@@ -111,7 +113,7 @@ class LiveOutput:
                     write_output(chunk)
                     self._begun[ref.id] += len(chunk)
             except ObjectUnreadableError:
-                return False  # a worker makes it again, or the job ends without it
+                return False  # a worker recomputes it, or the job ends without it
         return True
 
     def _flush(self) -> None:

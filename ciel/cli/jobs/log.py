@@ -1,4 +1,4 @@
-"""`ciel job log`: prints the standard error of a job's programs, gathered from all workers."""
+"""Implements `ciel job log`: prints the standard error of a job's programs, from all workers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ciel.client.data import LogReader
 from ciel.client.errors import ClientError, LogUnreadableError
 from ciel.core.jobs import JobSummary
 
-_LOOK_FOR_WORKERS_S = 20.0  # those that joined meanwhile
+_LOOK_FOR_WORKERS_S = 20.0  # how often it asks for workers that have joined
 
 
 class _Part(NamedTuple):
-    """One worker's part of one job's log."""
+    """The part of a job's log that one worker has."""
 
     job: JobSummary
     reader: LogReader
@@ -38,7 +38,7 @@ def print_log(client: Client, args: Namespace) -> int:
 def print_lines(
     client: Client, jobs: list[JobSummary], args: Namespace, tasks: Iterable[str] | None = None
 ) -> int:
-    """Print the log of each job; of these tasks only, if they are named."""
+    """Print the log of each job; only the lines of `tasks`, if given."""
     write = _writer(args.json, several=len(jobs) > 1)
     lines = _Lines(write if tasks is None else _only(tasks, write))
     if args.follow:
@@ -51,7 +51,7 @@ def print_lines(
 
 
 def follow(client: Client, job: JobSummary, show: Callable[[list[bytes]], None]) -> None:
-    """Show the lines of a job's log as they come, until the job has ended."""
+    """Show the lines of a job's log as they arrive, until the job has ended."""
     lines = _Lines(lambda part, found: show(found))
     _Following(client, lines).follow([job])
 
@@ -61,7 +61,7 @@ def _parts(client: Client, job: JobSummary) -> list[_Part]:
 
 
 def _only(tasks: Iterable[str], write: Write) -> Write:
-    """Write nothing but what tasks of such names said."""
+    """Wrap `write`, so that it gets only the lines of tasks with these names."""
     beginnings = tuple([f"[{task}] ".encode() for task in tasks])
 
     def write_some(part: _Part, lines: list[bytes]) -> None:
@@ -85,7 +85,7 @@ def _writer(as_json: bool, several: bool) -> Write:
 
 
 class _Lines:
-    """Whole lines out of what readers bring in pieces."""
+    """Joins the pieces that readers return into whole lines."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -100,7 +100,7 @@ class _Lines:
             self._write(part, [line + b"\n" for line in whole])
 
     def take_rest(self, part: _Part) -> None:
-        """Take all that there is now; what cannot be read is said."""
+        """Read the rest of a part; print an error if it cannot be read."""
         try:
             while content := part.reader.read():
                 self.take(part, content)
@@ -110,7 +110,9 @@ class _Lines:
 
 
 class _Following:
-    """Jobs' logs as they grow: a thread waits at each worker, another for each job's end."""
+    """Follows logs while they grow: one thread reads from each worker, one waits for each job's
+    end.
+    """
 
     def __init__(self, client: Client, lines: _Lines) -> None:
         self._client = client
@@ -120,7 +122,7 @@ class _Following:
         self._threads: list[threading.Thread] = []
 
     def follow(self, jobs: Sequence[JobSummary]) -> None:
-        """Print what comes until all of these have ended and all was printed."""
+        """Print lines until all of these jobs have ended and all lines are printed."""
         going = {job.id: job for job in jobs}
         for job in jobs:
             self._start(self._await_end, job)
@@ -181,4 +183,4 @@ class _Following:
                 if content := part.reader.read(wait=True):
                     self._said.put((part, content))
         except LogUnreadableError:
-            pass  # the worker is gone, or is asked once more at the end
+            pass  # the worker is lost, or `take_rest` reads from it once more

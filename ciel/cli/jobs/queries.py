@@ -1,6 +1,4 @@
-"""What the commands that look and act have in common: which jobs are meant, and how a job looks as
-JSON.
-"""
+"""Finds the jobs that selectors name, and writes jobs as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from ciel.client.errors import QueryError
 from ciel.core.jobs import ENDED, JobSummary
 from ciel.wire.descriptors import read_summary
 
-_PAGE = 1000  # summaries in one answer, which the master composes in one go
+_PAGE = 1000  # summaries in one answer, which the master builds in one step
 _LAST_NUMBER = 2**53
 _ENDED = frozenset(str(state) for state in ENDED)
 
@@ -26,8 +24,8 @@ def list_jobs(
     last: int = _LAST_NUMBER,
     state: str | None = None,
 ) -> list[JobSummary]:
-    """Return the newest jobs among those numbered `first` to `last`, or of these only those in
-    `state`, oldest first.
+    """Return the newest jobs with numbers from `first` to `last`, and in `state` if given; oldest
+    first.
     """
     pages: list[list[JobSummary]] = []
     left = _LAST_NUMBER if limit is None else limit
@@ -46,9 +44,8 @@ def list_jobs(
 def chosen_jobs(
     client: Client, words: Sequence[str], among_all: Callable[[JobSummary], bool] = lambda job: True
 ) -> list[JobSummary]:
-    """Return the jobs that selectors name, each once; `all` means those that `among_all` says.
-
-    Raises UsageError for a selector that names nothing, unless it is `all`.
+    """Return the jobs that selectors name, each once; `all` means the jobs for which `among_all` is
+    true. Raises UsageError for a selector that names no job, except `all`.
     """
     chosen: dict[str, JobSummary] = {}
     for term in read_jobs(words):
@@ -76,13 +73,13 @@ def _jobs_of(client: Client, term: JobTerm) -> list[JobSummary]:
 
 
 def has_ended(job: JobSummary) -> bool:
-    """Whether a job is over."""
+    """Whether a job has ended."""
     return job.state in _ENDED
 
 
 class MasterClock(NamedTuple):
-    """The master's monotonic clock, in which jobs tell their times. `epoch_s` is what makes one of
-    its times one since the epoch.
+    """The master's monotonic clock, on which times of jobs are. Adding `epoch_s` makes such a time
+    one since the epoch.
     """
 
     now_s: float
@@ -90,7 +87,7 @@ class MasterClock(NamedTuple):
 
 
 def master_clock(client: Client) -> MasterClock:
-    """Ask the master what time it is."""
+    """Query the master for its time."""
     status = client.ask("status")
     return MasterClock(status["now_s"], status["epoch_s"])
 

@@ -1,4 +1,6 @@
-"""`ciel job output`: the results of jobs in the order in which they were wanted, as bytes."""
+"""Implements `ciel job output`: prints the results of jobs, in the order in which they were
+requested.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _FILE_NAME = re.compile(r"[\w+=@,-][\w+=@,.-]{0,99}", re.ASCII)
 
 
 def print_output(client: Client, args: Namespace) -> int:
-    """Print the results of each job once it is over, or as they come; return the exit status."""
+    """Print the results of each job when it has ended, or as they arrive; return the exit
+    status.
+    """
     if args.follow and (args.out is not None or args.json):
         raise UsageError(WHOLE_ONLY.format("--json" if args.json else "--out"))
     jobs = chosen_jobs(client, args.jobs)
@@ -55,11 +59,11 @@ def print_output(client: Client, args: Namespace) -> int:
 
 
 class _LostError(Exception):
-    """Nothing of a result could be read, but it may be made again."""
+    """No byte of a result could be read; a worker may recompute it."""
 
 
 class _Output:
-    """The results of one job, as they are printed; and an account of those that cannot be."""
+    """Prints the results of one job, and counts the failed ones."""
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class _Output:
         self._json = json
         self._live = live
         self._file_names: dict[str, int] = {}
-        self._short: list[bytes] = []  # to be printed in one go
+        self._short: list[bytes] = []  # printed by one call
         self._failed: list[str] = []  # a line or more for each
         self._failed_count = 0
         self._has_waited = False
@@ -93,15 +97,15 @@ class _Output:
                 except _LostError as error:
                     if self._was_made_again():
                         number -= 1
-                        first = number  # the page is out of date
+                        first = number  # read the page again
                         break
                     self._count_failure(number, name, ref.id, {"state": "lost"}, str(error))
             self._flush()
         return self._conclude(number)
 
     def _put(self, number: int, name: str, ref: Reference) -> None:
-        """Print a result, or write it to a file; raises _LostError if nothing more of it could be
-        printed.
+        """Print a result, or write it to a file; raises _LostError if no further byte could be
+        read.
         """
         start = 0 if self._live is None else self._live.start_of(ref)
         if isinstance(ref, Failure):
@@ -110,7 +114,7 @@ class _Output:
                 self._put_printed(number, name, ref, facts, start)
             self._count_failure(number, name, ref.id, facts, str(TaskFailedError(ref)))
         elif start is None:
-            pass  # it was printed when it came
+            pass  # it was printed when it arrived
         elif self._json or self._directory is not None:
             try:
                 self._tell(number, name, ref)
@@ -125,7 +129,7 @@ class _Output:
     def _put_printed(
         self, number: int, name: str, failure: Failure, facts: dict[str, Any], start: int
     ) -> None:
-        """Print what a failed run had printed, as `ciel submit` does."""
+        """Print the output of a failed run, as `ciel submit` does."""
         content = printed_before(self._client, failure).content
         if not content:
             return
@@ -156,7 +160,7 @@ class _Output:
             self._count_failure(number, name, ref.id, {}, text)
 
     def _tell(self, number: int, name: str, ref: Reference) -> None:
-        """Write a result to its file, or tell it as JSON, with its output if that is short."""
+        """Write a result to its file, or print it as JSON, with its output if that is short."""
         size_bytes = (
             len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
         )
@@ -173,8 +177,8 @@ class _Output:
         print_json(line | facts)
 
     def _was_made_again(self) -> bool:
-        """Wait until lost results were made again, which begins once their worker is known to be
-        gone. False if that has been waited for already, or will not happen.
+        """Wait until lost results are recomputed, which starts when the master declares their
+        worker dead. Return False if that was awaited already, or will not happen.
         """
         if self._has_waited or self._job.state == str(JobState.CANCELLED):
             return False
@@ -190,7 +194,7 @@ class _Output:
         return str(path)
 
     def _file_name(self, number: int, name: str) -> str:
-        """Name a file as the task, if no other has that name, else by its place among results."""
+        """Name a file by its task, if no other file has that name, else by its number."""
         wanted = name if _FILE_NAME.fullmatch(name) else str(number)
         while self._file_names.setdefault(wanted, number) != number:
             wanted = f"{wanted}.{number}"
@@ -206,7 +210,7 @@ class _Output:
             self._failed.append(f"{visible(name) or number}: {text}")
 
     def _conclude(self, total: int) -> int:
-        """Say what is missing; return the exit status."""
+        """Print which results are missing; return the exit status."""
         job = self._job
         if self._failed:
             say(f"{self._failed_count} of {total} results of job {job.number} failed:")

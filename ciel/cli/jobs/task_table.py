@@ -1,4 +1,4 @@
-"""Lays out where and when tasks ran, how their programs ended, and what they ran."""
+"""Lays out tasks: their commands, where and when they ran, and how their programs ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADINGS = (
 
 
 def render_tasks(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """Lay out tasks in the order of their creation."""
+    """Lay out tasks as a table, in the order of their creation."""
     if not rows:
         return "no tasks"
     cells = [
@@ -33,7 +33,7 @@ def render_tasks(rows: Sequence[dict[str, Any]], width: int | None = None) -> st
 
 
 def how_it_ran(task: dict[str, Any]) -> list[str]:
-    """Say of one task on lines of their own what ran, where, when, and how it ended."""
+    """Return lines for one task: its command, where and when it ran, and how it ended."""
     lines = [f"command: {run_text(task)}"] if task["command_line"] else []
     if task["started_at_s"] is None:
         return lines
@@ -46,19 +46,19 @@ def how_it_ran(task: dict[str, Any]) -> list[str]:
 
 
 def run_text(task: dict[str, Any]) -> str:
-    """Write the command of a task; its executor and name if it has none."""
+    """Return the command of a task, or its executor and name if it has none."""
     if task["command_line"]:
         return visible(command_text(task["command_line"]))
     return visible(f"{task['executor']} {task['name']}".rstrip())
 
 
 def worker_text(task: dict[str, Any]) -> str:
-    """Name the host where a task ran, and the worker there."""
+    """Return the host and the worker where a task ran."""
     return visible(f"{task['hostname'] or 'an unnamed host'}, worker {task['worker']}")
 
 
 def exit_text(status: int | None) -> str:
-    """Write how a program ended: its exit status, or the signal that killed it."""
+    """Return how a program ended: its exit status, or the signal that killed it."""
     if status is None or status >= 0:
         return "" if status is None else str(status)
     try:
@@ -68,12 +68,12 @@ def exit_text(status: int | None) -> str:
 
 
 def clock_text(at_s: float) -> str:
-    """Write a time since the epoch as it is here: the day only if that is not today."""
+    """Return a time since the epoch as local time, with the day if that is not today."""
     at, now = time.localtime(at_s), time.localtime()
     is_today = at[:3] == now[:3]
     return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", at)
 
 
 def size_text(size_bytes: int | None) -> str:
-    """Write the size of a result; nothing if it is not known."""
+    """Return the size of a result; "" if it is not known."""
     return "" if size_bytes is None else f"{size_bytes} bytes"

@@ -1,4 +1,4 @@
-"""Finds the jobs that `ciel down` would end before they are finished, and asks whether it may."""
+"""Finds the unfinished jobs that `ciel down` would end, and asks the user whether it may."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _UNFINISHED: Final = frozenset(map(str, ACTIVE))
 
 
 def may_end(cluster: AccessFile) -> bool:
-    """Return whether a cluster may be ended: it has no unfinished jobs, or whoever is at the
-    terminal says so. Otherwise says on standard error which jobs are unfinished.
+    """Return whether a cluster may be ended: it has no unfinished jobs, or the user at the terminal
+    agrees. Otherwise print which jobs are unfinished.
     """
     names = _unfinished(cluster)
     if not names:
@@ -41,8 +41,8 @@ def may_end(cluster: AccessFile) -> bool:
 
 
 def _unfinished(cluster: AccessFile) -> list[str]:
-    """Name the jobs with tasks that run or wait to run, the newest first; none if the master does
-    not answer, for then the cluster is of no use.
+    """Return the names of the jobs with tasks that run or wait to run, the newest first; none if
+    the master does not answer, because then the cluster is of no use.
     """
     from http.client import HTTPConnection, HTTPException
 
@@ -63,7 +63,7 @@ def _unfinished(cluster: AccessFile) -> list[str]:
 
 
 def _asked(question: str) -> bool:
-    """Ask somebody at the terminal; anything but yes means no."""
+    """Ask the user at the terminal; any answer but yes means no."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -30,8 +30,8 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open the file that a user names for the output. A device, a pipe or a link stays what it is,
-    and is written to directly.
+    """Open the file that a user names for the output. The function writes directly to a device, a
+    pipe or a link, and replaces any other file.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         with path.open("wb") as file:

@@ -1,5 +1,5 @@
-"""`--follow` of `ciel submit` and `ciel job output`: prints what programs write to standard output
-while they run.
+"""Implements `--follow` of `ciel submit` and `ciel job output`: prints the standard output of
+programs while they run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ciel.client.errors import ObjectUnreadableError
 from ciel.core.refs import Reference
 
 WHOLE_ONLY = "--follow prints outputs while they grow, and {} has whole ones"
-"""Why an option cannot go with it."""
+"""Why another option excludes `--follow`."""
 
 
 def rest_of(chunks: Iterable[bytes], start: int) -> Iterator[bytes]:
-    """Yield what comes behind so many bytes of a content."""
+    """Yield a content without its first `start` bytes."""
     for chunk in chunks:
         if start < len(chunk):
             yield chunk[start:]
@@ -26,12 +26,12 @@ def rest_of(chunks: Iterable[bytes], start: int) -> Iterator[bytes]:
 
 
 class Following:
-    """Prints whole lines of outputs that grow, each once. A thread reads each of them."""
+    """Prints whole lines of growing outputs, each once. One thread reads each output."""
 
     def __init__(
         self, client: Client, write: Callable[[bytes], object], give_up: Callable[[], object]
     ) -> None:
-        """The threads call `write`; if that raises an error, they call `give_up`, see `finish`."""
+        """The threads call `write`; if that raises an error, they call `give_up`. See `finish`."""
         self._client = client
         self._write = write
         self._give_up = give_up
@@ -40,8 +40,8 @@ class Following:
         self._error: Exception | None = None
 
     def finish(self, object_id: str) -> int:
-        """Wait for the last line of an output that is there; return how many bytes were printed.
-        Raises what writing raised.
+        """Wait until the last line of a finished output is printed; return how many bytes were
+        printed. Raises the error of writing.
         """
         reader = self._readers.pop(object_id, None)
         if reader is not None:
@@ -55,13 +55,13 @@ class Following:
         return self._error is not None
 
     def raise_error(self) -> None:
-        """Raise what writing raised, if anything."""
+        """Raise the error of writing, if there was one."""
         if self._error is not None:
             raise self._error
 
     def begin(self, ref: Reference, printed_bytes: int = 0) -> None:
-        """Read an output that grows from now on: of its first attempt, or of another.
-        `printed_bytes`: so much of it was printed by others.
+        """Start to read a growing output, of its first attempt or a later one. `printed_bytes`: how
+        much of it the caller has printed already.
         """
         if printed_bytes:
             self._printed_bytes[ref.id] = printed_bytes
@@ -77,7 +77,7 @@ class Following:
             before.join()
         start, rest = 0, b""
         with (
-            suppress(ObjectUnreadableError),  # it is whole by now, or its worker was lost
+            suppress(ObjectUnreadableError),  # it is complete by now, or its worker was lost
             closing(self._client.read_growing(ref)) as reading,
         ):
             while piece := reading.read_some():
@@ -87,8 +87,8 @@ class Following:
                 start, rest = start + end, rest[end:]
 
     def _print(self, object_id: str, start: int, lines: bytes) -> None:
-        """Print lines that begin at a place of an output, unless an earlier attempt was read so
-        far.
+        """Print lines that start at a byte of an output, without what an earlier attempt had
+        printed.
         """
         new = lines[max(0, self._printed_bytes[object_id] - start) :]
         if not new or self._error is not None:

@@ -16,7 +16,7 @@ JSON_OUTPUT_MAX_BYTES: Final = 64 << 10
 
 
 def write_output(chunk: bytes) -> None:
-    """Write to standard output as it is; raises OutputClosedError when nobody reads it."""
+    """Write bytes to standard output; raises OutputClosedError if its reader has closed it."""
     with _telling_of_stdout():
         sys.stdout.flush()
         sys.stdout.buffer.write(chunk)
@@ -24,8 +24,8 @@ def write_output(chunk: bytes) -> None:
 
 
 def write_unlocked(chunk: bytes) -> None:
-    """Write as `write_output`, from a thread that may still be at it when the process exits: then
-    Python takes the lock of `sys.stdout`, and aborts if a thread has it.
+    """Write as `write_output` does, without the lock of `sys.stdout`. For threads that may still
+    write when the process exits: Python aborts if another thread has that lock then.
     """
     left = memoryview(chunk)
     with _telling_of_stdout():
@@ -50,8 +50,8 @@ def print_json(value: Any) -> None:
 
 
 def json_content(key: str, content: bytes) -> dict[str, str]:
-    """Return content as fields of an object: as text, or, where it is no UTF-8, in base64, which a
-    second field says then.
+    """Return content as fields of a JSON object: as text; or, if it is not valid UTF-8, in base64
+    with a second field for the encoding.
     """
     try:
         return {key: content.decode()}
@@ -63,5 +63,5 @@ def json_content(key: str, content: bytes) -> dict[str, str]:
 
 
 def print_text(text: str) -> None:
-    """Print text and a line end, whatever the locale."""
+    """Print text and a line end, in any locale."""
     write_output(text.encode(errors="backslashreplace") + b"\n")

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _REDRAW_S = 0.2
 _PLAIN_S = 30.0  # between lines where nothing can be redrawn
 _ASKED_EVERY_S = 0.5
-_RATE_OVER_S = 20.0  # so much of the past says how quick it is
+_RATE_OVER_S = 20.0  # the time span over which the rate is measured
 _USUAL_COLUMNS = 80
 _RED, _GREEN, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _ERASE = "\r\x1b[K"
 
 
 class Counts(NamedTuple):
-    """How far a job is; `growing`: the total is what is known so far."""
+    """The tasks of a job by state; `growing`: the total may still increase."""
 
     done: int
     running: int
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of_states(cls, counts: Mapping[str, int]) -> Counts:
-        """Return how far a job is that may grow, by how many tasks are in which state."""
+        """Return the counts of a job that may grow, from the number of tasks in each state."""
         return cls(
             counts.get("done", 0), counts.get("assigned", 0), counts.get("failed", 0),
             sum(counts.values()), growing=True,
@@ -51,28 +51,30 @@ class Counts(NamedTuple):
 
 
 class RunningCount:
-    """Says how many of a job's tasks run. The master counts a task as assigned while it waits on a
-    worker, too; no more of them run than workers say that they run.
+    """Estimates how many tasks of a job run. The master also counts tasks as assigned that wait on
+    a worker; at most as many run as the workers report as running.
     """
 
     def __init__(self, client: Client, slots: int = 1) -> None:
         self._client = client
-        self._slots = slots  # that each task takes
+        self._slots = slots  # of each task
         self._busy = 0
         self._asked_s = -_ASKED_EVERY_S
 
     def among(self, assigned: int) -> int:
-        """Return how many of those that are assigned run; may ask the master."""
+        """Return how many of the assigned tasks run; may query the master."""
         now_s = time.monotonic()
         if assigned and now_s >= self._asked_s + _ASKED_EVERY_S:
             self._asked_s = now_s
-            with suppress(ClientError):  # what is waited for tells more
+            with suppress(ClientError):  # the wait of the command raises it
                 self._busy = sum(worker["running"] for worker in self._client.ask("workers"))
         return min(assigned, self._busy // self._slots)
 
 
 def progress_text(name: str, counts: Counts, elapsed_s: float, per_s: float | None = None) -> str:
-    """Write the live line. `per_s`: how many end in a second now; by default, on average."""
+    """Return the live line. `per_s`: how many tasks end in a second; by default the average
+    rate.
+    """
     ended = counts.done + counts.failed
     parts = [f"{counts.done} done", f"{counts.running} running"]
     if counts.failed:
@@ -89,22 +91,22 @@ def progress_text(name: str, counts: Counts, elapsed_s: float, per_s: float | No
 
 
 def summary_text(name: str, counts: Counts, elapsed_s: float) -> str:
-    """Write what is left of the live line when all is over."""
+    """Return the line that stays when the job has ended."""
     failed = f", {counts.failed} failed" if counts.failed else ""
     return f"{visible(name)}: {counts.done} done{failed} in {duration(elapsed_s)}"
 
 
 def coloured(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether colours may be written: to a terminal that has them, unless NO_COLOR is set."""
+    """Whether to use colours: on a terminal that has them, unless NO_COLOR is set."""
     if environ.get("NO_COLOR") or environ.get("TERM", "dumb") == "dumb":
         return False
     return stream.isatty()
 
 
 class Progress:
-    """A line about a job on a terminal, redrawn while the context lasts and when the terminal gets
-    another size; elsewhere a plain line now and then; with `quiet`, nothing. Whoever prints
-    meanwhile does so within `aside`. It is a file, too, for what goes to the same terminal.
+    """A line about a job on a terminal, redrawn regularly and when the size of the terminal
+    changes; elsewhere a plain line every 30 s; nothing with `quiet`. Other output must be printed
+    by `aside`, or written to this object, which is a file, too.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class Progress:
         self._was_shown = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._due = threading.Event()  # to be drawn before its time
+        self._due = threading.Event()  # set to draw before the next regular time
         self._thread = threading.Thread(target=self._draw_on, name="ciel-progress", daemon=True)
         self._start_s = time.monotonic()
         self._past: deque[tuple[float, int]] = deque([(self._start_s, 0)])
@@ -135,7 +137,7 @@ class Progress:
 
     @classmethod
     def of_job(cls, job: Job, *, quiet: bool = False) -> Self:
-        """Tell of a job that may grow as it runs."""
+        """Return the line for a job that may grow while it runs."""
         return cls(
             job.name,
             lambda: Counts.of_states(job.summary.counts if job.summary else {}),
@@ -167,13 +169,13 @@ class Progress:
             self._conclude()
 
     def aside(self, print_something: Callable[[], object]) -> None:
-        """Call it while the live line is out of the way."""
+        """Erase the live line, and call a function that prints something."""
         with self._lock:
             self._erase()
             print_something()
 
     def write(self, text: str) -> None:
-        """Write text that ends with its line, above the live one."""
+        """Write text, which must end with a line end, above the live line."""
         self.aside(lambda: self._stream.write(text))
 
     def flush(self) -> None:
@@ -184,7 +186,7 @@ class Progress:
             self._due.wait(_REDRAW_S if self._live else _PLAIN_S)
             self._due.clear()
             if not self._stop.is_set():
-                counts = self._counts()  # may ask the master: nobody is to wait for that
+                counts = self._counts()  # may query the master, so without the lock
                 with self._lock:
                     self._draw(counts)
 
@@ -202,11 +204,11 @@ class Progress:
             self._stream.write(f"{_ERASE}{text}" if self._live else f"ciel: {text}\n")
             self._stream.flush()
         except (OSError, ValueError):
-            self._stop.set()  # the terminal is gone; the job goes on
+            self._stop.set()  # the terminal is closed; the job goes on
         self._drawn, self._was_shown = self._live, True
 
     def _columns(self) -> int:
-        """Return how wide the terminal is now; the last column stays free, or it would wrap."""
+        """Return the present width of the terminal."""
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or _USUAL_COLUMNS
         except (OSError, ValueError):
@@ -219,7 +221,7 @@ class Progress:
         return re.sub(r"\d+ done", f"{_GREEN}\\g<0>{_PLAIN}", text)
 
     def _conclude(self) -> None:
-        """Leave a line that says how it went, where there was one that said how it goes."""
+        """Leave a line about the end of the job."""
         counts = self._counts()
         if counts.total > 1:
             text = summary_text(self._name, counts, time.monotonic() - self._start_s)

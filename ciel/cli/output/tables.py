@@ -12,7 +12,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def screen_width() -> int | None:
-    """Return how many columns there are to fill; None where it is no terminal that we write to."""
+    """Return the width of the terminal; None if standard output is not a terminal."""
     if not sys.stdout.isatty():
         return None
     import shutil
@@ -23,10 +23,9 @@ def screen_width() -> int | None:
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None
 ) -> str:
-    """Lay out rows under headings; columns that hold only numbers lean to the right.
+    """Lay out rows under headings; columns of numbers are right-aligned.
 
-    Where the table is wider than `width`, the widest columns of text are cut, and where that is not
-    enough, its lines.
+    If the table is wider than `width`, the widest columns of text are cut, and then its lines.
     """
     cells = [[visible(str(cell)) for cell in row] for row in rows]
     columns = range(len(headings))
@@ -47,7 +46,7 @@ def table(
 
 
 def _narrow(widths: list[int], texts: Sequence[int], headings: Sequence[str], width: int) -> None:
-    """Take what is too wide from the widest columns of text, as long as their headings fit."""
+    """Narrow the widest columns of text until the table fits, but not below their headings."""
     for _ in range(sum(widths) + len(_GAP) * (len(widths) - 1) - width):
         wide = [i for i in texts if widths[i] > len(headings[i])]
         if not wide:
@@ -56,7 +55,7 @@ def _narrow(widths: list[int], texts: Sequence[int], headings: Sequence[str], wi
 
 
 def cut(text: str, width: int) -> str:
-    """Return text that takes at most `width` columns, with a mark where something is missing."""
+    """Return text cut to `width` columns; an ellipsis marks the cut."""
     if text.isascii():
         return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
     if columns_of(text) <= width:
@@ -70,13 +69,13 @@ def columns_of(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
     if text.isascii():
         return len(text)
-    from unicodedata import combining, east_asian_width  # which few texts need
+    from unicodedata import combining, east_asian_width  # few texts need it
 
     return sum(0 if combining(c) else 1 + (east_asian_width(c) in "WF") for c in text)
 
 
 def _filled(text: str, width: int) -> str:
-    """Return text with blanks behind it, up to `width` columns."""
+    """Pad text with blanks to `width` columns."""
     return text + " " * (width - columns_of(text))
 
 
@@ -85,7 +84,7 @@ def _is_number(text: str) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Write a time span in at most two units: `0.3s`, `42s`, `3m 5s`, `2h 1m`, `4d 3h`."""
+    """Return a time span in at most two units: `0.3s`, `42s`, `3m 5s`, `2h 1m`, `4d 3h`."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f}s"
     whole = round(seconds)
@@ -98,7 +97,7 @@ def duration(seconds: float) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Write a size with at most one digit behind the point: `0`, `4KiB`, `1.5GiB`."""
+    """Return a size with at most one decimal: `0`, `4KiB`, `1.5GiB`."""
     if not size_bytes:
         return "0"
     size, place = float(size_bytes), 0

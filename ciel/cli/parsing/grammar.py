@@ -1,8 +1,7 @@
-"""All commands with their parsers: what shell completion and man pages are made from.
+"""Collects all commands with their parsers, for shell completion and manual pages.
 
-Every command makes its parser before it does anything else. So it is called for that, and stopped
-where it would read its command line: nothing is written down twice, and no command can be forgotten
-([0042](docs/adr/0042-commands-are-asked-for-their-parsers.md)).
+Every command makes its parser before anything else. This module calls each command and stops it
+where it would read its command line, so that no list of options is written twice (ADR 42).
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ PROGRAM: Final = "ciel"
 
 
 class Option(NamedTuple):
-    """An option: its names, the longest last, and what its value is called ("" if it has none)."""
+    """An option: its names, the longest last, and the metavariable of its value ("" if it has
+    none).
+    """
 
     names: tuple[str, ...]
     value: str
@@ -31,7 +32,7 @@ class Option(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """A word or words that are no option. `many`: there may be several."""
+    """A positional argument. `many`: it takes several words."""
 
     name: str
     choices: tuple[str, ...]
@@ -40,8 +41,8 @@ class Argument(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What may be typed: `words` is the program, and the words that lead to the command. One
-    without a parser is there for its `verbs` alone.
+    """A command: `words` are the program and the words that select the command. A command without a
+    parser has only `verbs`.
     """
 
     words: tuple[str, ...]
@@ -74,14 +75,14 @@ class Command(NamedTuple):
         ]  # fmt: skip
 
     def with_verbs(self) -> Iterator[Command]:
-        """Yield it, and all that begin with it."""
+        """Yield the command, and the commands of its verbs."""
         yield self
         for verb in self.verbs:
             yield from verb.with_verbs()
 
 
 def programs() -> list[Command]:
-    """Return all programs: `ciel` with its commands, and those with a name of their own."""
+    """Return all programs: `ciel` with its commands, the daemons, and `sw-job`."""
     from ciel.cli.daemons import master, worker  # which load Twisted: that takes a while
     from ciel.cli.skywriting import script
 
@@ -117,10 +118,10 @@ def _alone(name: str, make: Callable[[], Any]) -> Command:
 
 
 def _stopped(run: Callable[[], object]) -> Parser | None:
-    """Return the parser that a command makes; None if it makes none for such words."""
+    """Return the parser that a command makes; None if it makes none for its words."""
     Parser.stops = True
     try:
-        with redirect_stderr(io.StringIO()):  # which verbs there are is said there
+        with redirect_stderr(io.StringIO()):  # a command without a verb prints its verbs
             run()
     except ParserBuilt as built:
         return built.parser
@@ -136,7 +137,7 @@ def _require(parser: Parser | None, words: tuple[str, ...]) -> Parser:
 
 
 def _value_of(action: argparse.Action) -> str:
-    """Name the value of an option or argument, as its help does; "" if it takes none."""
+    """Return the metavariable of an option or argument, as in its help; "" if it takes no value."""
     if action.nargs == 0:
         return ""
     if isinstance(action.metavar, tuple):

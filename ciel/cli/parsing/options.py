@@ -10,17 +10,17 @@ from ciel.cli.outcome import UsageError, say
 from ciel.cli.parsing.parser import Parser, whole_number
 from ciel.cli.parsing.parser import seconds as seconds  # for all who have options
 
-_HELP_WIDTH = 78  # where there is no terminal
+_HELP_WIDTH = 78  # without a terminal
 
 WORKERS_MAX = 256
-"""On one computer; a worker takes some 50 MB, while a slot costs nothing."""
+"""The most workers on one computer; a worker takes about 50 MB, a slot nothing."""
 
 count = whole_number(1, 1_000_000)
 """An argparse type."""
 
 
 def make_parser(prog: str, description: str, epilog: str = "") -> Parser:
-    """Return an empty parser in the manner of all commands."""
+    """Return an empty parser with the settings of all commands."""
     return Parser(
         prog=prog,
         description=description,
@@ -31,7 +31,7 @@ def make_parser(prog: str, description: str, epilog: str = "") -> Parser:
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Make what lays out the help; argparse makes one for every option, and would load shutil."""
+    """Make a formatter for help; argparse makes one for each option, and would import shutil."""
     try:
         width = os.get_terminal_size(1).columns - 2
     except OSError:
@@ -40,7 +40,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says which cluster is meant, and `--json`."""
+    """Add the options that name a cluster, and `--json`."""
     parser.add_argument("-m", "--master", metavar="URL", help="URL of the master, http://HOST:PORT")
     parser.add_argument("--access", metavar="FILE", help="access file of the cluster")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -49,7 +49,9 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
 def tell_late_options(
     parser: Parser, words: Sequence[str], whose: str, late: Sequence[str]
 ) -> None:
-    """Warn of options among the words that belong to `whose`, unless `--` says that they do."""
+    """Print a warning if arguments of `whose` look like options of this command, unless `--` comes
+    first.
+    """
     if "--" not in words and (found := parser.options_among(late)):
         say(
             f"{found[0]} stands after {whose}, so it is an argument of that, and no option of "
@@ -58,7 +60,7 @@ def tell_late_options(
 
 
 def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Add what shapes the cluster that a command starts when there is none."""
+    """Add the options for a cluster that a command starts itself."""
     parser.add_argument(
         "--workers", type=whole_number(1, WORKERS_MAX), metavar="N",
         help="if no cluster is up, start one with N workers for this command (default 1)",
@@ -66,8 +68,8 @@ def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Read the variables of an option that takes `NAME=VALUE`, or `NAME` for its value in our
-    environment; raises UsageError.
+    """Read the variables of an option that takes `NAME=VALUE`, or `NAME` for the present value;
+    raises UsageError.
     """
     found = {}
     for assignment in given:
@@ -82,6 +84,6 @@ def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> d
 
 
 def require_text(what: str, text: str) -> None:
-    """Refuse a name that is to be shown, and is no UTF-8; raises UsageError."""
+    """Refuse a name that is not valid UTF-8, because it could not be shown; raises UsageError."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise UsageError(f"{what} is not UTF-8")

@@ -1,4 +1,4 @@
-"""How command lines are read, by commands and daemons alike."""
+"""Parses command lines, of commands and daemons."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ciel.cli.output.streams import discard
 
 _is_number = re.compile(r"\d{1,18}", re.ASCII).fullmatch
 _SHOWN_MAX_LENGTH = 80
-_OUTPUT_CLOSED = 141  # as shells tell of SIGPIPE
+_OUTPUT_CLOSED = 141  # the exit status of shells for SIGPIPE
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _UNIT_S = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
 
 
-class ParserBuilt(BaseException):  # which no command takes for its own failure
-    """A command was called for its parser, which is here."""
+class ParserBuilt(BaseException):  # so that commands do not catch it
+    """Carries the parser of a command that was called only for its parser."""
 
     def __init__(self, parser: Parser) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class ParserBuilt(BaseException):  # which no command takes for its own failure
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage in front. While `stops` is set it reads
-    nothing, and raises ParserBuilt.
+    """Reports errors in one line, without the usage. While `stops` is set, it parses nothing and
+    raises ParserBuilt.
     """
 
     stops = False
@@ -39,9 +39,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help tells more)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print a help text or an error; end with a status that says so where that cannot be."""
+        """Print a help text or an error; if that fails, end with an exit status for that."""
         try:
-            if file is None:  # a standard stream that was closed when we started
+            if file is None:  # the stream was closed when the process started
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             file.write(message)
             file.flush()
@@ -50,14 +50,14 @@ class Parser(argparse.ArgumentParser):
             sys.exit(_OUTPUT_CLOSED)
         except OSError as error:
             discard(file)
-            if file is sys.stderr:  # nobody can be told; the status is the same
+            if file is sys.stderr:  # the error cannot be shown; the status stays
                 return
             if sys.stderr is not None:
                 print(f"{self.prog}: standard output: {error.strerror}", file=sys.stderr)
             sys.exit(1)
 
     def options_among(self, words: Iterable[str]) -> list[str]:
-        """Return which words look like options of ours."""
+        """Return the words that look like options of this parser."""
         known = self._option_string_actions
         return [
             word
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Say that words mean nothing here, and what the first may have been meant to be."""
+        """Report unknown arguments, and the option that the first one may have meant."""
         options = [name for name in self._option_string_actions if name.startswith("--")]
         hint = likely(unknown[0].partition("=")[0], options, "--")
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
@@ -84,10 +84,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def likely(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Say in brackets which known word was probably meant; nothing if none is like it. `prefix`:
-    what all begin with, which makes none of them likelier.
+    """Return a hint at the known word that is most similar to a mistyped one; "" if none is
+    similar. `prefix`: what all words start with, and what therefore does not count.
     """
-    from difflib import get_close_matches  # which only mistakes need
+    from difflib import get_close_matches  # only mistakes need it
 
     bare = [each.removeprefix(prefix) for each in known]
     close = get_close_matches(word.removeprefix(prefix), bare, 1)
@@ -123,7 +123,7 @@ def seconds(text: str) -> float:
 
 def memory_size(text: str) -> int:
     """Read an amount of memory such as `512MiB`, `8GiB` or `8G` (an argparse type)."""
-    from ciel.core.tasks import MEMORY_MAX_BYTES  # which few commands need
+    from ciel.core.tasks import MEMORY_MAX_BYTES  # few commands need it
     from ciel.storage.errors import StorageError
     from ciel.storage.specs import parse_size
 

@@ -1,9 +1,9 @@
-"""Selectors: which jobs and tasks are meant, in the words of whoever types them.
+"""Parses selectors: the words by which users name jobs and tasks.
 
     3   1-10   1-10:2   last   all   1,4,last   a job's full id   a job's name
     3:17   last:1-20   last:NAME   last (all its tasks)
 
-Pure: what there really is, others find out.
+Pure: `jobs.queries` looks up which of them exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHOWN_MAX_LENGTH = 80
 
 
 class SelectorError(UsageError):
-    """A selector that cannot mean anything."""
+    """A selector is not valid."""
 
     def __init__(self, text: str, reason: str) -> None:
         self.text = text
@@ -33,7 +33,7 @@ class SelectorError(UsageError):
 
 
 JobTerm = range | str
-"""Numbers of jobs, or ALL, LAST, an id or a name."""
+"""Numbers of jobs; or ALL, LAST, an id or a name."""
 
 
 class TaskSelector(NamedTuple):
@@ -93,7 +93,7 @@ def _read_numbers(text: str) -> range | None:
 
 
 def describe(term: JobTerm) -> str:
-    """Write a term so that its user knows it again."""
+    """Return a term as its user wrote it."""
     if not isinstance(term, range):
         return term
     last = term[-1] if term.step == 1 else f"{term.stop - 1}:{term.step}"

@@ -1,4 +1,4 @@
-"""Commands of several verbs, such as `ciel job`: only the verb that is typed is made ready."""
+"""Commands with several verbs, such as `ciel job`; only the parser of the typed verb is built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ciel.client.client import Client
 
 
 class Verb(NamedTuple):
-    """What a verb does, in words and in deed; `act` returns the exit status."""
+    """A verb: its help, its arguments, and its action; `act` returns the exit status."""
 
     summary: str
     add_arguments: Callable[[ArgumentParser], None]
@@ -25,7 +25,7 @@ class Verb(NamedTuple):
 
 
 def run_verb(command: str, about: str, verbs: Mapping[str, Verb], words: Sequence[str]) -> int:
-    """Do what the first word says, on the cluster that is meant."""
+    """Run the verb that the first word names, with a connection to the cluster."""
     name = words[0] if words else ""
     if name not in verbs:
         summaries = {name: verb.summary for name, verb in verbs.items()}
@@ -40,7 +40,7 @@ def run_verb(command: str, about: str, verbs: Mapping[str, Verb], words: Sequenc
 
 
 def show_verbs(command: str, about: str, verbs: Mapping[str, str], words: Sequence[str]) -> int:
-    """Tell which verbs there are, to who asks or names none; raises UsageError for another."""
+    """Print the verbs, for --help or without a verb; raise UsageError for an unknown verb."""
     name = words[0] if words else ""
     if name not in ("", "-h", "--help", "help"):
         hint = likely(name, verbs)

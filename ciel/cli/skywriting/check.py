@@ -1,4 +1,4 @@
-"""`ciel sw check` and `ciel sw fmt`: scripts looked through and printed back, without a cluster."""
+"""`ciel sw check` and `ciel sw fmt`: checks and formats scripts, without a cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with 2 if one cannot be read.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Do what the command's last word says; return the exit status."""
+    """Run `check` or `fmt`; return the exit status."""
     return (_check if prog.endswith("check") else _fmt)(prog, words)
 
 
@@ -113,8 +113,8 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _for_each(names: Sequence[str], act: Callable[[str, Source], bool]) -> int:
-    """Do something with every script, and its name; return the exit status. One that cannot be
-    read, or written, keeps no other from it.
+    """Call `act` with each script and its name; return the exit status. After a script that cannot
+    be read or written, the others follow.
     """
     status = Status.DONE
     for name in names:

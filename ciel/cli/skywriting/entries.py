@@ -1,6 +1,4 @@
-"""Entries of the prompt: lines that are typed, or that come in a pipe, put together until they make
-statements.
-"""
+"""Reads entries of the prompt: joins lines from a terminal or a pipe until they are statements."""
 
 from __future__ import annotations
 
@@ -26,16 +24,16 @@ _word_in = re.compile(r"(?:#!.*\n)?\s*(exit|quit|help)\s*(?:\(\s*\))?\s*;?\s*").
 
 
 def word_in(entry: Source) -> str:
-    """Return the word to us that an entry may be, for want of a variable of that name; else
-    nothing.
+    """Return the command to the prompt that an entry may be, unless a variable has its name; else
+    "".
     """
     found = _word_in(entry.text)
     return found[1] if found else ""
 
 
 class Lines:
-    """Lines that may become an entry. `is_blank`: there is nothing but comments in them. `is_open`:
-    a bracket was opened and not closed, or a comment was begun.
+    """Lines that may become an entry. `is_blank`: they contain only comments. `is_open`: a bracket
+    or a comment in them is not closed.
     """
 
     def __init__(self) -> None:
@@ -53,7 +51,7 @@ class Lines:
         return self._in_comment or self._depth > 0
 
     def add(self, line: str) -> None:
-        """Add a line with its end."""
+        """Add a line, with its line end."""
         self._lines.append(line)
         if self._in_comment:
             _, closed, line = line.partition("*/")
@@ -67,11 +65,9 @@ class Lines:
             self._depth += (kind in _OPEN) - (kind in _CLOSE)
 
     def whole(self, name: str, head: str, *, is_last: bool, adds_end: bool) -> Source | None:
-        """Return the lines as a script, None if more of them have to follow: something is open, or
-        the last statement could go on. `is_last`: no more will. `adds_end`: the last `;` may be
-        left out.
-
-        What is returned may have errors.
+        """Return the lines as a script, which may have errors; None if further lines must follow,
+        because something is open or the last statement could go on. `is_last`: no line follows.
+        `adds_end`: the last `;` may be missing.
         """
         if self.is_open and not is_last:
             return None
@@ -83,7 +79,7 @@ class Lines:
         except SourceError as error:
             could_go_on = error.problems[0].offset >= end
         if adds_end or is_last:
-            for end_of_statement in (";", "\n;"):  # it may end in a comment
+            for end_of_statement in (";", "\n;"):  # the text may end in a comment
                 with suppress(SourceError):
                     ended = Source(name, source.text[:end] + end_of_statement)
                     grammar.parse(ended)
@@ -92,21 +88,21 @@ class Lines:
 
 
 class Entries(ABC):
-    """Where entries come from; they are numbered from 1."""
+    """A source of entries, which are numbered from 1."""
 
     adds_end: bool
 
     def __init__(self) -> None:
         self._count = 0
-        self._head = ""  # a line `#!skywriting 2` holds for all entries that follow
+        self._head = ""  # a line `#!skywriting 2` applies to all later entries
         self._lines = Lines()
 
     @abstractmethod
     def __iter__(self) -> Iterator[Source]:
-        """Yield entries, as soon as they are whole."""
+        """Yield each entry as soon as it is complete."""
 
     def _take(self, line: str, *, is_last: bool) -> Source | None:
-        """Take a line; return the entry that it ends, if it ends one."""
+        """Take a line; return the entry that it completes, if any."""
         lines = self._lines
         if line.startswith("#!") and not (lines.text or lexer.tokenize(Source("", line)).problems):
             self._head = line
@@ -126,12 +122,12 @@ class Entries(ABC):
         return entry
 
     def _goes_on(self, line: str) -> bool:
-        """Whether it is known what follows this line, and that it belongs to it."""
+        """Whether the next line is known already, and continues this one."""
         return False
 
 
 class PipedEntries(Entries):
-    """Entries that come on a descriptor, each statement as it comes."""
+    """Entries from a descriptor, one statement each."""
 
     adds_end = False
 
@@ -150,7 +146,7 @@ class PipedEntries(Entries):
                 yield entry
 
     def _goes_on(self, line: str) -> bool:
-        """Whether the other half of an `if` is on the next line, and here already."""
+        """Whether the next line has the `else` of an `if`, and was read already."""
         if not line.rstrip().endswith("}"):
             return False
         while b"\n" not in self._rest and not self._has_ended:
@@ -160,8 +156,8 @@ class PipedEntries(Entries):
         return self._rest.lstrip().startswith(b"else")
 
     def _next_line(self) -> str:
-        """Return the next line with its end; nothing at the end. Bytes that are no UTF-8 become
-        what no script may contain.
+        """Return the next line with its line end; "" at the end. Bytes that are not valid UTF-8
+        become a character that no script may contain.
         """
         while b"\n" not in self._rest and not self._has_ended:
             self._read()
@@ -177,8 +173,8 @@ class PipedEntries(Entries):
 
 
 class TypedEntries(Entries):
-    """Entries that are typed at a terminal, the last one's `;` or not; the lines of earlier times
-    can be had again. A blank line ends what could go on but for its brackets.
+    """Entries from a terminal, whose last `;` may be missing, with a history of lines. A blank line
+    completes an entry that could go on, unless brackets are open.
     """
 
     adds_end = True
@@ -188,16 +184,16 @@ class TypedEntries(Entries):
         self._history = history
 
     def __iter__(self) -> Iterator[Source]:
-        import readline  # which makes `input` an editor of lines
+        import readline  # gives `input` line editing
 
         readline.parse_and_bind("tab: self-insert")
         readline.set_history_length(_HISTORY_MAX_LINES)
-        with suppress(OSError):  # there is none yet
+        with suppress(OSError):  # no file yet
             readline.read_history_file(self._history)
         try:
             yield from self._typed()
         finally:
-            with suppress(OSError):  # then it is forgotten
+            with suppress(OSError):  # the history is lost
                 self._history.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 os.close(os.open(self._history, os.O_CREAT | os.O_WRONLY, 0o600))
                 readline.write_history_file(self._history)
@@ -206,7 +202,7 @@ class TypedEntries(Entries):
         while True:
             try:
                 line = input(_MORE if self._lines.text else _PROMPT)
-            except KeyboardInterrupt:  # what was typed so far is not meant
+            except KeyboardInterrupt:  # discard the lines of this entry
                 print()
                 self._lines = Lines()
                 continue

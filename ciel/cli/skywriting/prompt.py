@@ -1,5 +1,5 @@
-"""`ciel sw` alone: a prompt. Every entry is a task of one open job, and goes on from where the last
-one that succeeded left its variables.
+"""The prompt of `ciel sw`. Each entry is a task of one open job, and starts with the variables of
+the last entry that succeeded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Ctrl-D, exit or quit leaves. docs/skywriting has a tutorial and the whole langua
 
 
 def run_prompt(args: argparse.Namespace) -> int:
-    """Run entries until there are no more; return the exit status."""
+    """Run entries until their end; return the exit status."""
     if args.detach:
         raise UsageError("a prompt needs somebody who waits; name a script, or leave --detach away")
     is_typed = os.isatty(_STDIN_FD) and sys.stdout.isatty()
@@ -74,7 +74,7 @@ def run_prompt(args: argparse.Namespace) -> int:
 
 
 class _Prompt:
-    """One after the other, entries are run and their values shown."""
+    """Runs entries one after the other, and prints their values."""
 
     def __init__(self, client: Client, job: Job, scripts: Scripts, *, quiet: bool) -> None:
         self._client = client
@@ -86,13 +86,13 @@ class _Prompt:
         self.has_failed = False
 
     def has(self, name: str) -> bool:
-        """Whether the entries so far have left a variable of this name."""
+        """Whether earlier entries have set a variable of this name."""
         if self._session is None:
             return False
         return name in frame_names(codec.decode(self._job.read(self._session)))
 
     def run(self, entry: Source) -> None:
-        """Run an entry and show its value, or why there is none."""
+        """Run an entry, and print its value or its error."""
         errors = errors_of(entry)
         if errors:
             for problem in errors:
@@ -122,14 +122,14 @@ class _Prompt:
             self._job.release(done)
 
     def leave(self) -> None:
-        """Want nothing more, and see the job end."""
+        """Release the variables, and wait for the end of the job."""
         if self._session is not None:
             self._job.release([self._session])
         self._job.close()
         self._job.wait()
 
     def _counts(self) -> Callable[[], Counts]:
-        """Return what counts the tasks that were created since now."""
+        """Return a function that counts the tasks that are created from now on."""
         before = dict(self._job.summary.counts) if self._job.summary else {}
 
         def counts() -> Counts:
@@ -139,10 +139,10 @@ class _Prompt:
         return counts
 
     def _show_log(self, entry: str) -> None:
-        """Show what scripts have printed since the last time; the entry itself is not named."""
+        """Print what scripts have logged since the last call, without the name of the entry."""
         for reader in self._client.log_readers(self._job.id):
             reader = self._logs.setdefault(reader.netloc, reader)
-            with suppress(LogUnreadableError):  # its worker is gone
+            with suppress(LogUnreadableError):  # its worker is lost
                 while content := reader.read():
                     for line in content.decode(errors="backslashreplace").splitlines():
                         print(line.removeprefix(f"[{entry}] "), file=sys.stderr)

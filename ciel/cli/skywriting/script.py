@@ -1,4 +1,4 @@
-"""A Skywriting script as a job, and its value as JSON: `sw-job`, and `ciel sw SCRIPT`."""
+"""Runs a Skywriting script as a job, and prints its value as JSON: `sw-job`, `ciel sw SCRIPT`."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ prints goes to the job's log, which -v shows. The value is printed as JSON.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the script that the words name; return the exit status."""
+    """Parse the command line, and run the script; return the exit status."""
     args = parse(prog, words)
     return run_script(args, prog, *args.script)
 
 
 def parse(prog: str, words: Sequence[str], *, needs_script: bool = True) -> argparse.Namespace:
-    """Read the options of whatever runs a script. `script` is the script and the words after it,
-    None if there is none, which may be only where it is not needed.
+    """Parse the options of a command that runs scripts. In the result, `script` is the script and
+    the words after it; None if there is none, which `needs_script` forbids.
     """
     parser = _parser(prog, needs_script)
     args: argparse.Namespace
     args, unknown = parser.parse_known_args(words)
     if unknown not in ([], ["--"]):
         parser.refuse(unknown)
-    if args.script and args.script[0] == "--":  # which ended the options
+    if args.script and args.script[0] == "--":  # the end of the options
         del args.script[0]
     if needs_script and not args.script:
         taken = f"; -p took {' and '.join(args.package[-1])}" if args.package else ""
@@ -98,7 +98,7 @@ def _parser(prog: str, needs_script: bool) -> Parser:
     add_own_cluster_options(parser)
     add_cluster_options(parser)
     script = parser.add_argument("script", metavar="SCRIPT", nargs=argparse.PARSER)
-    script.required = False  # by argparse, which would not say where it has gone
+    script.required = False  # `parse` reports it with a better message
     return parser
 
 
@@ -131,7 +131,7 @@ def surrounded(
     argv: Sequence[str] = (),
     entries: Mapping[str, Ready] | None = None,
 ) -> Iterator[tuple[Client, Job, Surroundings]]:
-    """Connect, or start a cluster; send `entries` and those of -p along, and begin a job."""
+    """Connect or start a cluster, upload `entries` and the files of -p, and start a job."""
     env = variables(args.variables, os.environ, whole=args.env)
     for number, word in enumerate(argv, 1):
         require_text(f"argument {number}", word)
@@ -152,8 +152,8 @@ def surrounded(
 
 
 def variables(given: Sequence[str], ours: Mapping[str, str], *, whole: bool) -> dict[str, str]:
-    """Return what `env` in a script is to hold: what was given, and with `whole` also what is ours
-    and neither secret nor without a form in UTF-8.
+    """Return the variables of `env` in a script: the given ones, and with `whole` all of the
+    present environment that are neither secrets nor invalid as UTF-8.
     """
     found = assignments("-E", given, ours)
     if not whole:
@@ -189,14 +189,14 @@ def _package_files(given: Sequence[Sequence[str]]) -> dict[str, Ready]:
 
 
 def _entries_beside(script: str, given: set[str]) -> dict[str, Ready]:
-    """Return what a package file beside the script, of the same name, sends along, but for what is
-    `given` in its place: so that a script and its programs are run without saying where they are.
-    Raises PackageError.
+    """Return the entries of the package file beside the script, which has the same name, without
+    the keys in `given`. So a script runs with its files without options for them. Raises
+    PackageError.
     """
     path = Path(script).with_suffix(".pack")
     if script == STANDARD_INPUT or path == Path(script) or not path.is_file():
         return {}
-    from ciel.client.package_entries import look, open_package  # few have one
+    from ciel.client.package_entries import look, open_package  # few scripts have one
     from ciel.client.packages import parse_entries
 
     package = open_package(path)
@@ -206,29 +206,32 @@ def _entries_beside(script: str, given: set[str]) -> dict[str, Ready]:
 
 def follow_log(client: Client, job: Job, aside: Callable[[Callable[[], None]], None]) -> None:
     """Show the log of a job on standard error until the job has ended."""
-    from ciel.cli.jobs.log import follow  # few want it
+    from ciel.cli.jobs.log import follow  # few commands need it
 
     def show(lines: list[bytes]) -> None:
         text = b"".join(lines).decode(errors="backslashreplace")
         aside(lambda: print(text, end="", file=sys.stderr, flush=True))
 
     job.wait_until(lambda: job.summary is not None, None, "the job's number")
-    assert job.summary is not None  # it was waited for
+    assert job.summary is not None
     follow(client, job.summary, show)
 
 
 def print_value(content: bytes) -> None:
-    """Print what a script has returned, which is JSON; a failed reference in it is raised as
-    TaskFailedError.
+    """Print the value of a script, which is JSON; raise TaskFailedError for a failed reference in
+    it.
     """
     if b'"__ref__"' in content:
         found = []
-        with suppress(CielError, WireError):  # no reference, but a dictionary like one
+        with suppress(CielError, WireError):  # a dictionary that only looks like a reference
             found = all_references(from_json(codec.decode(content)))
         for ref in found:
             if isinstance(ref, Failure):
                 raise TaskFailedError(ref)
     try:
         print_json(json.loads(content))
-    except (ValueError, RecursionError):  # numbers of many digits, or very deep: fine as it is
+    except (
+        ValueError,
+        RecursionError,
+    ):  # a number of many digits, or deep nesting: print it unchanged
         write_output(content + b"\n")

@@ -1,4 +1,4 @@
-"""Sources of scripts: read, and looked through for all that is wrong with them."""
+"""Reads the sources of scripts, and checks them for errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE_MAX_BYTES: Final = 16 << 20
 
 
 def read_source(name: str) -> Source:
-    """Read a script, from standard input if `-` is its name. Raises UsageError."""
+    """Read a script; `-` is standard input. Raises UsageError."""
     shown = "standard input" if name == STANDARD_INPUT else visible(name)
     try:
         is_input = name == STANDARD_INPUT
@@ -34,8 +34,8 @@ def read_source(name: str) -> Source:
 
 
 def problems_of(source: Source) -> tuple[Problem, ...]:
-    """Return all that is wrong with a script, in order, warnings too."""
-    from ciel.skywriting import names  # and with it all that a script can call
+    """Return all errors and warnings of a script, in order."""
+    from ciel.skywriting import names  # which imports all functions of the language
 
     def known(version: int) -> set[str]:
         return {"argv", "env", *names.table(version)}
@@ -44,7 +44,7 @@ def problems_of(source: Source) -> tuple[Problem, ...]:
 
 
 def errors_of(source: Source) -> list[Problem]:
-    """Return why a script could not run."""
+    """Return the errors that keep a script from running."""
     return [problem for problem in _look_through(source) if not problem.is_warning]
 
 
@@ -59,7 +59,7 @@ def _look_through(
 
 
 def require_sound(source: Source) -> None:
-    """Tell why a script could not run, and raise UsageError then."""
+    """Print the errors of a script, and raise UsageError if there are any."""
     errors = errors_of(source)
     if errors and _is_package(source.text):
         reason = "looks like a package, and is no Skywriting script"
@@ -71,7 +71,7 @@ def require_sound(source: Source) -> None:
 
 
 def is_script(name: str, text: str) -> bool:
-    """Whether what was no package is a script: it is named, or reads, like one."""
+    """Whether a text that could not be read as a package is a script, by its name or content."""
     if text.lstrip().startswith("{"):
         return False
     is_sound = len(text) <= SOURCE_MAX_BYTES and not errors_of(Source(name, text))
@@ -87,10 +87,10 @@ def _is_package(text: str) -> bool:
 
 
 def tell(problem: Problem) -> None:
-    """Show a problem to people."""
+    """Print a problem on standard error."""
     say(f"{'warning' if problem.is_warning else 'error'}: {problem}")
 
 
 def amount(number: int, what: str) -> str:
-    """Say how many: `1 error`, `2 errors`."""
+    """Return a number with its noun: `1 error`, `2 errors`."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,4 +1,6 @@
-"""`sw-job`: runs a Skywriting script. It loads nothing before `main` says that it may."""
+"""The program `sw-job`, which runs a Skywriting script. It imports nothing before `main.start`
+does.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from ciel.cli.main import start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script that the words name; return the exit status, and never raise."""
+    """Run the script that the command line names; return the exit status, and never raise."""
     words = list(sys.argv[1:] if argv is None else argv)
     return start("ciel.cli.skywriting.script", "sw-job", words, is_process=argv is None)
 

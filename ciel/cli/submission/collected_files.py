@@ -26,8 +26,8 @@ _PIECE_BYTES = 1 << 20
 
 
 def patterns_of(given: Sequence[str], element: Element) -> list[str]:
-    """Return the names and patterns of an element; the text of the element is no pattern. Raises
-    UsageError.
+    """Return the names and patterns of an element; the text of the element is taken literally.
+    Raises UsageError.
     """
     escaped = element._replace(text=glob.escape(element.text or ""))
     patterns = [

@@ -30,7 +30,7 @@ _BLOCKS_MAX = 4  # read before their lines are taken
 
 
 class Element(NamedTuple):
-    """One run of the program. `text` is None if there is no array. `content`: its piece of standard
+    """One run of the program. `text` is None for a single program. `content`: its piece of standard
     input, with `--pipe`.
     """
 
@@ -243,7 +243,7 @@ class Lines(Input):
 
 class Pieces(Input):
     """Pieces of standard input, cut at ends of lines; each run of the program reads one. A line
-    that is longer than `size_bytes` is a piece of its own.
+    that is longer than `size_bytes` makes a piece by itself.
     """
 
     _kind = "piece"

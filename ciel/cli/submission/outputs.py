@@ -122,7 +122,7 @@ class Outputs:
         """
         try:
             return word not in self._sent and not word.startswith("/") and Path(word).is_file()
-        except (OSError, ValueError):  # it is no file name
+        except (OSError, ValueError):  # not a file name
             return False
 
     def _note(self, element: Element, failure: Failure) -> None:
