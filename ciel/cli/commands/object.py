@@ -77,7 +77,8 @@ def _put(client: Client, args: Namespace) -> int:
 
 def _name_for(file: str, given: str | None) -> str:
     """Return the name of the object for a file; raises UsageError if it is not a
-    regular file."""
+    regular file.
+    """
     if file != _STANDARD_INPUT and not Path(file).is_file():
         reason = "it is no regular file" if Path(file).exists() else "there is no such file"
         raise UsageError(f"{visible(file)}: {reason}")
@@ -102,7 +103,8 @@ def _upload(client: Client, file: str) -> Reference:
 
 def _get(client: Client, args: Namespace) -> int:
     """Print objects one after the other, or write them into one file, which appears only when it
-    is whole."""
+    is whole.
+    """
     found = [find_object(client, text) for text in args.objects]
     refs = [content_of(facts) for facts in found]
     with ExitStack() as at_end:

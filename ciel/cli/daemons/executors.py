@@ -1,5 +1,5 @@
 """Loads the executors of a host: the installed ones, with the options of the configuration file,
-and the ones that only the configuration defines.
+and executors that only the configuration defines.
 """
 
 from __future__ import annotations
