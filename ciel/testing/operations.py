@@ -1,4 +1,4 @@
-"""Runs operations that the engine does in slices to their end at once."""
+"""Runs operations that the engine does in slices, all slices at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def at_once(operation: Generator[None, None, T]) -> T:
-    """Run an operation to its end, however many steps it takes; return what it returns."""
+    """Run an operation to its end; return its result."""
     while True:
         try:
             next(operation)
@@ -20,7 +20,7 @@ def at_once(operation: Generator[None, None, T]) -> T:
 
 
 def deleted(operation: Iterator[Deletions]) -> Deletions:
-    """Run an operation to its end; return all that is to be deleted by it."""
+    """Run an operation to its end; return all deletions that it asks for."""
     found: Deletions = {}
     for deletions in operation:
         for place, names in deletions.items():

@@ -1,4 +1,4 @@
-"""What shells complete, tried in bash itself; and that zsh and fish are told of everything."""
+"""Tests completion in bash itself; checks that the scripts for zsh and fish name everything."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def completed(script: Path, here: Path, *words: str) -> list[str]:
-    """Have bash complete the last of the words; return what it offers."""
+    """Return the completions that bash offers for the last word."""
     typed = " ".join(map(shlex.quote, words))
     asked = (
         f"compopt() {{ :; }}; . {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; "

@@ -1,4 +1,4 @@
-"""`ciel config show`: what is set, and who says so."""
+"""`ciel config show`: the settings, and where each is set."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def all_of(lines: Lines, count: int = 7) -> list[Element]:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """What writes to a standard input."""
+    """Writes to a pipe that is standard input."""
     read_fd, write_fd = os.pipe()
     with open(write_fd, "wb") as writer, open(read_fd, "rb"):
         monkeypatch.setattr(elements, "_open", lambda option, name: read_fd)

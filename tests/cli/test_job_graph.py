@@ -1,4 +1,4 @@
-"""`ciel job graph` against a master that answers as it is told."""
+"""`ciel job graph` with a fake master."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ciel.core.jobs import JobSummary
 
 
 def row(name: str, *, parent: str | None = None, **objects: list[str]) -> dict[str, Any]:
-    """What the master tells of a task whose id is its name; of objects, their ids are given."""
+    """Return the master's row for a task whose id is its name; `objects` are ids."""
     return {
         "number": 1, "name": name, "task": name, "state": "done", "executor": "proc",
         "parent": parent, "attempt": 1, "worker": None, "at": None, "why": [], "story": [],

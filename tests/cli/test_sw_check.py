@@ -1,4 +1,4 @@
-"""`ciel sw check` and `ciel sw fmt`, and what is read as a script."""
+"""`ciel sw check` and `ciel sw fmt`, and the reading of scripts."""
 
 from __future__ import annotations
 

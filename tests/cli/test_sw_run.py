@@ -1,4 +1,4 @@
-"""The command line of `sw-job` and `ciel sw`, and what is shown of a value."""
+"""The command line of `sw-job` and `ciel sw`, and the printing of values."""
 
 from __future__ import annotations
 

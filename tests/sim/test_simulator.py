@@ -109,11 +109,11 @@ def test_what_failed_once(scenario: str, seed: int) -> None:
     simulate(seed, scenario)
 
 
-# --- what is wrong is found -----------------------------------------------------------------------
+# --- machines made wrong on purpose ---------------------------------------------------------------
 
 
 def test_machines_that_were_made_wrong_are_found_out() -> None:
-    """What is compiled cannot be made wrong, so they inherit from the sources as they are."""
+    """The wrong machines inherit from the sources, because compiled classes cannot be patched."""
     environ = {**os.environ, "CIEL_PURE": "1"}
     options = ["--noconftest", "-q", "-p", "no:cacheprovider"]
     path = Path(__file__).with_name("wrong_machines.py")

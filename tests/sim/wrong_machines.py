@@ -35,7 +35,7 @@ class ForgetsTheLost(MasterMachine):
 
 
 class BelievesLateReports(MasterMachine):
-    """Takes the report of any attempt for that of the current one."""
+    """Accepts the report of any attempt as the report of the current one."""
 
     def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
         task = self.graph.tasks.get(task_id)
@@ -43,7 +43,7 @@ class BelievesLateReports(MasterMachine):
 
 
 class KeepsSlots(MasterMachine):
-    """Forgets to free the slots of what was called off."""
+    """Does not free the slots of cancelled attempts."""
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
         pass
@@ -58,7 +58,7 @@ class KeepsMemory(MasterMachine):
 
 
 class LosesTheCramped(MasterMachine):
-    """Forgets who waits for memory."""
+    """Forgets the tasks that wait for memory."""
 
     def end_turn(self, now_s: float) -> None:
         super().end_turn(now_s)
@@ -90,7 +90,7 @@ class DropsTooMuch(MasterMachine):
 
 
 class ForgetsWhatIsRead(MasterMachine):
-    """Does not mind who reads what is handed over."""
+    """Ignores the readers of results that are handed over."""
 
     def client_said(self, client: str, message: Message, now_s: float) -> None:
         for object_id in message.objects if isinstance(message, ReleaseObjects) else ():
@@ -108,7 +108,7 @@ class RemovesInSilence(MasterMachine):
 
 
 class ForgetsSlots(MasterMachine):
-    """Takes no note of the end of what it has forgotten."""
+    """Ignores the end of attempts that it has forgotten."""
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
         if task_id in self.graph.tasks:
@@ -116,7 +116,7 @@ class ForgetsSlots(MasterMachine):
 
 
 class BelievesReaders(MasterMachine):
-    """Takes the report of who reads before what was read is whole."""
+    """Accepts the report of a reader before its input is complete."""
 
     def _reported(self, worker: WorkerNode, report: TaskReported) -> None:
         self.graph.streams.reading.clear()
@@ -205,7 +205,7 @@ class HidesDivergence(MasterMachine):
 
 
 class Forgiving(TaskGraph):
-    """Takes a task that comes with other outputs for the one that it knows under that id."""
+    """Accepts a task with other outputs as the known task of that id."""
 
     def add(self, spec: TaskSpec, job: Job) -> TaskNode:
         known = self.tasks.get(spec.id)

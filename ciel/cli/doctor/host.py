@@ -57,7 +57,7 @@ def look_at_host(environ: Mapping[str, str]) -> list[Finding]:
     ]  # fmt: skip
 
 
-# --- software ------------------------------------------------------------------------------------
+# --- software -------------------------------------------------------------------------------------
 
 
 def look_at_software(program: Path | None = None) -> Iterator[Finding]:

@@ -2,8 +2,8 @@
 
     python -m ciel.testing.simulator --seeds 1-1000 [--scenario any] [--keep-going]
 
-runs seeds one after the other and stops at the first that fails (or lists all that do), with the
-history of the task concerned and the command that replays it.
+runs one seed after another. At the first failure it prints the history of the task concerned and
+the command that replays the run, and stops; with --keep-going it lists all failures.
 """
 
 from __future__ import annotations

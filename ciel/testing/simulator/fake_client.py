@@ -1,5 +1,5 @@
-"""A client of a simulation: says what its plan holds, notes what it is told, and hands results over
-that its plan does not name again.
+"""A client of a simulation: sends the messages of its plan, records the answers, and hands over
+results that its plan does not name again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from ciel.testing.simulator.world import MASTER, PEER, Connection, World, size_o
 from ciel.wire import messages
 
 CLIENT_SILENT_S = 30.0
-"""After how long the master takes a client for gone of which it heard nothing."""
+"""After this time without a message, the master closes a client's connection."""
 
-USE_MEAN_S = 0.3  # that it takes to use a result
+USE_MEAN_S = 0.3  # how long the client uses a result
 
 
 class FakeClient:
-    """Plays a plan; when it lost its connection and comes back, it says all again that counts."""
+    """Plays a plan; after it has lost its connection, it connects again and repeats its
+    messages.
+    """
 
     def __init__(
         self, world: World[FakeWorker], plan: Plan, dial: Callable[[str], Connection]
@@ -45,7 +47,7 @@ class FakeClient:
         self.handed_over: dict[ObjectId, Reference] = {}
         self.summary: JobSummary | None = None
         self.is_gone = False  # for good
-        self.away_max_s = 0.0  # from the loss of a connection until the master answers on another
+        self.away_max_s = 0.0  # longest time from a lost connection to an answer on the next one
         self._world = world
         self._dial = dial
         self._away_since_s: float | None = None
@@ -53,7 +55,7 @@ class FakeClient:
         self._said: list[Message] = []
         self._steps_said = 0
         self._last_named = {o: i for i, step in enumerate(plan.steps) for o in _named(step.message)}
-        self._used: set[ObjectId] = set()  # but not handed over yet
+        self._used: set[ObjectId] = set()  # and not handed over yet
         self._uploads: dict[ObjectId, Reference] = {}
         self._connection: Connection | None = None
         self._connect()
@@ -70,8 +72,8 @@ class FakeClient:
                 self._send(message)
 
     def _all_said(self) -> Iterator[Message]:
-        """Yield what brings a master to the same state that may have missed any of it. It has the
-        tasks whose results were handed over, or has forgotten them.
+        """Yield the messages that bring a master to the present state, whichever of them it has
+        missed. It has the tasks whose results were handed over, or has forgotten them.
         """
         job, wants = self.plan.job.id, {}
         for message in self._said:
@@ -94,7 +96,7 @@ class FakeClient:
         yield WatchJob(job)
 
     def cut(self, *, for_good: bool, away_s: float, silently: bool) -> None:
-        """Lose the connection; if silently, the master finds out much later."""
+        """Lose the connection; with `silently`, the master notices much later."""
         if self._connection is None:
             return
         timeline = self._world.timeline
@@ -104,7 +106,7 @@ class FakeClient:
         self._connection = None
         self.is_gone = self.is_gone or for_good
         if not self.is_gone:
-            if self._away_since_s is None:  # else it was cut again before anybody heard of it
+            if self._away_since_s is None:  # else it was cut again before the master noticed
                 self._away_since_s = timeline.now_s
             timeline.after(away_s, self._connect)
 
@@ -153,7 +155,7 @@ class FakeClient:
             self.away_max_s, self._away_since_s = max(self.away_max_s, away_s), None
         match message:
             case ObjectSettled(_, Stream()):
-                pass  # it grows, and may be read: nobody does here
+                pass  # this client does not read growing objects
             case ObjectSettled(_, ref) if ref.id not in self.handed_over:
                 self.settled[ref.id] = ref
                 share = self._world.options.hand_over_share
@@ -165,7 +167,7 @@ class FakeClient:
                 raise Violation(job, f"a client was refused: {reason}")
 
     def _use(self, object_id: ObjectId) -> None:
-        """Hand over what was used, unless the plan may name it again."""
+        """Hand over used results, except those that the plan may name again."""
         self._used.add(object_id)
         done = {o for o in self._used if self._last_named[o] < self._steps_said}
         self._used -= done
@@ -177,16 +179,16 @@ class FakeClient:
             self._send(message)
 
     def watch(self) -> None:
-        """Ask to be told of the job, which goes on after it had ended."""
+        """Subscribe to the job again, which was retried after its end."""
         if self._said:
             self._send(WatchJob(self.plan.job.id))
 
     def leave(self) -> None:
-        """Say nothing more of the job, since it was removed."""
+        """Send no more messages about the job, because it was removed."""
         self.is_gone = True
 
     def unrest(self) -> Iterator[tuple[str, str]]:
-        """Yield what this client still has to say or to be told."""
+        """Yield a problem for each message that is not sent or not received yet."""
         if self.is_gone:
             return
         if self._connection is None or self._steps_said < len(self.plan.steps):
@@ -196,7 +198,7 @@ class FakeClient:
 
 
 def _named(message: Message) -> tuple[ObjectId, ...]:
-    """List the objects that a message needs."""
+    """Return the objects that a message names."""
     match message:
         case AddTask(spec, _):
             return (*spec.inputs, *spec.outputs)

@@ -1,4 +1,4 @@
-"""The master of a simulation: the real machine, and a service for it without sockets."""
+"""The master of a simulation: the real state machine, and a service for it without sockets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ciel.wire import messages
 
 
 class FakeMaster:
-    """Connections by peer, turns, heartbeats."""
+    """Serves connections, ends the machine's ticks, and sends heartbeats."""
 
     def __init__(self, world: World[FakeWorker], machine: MasterMachine) -> None:
         self.machine = machine
@@ -97,7 +97,7 @@ class FakeMaster:
         connection.attach(MASTER, receive, hear_end)
 
     def _greet(self, line: Line, hello: Hello) -> None:
-        """Let a worker join, or go on with its session."""
+        """Let a worker join, or resume its session."""
         name, peer = hello.facts.id, cast(Peer, line)
         session = self._sessions.get(name)
         if hello.received is None:
@@ -112,7 +112,9 @@ class FakeMaster:
             self.machine.worker_heard(name, self._now_s, self._now_s)
 
     def _probe(self, name: str) -> None:
-        """Ask the host of a suspected worker whether that has ended, unless the host is gone."""
+        """Query the host of a suspected worker whether the worker has ended, unless the host is
+        down.
+        """
         self._world.timeline.after(self._world.latency_s(), self._probed, name)
 
     def _probed(self, name: str) -> None:
@@ -125,14 +127,14 @@ class FakeMaster:
             self._end_turn_soon()
 
     def _read_journal(self) -> None:
-        """Tell the witness what was recorded since it was told last."""
+        """Show the witness the new records of the journal."""
         journal = self.machine.journal
         for record in journal[self._journal_read :]:
             self._world.witness.believed(record)
         self._journal_read = len(journal)
 
     def change(self, topic: str, job_id: str) -> str:
-        """Change something as anybody may ask for; return why it was refused, else nothing."""
+        """Make a change that a user requests; return the reason of a refusal, else ""."""
         self._world.note(job_id, f"its user says: {topic}")
         try:
             queries.change(self.machine, topic, {"job": job_id}, self._now_s)
@@ -146,7 +148,9 @@ class FakeMaster:
         return self._world.timeline.now_s
 
     def _change_workers(self, act: Callable[..., None], *arguments: object) -> None:
-        """Do what may make the machine give up workers, and close the connections of those."""
+        """Call something by which the machine may declare workers dead, and close their
+        connections.
+        """
         before = dict(self.machine.workers)
         act(*arguments, self._now_s)
         for worker_id, worker in before.items():
@@ -188,7 +192,7 @@ class FakeMaster:
 
     def _end_turn(self, due_s: float) -> None:
         if due_s != self._turn_due_s:
-            return  # an earlier one was asked for since
+            return  # an earlier tick was scheduled since
         self._turn_due_s = None
         machine = self.machine
         said_before = len(machine.outbox)

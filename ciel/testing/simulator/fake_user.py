@@ -1,5 +1,5 @@
-"""A user of a simulation: looks at jobs some time after they ended, and has them tried again or
-removed, whatever else goes on meanwhile.
+"""A user of a simulation: retries or removes jobs some time after they ended, at any moment of the
+simulation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.world import World
 
 TRIES_MAX = 2
-AWKWARD_SHARE = 0.5  # of jobs to be removed: best while results that were lost are made again
+AWKWARD_SHARE = 0.5  # of jobs to remove: preferably while lost results are recomputed
 AWKWARD_INTERVAL_S = 0.05
 _TRIED_AGAIN = (JobState.FAILED, JobState.CANCELLED)
 
 
 class FakeUser:
-    """What is to be done with which job is drawn at the start; `check` is called with the client of
-    a job whose results are there, before it is removed.
+    """Draws at the start which jobs to retry or remove. Calls `check` with the client of a job with
+    all its results, before it removes the job.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class FakeUser:
         check: Callable[[FakeClient], bool],
     ) -> None:
         self.retried = 0
-        self.removed: dict[str, bool] = {}  # by job: whether it met the unsurvivable
+        self.removed: dict[str, bool] = {}  # by job: whether an unsurvivable fault hit it
         self._world = world
         self._master = master
         self._check = check
         self._tries: dict[str, int] = {}
-        self.revived: set[str] = set()  # jobs that were cancelled, and tried again
+        self.revived: set[str] = set()  # cancelled jobs that were retried
         self._doomed: dict[str, bool] = {}  # jobs: whether to wait for an awkward moment
         options = world.options
         for client in clients:
@@ -81,10 +81,10 @@ class FakeUser:
         was_cancelled = job.state is JobState.CANCELLED
         can_retry = was_cancelled or (job.state is JobState.FAILED and not job.called_off)
         seer = at_once(saw_error(machine.graph, job))
-        is_final = seer is not None  # it made something of an error
+        is_final = seer is not None  # a task has used an error as its input
         is_excused = witness.is_excused(machine, job)
         refusal = self._master.change("retry", job_id)
-        while job in machine._judged:  # it may be refused later
+        while job in machine._judged:  # the machine may refuse it in a later slice
             machine.bulk.end_turn()
             machine.bulk.go_on()
             refusal = job.reason if job.state in _TRIED_AGAIN else ""
@@ -100,7 +100,7 @@ class FakeUser:
         client.plan.truth.retry()
         witness.retried.add(job_id)
         if is_excused and not client.plan.heals:
-            witness.excused.add(job_id)  # what saw the error is not made again
+            witness.excused.add(job_id)  # the task that used the error does not run again
         client.watch()
 
     def _remove(self, client: FakeClient, job: Job) -> None:
@@ -114,7 +114,7 @@ class FakeUser:
         client.leave()
 
     def unrest(self) -> list[tuple[str, str]]:
-        """List what is still to be done."""
+        """Return a problem for each job that is still to be retried or removed."""
         jobs = self._master.machine.jobs
         to_retry = [job_id for job_id, tries in self._tries.items() if tries]
         failed = [j for j in to_retry if j in jobs and jobs[j].state in _TRIED_AGAIN]

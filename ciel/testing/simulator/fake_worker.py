@@ -1,4 +1,4 @@
-"""A worker of a simulation: the real machine, and a service for it without sockets and programs."""
+"""A worker of a simulation: the real state machine, and a service without sockets and programs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ GIVEN_BACK = TaskFault(RECALLED, "the program that ran it ended")
 
 
 class Growing(NamedTuple):
-    """An object that a program is writing; `ends_well`: if nothing happens to it."""
+    """An object that a program is writing. `ends_well`: the program succeeds, unless a fault hits
+    it.
+    """
 
     content: bytes
     maker: Key
@@ -69,8 +71,8 @@ class Growing(NamedTuple):
 
 @dataclass
 class Run:
-    """A program that runs, or an attempt within the program of another: then it has an `outer`.
-    Whoever has one `within` waits for it.
+    """A running program; or an attempt in the process of another attempt, `outer`, which waits for
+    it. `within`: the attempt for which this one waits.
     """
 
     order: StartAttempt
@@ -83,7 +85,7 @@ class Run:
 class FakeWorker:
     """One life of a worker; its `store` outlives it.
 
-    While it is frozen, all that happens to it waits until it is thawed.
+    While it is frozen, all its events wait until it is thawed.
     """
 
     def __init__(
@@ -103,11 +105,13 @@ class FakeWorker:
         self.machine.stored = dict.fromkeys(store)
         self.connection: Connection | None = None
         self.session: PeerSession | None = None
-        self._sessions = 0  # there ever were
+        self._sessions = 0  # of the whole life
         self.running: dict[Key, Run] = {}
         self.waiting: deque[StartAttempt] = deque()
         self.growing: dict[ObjectId, Growing] = {}
-        self.processes: dict[ObjectId, tuple[int, ...]] = {}  # that wait, and what they remember
+        self.processes: dict[
+            ObjectId, tuple[int, ...]
+        ] = {}  # waiting processes, with their memories
         self._followers: dict[ObjectId, list[tuple[FakeWorker, Growing]]] = {}
         self.is_dead = False
         self.is_frozen = False
@@ -132,7 +136,9 @@ class FakeWorker:
         self.world.timeline.after(delay_s, self._live, act, *arguments)
 
     def die(self, *, silently: bool) -> None:
-        """Stop for ever; `silently` as when the power fails, else the kernel ends connections."""
+        """Stop for ever; `silently` as in a power failure, else the kernel closes its
+        connections.
+        """
         self.is_dead = True
         if silently:
             self.world.powerless.add(self.facts.id)
@@ -271,7 +277,7 @@ class FakeWorker:
                 is_slow = True
             elif not self.world.has_fault(self.world.options.fetch_failure_share):
                 if object_id not in holder.store:
-                    if object_id in self.growing:  # an attempt that is being ended writes it here
+                    if object_id in self.growing:  # a killed attempt still writes it here
                         self._later(FETCH_TIMEOUT_S, self._try_plans, order, since_s)
                     else:
                         self._follow(object_id, holder)
@@ -301,14 +307,14 @@ class FakeWorker:
         self.machine.fetch_failed(ref.id, places, f"not to be had at {places}", now_s)
         self._flush()
 
-    # --- what grows -------------------------------------------------------------------------------
+    # --- growing objects---------------------------------------------------------------------------
 
     def is_making(self, object_id: ObjectId) -> bool:
-        """Whether a program here is writing an object that can be read meanwhile."""
+        """Whether a program of this worker writes an object that can be read meanwhile."""
         return object_id in self.growing and self.growing[object_id].maker in self.running
 
     def _open(self, key: Key, outcome: Outcome) -> None:
-        """A program lets what it writes be read."""
+        """A program opens its outputs for readers."""
         if key not in self.running:
             return
         order = self.running[key].order
@@ -321,7 +327,7 @@ class FakeWorker:
             self._flush()
 
     def _close(self, key: Key, outcome: Outcome) -> None:
-        """A program is over: what it wrote is whole, or never will be."""
+        """A program has ended: its growing outputs are complete, or broken."""
         attempt = self.machine.attempts.get(key)
         is_good = outcome.fault is None and attempt is not None and attempt.ending is None
         for object_id in [o for o, growing in self.growing.items() if growing.maker == key]:
@@ -343,7 +349,7 @@ class FakeWorker:
         self._flush()
 
     def _stop_following(self, object_id: ObjectId) -> None:
-        """What grew elsewhere broke, though its connection may still stand."""
+        """Stop reading an object that broke elsewhere, even if the connection stands."""
         growing = self.growing.get(object_id)
         if growing is not None and not self.is_making(object_id):
             for holder in self.world.serving.values():
@@ -354,9 +360,9 @@ class FakeWorker:
     def _followed(
         self, object_id: ObjectId, growing: Growing, content: bytes | None, place: str
     ) -> None:
-        """What grew elsewhere is whole, or its connection ended before."""
+        """An object that grew elsewhere is complete, or its connection ended before."""
         if self.growing.get(object_id) is not growing:
-            return  # it was followed no more
+            return  # this worker has stopped reading it
         del self.growing[object_id]
         now_s = self.world.timeline.now_s
         if content is None:
@@ -417,8 +423,8 @@ class FakeWorker:
         read: Sequence[ObjectId] = (),
         memory: tuple[int, ...] | None = None,
     ) -> None:
-        """Have a program do what it does; some of its inputs it may read while they grow. `memory`:
-        that of the process in which it goes on.
+        """Run a program. `read`: inputs that it reads while they grow. `memory`: the memory of the
+        waiting process in which it goes on.
         """  # fmt: skip
         order = self.running[key].order
         failures = self.world.witness.started(key)
@@ -433,7 +439,7 @@ class FakeWorker:
         for object_id in read:
             growing = self.growing[object_id]
             self.world.witness.read(key, object_id, growing.maker)
-            if not growing.ends_well:  # it reads on and on
+            if not growing.ends_well:  # it never reaches the end of its input
                 outcome = Outcome(0.0, hangs=True, streams=outcome.streams)
         if outcome.streams:
             share = self.world.chance.uniform(0.0, 0.5)
@@ -466,8 +472,8 @@ class FakeWorker:
             self._flush()
 
     def _begins_within(self, key: Key, child: TaskSpec, known: tuple[Reference, ...]) -> bool:
-        """Have a program run a child within itself, if it may and is inclined to, and if that is a
-        plain one whose inputs are there.
+        """Run a child inline in the process of its parent, if the parent may, chance wants it, and
+        the child is plain and has its inputs.
         """
         outer, inner = self.running[key], (child.id, 0)
         arguments = read_arguments(child.payload)
@@ -495,7 +501,7 @@ class FakeWorker:
         return True
 
     def _end_all(self, key: Key) -> None:
-        """A program was killed that ran several attempts within each other."""
+        """A program with several nested attempts was killed."""
         while (outer := self.running[key].outer) is not None:
             key = outer
         stack: list[Key] = []
@@ -510,7 +516,7 @@ class FakeWorker:
         self._flush()
 
     def _end(self, key: Key, outcome: Outcome | None) -> None:
-        """A program ended, by itself or (without outcome) by a signal."""
+        """A program has ended, by itself or (without `outcome`) by a signal."""
         found = self.running.get(key)
         if found is None:
             self._forget_waiting(key)
@@ -532,7 +538,9 @@ class FakeWorker:
         for object_id, content in outcome.made:
             self.world.witness.made(object_id, content)
             size_bytes = size_of(object_id, self.world.options)
-            if size_bytes <= INLINE_MAX_BYTES or object_id.endswith(":pub:0"):  # told early, inline
+            if size_bytes <= INLINE_MAX_BYTES or object_id.endswith(
+                ":pub:0"
+            ):  # reported early, inline
                 published.append(Value.of(object_id, content))
             else:
                 self.store[object_id] = content
@@ -552,7 +560,7 @@ class FakeWorker:
         self._flush()
 
     def _forget_waiting(self, key: Key, reason: str = "SIGNAL") -> None:
-        """A program that was killed, or is to be given back, may not have begun."""
+        """Remove a program that was killed or recalled before it started."""
         for order in self.waiting:
             if (order.spec.id, order.attempt) == key:
                 self.waiting.remove(order)

@@ -1,6 +1,6 @@
-"""What must hold in a simulated cluster: after every step, and when all has come to rest.
+"""Checks the invariants of a simulated cluster: after every step, and when all work has ended.
 
-Problems are pairs: the task, object or peer concerned, and what is wrong with it.
+A problem is a pair: the task, object or peer concerned, and a text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Problems = Iterator[tuple[str, str]]
 
 
 def check_worker(worker: FakeWorker) -> None:
-    """Check a worker's machine against itself, its store and its programs; raises Violation."""
+    """Compare a worker's machine with its store and its programs; raises Violation."""
     machine = worker.machine
     for problem in problems(machine):
         raise Violation(worker.facts.id, problem)
@@ -38,7 +38,7 @@ def check_worker(worker: FakeWorker) -> None:
 
 
 def check_master(master: MasterMachine, witness: Witness) -> None:
-    """Check a master's links in both directions, after a turn; raises Violation."""
+    """Check a master's links in both directions, after a tick; raises Violation."""
     for subject, text in (
         *invariants.problems(master),
         *_remembered(master, witness),
@@ -48,7 +48,7 @@ def check_master(master: MasterMachine, witness: Witness) -> None:
 
 
 def _remembered(master: MasterMachine, witness: Witness) -> Problems:
-    """Find what is left of removed jobs and of what was handed over."""
+    """Yield remains of removed jobs and of results that were handed over."""
     if master.has_more:
         return
     for where, known in (
@@ -71,7 +71,7 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
             has = f"{worker.assigned} and ahead {list(worker.ahead)}"
             yield worker_id, f"it was given {witness.given[worker_id]}, not {has}"
         for task, attempt in witness.given[worker_id]:
-            node = master.graph.tasks.get(task)  # None once its job was removed
+            node = master.graph.tasks.get(task)  # None after its job was removed
             is_current = node is not None and (node.worker, node.attempt) == (worker_id, attempt)
             is_ahead = node is not None and node in worker.ahead and attempt == node.attempt + 1
             if (
@@ -93,7 +93,7 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
 
 
 def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -> Problems:
-    """Yield what is not yet, or no longer, as it must be once all is over."""
+    """Yield a problem for everything that must be different when all work has ended."""
     for job in master.jobs.values():
         if job.state not in ENDED:
             missing = [o for o in job.wanted if not master.graph.objects.nodes[o].is_settled]
@@ -140,7 +140,7 @@ def _unrest_of(worker: FakeWorker, master: MasterMachine, witness: Witness) -> P
         yield worker.facts.id, f"only {machine.slots_free} of its slots are free"
     for object_id in machine.stored:
         ref = master.graph.objects.reference(object_id)
-        is_upload = object_id in witness.upload_places  # may be introduced late, or never
+        is_upload = object_id in witness.upload_places  # the client may name it late, or never
         if worker.facts.netloc not in locations_of(ref) and not is_upload:
             yield object_id, f"{worker.facts.id} keeps it, the master knows: {ref}"
 
@@ -158,7 +158,9 @@ def _misplaced(master: MasterMachine, workers: list[FakeWorker], witness: Witnes
 
 
 def kept_after_all(master: MasterMachine, handed_over: Set[ObjectId]) -> Iterator[ObjectId]:
-    """Yield what was handed over, is known all the same, and that nobody needs any more."""
+    """Yield objects that were handed over and that no task needs, and that the master still
+    knows.
+    """
     graph = master.graph
     named = {o for task in graph.tasks.values() for o in task.spec.inputs}
     for task in graph.tasks.values():
@@ -169,7 +171,7 @@ def kept_after_all(master: MasterMachine, handed_over: Set[ObjectId]) -> Iterato
             continue
         spec = maker.spec
         if any(isinstance(graph.objects.reference(o), Failure) for o in spec.outputs):
-            continue  # errors are never forgotten: they may be tried again
+            continue  # failed tasks stay, because they may be retried
         is_plain = spec.parent == spec.job and maker.mentions is not Mentions.ANYTHING
         if is_plain and handed_over >= set(spec.outputs) and named.isdisjoint(spec.outputs):
             yield object_id

@@ -1,10 +1,10 @@
-"""Programs of a simulation that hand parts of their work to others whenever others have time, as
-bundles of Python calls do.
+"""Programs of a simulation that hand parts of their work to idle workers, as bundles of Python
+calls do.
 
-Each output is a lot of the same job: its content is known, whoever produces it. What such a program
-does besides depends on chance: how many lots it hands over, and in which order; whether it puts an
-object for a child; whether it has each lot run alone and waits for that in its process. So two
-attempts at one task do different things, and only the names keep their results apart.
+Each output is a lot, whose content does not depend on the task that produces it. Chance decides how
+many lots a program hands over, and in which order; whether it puts an object for a child; whether
+each lot runs alone while the program waits in its process. So two attempts of one task do different
+things, and only the names keep their results apart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Child = tuple[TaskSpec, tuple[Reference, ...]]
 
 
 class Surroundings(NamedTuple):
-    """What a program may not let its results depend on: which attempt it is, and where."""
+    """The circumstances of a run, on which results must not depend: attempt, worker, chance."""
 
     attempt: int
     life: str
@@ -35,7 +35,7 @@ class Surroundings(NamedTuple):
 
 
 class Names:
-    """Names for what one program creates, in whatever order: by content."""
+    """Names the tasks and objects that a program creates by their content, in any order."""
 
     def __init__(self, spec: TaskSpec, around: Surroundings) -> None:
         self.spec = spec
@@ -44,7 +44,7 @@ class Names:
         self.put_count = 0
 
     def ordinal(self) -> int | None:
-        """Return the ordinal of the next child; None: its content names it."""
+        """Return the ordinal of the next child; None if its content names it."""
         self.child_count += 1
         return None
 
@@ -59,11 +59,11 @@ class Names:
         return ObjectId(f"{self.spec.id}:fixed.{around.life}.{around.attempt}:0")
 
 
-make_names = Names  # the simulator's own tests put back names that led to wrong answers
+make_names = Names  # tests of the simulator replace it by names that led to wrong results
 
 
 def run_lots(spec: TaskSpec, around: Surroundings, memory: tuple[int, ...] | None) -> Outcome:
-    """Say what a program does with its lots. `memory`: a process that waited goes on, and takes the
+    """Return the outcome of a program with lots. `memory`: a waiting process goes on, and takes the
     lots for its outputs from its inputs, in the order that it remembers.
     """
     arguments = read_arguments(spec.payload)

@@ -1,9 +1,9 @@
-"""What a simulated cluster is like and what befalls it: every knob of the simulator, in one value.
+"""The options of a simulation: the cluster, its work, and the faults.
 
-Survivable by design, so that a failure is a bug and not bad luck: loss and restart of any worker
-(its store kept or wiped), of any connection, of any client; delay; workers that stand still. Not
-survivable, and told apart by `Witness.is_excused`: a task that was on three lost workers, and an
-upload whose only holder was lost. The master itself does not fail here.
+The engine must survive these faults: loss and restart of any worker (with or without its store), of
+any connection, of any client; delays; frozen workers. It cannot survive two others, which
+`Witness.is_excused` recognises: a task that was on three lost workers, and an upload whose only
+holder was lost. The master itself does not fail here.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ class Options:
     workers: int = 3
     hosts: int = 2
     slots_per_worker: int = 2
-    memory_per_worker: int = 0  # bytes; 0: nobody knows
+    memory_per_worker: int = 0  # bytes; 0: not known
     latency_mean_s: float = 0.001
     spike_share: float = 0.01
     spike_mean_s: float = 0.3
     fetch_failure_share: float = 0.0
-    steps_per_turn: int = 1000  # of operations in slices
-    turn_max_s: float = 0.002  # for so long the master collects events before it ends a turn
-    delegates: bool = True  # successors go ahead, and children begin where their parent runs
+    steps_per_turn: int = 1000  # slices of operations in one tick
+    turn_max_s: float = 0.002  # how long the master collects events in a tick
+    delegates: bool = True  # eager dispatch, and inline execution of children
     through_wire: bool = True  # every message is encoded and decoded
 
     # The work.
     jobs: int = 2
-    tasks_per_job: int = 30  # before they grow
+    tasks_per_job: int = 30  # before tasks spawn others
     task_mean_s: float = 0.1
     object_mean_bytes: int = 5_000_000
     inline_share: float = 0.4
     failing_share: float = 0.0
-    flaky_share: float = 0.0  # fail a few times, within their retries
-    hanging_share: float = 0.0  # run until their time limit
+    flaky_share: float = 0.0  # of tasks that fail a few times, within their retries
+    hanging_share: float = 0.0  # of tasks that run until their time limit
     sees_errors_share: float = 0.1
     growing_share: float = 0.15
     growth_depth_max: int = 3
     growth_breadth_max: int = 3
     twin_share: float = 0.05  # tasks that share their outputs with an earlier one
     wide_share: float = 0.2  # tasks with more than one output
-    blocking_share: float = 0.0  # of tasks that grow: they publish more, and leave a process behind
-    streaming_share: float = 0.0  # of tasks: what they make can be read meanwhile
-    hungry_share: float = 0.0  # of tasks: they ask for a quarter of a worker's memory, or more
-    policy_share: float = 0.0  # of jobs: a policy that is not the usual one, or with options
-    choosing_share: float = 0.0  # of tasks with inputs: of some of these one is enough
-    within_share: float = 0.0  # of children that may run within their parents' programs: they do
-    bundle_share: float = 0.0  # of tasks: they hand lots of their work over when others have time
+    blocking_share: float = 0.0  # of growing tasks: they publish more, and leave a waiting process
+    streaming_share: float = 0.0  # of tasks: their outputs can be read while they run
+    hungry_share: float = 0.0  # of tasks: they request a quarter of a worker's memory, or more
+    policy_share: float = 0.0  # of jobs with a policy other than the default, or with options
+    choosing_share: float = 0.0  # of tasks with inputs: any one of some inputs is enough
+    within_share: float = 0.0  # of children that may run inline: they do
+    bundle_share: float = 0.0  # of tasks: they hand lots of their work to idle workers
     uploads_per_job: int = 2
     upload_inline_share: float = 1.0
     phases_max: int = 3  # in how many batches a client adds its tasks
     phase_mean_s: float = 1.0
-    wanted_share: float = 0.1  # of the outputs of a batch, besides the last
+    wanted_share: float = 0.1  # of the outputs of a batch, in addition to the last
     release_share: float = 0.2  # of the wants of an earlier batch
-    hand_over_share: float = 0.0  # of results that are not named again
+    hand_over_share: float = 0.0  # of results that the plan does not name again
     cancel_share: float = 0.0  # of jobs
     detached_share: float = 0.3
-    healing_share: float = 0.0  # of jobs: what fails there does not once it is tried again
-    retry_share: float = 0.0  # of jobs, if they fail; some of them twice
-    remove_share: float = 0.0  # of jobs, once they have ended
-    after_end_mean_s: float = 1.0  # until one is tried again or removed
+    healing_share: float = 0.0  # of jobs: failed tasks succeed after a retry
+    retry_share: float = 0.0  # of failed jobs; some of them twice
+    remove_share: float = 0.0  # of ended jobs
+    after_end_mean_s: float = 1.0  # until a job is retried or removed
 
     # The faults, until `faults_end_s`.
     faults_end_s: float = 12.0
     kill_interval_s: float = 0.0
     blackout_interval_s: float = 0.0  # all workers at once
     wipe_share: float = 0.3
-    move_share: float = 0.3  # come back under another address
+    move_share: float = 0.3  # of restarts at another address
     restart_mean_s: float = 1.0
     cut_interval_s: float = 0.0
-    silent_share: float = 0.3  # of kills and cuts: nobody is told
+    silent_share: float = 0.3  # of kills and cuts that no peer notices at once
     reconnect_mean_s: float = 0.3
     pause_interval_s: float = 0.0
     pause_mean_s: float = 3.0
@@ -88,7 +88,7 @@ class Options:
     # The checks.
     turns_per_check: int = 1
     nothing_runs_twice: bool = False
-    liveness_s: float = 900.0  # after the last fault, all must have ended within this time
+    liveness_s: float = 900.0  # all work must end within this time after the last fault
 
 
 _CALM = Options()
@@ -98,7 +98,7 @@ SCENARIOS: dict[str, Options] = {
     "wiped": replace(_CALM, kill_interval_s=4.0, wipe_share=1.0, inline_share=0.0),
     "cuts": replace(_CALM, cut_interval_s=3.0),
     "pauses": replace(_CALM, pause_interval_s=4.0),
-    # Outages that end before anybody is declared dead, of tasks that by themselves run but once.
+    # Outages that end before a worker is declared dead, so that each task runs only once.
     "outages": replace(
         _CALM, pause_interval_s=2.0, pause_mean_s=4.0, pause_max_s=10.0, cut_interval_s=2.0,
         silent_share=0.5, worker_timeout_s=60.0, twin_share=0.0, release_share=0.0,
@@ -185,9 +185,9 @@ SCENARIOS: dict[str, Options] = {
 
 
 def options_for(scenario: str, seed: int) -> Options:
-    """Return a named scenario, or for `any` one that the seed puts together.
+    """Return a named scenario; for `any`, options that the seed draws.
 
-    Most seeds switch most faults off: rare sequences need the quiet of the others.
+    Most seeds switch most faults off, because frequent faults would prevent rare sequences.
     """
     if scenario != "any":
         return SCENARIOS[scenario]
@@ -233,7 +233,7 @@ def options_for(scenario: str, seed: int) -> Options:
         delegates=chance.random() < 0.75,
         streaming_share=sometimes(0.4, 0.2, 0.7),
         blocking_share=sometimes(0.4, 0.5, 1.0),
-        # By a chance of its own, so that seeds which failed once do as they did.
+        # Separate generators, so that seeds which failed once still draw the same.
         choosing_share=Random(f"select {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
         within_share=Random(f"within {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
         hungry_share=Random(f"hungry {seed}").choice((0.0, 0.0, 0.3, 0.9)),
@@ -242,5 +242,7 @@ def options_for(scenario: str, seed: int) -> Options:
         bundle_share=Random(f"bundles {seed}").choice((0.0, 0.0, 0.0, 0.2, 0.6)),
         blackout_interval_s=Random(f"blackouts {seed}").choice((0.0, 0.0, 0.0, 2.0, 5.0)),
         steps_per_turn=Random(f"steps {seed}").choice((1000, 1000, 1, 7)),
-        turns_per_check=chance.choice((1, 8)),  # what is wrong stays wrong; twice as many seeds
+        turns_per_check=chance.choice(
+            (1, 8)
+        ),  # faults stay visible, and fewer checks allow more seeds
     )

@@ -35,13 +35,13 @@ from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.workloads import EXECUTOR, draw_plan
 from ciel.testing.simulator.world import Connection, World
 
-REST_S = 2.0  # between two looks whether all is over
+REST_S = 2.0  # between checks whether all work has ended
 STORY_LINES_MAX = 80
 LINE_LENGTH_MAX = 400
 
 
 class Result(NamedTuple):
-    """What came of one simulation that went well."""
+    """The figures of one successful simulation."""
 
     tasks: int
     runs: int
@@ -65,7 +65,7 @@ class Simulation:
         self.master.machine.worker_timeout_s = options.worker_timeout_s
         self.workers: list[FakeWorker] = []
         self.clients: list[FakeClient] = []
-        self._calm_at_s = options.faults_end_s  # when the last damage is repaired
+        self._calm_at_s = options.faults_end_s  # when the last fault is repaired
         self._lives = 0
         for place in range(options.workers):
             self.workers.append(self._start_worker(place, 9000 + place, {}))
@@ -102,7 +102,7 @@ class Simulation:
     # --- faults -----------------------------------------------------------------------------------
 
     def _every(self, interval_s: float, act: Callable[[], None]) -> None:
-        """Do something again and again, until faults end."""
+        """Call `act` at random intervals until faults end."""
         if interval_s:
             due_s = self.world.timeline.now_s + self.world.mean(interval_s)
             if due_s < self.options.faults_end_s:
@@ -159,7 +159,7 @@ class Simulation:
 
     def _cut_client(self) -> None:
         client = self.chance.choice(self.clients)
-        must_return = client.plan.job.detached  # nobody else could ever close an open job
+        must_return = client.plan.job.detached  # no other client could close an open job
         comes_back = must_return or self.chance.random() < self.options.client_back_share
         away_s = self.chance.choice((0.1, 3.0, 8.0))
         self.world.note(client.plan.job.id, "its client lost the connection")
@@ -168,7 +168,7 @@ class Simulation:
     # --- the run ----------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """Run until all is over; raises Violation, or whatever a machine raises."""
+        """Run until all work has ended; raises Violation, and errors of the machines."""
         timeline = self.world.timeline
         while timeline.now_s < self._calm_at_s:
             timeline.step()
@@ -204,7 +204,9 @@ class Simulation:
         yield from unrest(self.master.machine, self.workers, self.world.witness)
 
     def _is_excused_or_right(self, client: FakeClient) -> bool:
-        """Check how a job ended and what it made; return whether it met the unsurvivable."""
+        """Check the state and the results of a job; return whether an unsurvivable fault excuses
+        it.
+        """
         plan, machine = client.plan, self.master.machine
         if plan.job.id in self.user.removed:
             return self.user.removed[plan.job.id]
@@ -221,7 +223,7 @@ class Simulation:
             has_changed = plan.truth.is_retried or job.state is JobState.CANCELLED
             if not (has_changed and isinstance(ref, Failure)):
                 self._check_reference(client, object_id, ref)
-        # A client that went for good may not have been heard when it handed something over.
+        # The last messages of a client that left for good may be lost.
         told = set() if client.is_gone else client.handed_over.keys()
         for object_id in kept_after_all(machine, told):
             raise Violation(object_id, "it was handed over, nobody needs it, and it is known")
@@ -236,7 +238,7 @@ class Simulation:
             if parent in graph.tasks and graph.tasks[parent].job is job:
                 raise Violation(parent, f"its child {ordinal} was another one in another attempt")
         for object_id in self.world.witness.ambiguous:
-            node = graph.objects.get(object_id)  # it may have gone with its job
+            node = graph.objects.get(object_id)  # it may have been removed with its job
             if node is not None and node.producer is not None and node.producer.job is job:
                 raise Violation(object_id, "it was made again with another content")
 
@@ -245,8 +247,10 @@ class Simulation:
         fails = any(plan.truth.makes_job_fail(object_id) for object_id in job.wanted)
         expected = {JobState.FAILED if fails else JobState.COMPLETED}
         if any(plan.truth.makes_job_fail(object_id) for object_id in client.handed_over):
-            expected.add(JobState.FAILED)  # if they were handed over after its end
-        if job.spec.id in self.user.revived:  # it may have been cancelled before it had all tasks
+            expected.add(JobState.FAILED)  # if they were handed over after the end of the job
+        if (
+            job.spec.id in self.user.revived
+        ):  # the job may have been cancelled before it had all its tasks
             expected.add(JobState.FAILED)
         if plan.is_cancelled or client.is_gone or client.away_max_s >= CLIENT_GRACE_S:
             expected.add(JobState.CANCELLED)
@@ -283,7 +287,7 @@ class Simulation:
             raise Violation(object_id, f"it is {found!r} ({ref}), it should be {value!r}")
 
     def story_of(self, subject: str) -> list[str]:
-        """Tell all that was said of a task, an object or a peer (or of all), oldest first."""
+        """Return all messages about a task, an object or a peer (or about all), oldest first."""
         graph = self.master.machine.graph
         node = graph.objects.get(subject)
         names = {subject}
@@ -300,7 +304,7 @@ class Simulation:
 
 
 def _brief(what: object) -> str:
-    """Write a message in a line: of a task, its name, inputs and outputs."""
+    """Return a message in one line; of a task only its id, inputs and outputs."""
     text = str(what)
     spec = getattr(what, "spec", None)
     if isinstance(spec, TaskSpec):
@@ -310,7 +314,7 @@ def _brief(what: object) -> str:
 
 
 class SimulationError(Exception):
-    """A seed failed. The message holds what went wrong, the story, and how to see it again."""
+    """A seed failed. The message has the history, the error, and the command that replays it."""
 
     def __init__(self, seed: int, scenario: str, error: Exception, story: list[str]) -> None:
         self.seed = seed

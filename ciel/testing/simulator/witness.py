@@ -1,7 +1,7 @@
-"""Who stands beside the machines of a simulation: sees what is said and done, and keeps own books.
+"""Observes the machines of a simulation: sees all messages and events, and keeps its own records.
 
-What can be said of one step alone is held against them at once; `invariants` compares the books
-with the machines.
+It checks at once what a single step may not do; `invariants` compares its records with the
+machines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key = tuple[str, int]
 
 
 class Violation(Exception):
-    """Something that must hold does not; `subject` is the task, object or peer concerned."""
+    """An invariant does not hold; `subject` is the task, object or peer concerned."""
 
     def __init__(self, subject: str, text: str) -> None:
         self.subject = subject
@@ -40,7 +40,7 @@ class Violation(Exception):
 
 
 class Standing(NamedTuple):
-    """How a task stood before a report of it was taken."""
+    """The state of a task before the master took a report of it."""
 
     is_assigned: bool
     attempt: int
@@ -48,32 +48,42 @@ class Standing(NamedTuple):
 
 
 class Witness:
-    """Keeps books on one simulation."""
+    """The records of one simulation."""
 
     def __init__(self) -> None:
-        self.losses: Counter[str] = Counter()  # task: lost workers that had it
+        self.losses: Counter[str] = Counter()  # by task: how many lost workers had it
         self.places_lost: set[str] = set()
         self.upload_places: dict[str, str] = {}
         self.ambiguous: list[str] = []  # objects with two contents
-        self.remade: list[str] = []  # objects, each time they were made again
+        self.remade: list[str] = []  # objects, once for each time they were recomputed
         self._contents: dict[str, bytes] = {}
         self._failures: Counter[str] = Counter()
         self._started: set[Key] = set()
         self._counted: set[Key] = set()
-        self._read: defaultdict[Key, set[tuple[Key, ObjectId]]] = defaultdict(set)  # while it grew
+        self._read: defaultdict[Key, set[tuple[Key, ObjectId]]] = defaultdict(
+            set
+        )  # objects that it read while they grew
         self._believed: set[Key] = set()
-        self._told_early: set[tuple[Key, ObjectId]] = set()  # whole, while their makers ran
-        self.given: defaultdict[str, set[Key]] = defaultdict(set)  # worker: what it has to answer
+        self._told_early: set[tuple[Key, ObjectId]] = (
+            set()
+        )  # complete outputs that were reported while their task ran
+        self.given: defaultdict[str, set[Key]] = defaultdict(
+            set
+        )  # by worker: attempts without a report
         self.cancelled: defaultdict[str, set[Key]] = defaultdict(set)
         self.retried: set[str] = set()  # jobs
-        self.excused: set[str] = set()  # jobs that met the unsurvivable, and show it no more
-        self.forgotten_tasks: set[str] = set()  # with a job that was removed, or handed over
+        self.excused: set[str] = (
+            set()
+        )  # jobs that an unsurvivable fault excuses, though no trace is left
+        self.forgotten_tasks: set[str] = set()  # of removed jobs, or handed over
         self.forgotten_objects: set[str] = set()
 
     # --- workers ----------------------------------------------------------------------------------
 
     def made(self, object_id: str, content: bytes) -> None:
-        """Note what an object is; it must have one value for ever, whoever makes it how often."""
+        """Record the content of an object, which must be the same each time that a task produces
+        it.
+        """
         if object_id in self._contents:
             self.remade.append(object_id)
         if self._contents.setdefault(object_id, content) != content:
@@ -83,8 +93,8 @@ class Witness:
         return self._contents.get(object_id)
 
     def started(self, key: Key) -> int:
-        """A program starts; return how often programs of its task have failed. A child that its
-        worker begins by itself may have been begun before, by another attempt of its parent.
+        """A program starts; return how often programs of its task have failed. A child that starts
+        inline may have started before, in another attempt of its parent.
         """
         if key in self._started and key[1]:
             raise Violation(key[0], f"attempt {key[1]} was started twice")
@@ -92,7 +102,7 @@ class Witness:
         return self._failures[key[0]]
 
     def chose(self, spec: TaskSpec, inputs: Sequence[Reference]) -> None:
-        """A program starts with these inputs: one that chooses must be able to."""
+        """A program starts with these inputs; a task with any-of inputs must have one of them."""
         alternatives = inputs[len(spec.needed) :]
         if alternatives and all(isinstance(ref, Future) for ref in alternatives):
             raise Violation(spec.id, "it is started, and has nothing to choose")
@@ -101,11 +111,13 @@ class Witness:
                 raise Violation(spec.id, f"it is to choose, and is given {ref}")
 
     def read(self, reader: Key, object_id: ObjectId, maker: Key) -> None:
-        """An attempt reads what another one is still writing."""
+        """An attempt reads an object that another attempt is still writing."""
         self._read[reader].add((maker, object_id))
 
     def believed(self, report: Message) -> None:
-        """The master counts a report: all that the attempt read must have become whole before."""
+        """The master accepts a report: all objects that the attempt read must be complete
+        before.
+        """
         if isinstance(report, TaskReported) and report.fault is None:
             key = (report.task, report.attempt)
             self._believed.add(key)
@@ -118,13 +130,13 @@ class Witness:
 
     @property
     def runs(self) -> int:
-        """How many programs were started."""
+        """How many programs have started."""
         return len(self._started)
 
     # --- the master -------------------------------------------------------------------------------
 
     def sent(self, master: MasterMachine, worker_id: str, message: Message) -> None:
-        """The master tells something to a worker."""
+        """The master sends a message to a worker."""
         match message:
             case AssignTask(spec, attempt, _):
                 self.given[worker_id].add((spec.id, attempt))
@@ -136,7 +148,7 @@ class Witness:
                 if state is JobState.CANCELLING or state is JobState.CANCELLED:
                     raise Violation(spec.id, f"it is to run, and its job is {state}")
             case CancelTask(task, 0) if (task, 0) not in master.workers[worker_id].assigned:
-                self.given[worker_id].discard((task, 0))  # it is no task of the master's
+                self.given[worker_id].discard((task, 0))  # the master has no such task
             case CancelTask(task, attempt):
                 self.cancelled[worker_id].add((task, attempt))
             case DropObjects(objects, unless_whole=False):
@@ -146,7 +158,7 @@ class Witness:
                         raise Violation(object_id, f"it is dropped, and said to be at {place}")
 
     def released(self, master: MasterMachine, objects: set[ObjectId]) -> None:
-        """The master drops objects that it knew of, since nobody needs them."""
+        """The master drops known objects that no task needs."""
         active = [task for task in master.graph.tasks.values() if task.state in ACTIVE]
         needed = {object_id for task in active for object_id in task.spec.inputs}
         for object_id in objects:
@@ -155,7 +167,7 @@ class Witness:
                 raise Violation(object_id, "it is dropped and needed")
 
     def standing(self, master: MasterMachine, message: Message) -> Standing | None:
-        """Look at the task of a report before the master takes it."""
+        """Return the state of the task of a report before the master takes it."""
         if not isinstance(message, TaskReported | InputsLost):
             return None
         task = master.graph.tasks.get(message.task)
@@ -166,7 +178,9 @@ class Witness:
     def reported(
         self, master: MasterMachine, worker_id: str, message: Message, before: Standing | None
     ) -> None:
-        """The master took a report; only that of the current attempt may have changed the task."""
+        """The master took a report; only a report of the current attempt may have changed the
+        task.
+        """
         if isinstance(message, SpawnTask):
             maker = (message.spec.parent, message.attempt)
             for ref in message.known:
@@ -192,7 +206,7 @@ class Witness:
         self._counted.add(key)
 
     def worker_lost(self, worker_id: str, netloc: str) -> None:
-        """The master gave up a worker."""
+        """The master declared a worker dead."""
         self.places_lost.add(netloc)
         self.cancelled.pop(worker_id, None)
         for task, _ in self.given.pop(worker_id, ()):
@@ -206,7 +220,7 @@ class Witness:
         self.forgotten_objects.update(*[task.outputs for task in own.values()])
 
     def handed_over(self, master: MasterMachine, before: dict[str, TaskNode]) -> None:
-        """Results were handed over; `before` there were these tasks."""
+        """Results were handed over; `before`: the tasks until then."""
         for task_id in before.keys() - master.graph.tasks.keys():
             self.forgotten_tasks.add(task_id)
             self.forgotten_objects.update(before[task_id].outputs)
@@ -214,9 +228,9 @@ class Witness:
     # --- the end ----------------------------------------------------------------------------------
 
     def is_excused(self, master: MasterMachine, job: Job) -> bool:
-        """Whether a job met what is not survivable: then its results may be errors.
+        """Whether an unsurvivable fault hit a job, so that its results may be errors.
 
-        Raises Violation if a task or object of it is said to be lost without cause.
+        Raises Violation if the master declares a task or object of it lost without such a fault.
         """
         excused = job.spec.id in self.excused
         graph = master.graph
@@ -230,7 +244,7 @@ class Witness:
                 excused = True
                 if self.losses[task_id] < WORKER_LOSSES_MAX:
                     raise Violation(task_id, f"given up after {self.losses[task_id]} losses")
-            if task.state is FAILED and "OBJECT_LOST" in reasons:  # after it was given up
+            if task.state is FAILED and "OBJECT_LOST" in reasons:  # after the engine gave up on it
                 excused = excused or self.losses[task_id] >= WORKER_LOSSES_MAX
             if task.state is FAILED and "MISSING_INPUT" in reasons:
                 excused = True

@@ -1,9 +1,9 @@
-"""Random work whose right answer is known.
+"""Draws random work whose correct results are known.
 
-Programs are functions: what one makes, spawns and delegates follows from its task and the contents
-of the inputs that it needs alone (what it chooses among only has it run, or not), so `Truth` can
-evaluate a graph directly and say what every object must be. A plan is what one client says over
-time; the simulator plays it, and repeats it where a connection was lost.
+Programs are functions: the outputs, children and delegations of a program depend only on its task
+and the contents of its needed inputs (any-of inputs only decide whether it runs). So `Truth` can
+evaluate a graph directly, and knows every object. A plan is the messages of one client over time;
+the simulator plays it, and repeats it after a lost connection.
 """
 
 from __future__ import annotations
@@ -40,24 +40,26 @@ from ciel.wire.descriptors import make_task, read_arguments
 EXECUTOR = "pretend"
 TIME_LIMIT_S = 0.5
 DELAYED_SHARE = 0.1
-"""Of the tasks, so many are held back, for up to a tenth of a second."""
+"""The share of tasks with a delay, of up to a tenth of a second."""
 NOT_HERE = b"(an error)"
 PROCESS = b"(a process)"
 HEALING_GROWTH_FAILS_SHARE = 0.2
 
 
 class Outcome(NamedTuple):
-    """What a program does: it creates tasks, and then makes outputs or fails; it may never end."""
+    """The actions of a program: it creates tasks, and then produces outputs or fails, or never
+    ends.
+    """
 
     duration_s: float
     children: tuple[tuple[TaskSpec, tuple[Reference, ...]], ...] = ()
     made: tuple[tuple[ObjectId, bytes], ...] = ()
     fault: TaskFault | None = None
     hangs: bool = False
-    streams: bool = False  # what it makes can be read meanwhile
-    processes: tuple[ObjectId, ...] = ()  # what it leaves waiting for its continuation
-    puts: tuple[tuple[ObjectId, bytes], ...] = ()  # what it stores for its children
-    memory: tuple[int, ...] = ()  # what the process that waits remembers
+    streams: bool = False  # its outputs can be read while it runs
+    processes: tuple[ObjectId, ...] = ()  # processes that it leaves for its continuation
+    puts: tuple[tuple[ObjectId, bytes], ...] = ()  # objects that it stores for its children
+    memory: tuple[int, ...] = ()  # the memory of the waiting process
 
 
 def run(
@@ -69,8 +71,8 @@ def run(
     is_retried: bool,
     here: str = "nowhere:1",
 ) -> Outcome:
-    """Say what a program does with its inputs (None: it sees an error there). `is_retried`: what
-    failed of its job is being tried again; `here`: where it runs, which changes nothing.
+    """Return the outcome of a program with these contents of inputs (None: an error that it sees).
+    `is_retried`: its job was retried. `here`: where it runs, which must not matter.
     """
     arguments = read_arguments(spec.payload)
     duration_s = arguments["duration_s"]
@@ -105,7 +107,7 @@ def run(
 
 
 def lot_content(seed: str, lot: int) -> bytes:
-    """Return the content of one lot of a bundle (see `lots`), by whichever task it is produced."""
+    """Return the content of one lot of a bundle (see `lots`), which every task produces alike."""
     return blake2b(f"{seed} lot {lot}".encode(), digest_size=16).digest()
 
 
@@ -120,8 +122,8 @@ def _grow(
     chance: Random,
     delegated: tuple[ObjectId, ...],
 ) -> list[tuple[TaskSpec, tuple[Reference, ...]]]:
-    """Create a few tasks, and last the one that takes over the outputs that are delegated, and goes
-    on with the process that waits.
+    """Create a few tasks. The last one takes over the delegated outputs, and continues the waiting
+    process.
     """
     processes = [ref for ref in inputs if ref.id == f"{spec.id}:fixed:0"]
     pool = [ref for ref in inputs if ":fixed:" not in ref.id]
@@ -158,12 +160,12 @@ def _grow(
 
 
 def _mentions(drawn: Mentions, any_of: Sequence[Reference]) -> Mentions:
-    """Say what a task mentions: a list of what may or may not come would be right or wrong."""
+    """Return the mentions of a task; a list of any-of inputs would not have one correct value."""
     return Mentions.NOTHING if any_of and drawn is Mentions.INPUTS else drawn
 
 
 class Truth:
-    """What a graph gives when nothing goes wrong, evaluated directly; None stands for an error."""
+    """The results of a graph without faults, evaluated directly; None stands for an error."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes | None] = {}
@@ -171,7 +173,7 @@ class Truth:
         self._makers: dict[str, TaskSpec] = {}
 
     def retry(self) -> None:
-        """From now on say what comes of it once what failed was tried again."""
+        """From now on return the results after a retry of failed tasks."""
         self.is_retried = True
         self.values = {o: value for o, value in self.values.items() if o not in self._makers}
 
@@ -195,7 +197,9 @@ class Truth:
         return self.values[object_id]
 
     def makes_job_fail(self, object_id: str) -> bool:
-        """Whether a job that wants this has failed: an error, or a list that mentions one."""
+        """Whether a job fails that wants this object: an error, or a list that mentions an
+        error.
+        """
         if self.value(object_id) is None:
             return True
         maker = self._makers.get(object_id)
@@ -230,26 +234,26 @@ class Truth:
 
 
 class Step(NamedTuple):
-    """Something that a client says, `delay_s` after what it said before."""
+    """A message of a client, `delay_s` after its last one."""
 
     delay_s: float
     message: Message
 
 
 class Plan(NamedTuple):
-    """All that one client is going to say of its job, and what is to come of it."""
+    """All messages of one client about its job, and the correct results."""
 
     job: JobSpec
     steps: tuple[Step, ...]
     uploads: dict[ObjectId, bytes]
-    wanted: tuple[ObjectId, ...]  # in the end
+    wanted: tuple[ObjectId, ...]  # at the end of the plan
     is_cancelled: bool
-    heals: bool  # what fails does not once it is tried again; then nothing sees errors
+    heals: bool  # failed tasks succeed after a retry; then no task sees errors
     truth: Truth
 
 
 def draw_plan(options: Options, chance: Random, number: int) -> Plan:
-    """Draw the work of one client."""
+    """Draw the plan of one client."""
     job = JobId(f"job{number}")
     truth = Truth()
     uploads = {
@@ -309,8 +313,8 @@ def _draw_scheduling(options: Options, chance: Random) -> Scheduling:
 def _draw_task(
     options: Options, chance: Random, job: JobId, ordinal: int, pool: list[ObjectId], heals: bool
 ) -> list[TaskSpec]:
-    """Draw the next task of a graph in which chains, diamonds and fans occur; or two that are the
-    same by content.
+    """Draw the next task of a graph with chains, diamonds and fans; or two tasks with the same
+    content.
     """
     shape = chance.choices(("leaf", "chain", "diamond", "fan", "any"), (3, 3, 3, 1, 2))[0]
     recent = pool[-6:]
@@ -376,7 +380,7 @@ def _draw_task(
 
 
 def _bundle(job: JobId, ordinal: int, duration_s: float) -> TaskSpec:
-    """Draw a task that hands lots of its work over when others have time (see `lots`)."""
+    """Draw a task that hands lots of its work to idle workers (see `lots`)."""
     lot_count = Random(f"{job} {ordinal} lots").randint(2, 6)
     arguments = {
         "inputs": [], "duration_s": duration_s, "seed": f"{job} {ordinal}",

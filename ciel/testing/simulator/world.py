@@ -1,6 +1,6 @@
-"""Imaginary time and connections, and the world that the parties of a simulation share.
+"""Simulated time and connections, and the world that all parties of a simulation share.
 
-Order within a connection is kept, as TCP keeps it; between connections nothing is.
+Messages of one connection arrive in order, as with TCP; there is no order between connections.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ciel.testing.simulator.witness import Witness
 from ciel.wire import codec, messages
 
 W = TypeVar("W")  # the workers of a world, which know it
-CONTENT_BYTES = 16  # what stands for the content of any object
+CONTENT_BYTES = 16  # the size of the simulated contents
 
 MASTER, PEER = 0, 1  # the sides of a connection
 
 
 class Timeline:
-    """A clock that is advanced by hand, and what is to happen when."""
+    """A simulated clock, and the events that are scheduled on it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -39,14 +39,16 @@ class Timeline:
         self.at(self.now_s + delay_s, act, *arguments)
 
     def step(self) -> None:
-        """Advance to the next thing that is to happen, and have it happen."""
+        """Advance the clock to the next event, and run it."""
         due_s, _, act, arguments = heappop(self._agenda)
         self.now_s = max(self.now_s, due_s)
         act(*arguments)
 
 
 class World(Generic[W]):
-    """What all parties of one simulation share."""
+    """The state that all parties of one simulation share. It is generic over the type of
+    workers.
+    """
 
     def __init__(self, options: Options, chance: Random, check_worker: Callable[[W], None]) -> None:
         self.options = options
@@ -55,18 +57,18 @@ class World(Generic[W]):
         self.witness = Witness()
         self.timeline = Timeline()
         self.serving: dict[str, W] = {}  # by address
-        self.powerless: set[str] = set()  # workers whose hosts answer for them no more
-        self.log: list[tuple[float, str, object]] = []  # when, to whom or of whom, what
+        self.powerless: set[str] = set()  # workers on hosts that do not answer any more
+        self.log: list[tuple[float, str, object]] = []  # time, peer, and message
 
     def note(self, who: str, what: object) -> None:
         self.log.append((self.timeline.now_s, who, what))
 
     def has_fault(self, share: float) -> bool:
-        """Draw whether something goes wrong now, at most until faults end."""
+        """Draw whether a fault happens now; there are none after `faults_end_s`."""
         return self.timeline.now_s < self.options.faults_end_s and self.chance.random() < share
 
     def happens(self, share: float) -> bool:
-        """Draw whether something happens that has a share of cases; nothing is drawn for none."""
+        """Draw whether an event of a given share happens; a share of 0 draws nothing."""
         return share > 0.0 and self.chance.random() < share
 
     def mean(self, mean_s: float) -> float:
@@ -80,8 +82,8 @@ class World(Generic[W]):
 
 
 class Hello(NamedTuple):
-    """What a worker says first on a connection. `received`: it goes on with its session, of which
-    it has so many messages.
+    """The first message of a worker on a connection. `received`: how many messages of its session
+    it has, if it resumes one.
     """
 
     facts: WorkerFacts
@@ -90,11 +92,11 @@ class Hello(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The master does not know the session that a worker wants to go on with."""
+    """The master does not know the session that a worker wants to resume."""
 
 
 class Line(NamedTuple):
-    """One side of a connection, to be sent to as a `net.control.Peer` is."""
+    """One side of a connection, with the interface of `net.control.Peer`."""
 
     connection: Connection
     side: int
@@ -112,7 +114,7 @@ class Line(NamedTuple):
 
 
 class Connection:
-    """One imaginary TCP connection between a peer (`name`) and the master."""
+    """A simulated TCP connection between a peer (`name`) and the master."""
 
     def __init__(self, world: World[Any], name: str) -> None:
         self.name = name
@@ -127,12 +129,14 @@ class Connection:
     def attach(
         self, side: int, receive: Callable[[Any], None], hear_end: Callable[[], None]
     ) -> None:
-        """Have `side` told of what arrives there, in order, and once of the connection's end."""
+        """Set the functions that are called when a message arrives at `side`, and once at the
+        end.
+        """
         self._receive[side] = receive
         self._hear_end[side] = hear_end
 
     def send(self, side: int, message: Message | Hello | Refusal) -> None:
-        """Send from `side` to the other."""
+        """Send a message from `side` to its peer."""
         if self._is_open[side] and not self._is_cut:
             self.on_the_way += 1
             self._schedule(1 - side, self._arrive, message)
@@ -150,20 +154,20 @@ class Connection:
             self._receive[side](message)
 
     def end(self, side: int) -> None:
-        """`side` hears that the connection is over."""
+        """Report the end of the connection to `side`."""
         if self._is_open[side]:
             self._is_open[side] = False
             self._hear_end[side]()
 
     def close(self, side: int) -> None:
-        """`side` is gone; the other first gets what is on its way, then hears of the end."""
+        """Close `side`; its peer first receives the messages under way, then the end."""
         if self._is_open[side]:
             self._is_open[side] = False
             if not self._is_cut:
                 self._schedule(1 - side, self.end)
 
     def cut(self, *, silently: bool) -> None:
-        """Lose all that is on its way; if silently, both sides have to find out by themselves."""
+        """Lose all messages under way; with `silently`, neither side learns of it at once."""
         if not self._is_cut:
             self._is_cut = True
             if not silently:
@@ -172,13 +176,13 @@ class Connection:
 
 
 def through_wire(message: Message, allowed: frozenset[type]) -> Message:
-    """Return what the other side gets when this is sent; raises what coding raises."""
+    """Encode and decode a message, as on the wire; raises the errors of that."""
     fields, payload = messages.encode(message)
     return messages.decode((codec.decode(codec.encode(fields)), payload), allowed)
 
 
 def size_of(object_id: str, options: Options) -> int:
-    """Say how large an object is taken to be; it follows from its name."""
+    """Return the simulated size of an object, which depends only on its name."""
     chance = Random(object_id)
     if chance.random() < options.inline_share:
         return CONTENT_BYTES

@@ -1,4 +1,4 @@
-"""Block stores with stand-alone daemons, as real processes; they know each other."""
+"""Runs block stores with stand-alone daemons, as real processes in one group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CAPACITY = "32MiB"
 
 
 class BlockStores:
-    """Directories under one, each with a daemon once it was started."""
+    """Stores in subdirectories of `path`, each with a daemon after its start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,13 +44,13 @@ class BlockStores:
             assert line.startswith("shmd: serves "), process.communicate()
 
     def client(self, name: str, *, attempt: str = "", timeout_s: float = 20.0) -> ShmdClient:
-        """Return a client, which is closed with all others."""
+        """Return a client, which `end` closes."""
         client = ShmdClient(self.path / name, attempt=attempt, timeout_s=timeout_s)
         self._clients.append(client)
         return client
 
     def put(self, name: str, object_id: str, content: bytes) -> None:
-        """Put an object where it lies on a disk."""
+        """Put an object into a store's directory on disk."""
         with open_disk({}, self.path / name) as store:
             store.put(object_id, content)
 
@@ -69,7 +69,7 @@ class BlockStores:
         self.daemons[name].send_signal(signal.SIGSTOP)
 
     def end(self) -> list[str]:
-        """End all daemons; return what the ends of those that live left, or said was wrong."""
+        """End all daemons; return the errors and the remains of the daemons that still ran."""
         for client in self._clients:
             client.close()
         for process in self.daemons.values():
@@ -83,5 +83,7 @@ class BlockStores:
             wrong += [str(path) for path in (self.path / name).glob("shmd")]
             wrong += [str(path) for path in (self.path / name).glob("incoming/*")]
         self.daemons.clear()
-        open_shm({"capacity": "1MiB", "spill": "no"}, self.path).close()  # sweeps after the killed
+        open_shm(
+            {"capacity": "1MiB", "spill": "no"}, self.path
+        ).close()  # removes segments of killed daemons
         return wrong

@@ -1,8 +1,8 @@
-"""Computers of their own, made of namespaces: each has its network, its files and its memory.
+"""Makes hosts of namespaces: each has a private network, private directories and shared memory.
 
-They hang on one switch, which is a namespace too, so that nothing of this machine's own network is
-touched. What makes them is held by one process each, which ends with the process that started it:
-then interfaces, mounts and all that was written there are gone. Needs root.
+The hosts are connected by a switch, which is a namespace, too; the network of this machine is not
+changed. One process holds the namespaces of each host and ends with the process that started it.
+Then the kernel removes interfaces, mounts and files. Needs root.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ciel.testing.homes import Home, wait_for
 TOOLS: Final = ("unshare", "nsenter", "ip", "mount")
 ROOT: Final = Path(__file__).resolve().parents[4]
 
-# Whatever lies below the private directories and is needed there is bound to its place again; "."
-# still leads to it.
+# If a needed directory is below a private one, it is mounted at its path again; "." still is that
+# directory.
 _FURNISH: Final = """
 set -e
 needed=$1; shift
@@ -38,7 +38,7 @@ exec cat
 
 
 class HostsUnavailableError(Exception):
-    """This machine does not let us make hosts; the text says why."""
+    """Hosts cannot be made on this machine; the text is the reason."""
 
 
 def _hold(*command: str) -> subprocess.Popen[str]:
@@ -59,8 +59,8 @@ def _let_go(keeper: subprocess.Popen[str]) -> None:
 
 
 class Host(Home):
-    """A computer and its user's home there. `path` leads to the home from outside; inside it is
-    called `inside`, on every host alike.
+    """A host, and the home of its user. `path` is the path of the home for this process, `inside`
+    the path for processes of the host.
     """
 
     def __init__(self, keeper: subprocess.Popen[str], address: str, inside: Path) -> None:
@@ -79,12 +79,12 @@ class Host(Home):
         return started
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Return the command that runs another on this host, in the home."""
+        """Return the command line that runs a command on this host, in the home."""
         enter = ["nsenter", "-t", str(self.keeper.pid), "-n", "-m", "--"]
         return [*enter, "env", "-C", str(self.inside), *argv]
 
     def processes(self) -> dict[int, str]:
-        """Every process that runs on this host, by id; but for the one that holds it."""
+        """Return the processes of this host by id, without the process that holds it."""
         own = os.readlink(f"/proc/{self.keeper.pid}/ns/net")
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
@@ -101,7 +101,7 @@ class Host(Home):
         assert done.returncode == 0, done.stderr
 
     def traffic_bytes(self) -> tuple[int, int]:
-        """Return what came in by the cable, and what went out, since the host was made."""
+        """Return the bytes that the host has received and sent by its cable."""
         lines = Path(f"/proc/{self.keeper.pid}/net/dev").read_text().splitlines()
         (line,) = [line for line in lines if line.strip().startswith("eth0:")]
         fields = line.partition(":")[2].split()
@@ -119,9 +119,9 @@ class Host(Home):
 
 
 class Hosts:
-    """Hosts on one switch, for the length of a `with`. Skips the test where they cannot be made.
+    """Hosts on one switch; a context manager. Skips the test if they cannot be made.
 
-    `/tmp`, `/dev/shm` and `path` are private to each host, which has nothing else of its own.
+    Only `/tmp`, `/dev/shm` and `path` are private to each host.
     """
 
     def __init__(self, path: Path, count: int = 2) -> None:

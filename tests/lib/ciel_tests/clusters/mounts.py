@@ -1,4 +1,4 @@
-"""Small and odd file systems for a test, mounted where nobody else sees them."""
+"""Mounts small or special file systems for one test, in a mount namespace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @cache
 def _private_mounts() -> list[str] | None:
-    """Return the command that gives a mount namespace: as root, else by a user namespace."""
+    """Return the command that makes a mount namespace, if possible without a user namespace."""
     for command in (["unshare", "-m"], ["unshare", "-Urm"]):
         try:
             subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/tmp"], check=True)
@@ -24,9 +24,8 @@ def _private_mounts() -> list[str] | None:
 
 
 def on_mount(mount: list[str], place: Path, argv: list[str]) -> list[str]:
-    """Return the command that mounts something at a place and becomes another, which alone sees it.
-
-    `mount` are the arguments of mount(8) before the place.
+    """Return the command line that mounts something at `place` and runs `argv`, which alone sees
+    the mount. `mount`: the arguments of mount(8) before the place.
     """
     namespace = _private_mounts()
     if namespace is None:
@@ -36,9 +35,8 @@ def on_mount(mount: list[str], place: Path, argv: list[str]) -> list[str]:
 
 
 def run_on_mount(mount: list[str], scenario: Path, place: Path, *, timeout_s: float = 60) -> int:
-    """Mount something at a place, run a script there, and return how it ended.
-
-    A death by signal n is 128 + n or -n.
+    """Mount something at `place`, run a script there, and return its exit status; after signal n
+    that is 128 + n or -n.
     """
     command = on_mount(mount, place, [sys.executable, str(scenario), str(place)])
     return subprocess.run(command, timeout=timeout_s, check=False).returncode

@@ -1,5 +1,5 @@
-"""Hand-made peers: the control plane by bytes, over a blocking socket, for saying what no peer of
-ours would.
+"""Writes frames of the control plane byte by byte to a blocking socket, so that tests can send
+frames that no peer of ciel would.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ciel.wire.session import Session
 
 
 def frame(header: bytes | list[Any], payload: bytes = b"") -> bytes:
-    """Return a frame whose header is these bytes, or these records with their payloads' lengths."""
+    """Return a frame whose header is these bytes, or the JSON of these records."""
     header = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack(">II", len(header) + len(payload), len(header)) + header + payload
 
 
 def shake_hands(connection: socket.socket, session: Session) -> None:
-    """Have both sides prove their keys. Raises WireError, and ConnectionResetError when the other
-    side leaves.
+    """Prove the keys of both peers to each other. Raises WireError, and ConnectionResetError if the
+    peer closes the connection.
     """
     connection.sendall(session.data_to_send())
     while not session.is_open:

@@ -1,8 +1,8 @@
-"""Planted failures: what a user is told of each is compared with a text that was read and judged.
+"""Compares all messages about planted failures with texts in tests/stories/golden.
 
-A story is told on a cluster that is there for many. What differs from run to run is replaced by
-names, in the order in which they occur. `CIEL_STORIES=write` writes the texts anew: they are to be
-read like any other change, as whoever meets the failure would.
+Many stories share a cluster. Ids, addresses and paths are replaced by names, numbered in the order
+in which they occur. `CIEL_STORIES=write` writes the texts again. Review each change from the view
+of a user who meets the failure.
 """
 
 from __future__ import annotations
@@ -37,32 +37,34 @@ _ALIKE: Sequence[tuple[str, str]] = (
     (r"\b\d+ tasks of its priority", "N tasks of its priority"),
     (r"\b(time:|up for) .*", r"\1 T"),
     (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
-    (r"(?<=\S) {2,}", "  "),  # columns are as wide as the names of hosts
+    (r"(?<=\S) {2,}", "  "),  # the width of columns depends on host names
     (r"\b\d+\.\ds\b", "T"),
     (r"\b\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d+\b", "RUN"),
     (r"\b\d+ slots?\b(?=;)", "N slots"),
     (r"\bwas lost \(.*?\)", "was lost (WHY)"),
-    # Of a Python traceback only the user's part: ours, and where Python marks the line, may change.
+    # Only the user's part of a Python traceback: lines of ciel, and marks below lines, may change.
     (r'  File "(?!HOME).*\n(    .*\n)*', ""),
     (r" +[~^]+\n", ""),
 )
 
 
 class Transcript:
-    """What was typed in a home, and what came of it."""
+    """Commands of a home, with their output."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = places
         self.told: list[str] = []
 
     def note(self, command: str, status: int, output: str, said: str) -> None:
-        """Tell of a command that has ended."""
+        """Add a finished command."""
         ending = f"(exit status {status})\n" if status else ""
         self.told.append(f"$ {command}\n{output}{said}{ending}")
 
     @property
     def text(self) -> str:
-        """All of it, with names for what differs: the longest path is replaced first."""
+        """The whole text, with names in place of values that differ; the longest path is replaced
+        first.
+        """
         text = "\n".join(self.told)
         for place in sorted(self._places, key=len, reverse=True):
             text = text.replace(place, self._places[place])
@@ -87,10 +89,10 @@ class Transcript:
 
 
 class Stage:
-    """A cluster on which stories are told, in a home of its own."""
+    """A cluster for stories, in a private home."""
 
     def __init__(self, cluster: HandCluster, typed: Callable[..., tuple[int, str, str]]) -> None:
-        """`typed` runs a `ciel` command of a home: its exit status, its output, what it said."""
+        """`typed` runs a `ciel` command in a home; it returns exit status, output and messages."""
         self.cluster = cluster
         self.home = cluster.home
         self._typed = typed
@@ -100,19 +102,19 @@ class Stage:
         return self._typed(self.home, *words)
 
     def add(self, files: Mapping[str, str]) -> None:
-        """Write programs and other files into the home; HOME in them is where it is."""
+        """Write programs and other files into the home; HOME in them stands for its path."""
         for name, content in files.items():
             path = self.home.path / name
             path.write_text(content.replace("HOME", str(self.home.path)))
             path.chmod(0o755 if content.startswith("#!") or name == "script" else 0o644)
 
     def places(self) -> dict[str, str]:
-        """Name the paths that differ from run to run."""
+        """Return the paths that differ from run to run, with their names."""
         found = {str(self.home.path): "HOME", str(BIN): "BIN"}
         return found | {str(spool): "SPOOL" for spool in self.home.tmp.iterdir()}
 
     def tell(self, *commands: str) -> Transcript:
-        """Run commands one after the other; those of `ciel` in this process."""
+        """Run commands in turn, `ciel` commands in this process; return the transcript."""
         told = Transcript(self.places())
         for command in commands:
             program, *words = shlex.split(command)

@@ -1,4 +1,4 @@
-"""A cluster of two slots that many tests share: after each it must be as it was before."""
+"""A cluster of two slots that many tests share; after each test it must be as before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ciel.testing.homes import WORKER_ID, Home, private_bytes, wait_for
 
 
 class Ends(NamedTuple):
-    """How a command ends: exit status, output, and all that it says."""
+    """The exit status, output and messages of a command."""
 
     status: int
     output: str
@@ -21,7 +21,7 @@ class Ends(NamedTuple):
 
 
 class TwoSlots:
-    """A cluster of `ciel up` with one worker of two slots, in a home of its own."""
+    """A cluster of `ciel up` with one worker of two slots, in a private home."""
 
     def __init__(self, path: Path, *options: str) -> None:
         self.home = Home(path)
@@ -65,7 +65,7 @@ class TwoSlots:
         return pid
 
     def count_descriptors(self) -> dict[str, int]:
-        """What each daemon has open, but for empty files that wait for another attempt."""
+        """Count the open descriptors of each daemon, without empty files for later attempts."""
         found = {}
         for daemon in ("master", "worker"):
             places = []
@@ -77,19 +77,19 @@ class TwoSlots:
         return found
 
     def memory_bytes(self) -> dict[str, int]:
-        """What each daemon has for itself."""
+        """Return the anonymous memory of each daemon."""
         return {daemon: private_bytes(self.pid(daemon)) for daemon in ("master", "worker")}
 
     def kept(self) -> list[Path]:
         return sorted((self.spool / "kept").glob("*"))
 
     def left(self) -> list[str]:
-        """What an attempt has left besides objects and what is kept."""
+        """Return the files that attempts left, without objects and files of failed tasks."""
         found = []
         for path in (*self.spool.glob("scratch/*/*"), *self.spool.glob("store/incoming/*/*")):
             with suppress(FileNotFoundError):  # it goes at this moment
                 if any(path.iterdir()) if path.is_dir() else path.stat().st_size:
-                    found.append(str(path))  # what is empty waits for another attempt
+                    found.append(str(path))  # an empty file is for a later attempt
         started = self.home.processes().keys() - self.daemons.keys()
         return found + [f"process {pid}" for pid in started]
 

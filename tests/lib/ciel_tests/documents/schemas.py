@@ -1,5 +1,5 @@
-"""The JSON Schemas of docs/schemas, as tests use them: made strict, so that a field which no schema
-names is an error, though whoever reads our JSON is to expect more of them.
+"""The JSON Schemas of docs/schemas, made strict for tests: a field that no schema names is an
+error. Users must expect further fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[4] / "docs/schemas"
 
 
 def strict(schema: Any) -> Any:
-    """Return a schema that allows no more fields than it names."""
+    """Return a schema that allows only the fields that it names."""
     if isinstance(schema, list):
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
@@ -27,7 +27,7 @@ def strict(schema: Any) -> Any:
 
 
 class Schemas:
-    """All of them, by the names of their files."""
+    """All schemas, by file name."""
 
     def __init__(self) -> None:
         self.all = {
@@ -38,5 +38,5 @@ class Schemas:
         )
 
     def check(self, name: str, value: Any) -> None:
-        """Raise jsonschema's ValidationError unless a value is what a schema says."""
+        """Raise ValidationError unless a value matches a schema."""
         Draft202012Validator(self.all[name], registry=self._registry).validate(value)

@@ -1,5 +1,6 @@
-"""The rows of the master's routes, see `routes`. Live names: `job` has ended, with its `task` that
-made `id`; `running` runs; `failed` can be tried again; `doomed` may be removed; `worker` is there.
+"""The rows of the master's routes, see `routes`. Live names: `job` has ended, its `task` has
+produced `id`; `running` runs; `failed` can be retried; `doomed` may be removed; `worker` is
+connected.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TRUE: Final = (
 
 
 def master_table() -> Routes:
-    """List what a master serves, without one."""
+    """Return the routes of a master, without running one."""
     clock = Clock()
     service = MasterService(clock, Turns(clock), NullJournal(), {}, MasterMachine())
     return master_routes(clock, Key.new(), service, lambda: None)

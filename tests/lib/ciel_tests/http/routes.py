@@ -1,11 +1,10 @@
-"""The table of routes that both daemons are tested by: for each path and method who may ask, and
-what comes back.
+"""Rows of tables that describe the routes of a daemon: for each path and method the role, the
+status, and the body.
 
     Row("POST", "/api/v1/jobs/{job}/cancel", Role.SUBMIT, names={"job": "running"})
 
-A row is asked without a key, with wrong ones, with that of each lesser role, with that of its own,
-under names that nothing can have, and with bodies that no program of good will sends. What a daemon
-serves and no row names is found by `missing`.
+Tests send the request of each row without a key, with wrong keys, with the keys of lesser roles and
+of its role, with invalid names, and with malformed bodies. `missing` finds routes without a row.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ BAD_NAMES: Final = (
     "%ff",
     ".%3Ax",
 )
-"""What no job, task, object or worker is called, as it stands in a path."""
+"""Invalid names of jobs, tasks, objects and workers, as they stand in a path."""
 
 BAD_JSON: Final[Mapping[str, bytes]] = {
     "nothing": b"",
@@ -53,16 +52,16 @@ BAD_JSON: Final[Mapping[str, bytes]] = {
     "an unknown key": b'{"no such key": 1}',
 }
 TOO_LONG: Final = 1 << 40
-"""A length that is said to come, and that nobody takes into memory."""
+"""A Content-Length that no daemon may reserve memory for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one method does at one path.
+    """One method at one path.
 
-    `path`: as it is served, with its names. `role`: the least that opens it. `names`: for a name in
-    the path under which key of the live names its value stands, or that value itself; its own name,
-    if nothing is said. `takes`: what kind of body. `ends`: the daemon, so it is asked last.
+    `path`: the route, with its names. `role`: the least role that may use it. `names`: for a name
+    in the path, the key among the live names, or a value; by default the name itself. `takes`: the
+    kind of body. `ends`: the request ends the daemon, so it is sent last.
     """
 
     method: str
@@ -80,11 +79,11 @@ class Row:
         return f"{self.method} {self.path}{self.query}"
 
     def target(self, live: Mapping[str, str]) -> str:
-        """Return what is asked for in a daemon where these names mean something."""
+        """Return the path and query of a request to a daemon with these live names."""
         return self._filled({name: quote(self._value(name, live)) for name in self.parts()})
 
     def bad_targets(self, live: Mapping[str, str]) -> Iterator[str]:
-        """Yield targets with one name that nothing can have, for each name in the path."""
+        """Yield targets with one invalid name, for each name in the path."""
         good = {name: quote(self._value(name, live)) for name in self.parts()}
         for name in good:
             for bad in BAD_NAMES:
@@ -106,7 +105,7 @@ class Row:
 
 
 class Told(NamedTuple):
-    """What came back."""
+    """The answer to a request."""
 
     status: int
     headers: Mapping[str, str]
@@ -114,7 +113,7 @@ class Told(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The one line of a refusal."""
+        """The message of a refusal."""
         return str(json.loads(self.body)["error"])
 
     def json(self) -> Any:
@@ -122,7 +121,7 @@ class Told(NamedTuple):
 
 
 class Door:
-    """The HTTP side of one daemon, for whoever holds its cluster's key."""
+    """A client for the HTTP API of one daemon, with the key of its cluster."""
 
     def __init__(self, netloc: str, key: str) -> None:
         self.netloc = netloc
@@ -143,7 +142,7 @@ class Door:
         *,
         timeout_s: float = 60.0,
     ) -> Told:
-        """Ask once, on a connection of its own."""
+        """Send one request, on a new connection."""
         connection = http.client.HTTPConnection(self.netloc, timeout=timeout_s)
         sent = dict(headers or {})
         if key is not None:
@@ -158,18 +157,18 @@ class Door:
             connection.close()
 
     def ask_as(self, role: Role, method: str, target: str, body: Any = None) -> Told:
-        """Ask with the key of a role, and a JSON body if there is one."""
+        """Send a request with the key of a role, and a JSON body if there is one."""
         encoded = None if body is None else json.dumps(body).encode()
         return self.ask(method, target, self.key_of(role), encoded)
 
 
 def lesser(role: Role) -> list[Role]:
-    """List the roles whose keys do not open what takes this one."""
+    """Return the roles that may not use a route of this role."""
     return [other for other in Role if not other.permits(role)]
 
 
 def missing(routes: Routes, rows: Iterable[Row]) -> list[str]:
-    """Name what a daemon serves and no row tests, and rows of what it does not serve."""
+    """Return the routes of a daemon without a row, and the rows without a route."""
     served = {(method, path) for path, route in routes for method in route.methods()}
     bare = {(m, p) for m, p in served if not (m == "HEAD" and ("GET", p) in served)}
     told = {(row.method, row.path) for row in rows}
@@ -178,5 +177,5 @@ def missing(routes: Routes, rows: Iterable[Row]) -> list[str]:
 
 
 def unserved(routes: Routes) -> list[tuple[str, str]]:
-    """List every path with the methods that it does not have."""
+    """Return every path with the methods that it does not have."""
     return [(m, path) for path, route in routes for m in METHODS if m not in route.methods()]

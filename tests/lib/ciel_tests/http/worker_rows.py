@@ -1,5 +1,5 @@
-"""The rows of a worker's routes, see `routes`. Live names, made by `worker_names`: `object` is in
-its store, `pinned` is and is pinned, `begun` and `left` are uploads in chunks that have begun.
+"""The rows of a worker's routes, see `routes`. Live names, made by `worker_names`: `object` and
+`pinned` are in its store, the latter pinned; `begun` and `left` are unfinished uploads in chunks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SUBMIT: Final = Role.SUBMIT
 _CONTENT: Final = bytes(2000)
 _OBJECT: Final = {"id": "object"}
 NOBODY: Final = (1 << 22) + 1
-"""A process id that none can have."""
+"""A process id above the kernel's maximum."""
 
 
 def worker_table() -> Routes:
-    """List what a worker serves, without one."""
+    """Return the routes of a worker, without running one."""
     nothing: Any = None
     site = WorkerSite(Clock(), Key.new(), nothing, nothing, nothing, nothing)
     controls = Controls(*[nothing for _ in Controls._fields])
@@ -33,7 +33,7 @@ def worker_table() -> Routes:
 
 
 def worker_names(door: Door) -> dict[str, str]:
-    """Bring a worker what the rows are about."""
+    """Upload the objects that the rows use to a worker."""
     for name in ("object", "pinned"):
         told = door.ask("POST", f"/control/data/{name}", door.key_of(SUBMIT), _CONTENT)
         assert told.status == 201, told

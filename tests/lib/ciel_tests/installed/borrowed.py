@@ -1,7 +1,7 @@
-"""The standard library's own tests, to be run on what should do as it does.
+"""Runs tests of the standard library on our replacements of its classes.
 
-Many interpreters come without them. Debian has those of its interpreter in a package of their own
-(libpython3.11-testsuite), and the same file runs on any interpreter of that version.
+Many interpreters come without these tests. Debian has them in a separate package
+(libpython3.11-testsuite), and its files run on any interpreter of that version.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MISSING = (
 
 
 def find(name: str) -> Path | None:
-    """Return a file of tests; None if they are not installed, see `MISSING`."""
+    """Return the path of a test file; None if it is not installed, see `MISSING`."""
     return next((place / name for place in PLACES if (place / name).exists()), None)
 
 
 def lend(names: Iterable[str], folder: Path) -> None:
-    """Make `test.<name>` importable here and, with `folder` in PYTHONPATH, elsewhere: of those that
-    are installed.
+    """Make the installed files importable as `test.<name>`, here and in processes with `folder` in
+    PYTHONPATH.
     """
     found = {name: path for name in names if (path := find(name)) is not None}
     if not found:
@@ -48,7 +48,7 @@ def lend(names: Iterable[str], folder: Path) -> None:
 
 
 def methods(name: str, classes: Iterable[str]) -> list[str]:
-    """Return the tests that some classes of a file have themselves, as `Class.test_method`; none if
+    """Return the tests that classes of a file define themselves, as `Class.test_method`; none if
     the file is not installed.
     """
     path, wanted = find(name), set(classes)
@@ -64,7 +64,7 @@ def methods(name: str, classes: Iterable[str]) -> list[str]:
 
 
 def outcome(case: unittest.TestCase) -> str:
-    """Run a test; return what went wrong, or nothing. To skip is wrong, too."""
+    """Run a test; return its errors, or "". A skipped test is an error, too."""
     result = unittest.TestResult()
     case.run(result)
     failed = [text for _, text in [*result.errors, *result.failures]]

@@ -1,4 +1,6 @@
-"""What this machine has for programs in other languages; `.ci/packages` asks the same."""
+"""Finds compilers and libraries of other languages, as `.ci/packages` does; skips tests without
+them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def _works(*argv: str) -> bool:
 
 
 def is_there(need: str) -> bool:
-    """Whether a program, a header of C (`name.h`) or a module of Perl (`Name::Name`) is there."""
+    """Whether a program, a C header (`name.h`) or a Perl module (`Name::Name`) is installed."""
     if need.endswith(".h"):
         return _works("cc", "-E", "-include", need, "-x", "c", "-")
     if "::" in need:
@@ -32,7 +34,7 @@ def is_there(need: str) -> bool:
 
 
 def require_jansson() -> None:
-    """Skip a test if there is nothing to compile a task in C with."""
+    """Skip a test if a task in C cannot be compiled."""
     if not is_there("jansson.h"):
         pytest.skip("jansson.h is missing (Debian: libjansson-dev): 'make deps' installs it")
 
@@ -44,23 +46,23 @@ def require_perl() -> None:
 
 
 def require_java() -> None:
-    """Skip a test if nothing in Java can be compiled and run."""
+    """Skip a test if Java cannot be compiled and run."""
     if not (_works("java", "-version") and _works("javac", "-version")):
         pytest.skip("a JDK is missing (Debian: default-jdk-headless): 'make deps' installs it")
 
 
 def require_ocaml() -> None:
-    """Skip a test if nothing in OCaml can be compiled."""
+    """Skip a test if OCaml cannot be compiled."""
     _require("ocamlopt", "ocaml")
 
 
 def require_haskell() -> None:
-    """Skip a test if nothing in Haskell can run."""
+    """Skip a test if Haskell cannot run."""
     _require("runhugs", "hugs")
 
 
 def require_pypy() -> None:
-    """Skip a test if there is no PyPy."""
+    """Skip a test if PyPy is not installed."""
     _require("pypy3", "pypy3")
 
 
@@ -70,7 +72,7 @@ def _require(program: str, package: str) -> None:
 
 
 def build_ocaml(source: Path, target: Path) -> Path:
-    """Compile a task in OCaml, with what it needs to talk; return the program."""
+    """Compile a task in OCaml with its bindings; return the program."""
     require_ocaml()
     sources = [shutil.copy(path, target) for path in (LANGUAGES / "ciel.ml", source)]
     program = target / source.stem
@@ -81,7 +83,7 @@ def build_ocaml(source: Path, target: Path) -> Path:
 
 
 def build_jars(sources: Path, target: Path) -> dict[str, Path]:
-    """Compile what lies in a directory, and pack each directory in it into a jar of its name."""
+    """Compile the Java files in a directory, and pack each subdirectory into a jar of its name."""
     require_java()
     classes = target / "classes"
     command = ["javac", "--release", "11", "-Xlint:all,-serial", "-Werror", "-d", str(classes)]

@@ -1,4 +1,4 @@
-"""Conversations about a task, without a program: what is called, and what is said to it."""
+"""Plays the program of a task in a conversation: a test makes its calls and checks the replies."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BAD_KEYS: list[Any] = [None, 1, True, [], {}]
 
 
 def future(object_id: str) -> Future:
-    """A reference to what may be made one day."""
+    """Return a reference to an object that does not exist yet."""
     return Future(ObjectId(object_id))
 
 
 class Dialogue(Transcript):
-    """A conversation about a task, and what was said by us."""
+    """A conversation about a task, with the messages of the worker."""
 
     def __init__(self, task: Task, store: FileStore, path: Path) -> None:
         super().__init__()
@@ -42,15 +42,15 @@ class Dialogue(Transcript):
         return self.conversation.over
 
     def calls(self, *calls: tuple[str, Any]) -> list[Any]:
-        """Call together; return what was said, all of which is of the same methods."""
+        """Make several calls at once; return the messages of the worker."""
         self.conversation.called([Call(*call) for call in calls])
         return self.take()
 
     def call(self, method: str, **args: Any) -> Any:
-        """Call something that is answered at once and by one reply of the same name."""
+        """Make a call; return its reply, which must come at once and have the same name."""
         ((name, reply),) = self.calls((method, args))
         assert name == method
-        encode_call(name, reply)  # a program can be told it
+        encode_call(name, reply)  # the reply can be sent to a program
         return reply
 
     def silent(self, method: str, **args: Any) -> None:
@@ -64,7 +64,7 @@ class Dialogue(Transcript):
         return str(text)
 
     def wrong(self, method: str, **args: Any) -> str:
-        """Call what ends the task without a reply; return what is said of it."""
+        """Make a call that fails the task without a reply; return the error."""
         assert self.calls((method, args)) == []
         return self.fault()
 

@@ -1,4 +1,4 @@
-"""Scenes for the task graph."""
+"""A task graph that a test changes step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ W1, W2 = "w1:8001", "w2:8001"
 
 
 class Scene:
-    """A graph with one job. Tasks are called by the first object that they make."""
+    """A graph with one job. A task has the name of its first output."""
 
     def __init__(self, *tasks: TaskSpec, wanted: Iterable[str] = ()) -> None:
         self.graph = TaskGraph()
@@ -60,7 +60,7 @@ class Scene:
         validate(self.graph)
 
     def run(self, *specs: TaskSpec, place: str = W1) -> None:
-        """Run tasks that make all they promise, and store it where they run."""
+        """Run tasks that produce all their outputs, and store these where they run."""
         for spec in specs:
             self.start(spec, place)
             self.finish(spec, *[stored(output, place) for output in spec.outputs])
@@ -75,13 +75,15 @@ class Scene:
         return lost
 
     def stream(self, spec: TaskSpec, *names: str, place: str = W1) -> None:
-        """Have a running task open outputs as streams."""
+        """Open outputs of a running task as streams."""
         refs = [Stream(ObjectId(name), frozenset((place,))) for name in names]
         open_streams(self.graph, self.node(spec), refs)
         validate(self.graph)
 
     def follow(self) -> list[str]:
-        """Stop who reads what broke, as the master does; return who was running, in order."""
+        """Stop the readers of broken streams, as the master does; return the running ones, in
+        order.
+        """
         graph = self.graph
         stopped: list[str] = []
         while graph.broken:
@@ -95,7 +97,7 @@ class Scene:
         return stopped
 
     def drop_all(self) -> dict[str, list[str]]:
-        """Drop what may be dropped; where copies of what lie."""
+        """Drop all droppable objects; return where their copies are."""
         droppable, self.graph.droppable = self.graph.droppable, []
         places = {name: sorted(drop(self.graph, name)) for name in droppable}
         validate(self.graph)
@@ -116,7 +118,7 @@ class Scene:
         unneeded: Iterable[str] = (),
         droppable: Iterable[str] = (),
     ) -> None:
-        """Compare and empty all four outboxes: this was said, and nothing else."""
+        """Check that the four outboxes contain exactly this, and empty them."""
         graph = self.graph
         assert [task.spec.outputs[0] for task in graph.runnable] == list(runnable)
         assert graph.settled == list(settled)

@@ -1,5 +1,5 @@
-"""Scenes for the master's machine. All that it says is told as short lines, and each step is
-compared with all of them: nothing happens unseen.
+"""Plays a cluster to the master's state machine. Each test step compares all messages of the
+machine, written as short lines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CLIENT = "client"
 
 
 class Cluster:
-    """A machine, its clock, and who said what. Tasks are called by the first object they make."""
+    """A master's machine with a clock and its messages. A task has the name of its first output."""
 
     def __init__(self, *workers: WorkerFacts, delegates: bool = False) -> None:
         self.machine = MasterMachine(delegates=delegates)
@@ -57,7 +57,7 @@ class Cluster:
             self.machine.worker_joined(worker, self.now_s)
         self.machine.outbox.clear()
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def says(self, *messages: Message, client: str = CLIENT) -> None:
         for message in messages:
@@ -68,7 +68,7 @@ class Cluster:
         self, *tasks: TaskSpec, want: Iterable[str] = (), open: bool = False, job: str = JOB,
         detached: bool = False,
     ) -> None:  # fmt: skip
-        """A client submits a job of these tasks, and closes it unless it is to stay open."""
+        """A client submits a job of these tasks, and closes it unless `open` is set."""
         objects = tuple(ObjectId(name) for name in want)
         spec = a_job_spec(job, detached=detached)
         messages: list[Message] = [SubmitJob(spec), *(AddTask(task, ()) for task in tasks)]
@@ -83,7 +83,7 @@ class Cluster:
         self.end_turn()
 
     def done(self, worker: str, spec: TaskSpec, *published: Reference, attempt: int = 1) -> None:
-        """A worker reports an attempt that made what it promised, or what else is given."""
+        """A worker reports the success of an attempt, with all outputs or with `published`."""
         made = published or tuple(inline(output) for output in spec.outputs)
         self.worker_says(worker, TaskReported(spec.id, attempt, made, None, 0.01))
 
@@ -107,7 +107,7 @@ class Cluster:
         self.end_turn()
 
     def passes(self, seconds: float, *heard: str) -> None:
-        """Time passes; meanwhile these workers are heard, as all are unless some are named."""
+        """Time passes; meanwhile the workers of `heard`, or all workers, send heartbeats."""
         self.now_s += seconds
         for worker in heard or list(self.machine.workers):
             self.machine.worker_heard(worker, self.now_s, self.now_s)
@@ -118,14 +118,14 @@ class Cluster:
         self.machine.end_turn(self.now_s)
         validate(self.machine.graph)
 
-    # --- what follows -----------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def said(self, *lines: str) -> None:
-        """Compare and forget everything that was said; meetings and progress apart."""
+        """Compare and clear all messages, except those about other workers and progress."""
         assert self.lines() == list(lines)
 
     def lines(self) -> list[str]:
-        """Tell and forget everything that was said; meetings and progress apart."""
+        """Return and clear all messages, except those about other workers and progress."""
         told = [self._line(peer, message) for peer, message in self.machine.outbox]
         self.told += [message for _, message in self.machine.outbox]
         self.machine.outbox.clear()
@@ -176,18 +176,18 @@ def one(*, slots: int = 1) -> Cluster:
 
 
 def two() -> Cluster:
-    """A cluster of two workers with a slot each."""
+    """A cluster of two workers with one slot each."""
     return Cluster(a_worker("w1"), a_worker("w2"))
 
 
 def inputs_lost(spec: TaskSpec, *places: str, attempt: int = 1) -> InputsLost:
-    """A worker's report that no input was at any of these places."""
+    """A worker's report that it found no input at any of these places."""
     losses = tuple((object_id, place) for object_id in spec.inputs for place in places)
     return InputsLost(spec.id, attempt, losses, "w2:8001 answered 404")
 
 
 def ask(cluster: Cluster, topic: str, **arguments: object) -> Any:
-    """Return the master's answer to a question."""
+    """Return the master's answer to a query."""
     return queries.answer(cluster.machine, topic, arguments, cluster.now_s)
 
 

@@ -1,5 +1,5 @@
-"""A worker without a master: real programs, launcher, store and reactor; a test assigns, and sees
-what is reported.
+"""A worker without a master: real programs, launcher, store and reactor. A test assigns tasks, and
+receives the reports.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WAIT_S = 20.0
 
 
 class _NoFetcher:
-    """There is nobody to fetch from."""
+    """Fails every fetch: there is no other worker."""
 
     service: WorkerService
 
@@ -55,7 +55,7 @@ class _NoFetcher:
 
 
 class OneWorker:
-    """A worker, and the reports of what was assigned to it."""
+    """A worker, and its reports."""
 
     address = "a test"
     is_congested = False
@@ -111,14 +111,14 @@ class OneWorker:
     # --- as the master ----------------------------------------------------------------------------
 
     def say(self, *messages: Message) -> None:
-        """Tell the worker something, all of it in one turn."""
+        """Send messages to the worker, all in one batch."""
         self.in_reactor(self.service.peer_said, self, list(messages))
 
     def task(
         self, executor: str, arguments: dict[str, Any], *, n_outputs: int = 1,
         needs: Needs = USUAL_NEEDS, name: str = "",
     ) -> TaskSpec:  # fmt: skip
-        """Make a task unlike any before."""
+        """Make a task that differs from all earlier ones."""
         self._number += 1
         spec, _ = make_task(
             job=JobId(JOB), parent=JOB, ordinal=self._number, executor=executor,
@@ -132,7 +132,7 @@ class OneWorker:
         return (spec.id, attempt)
 
     def cancel(self, key: Key) -> None:
-        """Call an attempt off."""
+        """Cancel an attempt."""
         self.say(CancelTask(*key))
 
     def put(self, object_id: str, content: bytes) -> Concrete:
@@ -141,10 +141,10 @@ class OneWorker:
         self.in_reactor(self.service.uploaded, ObjectId(object_id))
         return stored(object_id, HERE, size_bytes=len(content))
 
-    # --- what came of it --------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def expect(self, what: Callable[[Any], bool], timeout_s: float = WAIT_S) -> Any:
-        """Wait for a report, and return it; of several, the first."""
+        """Wait for a report that matches, and return the first one."""
         found: list[Any] = []
 
         def is_there() -> bool:
@@ -168,14 +168,14 @@ class OneWorker:
         return ended
 
     def good(self, key: Key) -> tuple[Reference, ...]:
-        """Wait for an attempt to end well; return what it published."""
+        """Wait until an attempt succeeds; return its published references."""
         ended = self.end(key)
         assert isinstance(ended, TaskReported), ended
         assert ended.fault is None, ended.fault.details
         return ended.published
 
     def content(self, key: Key, number: int = 0) -> bytes:
-        """Wait for an attempt to end well; return the content of what it published."""
+        """Wait until an attempt succeeds; return the content of an output."""
         return self.read(self.good(key)[number])
 
     def read(self, ref: Reference) -> bytes:
@@ -209,13 +209,13 @@ class OneWorker:
         return free
 
     def programs(self) -> list[int]:
-        """Return the process ids of all that runs below this worker's launcher."""
+        """Return the ids of all processes below this worker's launcher."""
         launcher: int = self.launching._launcher.pid
         tasks = Path(f"/proc/{launcher}/task/{launcher}/children").read_text()
         return [int(pid) for pid in tasks.split()]
 
     def left(self) -> list[str]:
-        """What lies about of attempts, apart from objects and what is kept."""
+        """Return the files that attempts left, without objects and files of failed tasks."""
         scratch = self.path.glob("spool/scratch/*/*")
         temporaries = self.path.glob("store/incoming/*/*")
         used = [path for path in (*scratch, *temporaries) if _is_used(path)]
@@ -229,12 +229,14 @@ class OneWorker:
 
 
 class Talker(OneWorker):
-    """A worker with programs to talk: in Python, or puppets (tests/worker/programs/puppet.c)."""
+    """A worker with interactive programs: in Python, or puppets
+    (tests/worker/programs/puppet.c).
+    """
 
     puppet_path = ""
 
     def puppet(self, *actions: str, needs: Needs = USUAL_NEEDS, **arguments: Any) -> Key:
-        """Assign a task of a program that does what it is told here."""
+        """Assign a task whose program executes these actions."""
         command = [self.puppet_path, *actions]
         return self.assign(self.task("proc", {"command": command, **arguments}, needs=needs))
 
@@ -265,7 +267,7 @@ class Talker(OneWorker):
 
 
 def _is_used(path: Path) -> bool:
-    """Whether something lies there; what is empty waits for another attempt."""
+    """Whether a file or directory is not empty; empty ones are for later attempts."""
     try:
         return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
     except FileNotFoundError:  # just removed

@@ -1,4 +1,4 @@
-"""What puppets are told: programs that talk, well or badly, as a test wants them."""
+"""Actions of puppets: programs that follow or violate the protocol as a test wants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Start = Callable[..., Talker]
 
 
 def pid_of(path: Path) -> int:
-    """Wait for the process id that a puppet leaves."""
+    """Wait for the process id that a puppet writes."""
     wait_for(path.exists, f"{path.name}")
     return int(path.read_text())
 
@@ -49,7 +49,7 @@ WAITS = """def run(task):
 
 
 def waiting(worker: Talker) -> tuple[Any, Fixed]:
-    """Have a program wait in place for `x`; return the task that goes on, and what for."""
+    """Run a program that waits in its process for `x`; return its continuation, and the process."""
     key = worker.python(WAITS, Future(ObjectId("x")))
     (fixed,) = worker.good(key)
     assert isinstance(fixed, Fixed)
@@ -57,6 +57,7 @@ def waiting(worker: Talker) -> tuple[Any, Fixed]:
 
 
 SETTLED_S = 10.0
-"""How long any end may take to be noticed where much else runs; else it takes at most 2 s
-(failures.md, W6)."""
+"""The most time until an end is noticed on a busy machine; usually at most 2 s (failures.md,
+W6).
+"""
 FRAME = b"\0\0\0\x20" + b'["exit", {"keep_process": "no"}]'

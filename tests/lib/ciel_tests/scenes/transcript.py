@@ -1,4 +1,4 @@
-"""What a conversation says to its program."""
+"""Records the messages of a conversation to its program."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 
 class Transcript:
-    """What a conversation said, in order."""
+    """The messages of a conversation to its program, in order."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, Any]] = []
 
     def say(self, method: str, args: Any) -> None:
-        """Be told something, as a program is."""
+        """Record a message."""
         self.said.append((method, args))
 
     def take(self) -> list[tuple[str, Any]]:
-        """Return what was said since the last time."""
+        """Return the messages since the last call."""
         said, self.said = self.said, []
         return said

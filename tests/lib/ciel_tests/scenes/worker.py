@@ -1,4 +1,4 @@
-"""Scenes for the worker's machine: what happens to it, and all that it asks for."""
+"""Plays events to the worker's state machine, and compares all its orders and reports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FIXED = Fixed(ObjectId("f"), HERE)
 
 
 class Played:
-    """The machine, a clock, and what came of the last step."""
+    """A worker's machine with a clock."""
 
     def __init__(self, slots: int = 1, begins: str = "", memory_bytes: int = 0) -> None:
         begin = frozenset(begins.split())
@@ -51,7 +51,7 @@ class Played:
         )
 
     def comes(self, *expected: object) -> None:
-        """Expect these orders, then these reports, of all steps since the last time."""
+        """Expect these orders, then these reports, from all steps since the last call."""
         machine = self.machine
         found: list[object] = [*map(_plain, machine.outbox), *machine.reports]
         machine.outbox.clear()
@@ -88,7 +88,7 @@ class Played:
 
 
 def _plain(order: Order) -> Order:
-    """Leave out of an order what has tests of its own."""
+    """Return an order without the field that other tests check."""
     return order._replace(may_run_children=False) if isinstance(order, StartAttempt) else order
 
 
@@ -110,27 +110,27 @@ def report(
 
 
 def copied(object_id: str, size_bytes: int | None = 5000, *, kept: bool = False) -> ObjectsStored:
-    """The report that an object is in the own store, too."""
+    """The report that this worker has a copy of an object."""
     return ObjectsStored((Concrete(ObjectId(object_id), size_bytes, frozenset((HERE,))),), kept)
 
 
 def lost(spec: TaskSpec, *losses: tuple[str, str]) -> InputsLost:
-    """The report that inputs were not where they should be."""
+    """The report that inputs were not at their locations."""
     return InputsLost(spec.id, 1, tuple([(ObjectId(o), p) for o, p in losses]), "why")
 
 
 def ends(played: Played, spec: TaskSpec, fault: TaskFault | None = None) -> list[FromWorker]:
-    """Have an attempt end; return what the master is told at once."""
+    """End an attempt; return the reports that are sent at once."""
     played.machine.ended((spec.id, 1), (), fault, 0.001, played.now_s)
     played.machine.outbox.clear()
     return played.machine.take_reports(played.now_s)
 
 
 def growing(object_id: str, *places: str) -> Stream:
-    """A reference to what grows at these places."""
+    """A reference to an object that grows at these places."""
     return Stream(ObjectId(object_id), frozenset(places))
 
 
 def spawn(played: Played, child: TaskSpec, *known: Reference) -> None:
-    """Have the attempt of A create a task."""
+    """Create a child of the attempt of A."""
     played.machine.spawned((A.id, 1), child, known, played.now_s)

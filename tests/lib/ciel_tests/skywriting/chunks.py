@@ -1,7 +1,7 @@
-"""Files of many small programs, parted by lines of four dashes.
+"""Reads files of many small programs, which are separated by lines of four dashes.
 
-What is expected of a program stands in it, in comments of the form `// word: what`: a `value`, what
-was `printed`, or an `error` on the line that is wrong, as a regular expression.
+Comments of the form `// word: what` in a program state the expected result: its `value`, the
+`printed` text, or an `error` on that line, as a regular expression.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _expectations = re.compile(r"// (value|printed|error): (.+)").finditer
 
 
 class Chunk(NamedTuple):
-    """One program. `where` names it for people; lines count from 1, within it."""
+    """One program. `where` names it in messages; lines are numbered from 1 within it."""
 
     where: str
     text: str
     expected: list[tuple[str, int, str]]  # word, line, what
 
     def only(self, word: str) -> Any:
-        """Return the JSON of what is expected once, None if it is not."""
+        """Return the JSON value of the only expectation of a kind; None if there is none."""
         found = [what for each, _, what in self.expected if each == word]
         assert len(found) <= 1, f"{self.where} expects more than one {word}"
         return json.loads(found[0]) if found else None
@@ -34,12 +34,12 @@ class Chunk(NamedTuple):
 
     @property
     def errors(self) -> list[tuple[int, str]]:
-        """List the lines that are wrong, with patterns of what is to be said of them."""
+        """Return the lines with errors, and a pattern for each message."""
         return [(line, what) for word, line, what in self.expected if word == "error"]
 
 
 def chunks(path: Path) -> Iterator[Chunk]:
-    """Read a file; every program in it must expect something."""
+    """Read a file; each program in it must state an expectation."""
     first = 1
     for text in path.read_text().split(_DASHES):
         lines = text.splitlines()

@@ -1,10 +1,10 @@
-"""A world for scripts, in memory: objects and tasks, and everything that was done to it.
+"""A host for scripts in memory: keeps objects and tasks, and records all calls.
 
     host = ScriptHost()
     assert host.run("f = function(x) { return x + 1; }; return *spawn(f, [1]);") == 2
 
-A task runs when somebody needs what it makes, and its object is there once it is over. What the
-test withholds is there once the test settles it, or lets it fail:
+A task runs when its output is needed. An object that a test withholds exists when the test settles
+it, or lets it fail:
 
     ref = host.withhold()
     task = host.begin("return *argv[0];", argv=[ref])
@@ -33,15 +33,15 @@ from ciel.wire.references import from_json, to_json
 
 
 class Stops(Enum):
-    """When a script has to stop for an object."""
+    """When a script stops for an object."""
 
-    NEVER = auto()  # what is missing is made while it waits, so far as that can be
-    NEEDED = auto()  # if it is not there
-    ALWAYS = auto()  # unless the script was begun or gone on with for the sake of it
+    NEVER = auto()  # the host produces missing objects while the script waits
+    NEEDED = auto()  # if the object does not exist
+    ALWAYS = auto()  # unless the script was started or resumed with this object
 
 
 class StillWaitingError(AssertionError):
-    """A script needs what was withheld from it."""
+    """A script needs an object that the test withholds."""
 
     def __init__(self, task: ScriptTask) -> None:
         super().__init__(f"{task.label} waits for {[ref.id for ref in task.awaited]}")
@@ -49,16 +49,17 @@ class StillWaitingError(AssertionError):
 
 
 Fake = Callable[[dict[str, Any]], Iterable[bytes | str | None]]
-"""Stands in for an executor: gives, for the keywords of a spawn, the contents of its outputs; None
-for one that fails.
+"""A fake executor: returns the contents of the outputs for the keywords of a spawn; None for an
+output that fails.
 """
 
 
 class ScriptHost:
-    """The world. What is done to it is in `printed`, `included`, `calls` and `tasks`, in order.
+    """The host of all scripts of a test. It records their actions in `printed`, `included`, `calls`
+    and `tasks`, in order.
 
-    Stopped scripts and spawned calls are written down and read back, as they are in a cluster;
-    `continuations` has what was written for the former.
+    Stopped scripts and spawned calls are encoded and decoded, as in a cluster; `continuations` has
+    the encoded scripts.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class ScriptHost:
         self.web: dict[str, str] = {}  # texts of scripts, by URL
         self.printed: list[str] = []
         self.included: list[str] = []
-        self.calls: dict[str, str] = {}  # by the id of what they give: function and arguments
+        self.calls: dict[str, str] = {}  # by id of the result: function and arguments
         self.tasks: list[tuple[str, dict[str, Any]]] = []  # executor and keywords
         self.continuations: list[str] = []
-        self.reads: dict[str, int] = {}  # of objects that were there, by id
+        self.reads: dict[str, int] = {}  # of existing objects, by id
         self._contents: dict[str, bytes | ReferenceFailedError] = {}
         self._makers: dict[str, ScriptTask | Callable[[], None]] = {}
         self._units: dict[str, Unit] = {}
@@ -82,24 +83,24 @@ class ScriptHost:
     # --- objects ----------------------------------------------------------------------------------
 
     def put(self, content: bytes | str) -> Reference:
-        """Have an object that is there."""
+        """Return a reference to a new object with this content."""
         data = content.encode() if isinstance(content, str) else content
         ref = self.withhold()
         self.settle(ref, data)
         return Value.of(ref.id, data)
 
     def withhold(self) -> Future:
-        """Have an object that is not there."""
+        """Return a reference to an object that does not exist yet."""
         self._numbers += 1
         return Future(ObjectId(f"test:{self._numbers}"))
 
     def settle(self, ref: Reference, content: bytes | str) -> None:
-        """Have it there."""
+        """Create a withheld object."""
         assert ref.id not in self._contents, "it is there already"
         self._contents[ref.id] = content.encode() if isinstance(content, str) else content
 
     def fail(self, ref: Reference, reason: str = "RUNTIME_ERROR", details: str = "") -> None:
-        """Have it never be there."""
+        """Let a withheld object fail."""
         assert ref.id not in self._contents, "it is there already"
         self._contents[ref.id] = ReferenceFailedError(ref, reason, details)
 
@@ -107,7 +108,9 @@ class ScriptHost:
         return ref.id in self._contents
 
     def content(self, ref: Reference) -> bytes:
-        """Return an object's content, which is made if need be. Raises ReferenceFailedError."""
+        """Return an object's content; run its task first if necessary. Raises
+        ReferenceFailedError.
+        """
         if not self._make([ref.id]):
             raise StillWaitingError(self._task_behind(ref.id))
         found = self._contents[ref.id]
@@ -116,7 +119,7 @@ class ScriptHost:
         return found
 
     def value(self, ref: Reference) -> Any:
-        """Return what an object's JSON stands for."""
+        """Return the value of an object's JSON."""
         return decoded(self.content(ref))
 
     # --- scripts ----------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ class ScriptHost:
         return task
 
     def finish(self, task: ScriptTask) -> Any:
-        """Run a script, and whatever it needs, to the end."""
+        """Run a script and all tasks that it needs to the end."""
         if not self._make([task.output]):
             raise StillWaitingError(task)
         if task.error is not None:
@@ -149,18 +152,20 @@ class ScriptHost:
         return task.finished.value
 
     def exhaust(self) -> None:
-        """Run all tasks that there are, needed or not, so far as they can be."""
+        """Run all tasks, needed or not, as far as possible."""
         known = 0
         while known < len(self._makers):
             known = len(self._makers)
             self._make(list(self._makers))
 
     def executed(self) -> list[str]:
-        """List what was asked of other executors, alike for runs that differ in their order."""
+        """Return the tasks of other executors, sorted, so that runs in another order compare
+        equal.
+        """
         return sorted(showing.original([executor, keywords]) for executor, keywords in self.tasks)
 
     def _make(self, wanted: list[str]) -> bool:
-        """Have objects made, and first whatever that takes. Say whether all of them are there."""
+        """Produce objects, and everything that they need; return whether all of them exist."""
         path = list(reversed(wanted))
         tried: set[tuple[str, int]] = set()
         while path:
@@ -174,7 +179,7 @@ class ScriptHost:
             else:
                 missing = [ref.id for ref in maker.awaited if ref.id not in self._contents]
                 attempt = (path[-1], maker.steps)
-                if attempt in tried:  # what it waits for cannot be made
+                if attempt in tried:  # its inputs cannot be produced
                     path.pop()
                 else:
                     tried.add(attempt)
@@ -188,7 +193,7 @@ class ScriptHost:
         return ScriptTask(self, object_id, f"the reader of {object_id}")
 
     def _unit(self, origin: Any) -> Unit:
-        """Get a script by its origin, for a continuation or an include."""
+        """Load a script by its origin, for a continuation or an include."""
         key = encoded(origin)
         if key not in self._units:
             if "std" in origin:
@@ -204,7 +209,7 @@ class ScriptHost:
 
 
 class ScriptTask:
-    """A script or a function of one that runs, and what it may ask for (a `host.Host`)."""
+    """A running script, or a function of one; also the `host.Host` that it calls."""
 
     def __init__(self, world: ScriptHost, task_id: str, label: str) -> None:
         self.id = task_id
@@ -213,7 +218,7 @@ class ScriptTask:
         self.finished: script.Finished | None = None
         self.error: SkywritingError | None = None
         self.awaited: list[Reference] = []
-        self.steps = 0  # how often it was begun or gone on with
+        self.steps = 0  # how often it was started or resumed
         self._any_of: list[Reference] = []
         self._world = world
         self._children = 0
@@ -224,12 +229,12 @@ class ScriptTask:
     # --- how it runs ------------------------------------------------------------------------------
 
     def spawned(self, written: str) -> None:
-        """Be the call that was written down, to be begun when it is wanted."""
+        """Set the encoded call, which starts when its result is needed."""
         self._written = written
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it is not over, and what it waits for is there."""
+        """Whether it has not ended, and has its inputs."""
         if self._written is None:
             return False
         if self._any_of and not any(map(self._world.is_settled, self._any_of)):
@@ -237,7 +242,7 @@ class ScriptTask:
         return all(map(self._world.is_settled, self.awaited)) or bool(self._any_of)
 
     def go_on(self) -> None:
-        """Read back what was written, and run it to its next stop."""
+        """Decode its continuation, and run it to its next stop."""
         assert self._written is not None
         written, self._written = self._written, None
         self._known = frozenset([ref.id for ref in self.awaited])
@@ -271,7 +276,7 @@ class ScriptTask:
         self.awaited, self._any_of = all_of or any_of, any_of
         assert self.awaited, "it stopped for nothing"
 
-    # --- what it may ask for ----------------------------------------------------------------------
+    # --- as the host of a script-------------------------------------------------------------------
 
     def read(self, ref: Reference) -> bytes | None:
         world = self._world
@@ -293,7 +298,9 @@ class ScriptTask:
         return encoded(value)
 
     def _child(self, what: str) -> str:
-        """Name a child by its parent and its number there: alike however its parent stops."""
+        """Return the id of a child, which depends on its parent and its number, but not on
+        stops.
+        """
         self._children += 1
         digest = blake2b(what.encode(), digest_size=16).hexdigest()
         return child_id(self.id, self._children, digest)
