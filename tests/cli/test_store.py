@@ -26,7 +26,7 @@ def test_a_store_has_a_row_for_each_level() -> None:
 
 
 def test_where_nothing_was_told_it_says_so() -> None:
-    assert render_stats([]) == "no worker has told of its store yet"
+    assert render_stats([]) == "no worker has reported its store yet"
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_all_means_what_it_can_mean(tmp_path: Path, typed: Typed) -> None:
         up.ciel("job", "wait", "1-2")
         runs = up.submit("--", "sleep", "1000")
         assert up.ciel("job", "rm", "all") == (
-            0, "", f"ciel: removed 2 jobs\nciel: left what has not ended: {runs}\n"
+            0, "", f"ciel: removed 2 jobs\nciel: left unfinished jobs: {runs}\n"
         )  # fmt: skip
         assert up.facts("job", "rm", "all") == {"removed": [], "left": [3]}
         assert up.ciel("job", "cancel", "all") == (0, "", f"ciel: job {runs} is cancelled\n")

@@ -24,8 +24,8 @@ _OF_VALUES: Final = {
 
 _WORDS_OF_VALUES: Final = {"JOB": ("last", "all"), "TASK": ("last",), "OBJECT": ("last",)}
 _EPILOG = """\
-bash looks for a file of the command's name: link ciel-master, ciel-worker and sw-job to that of
-ciel. zsh looks in the directories of $fpath, to which ~/.zfunc has to be added.
+bash looks for a file with the name of the command: link ciel-master, ciel-worker and sw-job to the
+file of ciel. zsh searches the directories of $fpath; add ~/.zfunc to it.
 
   mkdir -p ~/.local/share/bash-completion/completions ~/.zfunc ~/.config/fish/completions
   ciel completion bash >~/.local/share/bash-completion/completions/ciel

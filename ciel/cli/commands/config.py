@@ -24,8 +24,8 @@ VARIABLES: Final = {"store": "CIEL_STORE", "log_level": "CIEL_LOG_LEVEL"}
 
 _DEFAULTS: Final = {"store": "disk", "log_level": "info"}
 _EPILOG = """\
-A flag counts before the environment, that before the configuration file. Where neither master nor
-access is set, the cluster of `ciel up` is meant, then one of a command's own.
+A flag takes precedence over the environment, and the environment over the configuration file. If
+neither master nor access is set, commands use the cluster of `ciel up`, or start their own.
 """
 
 
@@ -39,7 +39,7 @@ class Shown(NamedTuple):
 def main(prog: str, words: Sequence[str]) -> int:
     """Run the verb."""
     if words[:1] != ["show"]:
-        return show_verbs("ciel config", "Tells what is set, and where.", VERBS, words)
+        return show_verbs("ciel config", "Shows the settings, and where each is set.", VERBS, words)
     parser = make_parser("ciel config show", f"{VERBS['show'].capitalize()}.", _EPILOG)
     parser.add_argument("--origin", action="store_true", help="also where each was set")
     add_cluster_options(parser)

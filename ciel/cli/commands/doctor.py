@@ -47,7 +47,7 @@ def main(prog: str, words: Sequence[str]) -> int:
         print_text(render(found))
     counts = Counter(finding.state for finding in found)
     if counts[FAULT]:
-        say(f"{counts[FAULT]} {'fault' if counts[FAULT] == 1 else 'faults'} to be mended")
+        say(f"{counts[FAULT]} {'fault' if counts[FAULT] == 1 else 'faults'} to repair")
     return Status.FAILED if counts[FAULT] else Status.DONE
 
 

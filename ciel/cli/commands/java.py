@@ -32,9 +32,8 @@ from ciel.wire.references import from_json
 
 _EPILOG = """\
 CLASS is in JAR. The bindings, with com.asgow.ciel.executor.Java2Executor, are in one of the jars,
-or lie on the workers, in the directory that CIEL_JARS_DIR names there. The outputs of the first
-task are printed one after the other, as they are; with --json as a list, each as the JSON that it
-is, or as text.
+or on the workers, in the directory of their CIEL_JARS_DIR. The outputs of the first task are
+printed in turn, unchanged; with --json as a list, each as its JSON value, or as text.
 
   ciel java --jar-lib lib pi.jar com.example.Pi 1000
 """
@@ -45,15 +44,15 @@ def main(prog: str, words: Sequence[str]) -> int:
     parser = make_parser("ciel java", "Run a Java class as a job.", _EPILOG)
     parser.add_argument(
         "-j", "--extra-jar", metavar="FILE", action="append", default=[], type=Path,
-        help="send another jar along (repeat)",
+        help="send another jar (repeatable)",
     )  # fmt: skip
     parser.add_argument(
         "-L", "--jar-lib", metavar="DIR", type=Path,
-        help="send every jar in this directory along (default: CIEL_JARS_DIR, if it is set)",
+        help="send every jar in this directory (default: CIEL_JARS_DIR, if set)",
     )  # fmt: skip
     parser.add_argument(
         "-P", "--package", metavar="KEY=FILE", action="append", default=[],
-        help="send a file along that the program looks up by its key (repeat)",
+        help="send a file that the program looks up by its key (repeatable)",
     )  # fmt: skip
     parser.add_argument(
         "-n", "--num-outputs", type=whole_number(1, OUTPUTS_MAX), default=1, metavar="N",

@@ -280,7 +280,7 @@ def _rm(client: Client, args: Namespace) -> int:
     elif len(chosen) != 1 or removed:
         say(f"removed {len(removed)} {'job' if len(removed) == 1 else 'jobs'}")
     if named_all and left:
-        say(f"left what has not ended: {', '.join(map(str, left))}")
+        say(f"left unfinished jobs: {', '.join(map(str, left))}")
     return Status.FAILED if left and not named_all else Status.DONE
 
 

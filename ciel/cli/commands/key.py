@@ -14,9 +14,9 @@ from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.parsing.options import add_cluster_options, make_parser
 
 _EPILOG: Final = """\
-A `read` key looks at everything and changes nothing; one to `submit` also begins and ends jobs; a
-`worker` key lets a worker join. None of them opens what takes the cluster's own key. Who has one
-keeps it until the master is started with --new-key.
+A `read` key can read everything and change nothing; a `submit` key can also start and end jobs;
+with a `worker` key a worker can join. Some requests need the key of the cluster itself. All keys
+are valid until the master is started with --new-key.
 """
 ROLES: Final = (Role.READ, Role.SUBMIT, Role.WORKER)
 
@@ -25,7 +25,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     """Print the key of a role, or write it to a file that only its owner can read."""
     parser = make_parser("ciel key", "Print the key of a role, for HTTP.", _EPILOG)
     parser.add_argument(
-        "-o", "--out", metavar="FILE", help="write it there, for its owner alone to read"
+        "-o", "--out", metavar="FILE", help="write the key to FILE, which only its owner can read"
     )
     add_cluster_options(parser)
     parser.add_argument("role", choices=[str(role) for role in ROLES], metavar="ROLE",

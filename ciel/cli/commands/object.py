@@ -135,8 +135,8 @@ def content_of(facts: dict[str, Any]) -> Reference:
         return ref
     if state == "gone":
         raise NotThereError(
-            f"{object_id} was deleted, since nobody needed it; a job submitted with --keep keeps "
-            "all that its tasks make"
+            f"{object_id} was deleted when no task needed it any more; a job submitted with --keep "
+            "keeps all outputs of its tasks"
         )
     by = f": task {facts['made_by']} of job {facts['job']} makes it" if facts["made_by"] else ""
     wait = f"; ciel job wait {facts['job']} waits for it" if facts["job"] else ""
@@ -199,8 +199,8 @@ def render_info(facts: dict[str, Any]) -> str:
     if facts["size_bytes"] is not None:
         lines.append(f"size: {facts['size_bytes']} bytes")
     if facts["state"] == "there":
-        places = " ".join(facts["at"]) or "with the master, since it is short"
-        lines.append(f"lies at: {places}")
+        places = " ".join(facts["at"]) or "on the master, because it is short"
+        lines.append(f"stored at: {places}")
     if facts["name"] is not None:
         ago = duration(facts["age_s"])
         lines.append(f"put: as {visible(facts['name']) or 'nothing'}, {ago} ago; kept until rm")
@@ -292,7 +292,7 @@ def _rm(client: Client, args: Namespace) -> int:
         removed.append(object_id)
         if readers := told["read_by"]:
             jobs = ", ".join(map(str, readers[:_LISTED]))
-            say(f"{object_id} stays until who reads it is removed: job {jobs}")
+            say(f"{object_id} stays until its readers are removed: job {jobs}")
     if args.json:
         print_json({"removed": removed})
     elif len(doomed) != 1 or ALL in args.objects:
@@ -323,16 +323,18 @@ def _add_get(parser: ArgumentParser) -> None:
 
 def _add_list(parser: ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--job", metavar="JOB", help="what the tasks of a job make")
-    which.add_argument("--known", action="store_true", help="all that the master knows of")
-    parser.add_argument("--all", action="store_true", help="all of them, however many")
+    which.add_argument("--job", metavar="JOB", help="the outputs of the tasks of a job")
+    which.add_argument("--known", action="store_true", help="all objects that the master knows")
+    parser.add_argument("--all", action="store_true", help="list all of them")
     parser.add_argument(
         "--limit", type=count, default=_LISTED, metavar="N", help="the first N (default 100)"
     )
 
 
 def _add_rm(parser: ArgumentParser) -> None:
-    parser.add_argument("objects", metavar="OBJECT", nargs="+", help="as of get; all: all of those")
+    parser.add_argument(
+        "objects", metavar="OBJECT", nargs="+", help="as for get; all means all stored files"
+    )
 
 
 VERBS = {

@@ -40,8 +40,8 @@ from ciel.wire.errors import RecordTooLargeError
 from ciel.wire.references import from_json, to_json
 
 _EPILOG = """\
-The words after PACKAGE are what `__args__` in it counts from 0. The result is printed as JSON:
-with a `result` template what that decodes (`noop` items as text), else references.
+The words after PACKAGE are the values of `__args__` in it, numbered from 0. The result is printed
+as JSON: the decoded `result` template if there is one (`noop` items as text), else references.
 
   ciel run wordcount.pack *.txt
   ciel run --out results render.pack       # `handle` items become results/0, results/1, …
@@ -53,7 +53,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     parser = make_parser("ciel run", "Run a package file and print its result.", _EPILOG)
     parser.add_argument(
         "--out", type=Path, metavar="DIR",
-        help="where `handle` items of the result are saved; their paths stand in for them",
+        help="save `handle` items of the result in DIR; the result has their paths",
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_own_cluster_options(parser)

@@ -36,12 +36,12 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 def _add_mount(parser: ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="an empty directory")
-    parser.add_argument("--name", help="which image; otherwise SHMFS_NAME, then shmfs")
-    parser.add_argument("--allow-other", action="store_true", help="let other users in")
+    parser.add_argument("--name", help="the image (default: SHMFS_NAME, or shmfs)")
+    parser.add_argument("--allow-other", action="store_true", help="allow access by other users")
     parser.add_argument(
         "--writeback",
         action="store_true",
-        help="gather small writes; for an image that nobody else writes to",
+        help="collect small writes; only if no other process writes to the image",
     )
 
 
@@ -100,5 +100,5 @@ def _program() -> str:
 
 VERBS = {
     "mount": ("show shared memory as a directory", _add_mount, _mount),
-    "unmount": ("take the directory away", _add_unmount, _unmount),
+    "unmount": ("unmount the directory", _add_unmount, _unmount),
 }

@@ -38,7 +38,7 @@ def _stats(client: Client, args: Namespace) -> int:
 def render_stats(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
     """Lay out the master's answer to `stores`."""
     if not rows:
-        return "no worker has told of its store yet"
+        return "no worker has reported its store yet"
     cells = [
         (
             row["worker"], row["name"],

@@ -65,7 +65,7 @@ def _up(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--slots", type=whole_number(1, SLOTS_MAX), metavar="N",
-        help="of each worker (default: the cores, shared out)",
+        help="slots of each worker (default: the cores, divided among the workers)",
     )  # fmt: skip
     parser.add_argument(
         "--store",
@@ -186,7 +186,7 @@ def _down(words: Sequence[str]) -> int:
         else:
             say(f"the cluster at {found.url} is down")
         if set(scratch.glob("worker-*/*")) - before:
-            say(f"what failed tasks left is now in {scratch}")
+            say(f"files of failed tasks are now in {scratch}")
         drop_current(os.environ, path)
     _print(found.url, "down", args.json)
     return Status.DONE

@@ -37,7 +37,9 @@ def reachable_address(text: str) -> str:
     type).
     """
     if parse_address(host_and_port(text)).host in EVERYWHERE:
-        raise argparse.ArgumentTypeError(f"{text!a} leads nowhere: expected HOST:PORT")
+        raise argparse.ArgumentTypeError(
+            f"{text!a} is no address to connect to: expected HOST:PORT"
+        )
     return text
 
 
@@ -49,7 +51,7 @@ def advertised(options: argparse.Namespace) -> Address:
     if address.host in EVERYWHERE:
         raise DaemonError(
             f"--listen {options.listen}: that is every address of this computer; "
-            f"say which of them others are to use: --advertise HOST:{address.port}",
+            f"name the one that other hosts connect to: --advertise HOST:{address.port}",
             status=2,
         )
     return address
@@ -65,8 +67,9 @@ def require_reachable(own_host: str, master_url: str) -> None:
     _, host, port = parse_url(master_url)
     if is_loopback(own_host) and not is_loopback(host):
         raise DaemonError(
-            f"the master is at {master_url}, so that others must reach this worker, too, "
-            f"and at {own_host} nobody does; say: --listen {_address_towards(host, port)}:0",
+            f"the master is at {master_url}, so that other hosts must reach this worker, too, "
+            f"but it listens on {own_host}, which only this host reaches; use: --listen "
+            f"{_address_towards(host, port)}:0",
             status=2,
         )
 
@@ -98,11 +101,11 @@ def try_address(
         if worker.encode() in answer.getvalue():
             found()
         else:
-            failed(f"--advertise {own}: another daemon answers there")
+            failed(f"--advertise {own}: another program answers there")
 
     def not_found(failure: Failure) -> None:
         if not isinstance(failure.value, CancelledError):
-            failed(f"--advertise {own}: nobody reaches this worker there: {failure.value}")
+            failed(f"--advertise {own}: this worker is not reached there: {failure.value}")
 
     asked.addCallbacks(answered, not_found)
     return asked.cancel

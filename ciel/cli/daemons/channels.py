@@ -26,14 +26,14 @@ def add_channel_options(parser: argparse.ArgumentParser) -> None:
         "--channel",
         metavar="NAME",
         default=USUAL_CHANNEL,
-        help=f"with others on this host, if they agree: {SOCKET} (default), ring: memory that both"
-        " share, or mpb: the same as messages between two cores",
+        help=f"how to reach daemons on this host with the same option: {SOCKET} (default), ring"
+        " (shared memory), or mpb (shared memory, as messages between two cores)",
     )
     parser.add_argument(
         "--spin",
         type=whole_number(0, SPIN_MAX_US),
         metavar="US",
-        help="look for so many microseconds before sleeping, while that pays (default: workers 200,"
+        help="poll for up to this many microseconds before sleeping (default: workers 200,"
         " if there are two cores; with rings both, 300 if there are four)",
     )
 

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         prog="ciel-master",
         allow_abbrev=False,
         description="Hold the task graph and the object table of a cluster, and place its tasks.",
-        epilog="It writes an access file with address and key; whoever can read it may come in.",
+        epilog="It writes an access file with its address and key, which give full access.",
     )
     add = parse.add_argument
     add(
@@ -63,14 +63,14 @@ def parser() -> argparse.ArgumentParser:
         "--advertise",
         type=reachable_address,
         metavar="HOST:PORT",
-        help="the address that others are told (default: that of --listen)",
+        help="the address that other hosts connect to (default: that of --listen)",
     )
     add(
         "--no-delegation",
         action="store_true",
-        help="send each task when it can run, never ahead; children begin where they are sent",
+        help="use no eager dispatch, and start no child inline",
     )
-    add("--state", metavar="DIR", help="keep the access file there (also $STATE_DIRECTORY)")
+    add("--state", metavar="DIR", help="the directory of the access file (also $STATE_DIRECTORY)")
     add(
         "--access",
         metavar="FILE",
@@ -81,10 +81,10 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--open-healthz",
         action="store_true",
-        help="let anybody ask /healthz whether this daemon lives",
+        help="answer /healthz without a key",
     )
     add_channel_options(parse)
-    add("--log", metavar="FILE", help="log there (default: standard error)")
+    add("--log", metavar="FILE", help="the log file (default: standard error)")
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"ciel {ciel.__version__}")
     return parse

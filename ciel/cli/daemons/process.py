@@ -121,7 +121,7 @@ def begin_log(path: str | None) -> None:
         stream = sys.stderr if path is None else _open_log(path)
     except ValueError as error:
         known = ", ".join(level.name for level in LogLevel.iterconstants())
-        text = f"CIEL_LOG_LEVEL: {str(error)[:80]!a} is no level; there are {known}"
+        text = f"CIEL_LOG_LEVEL: {str(error)[:80]!a} is no log level; the levels are {known}"
         raise DaemonError(text, status=2) from None
     except OSError as error:
         advice = open_files_advice(error)

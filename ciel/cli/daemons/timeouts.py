@@ -15,15 +15,15 @@ def add_worker_limits(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         metavar="TIME",
         default=SUSPECT_AFTER_S,
-        help="send no new tasks to a worker that was silent for so long (default: %(default)gs)",
+        help="send a worker no new tasks after this time without a message (default: %(default)gs)",
     )
     parser.add_argument(
         "--worker-timeout",
         type=seconds,
         metavar="TIME",
         default=WORKER_TIMEOUT_S,
-        help="declare a worker dead that was silent for so long, and run its tasks elsewhere "
-        "(default: %(default)gs; at once if its host says that it has ended)",
+        help="declare a worker dead after this time without a message, and run its tasks elsewhere "
+        "(default: %(default)gs; at once if its host reports its end)",
     )
 
 
@@ -34,6 +34,6 @@ def add_kill_grace(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         metavar="TIME",
         default=KILL_GRACE_S,
-        help="time between SIGTERM and SIGKILL for programs that are to end, unless their tasks "
-        "say otherwise (default: %(default)gs)",
+        help="time between SIGTERM and SIGKILL for programs, unless their tasks set another "
+        "(default: %(default)gs)",
     )

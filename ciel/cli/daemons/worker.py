@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     parse = Parser(
         prog="ciel-worker",
         allow_abbrev=False,
-        description="Run the tasks that a master assigns, and keep what they make.",
+        description="Run the tasks that a master assigns, and store their outputs.",
     )
     add = parse.add_argument
     found = "the master (default: CIEL_MASTER, the configuration, `ciel up`)"
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
         "--advertise",
         type=reachable_address,
         metavar="HOST:PORT",
-        help="the address that others are told (default: that of --listen)",
+        help="the address that other hosts connect to (default: that of --listen)",
     )
     add(
         "--slots",
@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
         "--memory",
         type=memory_size,
         metavar="SIZE",
-        help="of tasks that ask for memory, together (default: what the host or its group has)",
+        help="memory of all tasks that request some (default: that of the host or control group)",
     )
     add(
         "--store",
@@ -119,22 +119,26 @@ def parser() -> argparse.ArgumentParser:
         default="adaptive",
         help="disk jobs at a time, for each disk: off, a number, or adaptive (default)",
     )
-    add("--spool", metavar="DIR", help="objects and scratch directories (default: a fresh one)")
+    add(
+        "--spool",
+        metavar="DIR",
+        help="directory of objects and scratch files (default: a new temporary one)",
+    )
     add_kill_grace(parse)
     add(
         "--no-delegation",
         action="store_true",
-        help="leave every start to the master; a child does not begin where its parent runs",
+        help="start only what the master assigns, and no child inline",
     )
     add(
         "--fetch-urls",
         choices=[which.value for which in Outside],
         default=Outside.OFF.value,
-        help="what is fetched when asked over HTTP: nothing (default), https, or any",
+        help="which URLs the worker fetches for HTTP requests: off (default), https, or any",
     )
-    add("--open-healthz", action="store_true", help="answer /healthz to those who show no key, too")
+    add("--open-healthz", action="store_true", help="answer /healthz without a key")
     add_channel_options(parse)
-    add("--log", metavar="FILE", help="log there (default: standard error)")
+    add("--log", metavar="FILE", help="the log file (default: standard error)")
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"ciel {ciel.__version__}")
     return parse

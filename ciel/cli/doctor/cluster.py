@@ -60,7 +60,7 @@ def look_at_cluster(
 
 def _advice_on(error: ClientError) -> str:
     if isinstance(error, AccessRefusedError):
-        return "get the access file of that master anew; if versions differ, install the same"
+        return "copy the access file of that master again; if versions differ, install the same"
     if isinstance(error, NotAMasterError):
         return "name another address: --master, CIEL_MASTER or the configuration file"
     return "start it there (ciel-master), or name another; `ciel up` starts one on this computer"
@@ -92,8 +92,8 @@ def _workers(url: str, workers: list[dict[str, Any]]) -> Iterator[Finding]:
     for worker in workers:
         name = f"{worker['worker']} ({worker['netloc']})"
         if worker["silent_s"] > SILENT_S:
-            silent = f"{name} has said nothing for {worker['silent_s']:.1f} s"
-            yield note(check, silent, "see on its host whether it runs, and its log")
+            silent = f"{name} has sent nothing for {worker['silent_s']:.1f} s"
+            yield note(check, silent, "check on its host that it runs, and read its log")
         for executor, why in worker.get("lacking", {}).items():
             yield note("executors", f"{name} does not offer {executor}: {why}")
 
@@ -109,7 +109,7 @@ def _reached(found: MasterLocation, workers: list[dict[str, Any]]) -> Iterator[F
         except Exception as error:  # of the network, of HTTP, or of a foreign server
             yield fault(
                 "addresses", f"{who} is not reached at {netloc}: {error}",
-                "let its port through, or have it advertise another address: --advertise HOST:PORT",
+                "open its port in the firewall, or use another address: --advertise HOST:PORT",
             )  # fmt: skip
     if apart:
         yield ok("addresses", f"{len(apart)} of {len(netlocs)} are reached from here")
@@ -119,7 +119,7 @@ def _reached(found: MasterLocation, workers: list[dict[str, Any]]) -> Iterator[F
         yield fault(
             "clocks", f"the clock of {who} is {abs(by_s):.0f} s {way} ours; requests are refused "
             f"from {TICKET_WINDOW_S:.0f} s on",
-            "have both kept right: timedatectl set-ntp true, or chrony",
+            "synchronise both clocks: timedatectl set-ntp true, or chrony",
         )  # fmt: skip
     if apart and not odd:
         yield ok("clocks", f"none is more than {CLOCKS_APART_S:.0f} s from ours")
@@ -136,7 +136,7 @@ def _clock_of(netloc: str, key: Key) -> float:
         answer = connection.getresponse()
         date = answer.getheader("Date")
         if date is None:
-            raise ValueError("what answers there is no daemon of ours")
+            raise ValueError("another program answers there")
         return parsedate_to_datetime(date).timestamp()
 
 

@@ -20,7 +20,7 @@ class Finding(NamedTuple):
 
 def settings_fault(error: Exception) -> Finding:
     """Return the finding for settings that are not valid; several checks find the same fault."""
-    return fault("settings", str(error), "mend that; docs/commands.md tells what may be set")
+    return fault("settings", str(error), "correct it; docs/commands.md lists all settings")
 
 
 def ok(check: str, found: str) -> Finding:

@@ -16,13 +16,13 @@ from ciel.execution.report import visible, visible_text
 from ciel.skywriting.errors import Problem, Source, SourceError
 
 _CHECK_EPILOG = """\
-FILE may be - for standard input. Everything that is wrong is told at once, on standard output.
-Exits with 0 if no script has errors (warnings are none), else 1; with 2 if one cannot be read.
+FILE may be - for standard input. All errors and warnings are printed on standard output. The exit
+status is 0 if no script has errors (warnings do not count), else 1; 2 if one cannot be read.
 """
 _FMT_EPILOG = """\
-FILE may be - for standard input. Comments stay, and formatting twice changes nothing. Exits with 1
-if a script has errors, and is not formatted therefore, or with --check if one is not formatted yet;
-with 2 if one cannot be read.
+FILE may be - for standard input. Comments stay. Scripts with errors are not formatted. The exit
+status is 1 if a script has errors, or with --check if one is not formatted; 2 if one cannot be
+read.
 """
 
 
@@ -32,7 +32,7 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def _check(prog: str, words: Sequence[str]) -> int:
-    parser = make_parser(prog, "Tell everything that is wrong with scripts.", _CHECK_EPILOG)
+    parser = make_parser(prog, "Print the errors and warnings of scripts.", _CHECK_EPILOG)
     parser.add_argument("--json", action="store_true", help="print JSON, a line for each problem")
     parser.add_argument("files", metavar="FILE", nargs="+")
     args = parser.parse_args(words)
@@ -66,10 +66,12 @@ def _tell(problem: Problem, as_json: bool) -> None:
 
 
 def _fmt(prog: str, words: Sequence[str]) -> int:
-    parser = make_parser(prog, "Print scripts back, formatted.", _FMT_EPILOG)
+    parser = make_parser(prog, "Print formatted scripts.", _FMT_EPILOG)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("-w", "--write", action="store_true", help="write them back instead")
-    how.add_argument("--check", action="store_true", help="only name those that would change")
+    how.add_argument("-w", "--write", action="store_true", help="write the files instead")
+    how.add_argument(
+        "--check", action="store_true", help="only print the names of scripts that would change"
+    )
     parser.add_argument("files", metavar="FILE", nargs="+")
     args = parser.parse_args(words)
     if args.write and STANDARD_INPUT in args.files:

@@ -44,7 +44,7 @@ Ctrl-D, exit or quit leaves. docs/skywriting has a tutorial and the whole langua
 def run_prompt(args: argparse.Namespace) -> int:
     """Run entries until their end; return the exit status."""
     if args.detach:
-        raise UsageError("a prompt needs somebody who waits; name a script, or leave --detach away")
+        raise UsageError("a prompt cannot be detached; name a script, or leave --detach out")
     is_typed = os.isatty(_STDIN_FD) and sys.stdout.isatty()
     with surrounded(args, "ciel sw", args.name or "prompt") as (client, job, surroundings):
         entries: Entries

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from ciel.client.package_entries import Ready
 
 _EPILOG = """\
-SCRIPT is a file, or - for standard input. Options come before it; all words after it are the
-script's `argv`. `env` in the script holds what -E and -e give it, and nothing else. What the script
-prints goes to the job's log, which -v shows. The value is printed as JSON.
+SCRIPT is a file, or - for standard input. Options come before it; all words after it are `argv` in
+the script. `env` in the script contains only the variables of -E and -e. The script prints to the
+log of the job, which -v shows. Its value is printed as JSON.
 
   sw-job -E K=8 kmeans.sw                  # kmeans.pack, if there is one, sends its files along
   sw-job -p words corpus.txt count.sw 16
@@ -81,17 +81,17 @@ def _parser(prog: str, needs_script: bool) -> Parser:
     parser.usage = f"{prog} [OPTION…] {'SCRIPT' if needs_script else '[SCRIPT]'} [ARG…]"
     parser.add_argument(
         "-E", dest="variables", metavar="NAME=VALUE", action="append", default=[],
-        help="put a variable into `env`; NAME alone takes ours (repeat)",
+        help="put a variable into `env`; NAME alone copies the current value (repeatable)",
     )  # fmt: skip
     parser.add_argument(
         "-e", "--env", action="store_true",
-        help="put our whole environment into `env`, but for secrets",
+        help="put the current environment into `env`, without secrets",
     )  # fmt: skip
     parser.add_argument(
         "-p", "--package-file", dest="package", nargs=2, metavar=("KEY", "FILE"), action="append",
-        default=[], help="send a file along, to be had by package(KEY) (repeat)",
+        default=[], help="send a file; package(KEY) in the script returns it (repeatable)",
     )  # fmt: skip
-    parser.add_argument("-i", "--id", "--name", dest="name", help="what to call the job")
+    parser.add_argument("-i", "--id", "--name", dest="name", help="the name of the job")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the job's log")
     parser.add_argument("--detach", action="store_true", help="leave the job running")
     parser.add_argument("--quiet", action="store_true", help="show no progress")

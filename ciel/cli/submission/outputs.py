@@ -107,7 +107,7 @@ class Outputs:
             which = "--json tells of all" if own else f"ciel job info {self._job.label} tells more"
             say(f"and {more} more; {which}")
         if own is not None:
-            say(f"logs, and what the failed left behind: {own.directory}")
+            say(f"logs, and files of failed runs: {own.directory}")
         for word in self._words if self._is_elsewhere else ():
             if self._is_left_behind(word):
                 say(
