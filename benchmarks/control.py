@@ -41,7 +41,7 @@ def daemons_of(parent: int) -> dict[str, list[int]]:
             continue
         grandparent = _parent(int(tree[1]))
         for kind, pids in found.items():
-            if f"ciel.cli.{kind}".encode() in command and grandparent == parent:
+            if f"ciel.cli.daemons.{kind}".encode() in command and grandparent == parent:
                 pids.append(int(entry.name))
     return found
 

@@ -121,7 +121,7 @@ def typed() -> Callable[..., tuple[int, str, str]]:
 
 SESSION_VARIABLE = "TEST_SESSION"  # inherited by whatever the tests start
 OUR_PROGRAMS = (
-    b"ciel-launcher", b"ciel.cli.master", b"ciel.cli.worker", b"ciel.shm",
+    b"ciel-launcher", b"ciel.cli.daemons.master", b"ciel.cli.daemons.worker", b"ciel.shm",
     b"ciel-master", b"ciel-worker",
 )  # fmt: skip
 LEAVE_WITHIN_S = 10.0

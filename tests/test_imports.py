@@ -14,14 +14,11 @@ TOPS = ("ciel", "executors", "scc", "shm", "skywriting")
 FILES_MAX = 20
 
 LARGER_PACKAGES = {
-    "ciel.cli": 63,
     "ciel.core": 34,
-    "ciel.testing": 48,
 }
 """How many modules these have beside their sub-packages."""
 IN_CIRCLES = {
     "ciel.scc": "objects store",
-    "ciel.testing": "fake_worker imaginary",
 }
 """Modules that import themselves by way of others, by package; the package counts, too."""
 

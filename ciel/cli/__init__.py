@@ -1,1 +1,1 @@
-"""What is typed: one file for each command, and the composition roots of the daemons."""
+"""The command line: the commands of `ciel`, and the daemons' composition roots."""

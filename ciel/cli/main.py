@@ -1,4 +1,4 @@
-"""`ciel`: picks the command, and loads nothing of the others."""
+"""`ciel`: picks a command, and imports the module of that command only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMANDS = {
     "job": ("job", "list jobs, their output and logs; wait for, cancel, retry, remove them"),
     "task": ("task", "list the tasks of a job, show one, explain why it waits or failed"),
     "object": ("object", "store files in the cluster; list, show, get, remove objects"),
-    "worker": ("workers", "list the workers"),
+    "worker": ("worker", "list the workers"),
     "store": ("store", "show the contents and the activity of the workers' stores"),
     "shmfs": ("shmfs", "show shared memory as a directory"),
     "config": ("config", "show the settings, and where each is set"),
@@ -33,7 +33,7 @@ _USAGE = "usage: ciel COMMAND [OPTION…] [ARG…]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the words name; return the exit status, and never raise."""
+    """Run the command that the first word names; return the exit status, and never raise."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["--version"]:
         return _tell(f"ciel {__version__}")
@@ -44,18 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     name, *rest = words
     if name not in COMMANDS:
-        from ciel.cli.parser import likely
+        from ciel.cli.parsing.parser import likely
 
         unknown = f"there is no command {name!r}{likely(name, COMMANDS)}"
         print(f"ciel: {unknown}; ciel --help lists them", file=sys.stderr)
         return 2
-    return start(COMMANDS[name][0], name, rest, is_process=argv is None)
+    module = f"ciel.cli.commands.{COMMANDS[name][0]}"
+    return start(module, name, rest, is_process=argv is None)
 
 
 def _tell(text: str) -> int:
-    """Print a text; return the exit status, also where it cannot be written."""
+    """Print a text; return the exit status, which also tells of errors of standard output."""
     from ciel.cli.outcome import conclude
-    from ciel.cli.printing import print_text
+    from ciel.cli.output.printing import print_text
 
     def command() -> int:
         print_text(text)
@@ -65,18 +66,18 @@ def _tell(text: str) -> int:
 
 
 def start(module: str, name: str, words: Sequence[str], *, is_process: bool) -> int:
-    """Run `main` of a module of this room; return the exit status, and never raise. `is_process`:
-    this is what the process is there for.
+    """Run `main` of a module; return the exit status, and never raise. `is_process`: the process
+    runs nothing else.
     """
     if is_process:
-        gc.disable()  # what is loaded stays, and to look through it takes a tenth of a start
+        gc.disable()  # modules stay in memory, and collections take a tenth of the start time
     try:
-        from ciel.cli.outcome import conclude  # and with it the client
-    except KeyboardInterrupt:  # it takes a while
+        from ciel.cli.outcome import conclude  # which imports the client
+    except KeyboardInterrupt:  # the import takes a while
         return 130
 
     def command() -> int:
-        run = import_module(f"ciel.cli.{module}").main
+        run = import_module(module).main
         if is_process:
             gc.freeze()
             gc.enable()
@@ -86,7 +87,7 @@ def start(module: str, name: str, words: Sequence[str], *, is_process: bool) -> 
     if is_process:
         import signal
 
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over: only the exit is left
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the exit is left
     return status
 
 

@@ -1,6 +1,7 @@
-"""How a command ends: exit status and one clear text for whatever happened, never a traceback.
+"""Turns every end of a command into an exit status and one clear text, never a traceback.
 
-Ctrl-C once cancels the command's job and waits for its programs to go; a second time forces it.
+The first Ctrl-C cancels the command's job and waits until its programs have ended; a second one
+ends the command at once.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from types import FrameType
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from ciel.access.errors import AccessError, SettingsError
+from ciel.cli.output.streams import discard, replace_closed
 from ciel.client.errors import (
     AccessRefusedError,
     ClientClosedError,
@@ -69,15 +71,15 @@ _OF_ERROR: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], St
     ((UploadError, CielError, OSError), Status.FAILED),
 )
 _GONE_S = 30.0
-"""So long the end of a cancelled job is awaited, which may take as long as its programs' grace."""
+"""How long a command waits for the end of a job that it cancelled: programs have a grace period."""
 
 
 class UsageError(CielError):
-    """The command line, or a file it names, asks for what cannot be."""
+    """The command line, or a file that it names, asks for something impossible."""
 
 
 class OutputClosedError(Exception):
-    """Nobody reads our standard output any more."""
+    """The reader of our standard output has closed it."""
 
 
 class Terminated(BaseException):
@@ -89,26 +91,26 @@ class Terminated(BaseException):
 
 
 def conclude(command: Callable[[], int]) -> int:
-    """Run a command to its end; print what went wrong, and return the exit status."""
-    _replace_closed()
+    """Run a command to its end; print its error, if any, and return the exit status."""
+    replace_closed()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number in before:
         signal.signal(number, _terminate)
     try:
         try:
             status = command()
-        except SystemExit as error:  # argparse's, which has said why, or has printed its help
+        except SystemExit as error:  # argparse has printed the reason, or the help
             status = error.code if isinstance(error.code, int) else Status.USAGE
         _flush_stdout()
         return status
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over: nothing is left to interrupt
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
         say("interrupted")
         return Status.INTERRUPTED
     except Terminated as error:
         return 128 + error.signal_number
     except (OutputClosedError, BrokenPipeError):
-        _let_go(sys.stdout)
+        discard(sys.stdout)
         return Status.OUTPUT_CLOSED
     except Exception as error:
         if os.environ.get("CIEL_DEBUG"):
@@ -123,12 +125,12 @@ def conclude(command: Callable[[], int]) -> int:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (OSError, ValueError):  # and it must not be tried again at exit
-                _let_go(stream)
+            except (OSError, ValueError):  # Python must not try it again at exit
+                discard(stream)
 
 
 def _flush_stdout() -> None:
-    """Write out what was printed; raises OSError that says what could not be written."""
+    """Flush standard output; raises OSError that names it."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -138,34 +140,13 @@ def _flush_stdout() -> None:
 
 
 def _unwritable(error: OSError) -> OSError:
-    """Return an error that says what could not be written to."""
+    """Return an error with the name of the stream that could not be written to."""
     error.filename = error.filename or "standard output"
     return error
 
 
-def _replace_closed() -> None:
-    """Open something in place of standard streams that were closed when we started, so that no file
-    of ours takes their numbers. What is written to standard output then fails, as it should.
-    """
-    for name, number, flags in (("stdout", 1, os.O_RDONLY), ("stderr", 2, os.O_WRONLY)):
-        if getattr(sys, name) is None:
-            null_fd = os.open(os.devnull, flags)
-            if null_fd != number:
-                os.dup2(null_fd, number, inheritable=False)
-                os.close(null_fd)
-            setattr(sys, name, os.fdopen(number, "w"))
-
-
-def _let_go(stream: TextIO) -> None:
-    """Have what could not be written go nowhere."""
-    with suppress(OSError, ValueError):
-        null_fd = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null_fd, stream.fileno())
-        os.close(null_fd)
-
-
 def status_of(error: Exception) -> int:
-    """Return the exit status for an error; `Status.BUG` for one that should not occur."""
+    """Return the exit status for an error; `Status.BUG` for an error of no known kind."""
     if isinstance(error, UsageError):
         return Status.USAGE
     if isinstance(error, WaitTimeoutError):
@@ -181,7 +162,7 @@ def status_of(error: Exception) -> int:
 
 
 def text_of(error: Exception) -> str:
-    """Say what happened; for a bug of ours in one line, with how to report it."""
+    """Return the message for an error; for a bug, one line that says how to report it."""
     if status_of(error) != Status.BUG:
         if isinstance(error, OSError) and not isinstance(error, CielError) and error.strerror:
             from ciel.launch.limits import open_files_advice
@@ -200,17 +181,18 @@ def text_of(error: Exception) -> str:
 
 
 def say(text: str) -> None:
-    """Tell the user something on standard error."""
-    with suppress(OSError):  # nobody can be told
+    """Print a message to the user on standard error."""
+    with suppress(OSError):  # standard error is closed
         print(f"ciel: {visible_text(text)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def cancelling(client: Client, job: Job) -> Iterator[None]:
-    """Cancel the job if we are interrupted inside, or fail, and wait for its programs to go.
+    """Cancel the job if the context is interrupted or fails, and wait until its programs have
+    ended.
 
-    Ctrl-C during that wait ends it: what is left then dies with the cluster, if that is our own,
-    or is ended by the master.
+    Ctrl-C ends that wait. The programs that are left then end with the cluster, if it belongs to
+    this command; else the master ends them.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Jobs, tasks, references and workers in a line each; for tests and the simulator.
 
-Tasks are well-formed (`check_task` accepts them) and named for what they make: `a_task("total",
-inputs=["a", "b"])` makes `total` from `a` and `b`, and its id follows from that alone.
+Tasks are well-formed (`check_task` accepts them) and named by their outputs: `a_task("total",
+inputs=["a", "b"])` produces `total` from `a` and `b`, and its id depends on nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def a_job_spec(
     job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False,
     scheduling: Scheduling = USUAL_SCHEDULING,
 ) -> JobSpec:  # fmt: skip
-    """Describe a job; open unless told otherwise."""
+    """Describe a job; open by default."""
     return JobSpec(JobId(job), "", open, detached, keep, scheduling)
 
 
@@ -35,7 +35,7 @@ def a_job(
     job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False,
     scheduling: Scheduling = USUAL_SCHEDULING,
 ) -> Job:  # fmt: skip
-    """Make a job as the master would have it."""
+    """Make a job as the master has it."""
     spec = a_job_spec(job, open=open, detached=detached, keep=keep, scheduling=scheduling)
     return Job(spec, 1, 0.0)
 
@@ -61,11 +61,11 @@ def a_task(
     name: str = "",
     salt: str = "",
 ) -> TaskSpec:
-    """Make a task of `job`, or of the job of its `parent`, that makes `outputs` from `inputs` and
-    from at least one of `any_of`.
+    """Make a task of `job`, or of the job of its `parent`, that produces `outputs` from `inputs`
+    and at least one of `any_of`.
 
-    Two tasks that differ in nothing else differ by `ordinal` (the n-th of its parent) or by `salt`
-    (its arguments).
+    Equal tasks get different ids by `ordinal` (the n-th child of its parent) or by `salt` (part of
+    the arguments).
     """
     made = tuple([ObjectId(output) for output in outputs])
     alternatives = [ObjectId(item) for item in any_of]
@@ -81,14 +81,16 @@ def a_task(
 
 
 def a_root_task(job: str = JOB, *, executor: str = EXECUTOR) -> TaskSpec:
-    """Make the first task of a job that starts from a package; it makes the job's output."""
+    """Make the first task of a job that starts from a package; it produces the job's output."""
     output = job_output_id(JobId(job))
     task = a_task(output, job=job, executor=executor, mentions=Mentions.ANYTHING)
     return task._replace(id=root_task_id(job), ordinal=-1, digest="")
 
 
 def a_chain(length: int, *, job: str = JOB, start: Sequence[str] = ()) -> list[TaskSpec]:
-    """Make tasks for `c0` … `c<length-1>`, each reading the one before; the first reads `start`."""
+    """Make tasks for `c0` … `c<length-1>`; each reads the output before its own, `c0` reads
+    `start`.
+    """
     tasks: list[TaskSpec] = []
     inputs = tuple(start)
     for index in range(length):
@@ -98,7 +100,9 @@ def a_chain(length: int, *, job: str = JOB, start: Sequence[str] = ()) -> list[T
 
 
 def a_fan(width: int, *, job: str = JOB, total: str = "total") -> list[TaskSpec]:
-    """Make tasks for `leaf0` … `leaf<width-1>`, and one that makes `total` from all of them."""
+    """Make tasks for `leaf0` … `leaf<width-1>`, and a task that produces `total` from all
+    leaves.
+    """
     leaves = [a_task(f"leaf{index}", job=job, ordinal=index) for index in range(width)]
     names = [leaf.outputs[0] for leaf in leaves]
     return [*leaves, a_task(total, inputs=names, job=job, ordinal=width)]
@@ -108,17 +112,17 @@ def a_fan(width: int, *, job: str = JOB, total: str = "total") -> list[TaskSpec]
 
 
 def stored(object_id: str, *places: str, size_bytes: int = 5000) -> Concrete:
-    """Say that an object lies at `places`."""
+    """Return a reference to an object that is stored at `places`."""
     return Concrete(ObjectId(object_id), size_bytes, frozenset(places))
 
 
 def inline(object_id: str, content: bytes = b"1") -> Value:
-    """Say that an object's content is `content`."""
+    """Return a reference with the content of an object."""
     return Value.of(ObjectId(object_id), content)
 
 
 def failed(object_id: str, reason: str = "RUNTIME_EXCEPTION", details: str = "no luck") -> Failure:
-    """Say that an object could not be made."""
+    """Return a reference to an object whose task failed."""
     return Failure(ObjectId(object_id), reason, details)
 
 
@@ -134,7 +138,7 @@ def a_worker(
     netloc: str = "",
     memory_bytes: int = 0,
 ) -> WorkerFacts:
-    """Describe a worker at `<worker>:8001`, on a host of its own unless told otherwise."""
+    """Describe a worker at `<worker>:8001`; by default no other worker is on its host."""
     return WorkerFacts(
         worker, netloc or place_of(worker), host or f"host of {worker}", slots,
         frozenset(executors), memory_bytes=memory_bytes,
@@ -142,5 +146,5 @@ def a_worker(
 
 
 def place_of(worker: str) -> str:
-    """Return where a worker of `a_worker` serves."""
+    """Return the address of a worker of `a_worker`."""
     return f"{worker}:8001"

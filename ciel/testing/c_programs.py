@@ -1,6 +1,6 @@
-"""C programs of the tests, compiled once for each set of flags.
+"""Compiles C programs of tests and benchmarks, each source once for each set of flags.
 
-CIEL_SCC_SOURCES leads to other sources than those of this tree (`scc/tests/mutants.py`).
+The variable CIEL_SCC_SOURCES names another source directory (`scc/tests/mutants.py` uses it).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def _cc(*arguments: str) -> None:
 
 @cache
 def _object(source: str, flags: Sequence[str]) -> Path:
-    """Return one source's object, which every program with those flags shares."""
+    """Return the object file of a source, which all programs with these flags share."""
     target = Path(_directory().name, f"{len(os.listdir(_directory().name))}-{Path(source).stem}.o")
-    target.touch()  # its number is taken
+    target.touch()  # reserves the number
     _cc(*FLAGS, *flags, f"-I{SCC / 'include'}", f"-I{SCC / 'src'}", "-c", "-o", str(target),
         str(SCC / source))  # fmt: skip
     return target
@@ -41,9 +41,9 @@ def _object(source: str, flags: Sequence[str]) -> Path:
 def compiled(
     name: str, sources: Sequence[str], defines: Sequence[str] = (), flags: Sequence[str] = ()
 ) -> Path:
-    """Return the program made of these sources, which are named as seen from `scc/`.
+    """Return the program that is compiled from these sources, paths below `scc/`.
 
-    Raises CalledProcessError, whose `stderr` is the compiler's, when they do not compile.
+    Raises CalledProcessError, with the compiler's messages in `stderr`, if they do not compile.
     """
     every = (*flags, *(f"-D{define}" for define in defines))
     objects = [str(_object(source, every)) for source in sources]

@@ -1,7 +1,7 @@
-"""What every channel must do: bytes in both directions between two sides, each with one owner.
+"""Tests that every channel must pass: it carries bytes in both directions between two sides.
 
-A test class inherits `ChannelSuite` and says how a pair is made, and how one side of it is opened
-in another process.
+A test class inherits `ChannelSuite`, and defines how to make a pair of sides, and how another
+process opens one of them.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class End(Protocol):
     """One side of a channel."""
 
     def write(self, data: bytes, /) -> int:
-        """Write what there is room for now; returns how many bytes."""
+        """Write as many bytes as there is room for now; return how many."""
 
     def read(self) -> bytes:
-        """Return some of what is there now; empty if nothing is."""
+        """Return some of the bytes that can be read now; b"" if there are none."""
 
     def wait(self, wants_room: bool = False, /) -> bool:
-        """Wait until something is there (or room, if wanted); False once the other side is gone
-        and all that it has said was read.
+        """Wait until there are bytes to read (or room, if wanted). Return False if the other side
+        is closed and all its bytes were read.
         """
 
     def close(self) -> None: ...
 
 
-# --- the channels there are -----------------------------------------------------------------------
+# --- sides of channels ----------------------------------------------------------------------------
 
 
 class SocketEnd:
-    """A socket, by the same name."""
+    """A side of a socket pair."""
 
     def __init__(self, fd: int) -> None:
         self.socket = socket.socket(fileno=fd)
@@ -89,7 +89,7 @@ class SocketEnd:
 
 
 class RingEnd:
-    """A ring, with a socket for its bells."""
+    """A side of a ring, with a socket for wake-ups."""
 
     def __init__(self, segment: int, side: int, bell: int, spin_us: int = 0) -> None:
         self.bell = bell
@@ -105,7 +105,7 @@ class RingEnd:
 
 
 class MpbEnd:
-    """Messages between two cores, with a socket for their bells, behind a loop of one way."""
+    """A side of a channel of messages between two cores, with a socket for wake-ups."""
 
     def __init__(self, segment: int, side: int, bell: int) -> None:
         kind = MpbKind()
@@ -123,7 +123,7 @@ class MpbEnd:
                 return False
             try:
                 is_over = not os.read(self.bell, 65536)
-            except ConnectionResetError:  # bells of ours were not read
+            except ConnectionResetError:  # the peer did not read our wake-ups
                 is_over = True
         return True
 
@@ -132,18 +132,18 @@ class MpbEnd:
         os.close(self.bell)
 
 
-# --- what is done at the other end ----------------------------------------------------------------
+# --- roles of the peer ----------------------------------------------------------------------------
 
 
 def echo(end: End) -> None:
-    """Send back what comes, until nothing comes any more."""
+    """Send all received bytes back, until the peer closes."""
     while end.wait():
         while data := end.read():
             send_all(end, data)
 
 
 def count_up(end: End) -> None:
-    """Write numbers for ever; say on standard output how many have been written."""
+    """Write numbers for ever; print how many were written."""
     for number in range(1 << 30):
         send_all(end, number.to_bytes(8, "big"))
         if number % 64 == 0:
@@ -151,7 +151,7 @@ def count_up(end: End) -> None:
 
 
 def send_all(end: End, data: bytes) -> None:
-    """Write all of it; ends with the other side. What comes meanwhile is left."""
+    """Write all bytes, without reading; return early if the peer closes."""
     while data:
         count = end.write(data)
         data = data[count:]
@@ -160,7 +160,7 @@ def send_all(end: End, data: bytes) -> None:
 
 
 def receive(end: End, size_bytes: int) -> bytes:
-    """Read so many bytes; fewer only if the other side is gone."""
+    """Read `size_bytes` bytes; fewer only if the peer closes."""
     data = b""
     while len(data) < size_bytes:
         piece = end.read()
@@ -171,44 +171,44 @@ def receive(end: End, size_bytes: int) -> bytes:
 
 
 def in_thread(call: Callable[[], object]) -> threading.Thread:
-    """Run something beside the test."""
+    """Call a function in a thread."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     return thread
 
 
 class ChannelSuite:
-    """What both sides of a channel may rely on."""
+    """The guarantees that a channel gives to both sides."""
 
     opener: str
-    """Which function of this module opens one side in another process."""
+    """The name of the class in this module that opens a side in another process."""
 
     piece_bytes = 10_000
-    """Of which the channel holds more than one."""
+    """A size of which the channel holds more than one piece."""
 
     @pytest.fixture
     def pair(self) -> Iterator[tuple[End, End]]:
-        """Two sides of a channel; closing one twice is no harm here."""
+        """Two sides of a channel; a side may be closed twice."""
         raise NotImplementedError
 
     def child_arguments(self) -> tuple[End, list[int]]:
-        """Return one side, and the numbers by which `opener` opens the other; descriptors among
-        them are inherited, and closed here by `forget`.
+        """Return one side, and the arguments with which `opener` opens the other. The child
+        inherits descriptors among them; `forget` closes them here.
         """
         raise NotImplementedError
 
     def forget(self, numbers: list[int]) -> None:
-        """Close our copies of what the child has inherited."""
+        """Close our copies of the descriptors that the child has inherited."""
         raise NotImplementedError
 
     def start(self, role: str) -> tuple[End, subprocess.Popen[bytes]]:
-        """Have another process be the other side."""
+        """Start a process that is the peer."""
         end, numbers = self.child_arguments()
         script = CHILD.format(opener=self.opener, role=role)
         child = subprocess.Popen(
             [sys.executable, "-c", script, self.opener, *map(str, numbers)],
             stdout=subprocess.PIPE,
-            close_fds=False,  # the test's own are not inheritable, but these
+            close_fds=False,  # only the descriptors of `child_arguments` are inheritable
         )
         self.forget(numbers)
         return end, child
@@ -397,7 +397,7 @@ class SocketChannelSuite(ChannelSuite):
 
 
 class RingChannelSuite(ChannelSuite):
-    """Rings; `spin_us` is how long to look before sleeping."""
+    """Rings; `spin_us` is how long to poll before sleeping."""
 
     opener = "RingEnd"
     spin_us = 0
@@ -437,7 +437,7 @@ class MpbChannelSuite(ChannelSuite):
         segment = MpbKind().make()
         ends = [MpbEnd(segment, side, bells[side]) for side in (0, 1)]
         os.close(segment)
-        for end in ends * 2:  # until each has answered the other
+        for end in ends * 2:  # until both sides have answered
             end.way.look(0)
         yield ends[0], ends[1]
         for end in ends:

@@ -1,4 +1,6 @@
-"""`store_suite` for stores whose objects are files: raw access, and what may be planted there."""
+"""`store_suite` for stores whose objects are files: raw access, and foreign files among the
+objects.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ if os.geteuid() == 0:
 
 
 def plant(path: Path, kind: str, target: Path) -> None:
-    """Put something at the path that is no file of a store."""
+    """Create something at a path that is not a file of a store."""
     if kind == "symlink":
         path.symlink_to(target)
     elif kind == "dangling":
@@ -40,10 +42,10 @@ def plant(path: Path, kind: str, target: Path) -> None:
 
 
 class DirectoryStoreSuite(StoreSuite):
-    """The contract of stores whose objects are files, one for each, under names of their own."""
+    """The contract of stores that keep each object in a file."""
 
     def raw_path(self, where: Path, object_id: str) -> Path:
-        """Return where an object's file lies, or would lie."""
+        """Return the path of an object's file, which may not exist."""
         raise NotImplementedError
 
     def raw_temporaries(self, where: Path) -> list[Path]:
@@ -117,7 +119,7 @@ class DirectoryStoreSuite(StoreSuite):
         assert store.get("ours") == b"ours"
         assert self.raw_temporaries(tmp_path) == []
 
-    # Outputs of programs that are taken, not committed
+    # Outputs of programs that are taken instead of committed
 
     @needs("nameable")
     def test_what_a_program_wrote_is_taken_and_the_next_begins_empty(
@@ -127,7 +129,7 @@ class DirectoryStoreSuite(StoreSuite):
             writer = store.begin("a")
             path = writer.path
             assert path is not None
-            with open(path, "ab") as file:  # so that anything left over would be seen
+            with open(path, "ab") as file:  # so that bytes of an earlier file would show
                 file.write(content)
             assert writer.take(10) == content
         with store.begin("b") as writer:

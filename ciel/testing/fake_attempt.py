@@ -1,4 +1,4 @@
-"""An attempt as an executor's conversation sees it, with a real store and nothing that runs."""
+"""An attempt for tests of an executor's conversation, with a real store and no process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ciel.storage.interface import ObjectStore
 
 
 class FakeAttempt(Attempt):
-    """Inputs come out of the store and of references; those in `growths` grow. Whatever may take
-    time takes none, unless `is_slow`: then it comes with `go_on`.
+    """Takes inputs from the store and from references; inputs in `growths` grow. Answers every call
+    at once, or, if `is_slow`, when the test calls `go_on`.
     """
 
     def __init__(self, task: Task, store: ObjectStore, path: Path, netloc: str = "here:1") -> None:
@@ -26,20 +26,24 @@ class FakeAttempt(Attempt):
         outputs = Outputs(task.spec.id, expected, store, here, self.conflicts.append)
         super().__init__(task, outputs, netloc)
         self.is_slow = False
-        self.path_of_all = ""  # of inputs, if they have one
+        self.path_of_all = ""  # of all inputs, if set
         self.children: list[Child] = []
         self.lost: list[str] = []
-        self.wanted: list[Child] = []  # of those, before the end
-        self.within: list[FakeAttempt] = []  # at those that run within
-        self.ended: list[tuple[str, str] | None] = []  # how this one did, that runs within another
+        self.wanted: list[Child] = []  # children that were wanted before the end
+        self.within: list[FakeAttempt] = []  # attempts of children that run in this process
+        self.ended: list[
+            tuple[str, str] | None
+        ] = []  # how it ended, if it runs in the process of another
         self.logged: list[str] = []
         self.slots_free: int | None = 1
-        self.sent: list[tuple[str, str, bool]] = []  # descriptors: to where, of what, to write
+        self.sent: list[
+            tuple[str, str, bool]
+        ] = []  # descriptors: socket, path, and whether to write
         self.socket_error: OSError | None = None
         self.streamed: list[int] = []
         self.hints: list[tuple[int, int]] = []
         self.growths: dict[str, Growth] = {}
-        self.opened: list[str] = []  # of those that grow
+        self.opened: list[str] = []  # growing inputs that are open
         self.waits: list[tuple[str, float]] = []
         self.preferred: list[Reference] = []
         self._store = store
@@ -47,7 +51,7 @@ class FakeAttempt(Attempt):
         self._postponed: list[Callable[[], None]] = []
 
     def go_on(self) -> None:
-        """Let everything come that takes time."""
+        """Answer the postponed calls."""
         postponed, self._postponed = self._postponed, []
         for call in postponed:
             call()

@@ -1,4 +1,4 @@
-"""Real daemons and real commands in a home of their own, with an account of what they leave."""
+"""Runs real daemons and commands in a private home directory, and finds what they leave behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0
 
 
 def descriptors_of(pid: int) -> int:
-    """Count what a process has open, but for files that a store keeps for other attempts."""
+    """Count the open descriptors of a process, without files that a store keeps for other
+    attempts.
+    """
     count = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -43,18 +45,18 @@ def descriptors_of(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Return how much memory a process has for itself."""
+    """Return how much anonymous memory a process has."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0]) << 10
 
 
 class Home:
-    """A user's home: settings, state and temporary files under one directory. `inside` is what it
-    is called by those who live there, if they see other files than we do.
+    """A user's home: settings, state and temporary files in one directory. `inside` is its path for
+    its processes, if they have another mount namespace.
     """
 
     seen_by = "self"
-    """A process that lives there."""
+    """A process with the home's namespaces."""
 
     def __init__(self, path: Path, inside: Path | None = None) -> None:
         self.path = path
@@ -76,19 +78,19 @@ class Home:
             self.environ["CIEL_STORE"] = store
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Return what is executed for a command of this home."""
+        """Return the command line that runs a command in this home."""
         return [*argv]
 
     def shared(self) -> dict[str, str]:
-        """Name what processes of ours share on this machine, segments and sockets, each with what
-        it is called among the files of a process that has it open.
+        """Return the segments and sockets that ciel's processes share on this machine, each with
+        its name among the open files of a process.
         """
         segments = Path(f"/proc/{self.seen_by}/root", "dev/shm").glob("ciel-*")
         sockets = Path(f"/proc/{self.seen_by}/net/unix").read_text()
         found = {
             str(path): f"/dev/shm/{path.name}"
             for path in segments
-            # The lines before disks, and how often it was full, are everybody's.
+            # The queues of disks, and the counters of full disks, belong to all processes.
             if not path.name.startswith(("ciel-io-", "ciel-full."))
         }
         for inode, name in re.findall(r"(\d+) (@ciel-\S+)", sockets):
@@ -126,7 +128,7 @@ class Home:
         )
 
     def processes(self) -> dict[int, str]:
-        """Every process that was started from this home and still runs, by id."""
+        """Return every process that was started from this home and still runs, by id."""
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -141,7 +143,7 @@ class Home:
         return f"HOME={self.path}".encode() in (process / "environ").read_bytes().split(b"\0")
 
     def _used_elsewhere(self) -> set[str]:
-        """What processes use that were not started from this home: other tests may run."""
+        """Return the shared files of processes outside this home: other tests may run."""
         found: set[str] = set()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended meanwhile
@@ -154,7 +156,9 @@ class Home:
         return found
 
     def leftovers(self) -> list[str]:
-        """What is left of a command that has ended, but for logs: processes, files, sockets."""
+        """Return the processes, files and sockets that a finished command left behind, without
+        logs.
+        """
         files = [str(path) for path in self.tmp.iterdir()]
         shared = {name: file for name, file in self.shared().items() if name not in self._others}
         elsewhere = self._used_elsewhere() if shared else set()
@@ -167,8 +171,8 @@ class Home:
 
 @dataclass
 class HandCluster:
-    """A master and workers started by hand; `access` is the master's access file. Commands in its
-    home find it.
+    """A master and workers that are started by hand; `access` is the master's access file. Commands
+    in its home find it.
     """
 
     home: Home
@@ -185,8 +189,8 @@ class HandCluster:
         of_all: Sequence[str] = (),
         of_master: Sequence[str] = (),
     ) -> HandCluster:
-        """Start a cluster, all workers with some options, the master with those `of_master`, all
-        daemons with those `of_all`, and have commands in this home find it.
+        """Start a cluster, and make commands in this home find it. Workers get `options`, the
+        master `of_master`, all daemons `of_all`.
         """
         access = home.path / "access.json"
         log = str(home.path / "master.log")
@@ -214,17 +218,17 @@ class HandCluster:
         return (self.home.path / f"{name}.log").read_text()
 
     def netlocs(self) -> list[str]:
-        """Where the workers serve, as they logged it."""
+        """Return the addresses of the workers, from their logs."""
         logs = [self.log(f"worker{number}") for number in range(1, len(self.workers) + 1)]
         return [re.findall(r"worker \S+ at (127\.0\.0\.1:\d+)", log)[0] for log in logs]
 
     def start_worker(self, *options: str) -> subprocess.Popen[str]:
-        """Start a worker with a slot; return it once it has joined."""
+        """Start a worker with one slot; return it when it has joined."""
         self.await_worker(self.begin_worker(*options))
         return self.workers[-1]
 
     def begin_worker(self, *options: str) -> Path:
-        """Start a worker with a slot; return its log, without waiting."""
+        """Start a worker with one slot, without waiting; return its log."""
         number = len(self.workers) + 1
         log = self.home.path / f"worker{number}.log"
         own = ("--access", str(self.access), "--slots", "1", "--log", str(log))
@@ -233,7 +237,7 @@ class HandCluster:
 
     @staticmethod
     def await_worker(log: Path) -> None:
-        def is_ready() -> bool:  # it may have joined before it says where it is
+        def is_ready() -> bool:  # it may join before it logs its address
             told = log.read_text() if log.exists() else ""
             return "joined the master" in told and re.search(r"worker \S+ at ", told) is not None
 

@@ -1,4 +1,4 @@
-"""Images that are mounted as directories, for a test."""
+"""Mounts images of shared memory as directories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = HOME / "shmfs-fuse"
 
 
 def can_mount() -> bool:
-    """Whether there is all that `ciel shmfs mount` takes."""
+    """Whether this machine has everything that `ciel shmfs mount` needs."""
     device = os.access("/dev/fuse", os.R_OK | os.W_OK)
     return device and PROGRAM.exists() and shutil.which("fusermount3") is not None
 
@@ -38,7 +38,7 @@ def ciel_shmfs(image: Image, *words: str | Path) -> subprocess.CompletedProcess[
 def mounted(
     image: Image, place: Path, *options: str, stderr: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Mount an image at a place, by the program itself, which is ended afterwards."""
+    """Mount an image with `shmfs-fuse`, which is ended with the context."""
     with subprocess.Popen(
         [PROGRAM, *options, place],
         env=image.environ,

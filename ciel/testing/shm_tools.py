@@ -1,4 +1,4 @@
-"""The shm tools as the tests run them: on images of their own, that are gone afterwards."""
+"""Runs the shm tools on temporary images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOOLS = (
 
 
 class Image:
-    """An image in /dev/shm that nobody else uses. `environ` is what the tools are given."""
+    """A private image in /dev/shm. `environ` is the environment of the tools."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Image:
         self.environ = {**os.environ, "SHMFS_NAME": name, "LC_ALL": "C"}
 
     def start(self, tool: str, *arguments: str | bytes | Path) -> subprocess.Popen[bytes]:
-        """Run a tool beside us."""
+        """Start a tool."""
         return subprocess.Popen(
             [HOME / tool, *arguments],
             env=self.environ,
@@ -41,20 +41,20 @@ class Image:
         )
 
     def run(self, tool: str, *arguments: str | bytes | Path) -> subprocess.CompletedProcess[bytes]:
-        """Run a tool to its end, however it ends."""
+        """Run a tool to its end; it may fail."""
         with self.start(tool, *arguments) as process:
             out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def do(self, tool: str, *arguments: str | bytes | Path) -> bytes:
-        """Run a tool that is to succeed; return what it prints."""
+        """Run a tool that must succeed; return its output."""
         ended = self.run(tool, *arguments)
         assert ended.returncode == 0, ended.stderr.decode()
         assert ended.stderr == b""
         return ended.stdout
 
     def refusal(self, tool: str, *arguments: str | bytes | Path, status: int = 1) -> str:
-        """Run a tool that is to fail; return the sentence that it says."""
+        """Run a tool that must fail; return its one-line message."""
         ended = self.run(tool, *arguments)
         text = ended.stderr.decode()
         assert ended.returncode == status, (ended, text)
@@ -63,18 +63,18 @@ class Image:
         return text.removeprefix(f"{tool}: ").rstrip("\n")
 
     def usage(self) -> dict[str, int]:
-        """Return what shmdf says."""
+        """Return the statistics of shmdf."""
         statistics: dict[str, int] = json.loads(self.do("shmdf", "--json"))
         return statistics
 
     def names(self) -> dict[str, dict[str, Any]]:
-        """Return what shmlist says."""
+        """Return the rows of shmlist, by name."""
         rows = [json.loads(line) for line in self.do("shmlist", "--json").splitlines()]
         return {row["name"]: row for row in rows}
 
     def assert_clean(self) -> None:
-        """Check the image, and that nobody is left in it. The process of a mount may end a moment
-        after it was unmounted: the kernel waits for others that look at the mount.
+        """Check the image, and that no process is attached to it. The process of a mount may end a
+        moment after the unmount: the kernel waits for other users of the mount.
         """
         wait_for(self._is_left, "everybody leaves the image")
         self.do("shmfsck")
@@ -86,7 +86,7 @@ class Image:
 
 @contextmanager
 def fresh_image(*options: str, make: bool = True) -> Iterator[Image]:
-    """Make an image, by shminit and its options."""
+    """Make an image with shminit, and remove it at the end of the context."""
     image = Image(f"shmfs-test-{uuid.uuid4().hex[:12]}")
     try:
         if make:

@@ -1,6 +1,6 @@
-"""A stand-in for a worker: one program and its two FIFOs, and a conversation that a test writes.
+"""A stand-in for a worker, for tests of SDKs: runs one program, and talks with it over two FIFOs.
 
-For tests of SDKs, in whatever language: what a program says is compared as plain JSON.
+The test writes the worker's part of the conversation, and compares the program's part as JSON.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ PATIENCE_S = 20.0
 
 
 class StandIn:
-    """A program and its worker's end of the conversation; a context manager.
+    """A program, and the worker's end of its conversation; a context manager.
 
-    `as_the_original`: open the FIFOs one after the other, each of which waits for the program.
+    `as_the_original`: open the FIFOs in turn, as the original CIEL does; each waits for the
+    program.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class StandIn:
         self._errors.close()
 
     def _patiently(self, call: Callable[[], int]) -> int:
-        """Make a call that may wait for ever."""
+        """Make a call that may block, with a time limit."""
         results: list[int] = []
         thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
         thread.start()
@@ -76,7 +77,7 @@ class StandIn:
         return results[0]
 
     def say(self, method: str, args: Any = None) -> None:
-        """Say something, as one frame."""
+        """Send a message to the program, as one frame."""
         text = json.dumps([method, {} if args is None else args]).encode()
         frame = memoryview(struct.pack(">I", len(text)) + text)
         while frame:
@@ -86,7 +87,7 @@ class StandIn:
         self.say("start_task", {"proc_pargs": list(pargs), "proc_kwargs": kwargs})
 
     def hear(self) -> tuple[str, Any]:
-        """Wait for what the program says next."""
+        """Wait for the program's next message."""
         while True:
             if len(self._buffer) >= 4:
                 end = 4 + struct.unpack(">I", self._buffer[:4])[0]
@@ -99,7 +100,7 @@ class StandIn:
             self._buffer += piece
 
     def answer(self, method: str, args: Any = None) -> Any:
-        """Hear a certain call, reply to it, and return its arguments."""
+        """Wait for a call of this method, reply to it, and return its arguments."""
         heard, its_args = self.hear()
         assert heard == method, f"{heard} {its_args}: {self.errors()}"
         if args is not None:
@@ -116,12 +117,12 @@ class StandIn:
         raise AssertionError(f"the program says nothing: {self.errors()}")
 
     def silence(self) -> bool:
-        """Say whether the program has said nothing more until it ended."""
+        """Wait for the end of the program; return whether it sent no further message."""
         self.program.wait(PATIENCE_S)
         return not self._buffer and not os.read(self._reads, READ_BYTES)
 
     def hang_up(self) -> None:
-        """Close the end that speaks to the program."""
+        """Close the FIFO to the program."""
         if self._writes >= 0:
             os.close(self._writes)
             self._writes = -1
@@ -131,15 +132,15 @@ class StandIn:
         return self.program.wait(PATIENCE_S)
 
     def errors(self) -> str:
-        """Return what the program has complained, or printed."""
+        """Return everything that the program printed."""
         self._errors.flush()
         self._errors.seek(0)
         return self._errors.read()
 
 
 def opened(path: Path, **told: object) -> dict[str, object]:
-    """Return the reply to `open_ref_async` for an input that is still being made; `told`: what is
-    otherwise.
+    """Return the reply to `open_ref_async` for an input that still grows; `told`: fields that
+    differ.
     """
     reply = {
         "sending_fd": False,

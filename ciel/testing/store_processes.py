@@ -1,4 +1,4 @@
-"""Rules of a store that programs and other processes take part in; `StoreSuite` inherits them."""
+"""The tests of `StoreSuite` in which programs and other processes use the store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READER_ROUNDS = 100
 
 
 class ProcessRules(StoreRules):
-    """Programs write by name, stores adopt from one another, processes meet, and die."""
+    """Programs write files by name; stores adopt objects; processes share a store, and die."""
 
     # Programs that write by name
 

@@ -1,4 +1,4 @@
-"""What the parts of the store suite share: hooks a backend fills in, and how tests are chosen."""
+"""The base of the store suite: hooks that a backend implements, and the choice of tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def needs(*capabilities: str) -> Callable[[Test], Test]:
-    """Collect a test only for stores which declare these capabilities."""
+    """Collect a test only for stores that declare these capabilities."""
 
     def mark(test: Test) -> Test:
         test.needed_capabilities = capabilities  # type: ignore[attr-defined]  # read at collection
@@ -28,7 +28,7 @@ def needs(*capabilities: str) -> Callable[[Test], Test]:
 
 
 def start_child(body: Callable[[], None]) -> int:
-    """Run the body in a forked process; its exit status is 0 unless it raised."""
+    """Run a function in a forked process, whose exit status is 0 unless the function raises."""
     pid = os.fork()
     if pid:
         return pid
@@ -41,12 +41,12 @@ def start_child(body: Callable[[], None]) -> int:
 
 
 def exit_code(pid: int) -> int:
-    """Wait for a child; negative when a signal killed it."""
+    """Wait for a child; return its exit status, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def digest(content: bytes) -> str:
-    """Return the checksum a store has to have."""
+    """Return the checksum that a store must report."""
     return str(xxhash.xxh3_64(content).hexdigest())
 
 
@@ -57,14 +57,14 @@ def pattern(size_bytes: int, seed: int = 0) -> bytes:
 
 
 class StoreRules:
-    """Hooks for one backend, and an open store for each test."""
+    """The hooks of a backend, and an open store for each test."""
 
     capabilities: ClassVar[Capabilities]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if not hasattr(cls, "capabilities"):
-            return  # a part of the suite, not yet a backend's
+            return  # a part of the suite
         tests = {
             name: test
             for base in reversed(cls.__mro__)
@@ -77,18 +77,17 @@ class StoreRules:
             setattr(cls, name, test if is_wanted else None)
 
     def make_store(self, where: Path, *, capacity_bytes: int | None = None) -> ObjectStore:
-        """Open the store which belongs to this directory; the same one each time, if it is shared.
-
-        Without a capacity it has room for 32 MiB.
+        """Open the store of this directory; if stores are shared, the same one each time. Without a
+        capacity, it must have room for 32 MiB.
         """
         raise NotImplementedError
 
     def raw_get(self, where: Path, object_id: str) -> bytes | None:
-        """Read a committed object, or None, without the store's code."""
+        """Read a committed object without the store's code; return None if it does not exist."""
         raise NotImplementedError
 
     def raw_put(self, where: Path, object_id: str, content: bytes) -> None:
-        """Place a committed object without the store's code."""
+        """Write a committed object without the store's code."""
         raise NotImplementedError
 
     def raw_damage(self, where: Path, object_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What every store must do, as tests to inherit. A backend is proved by a file and few lines more.
+"""Tests that every store must pass, to inherit. A backend needs one file of tests with a few lines.
 
     class TestMyStore(StoreSuite):
         capabilities = Capabilities(mappable=False, nameable=False, ...)
@@ -8,9 +8,9 @@
         def raw_put(self, where, object_id, content): ...
         def raw_damage(self, where, object_id): ...
 
-Raw access bypasses the store, so that writing is never verified by the code that wrote. Tests of a
-capability the backend does not declare are not collected. `ciel.testing.directory_store_suite` adds
-what holds for stores whose objects are files.
+Raw access bypasses the store, so that the code that wrote an object does not verify it. Tests of a
+capability that the backend does not declare are not collected. For stores whose objects are files,
+`ciel.testing.directory_store_suite` has further tests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ HOSTILE_COUNT = 10_000
 
 
 def hostile_ids(number: int) -> Iterator[str]:
-    """Yield names that no store may accept: paths, controls, other alphabets, too long."""
+    """Yield names that every store must refuse: paths, control characters, other alphabets, too
+    long.
+    """
     random = Random(1)
     yield from ("", ".", "..", "../x", "/etc/passwd", "a/b", "a\0b", "a\n", "-rf", ":a", "x" * 129)
     for _ in range(number - 11):
@@ -57,8 +59,8 @@ def hostile_ids(number: int) -> Iterator[str]:
 
 
 def snapshot(where: Path) -> list[str]:
-    """Return the names in a directory at any depth, beside it, above it and in the current one,
-    except for directories that other processes of the test run create.
+    """Return the names in a directory at any depth, beside it, above it and in the current
+    directory, without the directories that other processes of the test run create.
     """
     places = (where.parent, where.parent.parent, Path.cwd())
     around = [path for place in places for path in place.iterdir()]
@@ -168,7 +170,7 @@ class StoreSuite(ProcessRules):
                 assert writer.take(10, is_alone=True) == b"content"
             else:
                 getattr(writer, end)()
-            for number in range(100):  # none of them gets the same memory
+            for number in range(100):  # no later object gets the same memory
                 other = store.begin(f"other{number}")
                 other.write(b"another")
                 other.take(10, is_alone=True)
@@ -275,7 +277,7 @@ class StoreSuite(ProcessRules):
         with pytest.raises(StoreClosedError):
             reader.read(0, 7)
 
-    # Who is first
+    # Racing commits
 
     def test_second_equal_commit_is_dropped(self, store: ObjectStore) -> None:
         with store.begin("a") as first, store.begin("a") as second:
@@ -384,7 +386,7 @@ class StoreSuite(ProcessRules):
                 with pytest.raises(NoSpaceError):
                     writer.write(b"x")
             assert list(store) == []
-            store.put("b", bytes(CAPACITY_BYTES // 2))  # what was refused holds no space
+            store.put("b", bytes(CAPACITY_BYTES // 2))  # refused writes occupy no space
             with pytest.raises(NoSpaceError):
                 store.put("c", bytes(CAPACITY_BYTES))
             store.delete("b")

@@ -1,4 +1,4 @@
-"""A random walk through a store beside a dict, which says what the store must hold."""
+"""Applies random operations to a store and to a dict, and compares them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INDEX = st.integers(min_value=0, max_value=10)
 
 
 class StoreWalk(RuleBasedStateMachine):
-    """Does the same to a store, which must be empty, and to a dict. Closes the store at its end."""
+    """Applies the same operations to an empty store and to a dict. Closes the store at its end."""
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__()

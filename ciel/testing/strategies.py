@@ -27,18 +27,18 @@ _FIRST = string.ascii_letters + string.digits + "_"
 
 
 def ids() -> st.SearchStrategy[ObjectId]:
-    """Every text that the grammar allows."""
+    """All ids that the grammar allows."""
     rest = st.text(_FIRST + ":.-", max_size=ID_MAX_LENGTH - 1)
     return st.builds(lambda first, more: ObjectId(first + more), st.sampled_from(_FIRST), rest)
 
 
 def places() -> st.SearchStrategy[str]:
-    """A few `host:port` texts, so that they meet each other."""
+    """A few `host:port` texts, so that equal ones occur."""
     return st.sampled_from([f"w{number}:8001" for number in range(4)])
 
 
 def json_values() -> st.SearchStrategy[Any]:
-    """All that our JSON can say, nested a little."""
+    """All kinds of JSON values, slightly nested."""
     texts = st.text(st.characters(codec="utf-8"), max_size=5)
     numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     leaves = st.none() | st.booleans() | numbers | texts

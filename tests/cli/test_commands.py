@@ -20,7 +20,7 @@ WAIT_S = 20.0
 
 
 class Shell:
-    """Runs commands in a home of its own."""
+    """Runs commands in a private home."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

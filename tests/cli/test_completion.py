@@ -1,4 +1,4 @@
-"""What shells complete, tried in bash itself; and that zsh and fish are told of everything."""
+"""Tests completion in bash itself; checks that the scripts for zsh and fish name everything."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli.completion import main
-from ciel.cli.grammar import Command, programs
+from ciel.cli.commands.completion import main
+from ciel.cli.parsing.grammar import Command, programs
 
 
 def script_of(shell: str) -> str:
@@ -43,7 +43,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def completed(script: Path, here: Path, *words: str) -> list[str]:
-    """Have bash complete the last of the words; return what it offers."""
+    """Return the completions that bash offers for the last word."""
     typed = " ".join(map(shlex.quote, words))
     asked = (
         f"compopt() {{ :; }}; . {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; "

@@ -1,4 +1,4 @@
-"""`ciel config show`: what is set, and who says so."""
+"""`ciel config show`: the settings, and where each is set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ciel.access.errors import SettingsError
-from ciel.cli.config import main
+from ciel.cli.commands.config import main
 
 
 @pytest.fixture

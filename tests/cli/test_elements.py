@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.cli import elements
-from ciel.cli.elements import WORD_MAX_BYTES, Element, Known, Lines, Pieces, Template, substitute
-from ciel.cli.numbers import number_ranges
 from ciel.cli.outcome import UsageError
+from ciel.cli.submission import elements
+from ciel.cli.submission.elements import (
+    WORD_MAX_BYTES,
+    Element,
+    Known,
+    Lines,
+    Pieces,
+    Template,
+    substitute,
+)
+from ciel.cli.submission.numbers import number_ranges
 
 PLACES = [
     ("{}", "el"),
@@ -112,7 +120,7 @@ def all_of(lines: Lines, count: int = 7) -> list[Element]:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """What writes to a standard input."""
+    """Writes to a pipe that is standard input."""
     read_fd, write_fd = os.pipe()
     with open(write_fd, "wb") as writer, open(read_fd, "rb"):
         monkeypatch.setattr(elements, "_open", lambda option, name: read_fd)

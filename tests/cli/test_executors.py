@@ -10,14 +10,14 @@ import pytest
 
 from ciel import plugins
 from ciel.access.errors import SettingsError
-from ciel.cli.executors import GROUP, REASON_MAX_LENGTH, load_executors
+from ciel.cli.daemons.executors import GROUP, REASON_MAX_LENGTH, load_executors
 from ciel.core.tasks import Mentions
 from ciel.execution.executor import Executor, Finish, Task
 from ciel.master.resources.submissions import PLAIN_PROGRAMS
 
 
 class Ours(Executor):
-    """One that somebody else has written."""
+    """An executor of another project."""
 
     name = "ours"
 
@@ -35,7 +35,7 @@ class Ours(Executor):
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home whose host has `ours` and one that cannot be imported."""
+    """A home on a host with the executor `ours`, and another that cannot be imported."""
     load = plugins.load
 
     def loaded(group: str, name: str) -> Any:

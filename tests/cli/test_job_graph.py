@@ -1,19 +1,19 @@
-"""`ciel job graph` against a master that answers as it is told."""
+"""`ciel job graph` with a fake master."""
 
 from __future__ import annotations
 
 import json
 import os
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import pytest
 
-from ciel.cli import graph_drawing
-from ciel.cli.job_graph import print_graph, read_tasks
+from ciel.cli.graph.drawing import GraphvizError, print_graph
+from ciel.cli.graph.tasks import read_tasks
 from ciel.cli.outcome import UsageError
 from ciel.client.client import Client
 from ciel.core.ids import JobId
@@ -21,7 +21,7 @@ from ciel.core.jobs import JobSummary
 
 
 def row(name: str, *, parent: str | None = None, **objects: list[str]) -> dict[str, Any]:
-    """What the master tells of a task whose id is its name; of objects, their ids are given."""
+    """Return the master's row for a task whose id is its name; `objects` are ids."""
     return {
         "number": 1, "name": name, "task": name, "state": "done", "executor": "proc",
         "parent": parent, "attempt": 1, "worker": None, "at": None, "why": [], "story": [],
@@ -96,29 +96,56 @@ def test_an_output_is_taken_over_from_the_parent_that_was_to_make_it() -> None:
 
 
 def test_a_job_without_tasks_is_drawn_too(tmp_path: Path) -> None:
-    for ending in ("svg", "dot", "json"):
+    for ending in ("dot", "json"):
         assert FakeClient([]).graph(tmp_path / f"g.{ending}") == 0
-    assert "no tasks" in (tmp_path / "g.svg").read_text()
+    assert (tmp_path / "g.dot").read_text().startswith('digraph "job 1"')
     assert json.loads((tmp_path / "g.json").read_text())["tasks"] == []
 
 
-def test_a_graph_of_too_many_boxes_leaves_the_file_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have `dot` be a shell script of this text, and the only program there is."""
+
+    def install(script: str) -> None:
+        program = tmp_path / "bin" / "dot"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return install
+
+
+def test_svg_is_what_graphviz_makes_of_the_dot_text(
+    tmp_path: Path, graphviz: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr(graph_drawing, "BOXES_MAX", 2)
-    chain = [row("a"), row("b", inputs=["a0"]), row("c", inputs=["b0"])]
+    graphviz('echo "$@"; while read -r line; do echo "$line"; done')
+    for name, form in (("g.svg", None), ("g.dot", None), ("other", "svg")):
+        assert FakeClient(ONE).graph(tmp_path / name, form) == 0
+    assert (tmp_path / "g.dot").read_text().count("\n") > 3
+    drawn = (tmp_path / "g.svg").read_text().split("\n", 1)
+    assert drawn[0] == "-Tsvg"
+    assert drawn[1].startswith('digraph "job 1" {\n')
+    assert (tmp_path / "other").read_bytes() == (tmp_path / "g.svg").read_bytes()
+
+
+def test_without_graphviz_svg_is_refused_with_what_to_do(
+    tmp_path: Path, graphviz: Callable[[str], None]
+) -> None:
+    with pytest.raises(UsageError, match=r"apt install graphviz\); --format dot writes"):
+        FakeClient(ONE).graph(tmp_path / "g.svg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_error_of_graphviz_is_told_and_the_file_stays_as_it_was(
+    tmp_path: Path, graphviz: Callable[[str], None]
+) -> None:
+    graphviz("echo no room >&2; exit 3")
     path = tmp_path / "g.svg"
     path.write_text("before")
-    with pytest.raises(UsageError) as raised:
-        FakeClient(chain).graph(path)
-    assert str(raised.value) == (
-        "the graph of job 1 is too large to be drawn: it would have 3 boxes, and 2 boxes with "
-        "20,000 lines are as much as one can look at; --format json and --format dot write all "
-        "of it"
-    )
-    assert FakeClient(chain).graph(path, "dot") == 0
-    assert path.read_text().startswith("digraph")
-    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(GraphvizError, match=r"^Graphviz \(dot -Tsvg\) ended with 3: no room$"):
+        FakeClient(ONE).graph(path)
+    assert path.read_text() == "before"
 
 
 def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli.grammar import programs
-from ciel.cli.man import all_pages, main
+from ciel.cli.commands.man import all_pages, main
+from ciel.cli.parsing.grammar import programs
 
 MACROS = {"TH", "SH", "SS", "B", "br", "TP", "PP", "nf", "fi"}
 

@@ -1,7 +1,7 @@
 import pytest
 
-from ciel.cli.options import assignments
 from ciel.cli.outcome import UsageError
+from ciel.cli.parsing.options import assignments
 
 
 def test_variables_are_set_or_taken_from_ours() -> None:

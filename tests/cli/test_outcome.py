@@ -9,7 +9,6 @@ import pytest
 import ciel
 from ciel.access.errors import AccessDeniedError, SettingsError
 from ciel.cli.main import main
-from ciel.cli.options import seconds
 from ciel.cli.outcome import (
     OF_JOB_STATE,
     OutputClosedError,
@@ -19,6 +18,7 @@ from ciel.cli.outcome import (
     status_of,
     text_of,
 )
+from ciel.cli.parsing.options import seconds
 from ciel.client.errors import (
     AccessRefusedError,
     ClusterError,

@@ -3,7 +3,8 @@ import time
 
 import pytest
 
-from ciel.cli.printing import Counts, Progress, duration, progress_text, table
+from ciel.cli.output.progress import Counts, Progress, progress_text
+from ciel.cli.output.tables import duration, table
 
 
 class Terminal(io.StringIO):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.cli.selectors import (
+from ciel.cli.parsing.selectors import (
     ALL,
     LAST,
     SelectorError,

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from ciel.cli.store import render_stats, size_text
+from ciel.cli.commands.store import render_stats
+from ciel.cli.output.tables import size_text
 
 LEVEL: dict[str, Any] = {
     "worker": "w1", "netloc": "127.0.0.1:1", "name": "memory", "capacity_bytes": 4 << 30,
@@ -25,7 +26,7 @@ def test_a_store_has_a_row_for_each_level() -> None:
 
 
 def test_where_nothing_was_told_it_says_so() -> None:
-    assert render_stats([]) == "no worker has told of its store yet"
+    assert render_stats([]) == "no worker has reported its store yet"
 
 
 @pytest.mark.parametrize(

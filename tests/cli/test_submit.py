@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli import submit
-from ciel.cli.numbers import number_ranges
+from ciel.cli.commands import submit
 from ciel.cli.outcome import UsageError
+from ciel.cli.submission.numbers import number_ranges
+from ciel.cli.submission.options import parse
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_wrong_usage_is_one_line(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        submit._parse(words)
+        parse(words)
     assert caught.value.code == 2
     text = capsys.readouterr().err
     assert said in text
@@ -151,11 +152,11 @@ def test_wrong_usage_is_one_line(
 def test_b5_the_first_word_that_is_no_option_ends_ours(
     words: list[str], program: list[str]
 ) -> None:
-    assert submit._parse(words).program == program
+    assert parse(words).program == program
 
 
 def test_options_of_the_program_are_its_own() -> None:
-    assert submit._parse(["--", "grep", "--json", "-m", "1"]).program == [
+    assert parse(["--", "grep", "--json", "-m", "1"]).program == [
         "grep",
         "--json",
         "-m",
@@ -165,4 +166,4 @@ def test_options_of_the_program_are_its_own() -> None:
 
 def test_a_name_that_cannot_be_sent_is_said() -> None:
     with pytest.raises(UsageError, match="--name is not UTF-8"):
-        submit._parse(["--name", "\udcff", "--", "p"])
+        parse(["--name", "\udcff", "--", "p"])

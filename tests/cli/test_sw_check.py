@@ -1,4 +1,4 @@
-"""`ciel sw check` and `ciel sw fmt`, and what is read as a script."""
+"""`ciel sw check` and `ciel sw fmt`, and the reading of scripts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli import sw_source
 from ciel.cli.main import main
+from ciel.cli.skywriting import source as sw_source
 
 GOOD = "x = [1,2];\nreturn len(x);  // how many\n"
 FORMATTED = "x = [1, 2];\nreturn len(x);  // how many\n"

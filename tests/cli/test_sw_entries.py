@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ciel.cli.outcome import UsageError
-from ciel.cli.sw_entries import Entries, PipedEntries, TypedEntries
+from ciel.cli.skywriting.entries import Entries, PipedEntries, TypedEntries
 from ciel.skywriting.errors import Source
 
 
@@ -165,6 +165,6 @@ def test_bytes_that_are_no_text_make_an_entry_with_errors() -> None:
 
 
 def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ciel.cli.sw_entries.SOURCE_MAX_BYTES", 1000)
+    monkeypatch.setattr("ciel.cli.skywriting.entries.SOURCE_MAX_BYTES", 1000)
     with pytest.raises(UsageError, match="longer than 1000 bytes"):
         piped(b"x" * 5000)

@@ -1,4 +1,4 @@
-"""The command line of `sw-job` and `ciel sw`, and what is shown of a value."""
+"""The command line of `sw-job` and `ciel sw`, and the printing of values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli import sw_job
-from ciel.cli.sw_run import parse, print_value, variables
+from ciel.cli.skywriting import sw_job
+from ciel.cli.skywriting.script import parse, print_value, variables
 from ciel.client.errors import TaskFailedError
 
 

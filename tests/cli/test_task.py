@@ -1,6 +1,6 @@
 from typing import Any
 
-from ciel.cli.task import render_explanation
+from ciel.cli.commands.task import render_explanation
 
 TASK: dict[str, Any] = {
     "job": 3, "task": "t", "name": "7", "state": "done", "runs": False, "story": [],

@@ -1,6 +1,6 @@
 import pytest
 
-from ciel.cli.worker import parser
+from ciel.cli.daemons.worker import parser
 from ciel.core.admission import Policy
 
 

@@ -9,7 +9,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Failure, Fixed
 from ciel.core.tasks import Mentions, TaskState
 from ciel.testing.builders import a_chain, a_fan, a_job, a_task, failed, inline
-from ciel.testing.graph_scenes import W1, Scene
+from ciel_tests.scenes.graph import W1, Scene
 
 # --- laziness -------------------------------------------------------------------------------------
 

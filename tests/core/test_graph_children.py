@@ -14,7 +14,8 @@ from ciel.core.refs import Fixed, Future
 from ciel.core.removal import hand_over, remove
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_task, inline, stored
-from ciel.testing.graph_scenes import W1, W2, Scene, at_once, deleted
+from ciel.testing.operations import at_once, deleted
+from ciel_tests.scenes.graph import W1, W2, Scene
 
 # --- what was not promised ------------------------------------------------------------------------
 

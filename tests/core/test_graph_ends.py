@@ -12,7 +12,8 @@ from ciel.core.refs import Tombstone
 from ciel.core.removal import remove
 from ciel.core.tasks import Mentions, TaskState
 from ciel.testing.builders import a_chain, a_job, a_task, failed, inline, stored
-from ciel.testing.graph_scenes import W1, W2, Scene, at_once, deleted
+from ciel.testing.operations import at_once, deleted
+from ciel_tests.scenes.graph import W1, W2, Scene
 
 # --- the end of a job -----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from ciel.core.lost_objects import lose_location
 from ciel.core.refs import Concrete, Future, Stream
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.testing.builders import a_chain, a_fan, a_task, stored
-from ciel.testing.graph_scenes import LONG, W1, W2, Scene
+from ciel_tests.scenes.graph import LONG, W1, W2, Scene
 
 # --- loss -----------------------------------------------------------------------------------------
 

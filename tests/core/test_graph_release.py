@@ -11,7 +11,8 @@ from ciel.core.refs import Future
 from ciel.core.removal import hand_over
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_chain, a_task, inline, stored
-from ciel.testing.graph_scenes import W1, W2, Scene, deleted
+from ciel.testing.operations import deleted
+from ciel_tests.scenes.graph import W1, W2, Scene
 
 # --- release --------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from ciel.core.lost_objects import lose
 from ciel.core.refs import Future, Reference, Stream
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_chain, a_task, failed, inline, stored
-from ciel.testing.graph_scenes import LONG, W1, Scene, at_once
+from ciel.testing.operations import at_once
+from ciel_tests.scenes.graph import LONG, W1, Scene
 
 # --- objects that grow ----------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import Home
-from ciel.testing.languages import is_there
-from ciel.testing.pages import Page
+from ciel_tests.documents.pages import Page
+from ciel_tests.installed.languages import is_there
 
 ROOT = str(Path(__file__).parents[2])
 

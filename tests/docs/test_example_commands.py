@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli.grammar import programs
-from ciel.testing.languages import build_jars, require_java, require_ocaml
-from ciel.testing.pages import Page
+from ciel.cli.parsing.grammar import programs
+from ciel_tests.documents.pages import Page
+from ciel_tests.installed.languages import build_jars, require_java, require_ocaml
 
 pytestmark = pytest.mark.timeout(300)  # on a busy machine
 

@@ -1,4 +1,4 @@
-"""The examples of all documents run as they are printed (`ciel.testing.pages`)."""
+"""The examples of all documents run as they are printed (`ciel_tests.documents.pages`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.pages import Page
+from ciel_tests.documents.pages import Page
 
 pytestmark = pytest.mark.timeout(300)  # of the longest page, on a busy machine
 

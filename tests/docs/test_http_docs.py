@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import HandCluster, Home
-from ciel.testing.master_rows import master_table
-from ciel.testing.worker_rows import worker_table
+from ciel_tests.http.master_rows import master_table
+from ciel_tests.http.worker_rows import worker_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 SPOKEN_OF = frozenset(

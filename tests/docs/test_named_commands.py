@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli.grammar import Command, programs
+from ciel.cli.parsing.grammar import Command, programs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

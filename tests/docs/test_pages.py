@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import Home
-from ciel.testing.pages import Block, Page, commands, matches, steps
+from ciel_tests.documents.pages import Block, Page, commands, matches, steps
 
 
 def page(*lines: str) -> Page:

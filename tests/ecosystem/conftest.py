@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from ciel import Client
-from ciel.testing import borrowed
 from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel_tests.installed import borrowed
 
 SLOTS = 3
 

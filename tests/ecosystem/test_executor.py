@@ -19,8 +19,8 @@ import pytest
 
 import ciel
 from ciel import Client, Executor
-from ciel.testing import borrowed
 from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel_tests.installed import borrowed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

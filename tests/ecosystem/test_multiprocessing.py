@@ -22,7 +22,7 @@ import ciel.multiprocessing
 from ciel import Client
 from ciel.client.pools.feed import ITEMS_AHEAD
 from ciel.multiprocessing import Pool
-from ciel.testing import borrowed
+from ciel_tests.installed import borrowed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

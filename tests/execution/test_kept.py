@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ciel.execution.kept import KEPT_ATTEMPTS_MAX, KEPT_BYTES_MAX, KeptAttempts
-from ciel.testing.mounts import on_mount
+from ciel_tests.clusters.mounts import on_mount
 
 MIB = 1 << 20
 

@@ -17,7 +17,7 @@ from ciel.executors.stdinout import StdinoutExecutor
 from ciel.executors.sync import SyncExecutor
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.builders import EXECUTOR, a_task
-from ciel.testing.dialogues import Dialogue
+from ciel_tests.scenes.dialogues import Dialogue
 
 EXECUTORS = {
     executor.name: executor

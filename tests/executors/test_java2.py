@@ -28,8 +28,8 @@ from ciel.executors.java2_calls import MAIN_CLASS, readable
 from ciel.storage.files import open_disk
 from ciel.testing.builders import inline, stored
 from ciel.testing.fake_attempt import FakeAttempt
-from ciel.testing.transcript import Transcript
 from ciel.wire.calls import Call
+from ciel_tests.scenes.transcript import Transcript
 
 X = ObjectId("x")
 MakeTask = Callable[..., Task]

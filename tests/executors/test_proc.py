@@ -23,8 +23,8 @@ from ciel.execution.executor import BadArgumentsError, InputPath, Program, Talk,
 from ciel.executors.conversation import BACKLOG_MAX
 from ciel.executors.proc import ProcExecutor
 from ciel.testing.builders import failed, inline, stored
-from ciel.testing.dialogues import HERE, MAY_KEEP, NO, TEXT, Begin, future
 from ciel.wire.calls import Call
+from ciel_tests.scenes.dialogues import HERE, MAY_KEEP, NO, TEXT, Begin, future
 
 # --- a task begins --------------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ from ciel.execution.executor import Talk, Task
 from ciel.executors.proc import ProcExecutor
 from ciel.storage.files import FileStore
 from ciel.testing.builders import JOB, inline
-from ciel.testing.dialogues import BAD_KEYS, HERE, MAY_KEEP, NO, TEXT, Begin, Dialogue, future
 from ciel.wire.descriptors import make_task, read_arguments
+from ciel_tests.scenes.dialogues import BAD_KEYS, HERE, MAY_KEEP, NO, TEXT, Begin, Dialogue, future
 
 # --- what programs get wrong ----------------------------------------------------------------------
 

@@ -24,9 +24,9 @@ from ciel.python.packing import unpack
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.builders import a_task, failed, inline, stored
 from ciel.testing.fake_attempt import FakeAttempt
-from ciel.testing.transcript import Transcript
 from ciel.wire.calls import Call
 from ciel.wire.descriptors import read_arguments
+from ciel_tests.scenes.transcript import Transcript
 
 PYTHON = PythonExecutor()
 HERE = "here:1"

@@ -21,9 +21,9 @@ from ciel.executors.stdinout import StdinoutExecutor
 from ciel.storage.files import open_disk
 from ciel.testing.builders import inline
 from ciel.testing.fake_attempt import FakeAttempt
-from ciel.testing.transcript import Transcript
 from ciel.wire.calls import Call
 from ciel.wire.descriptors import read_arguments
+from ciel_tests.scenes.transcript import Transcript
 
 MakeTask = Callable[..., Task]
 SWI = SwiExecutor()

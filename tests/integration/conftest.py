@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import HandCluster, Home
-from ciel.testing.languages import build_jars
-from ciel.testing.two_slots import TwoSlots
+from ciel_tests.clusters.two_slots import TwoSlots
+from ciel_tests.installed.languages import build_jars
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import pytest
 
 from ciel.access.keys import Role
 from ciel.testing.homes import HandCluster, Home, descriptors_of, wait_for
-from ciel.testing.one_worker import SDK
-from ciel.testing.routes import Door, Told
+from ciel_tests.http.routes import Door, Told
+from ciel_tests.scenes.one_worker import SDK
 
 READ, SUBMIT = Role.READ, Role.SUBMIT
 

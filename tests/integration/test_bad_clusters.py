@@ -23,7 +23,7 @@ from ciel.access.keys import Key
 from ciel.access.places import host_name
 from ciel.access.tickets import make_ticket
 from ciel.testing.homes import Home, wait_for
-from ciel.testing.mounts import on_mount
+from ciel_tests.clusters.mounts import on_mount
 
 EXAMPLE: Final = str(Path(__file__).parents[2] / "examples" / "hello.pack")
 KEY: Final = Key(bytes(range(32)))
@@ -130,7 +130,7 @@ def test_a_cluster_that_was_shut_down_by_http_is_down_and_has_not_crashed(home: 
 
 
 def kill_master(home: Home) -> None:
-    (pid,) = [pid for pid, line in home.processes().items() if "ciel.cli.master" in line]
+    (pid,) = [pid for pid, line in home.processes().items() if "ciel.cli.daemons.master" in line]
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not home.processes(), "the end of all that belonged to it")
     assert not list(home.tmp.iterdir())

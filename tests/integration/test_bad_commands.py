@@ -49,7 +49,7 @@ def cluster(
     home = Home(tmp_path_factory.mktemp("commands"))
     up = home.run("ciel", "up", "--slots", "2", "--listen", "127.0.0.1:0")
     assert up.returncode == 0, up.stderr
-    daemons = ("ciel.cli.master", "ciel.cli.worker")
+    daemons = ("ciel.cli.daemons.master", "ciel.cli.daemons.worker")
     found = home.processes().items()
     pids = [pid for pid, line in found if any(daemon in line for daemon in daemons)]
     cluster = Cluster(home, pids, typed)
@@ -262,7 +262,7 @@ DAEMONS: Final = {
     ),
     "advertise everywhere": (
         "worker --advertise 0.0.0.0:1",
-        "argument --advertise: '0.0.0.0:1' leads nowhere: expected HOST:PORT",
+        "argument --advertise: '0.0.0.0:1' is no address to connect to: expected HOST:PORT",
     ),
     "no slots": ("worker --slots 0", "argument --slots: '0' is not a number from 1 to 1024"),
     "an unknown option": ("master --bogus", "unrecognized arguments: --bogus"),
@@ -322,6 +322,6 @@ def test_an_unknown_level_of_the_log_is_said(cluster: Cluster) -> None:
     assert cluster.run("env", "CIEL_LOG_LEVEL=loud", "ciel-worker") == (
         2,
         "",
-        "ciel-worker: CIEL_LOG_LEVEL: 'loud' is no level; "
-        "there are debug, info, warn, error, critical\n",
+        "ciel-worker: CIEL_LOG_LEVEL: 'loud' is no log level; "
+        "the levels are debug, info, warn, error, critical\n",
     )

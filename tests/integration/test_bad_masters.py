@@ -23,12 +23,12 @@ from ciel.access.keys import Key
 from ciel.core.events import AssignTask
 from ciel.core.ids import JobId
 from ciel.testing.homes import Home, wait_for
-from ciel.testing.peers import frame, shake_hands
 from ciel.wire.descriptors import make_task
 from ciel.wire.errors import WireError
 from ciel.wire.frames import encode_frames
 from ciel.wire.messages import encode
 from ciel.wire.session import Session
+from ciel_tests.clusters.peers import frame, shake_hands
 
 CLUSTER_ID: Final = "0123456789abcdef"
 KEY: Final = Key(bytes(range(32)))

@@ -19,8 +19,8 @@ import pytest
 from ciel.access.access_file import read as read_access
 from ciel.access.keys import Role
 from ciel.testing.homes import HandCluster, Home, descriptors_of, private_bytes, wait_for
-from ciel.testing.peers import frame, shake_hands
 from ciel.wire.session import Session
+from ciel_tests.clusters.peers import frame, shake_hands
 
 GROWTH_MAX_BYTES: Final = 8 << 20  # of a daemon, whatever it is sent
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ciel.testing.homes import wait_for
-from ciel.testing.two_slots import Ends, TwoSlots
+from ciel_tests.clusters.two_slots import Ends, TwoSlots
 
 # --- programs that cannot start -------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import pytest
 from ciel.access.access_file import AccessFile
 from ciel.access.keys import Key
 from ciel.access.places import point_current
-from ciel.cli import doctor_host
+from ciel.cli.doctor import host as doctor_host
 from ciel.testing.homes import HandCluster, Home
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -52,7 +52,7 @@ def expect(home: Home, typed: Typed, of_this_machine: set[str]) -> Callable[...,
         if out is None:
             status, out, err = typed(home, "doctor", "--json", *words)
             assert status == 1
-            assert "to be mended" in err
+            assert "to repair" in err
         planted = [one for one in faults(found_by(out)) if one["check"] not in of_this_machine]
         assert {one["check"] for one in planted} == {check}
         assert said in planted[0]["found"]
@@ -82,13 +82,13 @@ def test_a_setting_that_there_is_not(home: Home, expect: Callable[..., None]) ->
     path = home.path / "config/ciel/config.toml"
     path.parent.mkdir(parents=True)
     path.write_text('master = "127.0.0.1:1"\nmaste = "x"\n')
-    expect("settings", "config.toml line 2: unknown setting 'maste'", "mend that")
+    expect("settings", "config.toml line 2: unknown setting 'maste'", "correct it")
 
 
 def test_a_master_that_is_no_address(home: Home, expect: Callable[..., None]) -> None:
-    expect("settings", "--master: 'http://[' is not a master", "mend that", "--master", "http://[")
+    expect("settings", "--master: 'http://[' is not a master", "correct it", "--master", "http://[")
     home.environ["CIEL_MASTER"] = "http://h:x"
-    expect("settings", "CIEL_MASTER: 'http://h:x' is not a master", "mend that")
+    expect("settings", "CIEL_MASTER: 'http://h:x' is not a master", "correct it")
 
 
 def test_a_store_that_there_is_not(
@@ -219,7 +219,7 @@ def test_a_key_of_another_cluster(
     fields = json.loads(lasting_cluster.access.read_text()) | {"key": Key.new().text()}
     access.touch(0o600)
     access.write_text(json.dumps(fields))
-    expect("master", "key", "get the access file of that master anew", "--access", str(access))
+    expect("master", "key", "copy the access file of that master again", "--access", str(access))
 
 
 @pytest.fixture

@@ -103,8 +103,8 @@ def test_a_killed_part_of_an_embedded_cluster_leaves_nothing(home: Home, victim:
     found = {
         "the first launcher": launchers[:1],
         "a worker's launcher": launchers[1:],
-        "worker": [pid for pid, c in home.processes().items() if "ciel.cli.worker" in c],
-        "master": [pid for pid, c in home.processes().items() if "ciel.cli.master" in c],
+        "worker": [pid for pid, c in home.processes().items() if "ciel.cli.daemons.worker" in c],
+        "master": [pid for pid, c in home.processes().items() if "ciel.cli.daemons.master" in c],
     }
     (pid,) = found[victim]
     os.kill(pid, signal.SIGKILL)

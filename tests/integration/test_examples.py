@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 
-from ciel.cli.asking import has_ended, list_jobs
+from ciel.cli.jobs.queries import has_ended, list_jobs
 from ciel.client import Client
 from ciel.testing.homes import HandCluster, Home, wait_for
-from ciel.testing.languages import require_jansson
+from ciel_tests.installed.languages import require_jansson
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SDK = Path(__file__).parents[2] / "executors" / "sdk" / "c"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ciel.client import Client
 from ciel.core.refs import locations_of
-from ciel.testing.two_slots import TwoSlots
+from ciel_tests.clusters.two_slots import TwoSlots
 
 SIZES = """
 paste -d ' ' "$INPUT_FILES" "$OUTPUT_FILES" | while read -r input output; do

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -40,25 +38,23 @@ def graph(up: Home, typed: Callable[..., tuple[int, str, str]]) -> Graph:
     return lambda *words: typed(up, "job", "graph", *words)
 
 
-def texts(document: str) -> list[str]:
-    tree = ElementTree.fromstring(document)
-    return [e.text or "" for e in tree.iter() if e.tag.endswith(("}text", "}title"))]
-
-
-def test_an_array_is_drawn_as_one_box_that_tells_what_failed(up: Home, graph: Graph) -> None:
+def test_svg_is_drawn_by_graphviz(up: Home, graph: Graph) -> None:
+    if shutil.which("dot") is None:
+        pytest.skip("no dot (Debian: graphviz)")
     assert graph("1", "-o", "job.svg") == (0, "", "")
-    shown = texts((up.path / "job.svg").read_text())
-    assert shown[0] == "job 1: <b>&twelve"
-    assert "stdinout \u00d7 12" in shown
-    assert "10 done, 2 failed · stdinout" in shown
-    assert any("failed: 5, 10\n" in text and "exit status 1" in text for text in shown)
+    tree = ElementTree.parse(up.path / "job.svg")
+    texts = [element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert "job 1: <b>&twelve" in texts
+    assert texts.count("done, stdinout") == 10
+    assert texts.count("failed, stdinout") == 2
 
 
-def test_what_was_spawned_and_handed_over_is_drawn(graph: Graph) -> None:
+def test_what_was_spawned_and_delegated_is_drawn(graph: Graph) -> None:
     status, document, said = graph("2")
     assert (status, said) == (0, "")
-    shown = texts(document)
-    assert {"hello.pack", "spawns", "delegates", "done · sync"} <= set(shown)
+    assert "label=spawns]" in document
+    assert "label=delegates]" in document
+    assert "done, sync" in document
 
 
 @pytest.mark.parametrize(
@@ -67,7 +63,7 @@ def test_what_was_spawned_and_handed_over_is_drawn(graph: Graph) -> None:
         (["--format", "dot"], 'digraph "job 2: hello.pack" {\n'),
         (["-o", "job.GV"], 'digraph "job 2: hello.pack" {\n'),
         (["-o", "job.json"], '{"job": {"id": '),
-        (["-o", "job.txt", "--format", "svg"], "<svg "),
+        (["-o", "job.txt", "--format", "dot"], 'digraph "job 2: hello.pack" {\n'),
         (["-o", "-", "--json"], '{"job": {"id": '),
     ],
 )
@@ -102,8 +98,8 @@ def test_json_has_all_of_the_graph(graph: Graph) -> None:
         (["last", "--json", "--format", "dot"], 2, "--json and --format dot ask for different"),
         (["1-2", "--json"], 2, "'1-2' names 2 jobs; a graph is of one"),
         (["77"], 2, "no job 77; "),
-        (["last", "-o", "nowhere/job.svg"], 1, "nowhere/job.svg: No such file or directory"),
-        (["last", "-o", "tmp", "--format", "svg"], 1, "tmp: Is a directory"),
+        (["last", "-o", "nowhere/job.dot"], 1, "nowhere/job.dot: No such file or directory"),
+        (["last", "-o", "tmp", "--format", "dot"], 1, "tmp: Is a directory"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(
@@ -114,28 +110,11 @@ def test_what_cannot_be_is_said_in_one_sentence(
     assert err.startswith(f"ciel: {said}")
 
 
-def test_a_drawing_is_not_printed_on_a_terminal(up: Home) -> None:
-    ours, theirs = pty.openpty()
-    try:
-        done = subprocess.run(
-            ["ciel", "job", "graph", "last"], env=up.environ, cwd=up.path, text=True, check=False,
-            stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE, timeout=40,
-        )  # fmt: skip
-    finally:
-        os.close(theirs)
-        os.close(ours)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "ciel: a drawing cannot be shown on a terminal; name a file for it (-o job.svg), or have "
-        "the graph as text with --format dot\n"
-    )
-
-
 def test_a_graph_is_drawn_while_its_job_runs(up: Home, graph: Graph) -> None:
     up.run("ciel", "submit", "--detach", "--", "sleep", "1000")
     try:
         states = {row["state"] for row in json.loads(graph("last", "--json")[1])["tasks"]}
         assert states <= {"runnable", "assigned"}
-        assert "active · 1 " in graph("last")[1]
+        assert "sleep" in graph("last")[1]
     finally:
         up.run("ciel", "job", "cancel", "last")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ciel.execution.kept import KEPT_ATTEMPTS_MAX
-from ciel.testing.two_slots import Ends, TwoSlots
 from ciel.worker.limits.growth import STDERR_LEFT_BYTES
+from ciel_tests.clusters.two_slots import Ends, TwoSlots
 
 GIB = 1 << 30
 MIB = 1 << 20

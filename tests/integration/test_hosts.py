@@ -19,8 +19,8 @@ import pytest
 
 from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.testing.homes import wait_for
-from ciel.testing.hosts import Host, Hosts
-from ciel.testing.languages import LANGUAGES, build_ocaml, require_haskell, require_pypy
+from ciel_tests.clusters.hosts import Host, Hosts
+from ciel_tests.installed.languages import LANGUAGES, build_ocaml, require_haskell, require_pypy
 
 ROOT: Final = Path(__file__).parents[2]
 MIB: Final = 1 << 20
@@ -141,7 +141,7 @@ def test_whoever_listens_everywhere_must_say_where_others_find_it(
     assert said(cluster.here, *words) == (
         2,
         f"--listen {words[-1]}: that is every address of this computer; "
-        "say which of them others are to use: --advertise HOST:0",
+        "name the one that other hosts connect to: --advertise HOST:0",
     )
 
 
@@ -170,8 +170,9 @@ def test_without_the_key_nobody_from_another_host_comes_in(cluster: Cluster) -> 
 def test_a_worker_that_others_cannot_reach_is_told_what_to_say(cluster: Cluster) -> None:
     assert said(cluster.there, "ciel-worker") == (
         2,
-        f"the master is at {cluster.url}, so that others must reach this worker, too, "
-        f"and at 127.0.0.1 nobody does; say: --listen {cluster.there.address}:0",
+        f"the master is at {cluster.url}, so that other hosts must reach this worker, too, "
+        "but it listens on 127.0.0.1, which only this host reaches; use: --listen "
+        f"{cluster.there.address}:0",
     )
 
 
@@ -179,9 +180,9 @@ def test_a_worker_does_not_join_with_an_address_that_leads_elsewhere(cluster: Cl
     there, before = cluster.there, cluster.workers()
     another = next(place for place in before if place.startswith(cluster.here.address))
     for wrong, why in (
-        (f"{there.address}:1", "nobody reaches this worker there: .* Could not connect to server"),
-        (cluster.url.removeprefix("http://"), "another daemon answers there"),
-        (another, "another daemon answers there"),
+        (f"{there.address}:1", "this worker is not reached there: .* Could not connect to server"),
+        (cluster.url.removeprefix("http://"), "another program answers there"),
+        (another, "another program answers there"),
     ):
         options = ["--listen", f"{there.address}:0", "--advertise", wrong]
         status, text = said(there, "ciel-worker", *options)

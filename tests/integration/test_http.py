@@ -18,8 +18,8 @@ import pytest
 
 from ciel.access.keys import Role
 from ciel.testing.homes import HandCluster, Home, wait_for
-from ciel.testing.routes import Door, Told
-from ciel.testing.schemas import Schemas
+from ciel_tests.documents.schemas import Schemas
+from ciel_tests.http.routes import Door, Told
 
 READ, SUBMIT = Role.READ, Role.SUBMIT
 WAITERS = 40  # the original had trouble with more than ten

@@ -18,13 +18,13 @@ from typing import Any, Final
 import pytest
 
 from ciel.testing.homes import HandCluster, Home
-from ciel.testing.languages import (
+from ciel_tests.clusters.two_slots import TwoSlots
+from ciel_tests.installed.languages import (
     LANGUAGES,
     build_ocaml,
     require_perl,
     require_pypy,
 )
-from ciel.testing.two_slots import TwoSlots
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ciel.cli import job_output
+from ciel.cli.jobs import results as job_results
 from ciel.testing.homes import WORKER_ID, Home, wait_for
 from ciel.worker.host import host_name
 
@@ -280,7 +280,7 @@ def test_all_means_what_it_can_mean(tmp_path: Path, typed: Typed) -> None:
         up.ciel("job", "wait", "1-2")
         runs = up.submit("--", "sleep", "1000")
         assert up.ciel("job", "rm", "all") == (
-            0, "", f"ciel: removed 2 jobs\nciel: left what has not ended: {runs}\n"
+            0, "", f"ciel: removed 2 jobs\nciel: left unfinished jobs: {runs}\n"
         )  # fmt: skip
         assert up.facts("job", "rm", "all") == {"removed": [], "left": [3]}
         assert up.ciel("job", "cancel", "all") == (0, "", f"ciel: job {runs} is cancelled\n")
@@ -352,7 +352,7 @@ def test_the_output_of_a_cancelled_job(up: Up) -> None:
 def test_a_result_that_nobody_has_any_more_is_told_of(
     tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_output, "LOSS_NOTICE_S", 0.1)
+    monkeypatch.setattr(job_results, "LOSS_NOTICE_S", 0.1)
     up = Up(tmp_path, typed, "--store", "disk")  # there a file can be removed behind its back
     try:
         number = up.submit("--array", "1-3", "--", "seq", "{}", "1777")
@@ -374,7 +374,9 @@ def test_results_that_went_with_their_worker_are_made_again(tmp_path: Path, type
     try:
         up.submit("--array", "1-8", "--", "seq", "{}", "1777")
         assert up.ciel("job", "wait", "1")[0] == 0
-        workers = [pid for pid, words in up.processes().items() if "ciel.cli.worker" in words]
+        workers = [
+            pid for pid, words in up.processes().items() if "ciel.cli.daemons.worker" in words
+        ]
         os.kill(workers[0], signal.SIGKILL)
         status, out, err = up.ciel("job", "output", "1")
         assert (status, out.count("1777\n"), err) == (0, 8, "")

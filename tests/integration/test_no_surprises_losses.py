@@ -87,7 +87,9 @@ def test_h5_a_map_gives_all_results_though_workers_are_restarted(cluster: LocalC
 def _pids_of_workers() -> list[int]:
     """List the worker daemons that this test's process started."""
     return [
-        pid for pid, command in processes_below(os.getpid()).items() if "ciel.cli.worker" in command
+        pid
+        for pid, command in processes_below(os.getpid()).items()
+        if "ciel.cli.daemons.worker" in command
     ]
 
 

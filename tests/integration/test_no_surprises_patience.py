@@ -18,7 +18,7 @@ import pytest
 
 from ciel.core.events import LOST_AFTER_S
 from ciel.testing.homes import HandCluster, Home, wait_for
-from ciel.testing.hosts import Hosts
+from ciel_tests.clusters.hosts import Hosts
 
 
 def submit(home: Home, *argv: str, elements: int = 1) -> subprocess.Popen[str]:
@@ -238,7 +238,7 @@ def test_c9_two_that_are_told_to_start_a_cluster_at_once_start_one(home: Home) -
     said = sorted(each.communicate(timeout=60)[1] for each in both)
     assert [each.returncode for each in both] == [0, 0]
     assert "already up" in said[0], said
-    masters = [line for line in home.processes().values() if "ciel.cli.master" in line]
+    masters = [line for line in home.processes().values() if "ciel.cli.daemons.master" in line]
     assert len(masters) == 1
     assert home.run("ciel", "down").returncode == 0
     wait_for(lambda: not home.processes(), "the end of all")

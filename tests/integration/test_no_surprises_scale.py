@@ -22,8 +22,8 @@ from ciel.core import graph
 from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions
 from ciel.testing.homes import HandCluster, Home, private_bytes, wait_for
-from ciel.testing.peers import frame, shake_hands
 from ciel.wire.session import Session
+from ciel_tests.clusters.peers import frame, shake_hands
 
 PATIENCE_S = 60.0
 GROWTH_MAX_BYTES = 96 << 20

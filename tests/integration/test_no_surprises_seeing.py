@@ -436,7 +436,7 @@ def test_d5_down_says_where_the_files_of_failed_tasks_are_then(home: Home) -> No
     assert home.run("ciel", "submit", "--scratch", "sh", "-c", "touch made; exit 1").returncode == 1
     done = home.run("ciel", "down")
     assert done.returncode == 0, done.stderr
-    place = done.stderr.splitlines()[-1].removeprefix("ciel: what failed tasks left is now in ")
+    place = done.stderr.splitlines()[-1].removeprefix("ciel: files of failed tasks are now in ")
     assert list(Path(place).glob("worker-1/*/scratch/made"))
 
 

@@ -15,7 +15,7 @@ import pytest
 import ciel
 from ciel.storage.trees import remove_tree
 from ciel.testing.homes import Home
-from ciel.testing.mounts import on_mount
+from ciel_tests.clusters.mounts import on_mount
 
 MIB = 1 << 20
 STALL_S = 8.0  # a wait for room that nobody can make takes ten

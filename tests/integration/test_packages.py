@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ciel.cli.asking import list_jobs
+from ciel.cli.jobs.queries import list_jobs
 from ciel.client import Client
 from ciel.testing.homes import HandCluster, Home, wait_for
 

@@ -15,7 +15,7 @@ from ciel.client.errors import TaskFailedError
 from ciel.core.refs import Reference
 from ciel.core.tasks import Needs
 from ciel.testing.homes import HandCluster, Home
-from ciel.testing.languages import require_jansson, require_perl
+from ciel_tests.installed.languages import require_jansson, require_perl
 
 SDK = Path(__file__).parents[2] / "executors" / "sdk"
 PROGRAMS = Path(__file__).parent / "programs"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import Home
-from ciel.testing.two_slots import TwoSlots
+from ciel_tests.clusters.two_slots import TwoSlots
 
 STORES = ("disk", "shm:capacity=256MiB", "scc:capacity=256MiB")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "python"

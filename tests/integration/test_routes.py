@@ -12,9 +12,9 @@ import pytest
 
 from ciel.access.keys import Key, Role
 from ciel.testing.homes import HandCluster, Home, descriptors_of, wait_for
-from ciel.testing.master_rows import MASTER_ROWS, master_table
-from ciel.testing.routes import BAD_JSON, TOO_LONG, Door, Row, Told, lesser, missing, unserved
-from ciel.testing.worker_rows import WORKER_ROWS, worker_names, worker_table
+from ciel_tests.http.master_rows import MASTER_ROWS, master_table
+from ciel_tests.http.routes import BAD_JSON, TOO_LONG, Door, Row, Told, lesser, missing, unserved
+from ciel_tests.http.worker_rows import WORKER_ROWS, worker_names, worker_table
 
 WRONG: Final = Key.new().text()
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from ciel.cli.grammar import programs
+from ciel.cli.parsing.grammar import programs
 from ciel.testing.homes import Home
-from ciel.testing.schemas import Schemas
+from ciel_tests.documents.schemas import Schemas
 
 Typed = Callable[..., tuple[int, str, str]]
 FAILING = "echo {}; echo why {} >&2; test {} != 2"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import Home
-from ciel.testing.mounts import on_mount
+from ciel_tests.clusters.mounts import on_mount
 
 MIB = 1 << 20
 SMALL = ["-t", "tmpfs", "-o", "size=16m,mode=1777", "none"]

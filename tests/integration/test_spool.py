@@ -13,7 +13,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete
 from ciel.storage.files import open_disk
 from ciel.testing.homes import WORKER_ID, HandCluster, Home, wait_for
-from ciel.testing.mounts import on_mount
+from ciel_tests.clusters.mounts import on_mount
 
 
 @pytest.fixture

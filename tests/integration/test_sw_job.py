@@ -15,7 +15,7 @@ import pytest
 
 from ciel.client import Client
 from ciel.testing.homes import Home, wait_for
-from ciel.testing.two_slots import TwoSlots
+from ciel_tests.clusters.two_slots import TwoSlots
 
 FOR_EVER = 'ignore = print("begun"); while (true) { x = 1; }'
 
@@ -211,7 +211,7 @@ def test_a_detached_script_goes_on_and_its_value_can_be_had_later(cluster: Clust
     assert cluster.home.run("ciel", "job", "output", out.strip()).stdout == '[["a"]]'
     done = cluster.home.run("ciel", "sw", "--detach")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "a prompt needs somebody" in done.stderr
+    assert "a prompt cannot be detached" in done.stderr
 
 
 def test_progress_is_drawn_on_a_terminal(cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ from typing import Self
 import pytest
 
 from ciel.testing.homes import Home, wait_for
-from ciel.testing.two_slots import TwoSlots
+from ciel_tests.clusters.two_slots import TwoSlots
 
 WAIT_S = 20.0
 PROMPT, MORE = "sw> ", "... "

@@ -16,7 +16,7 @@ import pytest
 
 from ciel.access.keys import Role
 from ciel.testing.homes import HandCluster, Home, descriptors_of, private_bytes, wait_for
-from ciel.testing.routes import Door
+from ciel_tests.http.routes import Door
 
 ADMIN, SUBMIT, READ = Role.ADMIN, Role.SUBMIT, Role.READ
 CONTENT = bytes(range(256)) * 100

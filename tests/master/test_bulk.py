@@ -18,7 +18,7 @@ from ciel.core.refs import Concrete
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state.queries import topics
 from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, place_of
-from ciel.testing.master_scenes import Cluster
+from ciel_tests.scenes.master import Cluster
 
 STEPS = 10
 

@@ -17,7 +17,7 @@ from ciel.core.events import (
 from ciel.core.ids import JobId
 from ciel.core.jobs import CallerContext
 from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline
-from ciel.testing.master_scenes import Cluster
+from ciel_tests.scenes.master import Cluster
 
 CONTEXT = CallerContext("/somewhere", {"LANG": "C"})
 

@@ -34,7 +34,7 @@ from ciel.testing.builders import (
     place_of,
     stored,
 )
-from ciel.testing.master_scenes import Cluster, opened, two, why
+from ciel_tests.scenes.master import Cluster, opened, two, why
 
 # --- what workers let run by themselves -----------------------------------------------------------
 

@@ -28,7 +28,7 @@ from ciel.testing.builders import (
     place_of,
     stored,
 )
-from ciel.testing.master_scenes import CLIENT, Cluster, one, two
+from ciel_tests.scenes.master import CLIENT, Cluster, one, two
 
 # --- jobs come and go -----------------------------------------------------------------------------
 

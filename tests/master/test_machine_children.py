@@ -27,7 +27,7 @@ from ciel.testing.builders import (
     place_of,
     stored,
 )
-from ciel.testing.master_scenes import Cluster, one, two
+from ciel_tests.scenes.master import Cluster, one, two
 
 # --- children that begin where their parent runs --------------------------------------------------
 

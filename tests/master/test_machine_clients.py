@@ -33,7 +33,7 @@ from ciel.testing.builders import (
     place_of,
     stored,
 )
-from ciel.testing.master_scenes import Cluster, one
+from ciel_tests.scenes.master import Cluster, one
 
 # --- clients come and go --------------------------------------------------------------------------
 

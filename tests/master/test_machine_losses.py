@@ -34,7 +34,7 @@ from ciel.testing.builders import (
     place_of,
     stored,
 )
-from ciel.testing.master_scenes import Cluster, ask, inputs_lost, one, two
+from ciel_tests.scenes.master import Cluster, ask, inputs_lost, one, two
 
 # --- workers are lost -----------------------------------------------------------------------------
 

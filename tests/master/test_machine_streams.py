@@ -35,7 +35,7 @@ from ciel.testing.builders import (
     place_of,
     stored,
 )
-from ciel.testing.master_scenes import Cluster, inputs_lost, opened, why
+from ciel_tests.scenes.master import Cluster, inputs_lost, opened, why
 
 # --- objects that grow ----------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from ciel.testing.builders import (
     inline,
     place_of,
 )
-from ciel.testing.master_scenes import Cluster, ask, one, two, why
+from ciel_tests.scenes.master import Cluster, ask, one, two, why
 
 
 def test_a_task_is_found_by_name_place_or_id() -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ciel.scc.shmfs import Image
-from ciel.testing.mounts import on_mount
 from ciel.testing.shm_tools import HOME, TOOLS, fresh_image
+from ciel_tests.clusters.mounts import on_mount
 
 BLOCKS, BLOCK = (1024, 1 << 20) if os.environ.get("CIEL_APPENDIX") == "full" else (16, 65536)
 SCRIPTS = Path(__file__).with_name("appendix")

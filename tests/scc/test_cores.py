@@ -27,8 +27,8 @@ from ciel.storage.errors import (
 )
 from ciel.storage.files import open_disk
 from ciel.testing.homes import wait_for
-from ciel.testing.mounts import run_on_mount
 from ciel.testing.store_rules import digest, exit_code, pattern, start_child
+from ciel_tests.clusters.mounts import run_on_mount
 
 INSTANCE = f"test-{os.getpid()}"
 DIRECTORY = Path("/dev/shm", f"ciel-scc-{INSTANCE}")

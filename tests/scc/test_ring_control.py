@@ -28,10 +28,10 @@ from ciel.scc.channels import CAPACITY_BYTES, RingKind
 from ciel.scc.mpb_channels import MpbKind
 from ciel.scc.ring import Ring, RingError, make_segment
 from ciel.testing.homes import descriptors_of, wait_for
-from ciel.testing.peers import frame, shake_hands
 from ciel.wire.frames import encode_frames
 from ciel.wire.messages import encode
 from ciel.wire.session import Session
+from ciel_tests.clusters.peers import frame, shake_hands
 
 KEY = Key(bytes(range(32)))
 QUESTION = encode_frames([encode(Ask(1, "status", "x"))])

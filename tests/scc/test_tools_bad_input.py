@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from ciel.scc.shmfs import Image as Client
-from ciel.testing.mounts import on_mount, run_on_mount
 from ciel.testing.shm_mounts import can_mount
 from ciel.testing.shm_tools import HOME, Image, fresh_image
+from ciel_tests.clusters.mounts import on_mount, run_on_mount
 
 SMALL = ("--blocks=8", "--block-size=4KiB", "--inodes=6", "--entries=7")
 SUPERBLOCK = {

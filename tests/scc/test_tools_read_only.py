@@ -14,8 +14,8 @@ import pytest
 
 from ciel.scc.shapes import ShmfsError
 from ciel.scc.shmfs import Image as Client
-from ciel.testing.mounts import on_mount
 from ciel.testing.shm_tools import HOME, Image, fresh_image
+from ciel_tests.clusters.mounts import on_mount
 
 READERS = (
     "shmlist", "shmlist --json", "shmst a -", "shmdf", "shmdf --json", "shmdump a", "shmfsck",

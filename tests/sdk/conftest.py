@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.languages import require_jansson
 from ciel.testing.stand_in import StandIn
+from ciel_tests.installed.languages import require_jansson
 
 SDK = Path(__file__).parents[2] / "executors" / "sdk"
 SANITIZED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

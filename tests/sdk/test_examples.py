@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.languages import require_perl
 from ciel.testing.stand_in import StandIn
+from ciel_tests.installed.languages import require_perl
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "proc"
 REF = {"__ref__": ["f2", "a"]}

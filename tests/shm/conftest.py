@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.block_stores import BlockStores
+from ciel_tests.clusters.block_stores import BlockStores
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from ciel.shm import arena, upkeep
 from ciel.shm.store import ShmStore, open_shm, remove_instance
 from ciel.storage.errors import CorruptObjectError, StoreSpecError
 from ciel.storage.segments import SEGMENT_MIN_BYTES, Segments
-from ciel.testing.mounts import run_on_mount
 from ciel.testing.store_rules import digest, exit_code, start_child
+from ciel_tests.clusters.mounts import run_on_mount
 
 MIB = 1 << 20
 CAPACITY_BYTES = 64 * MIB

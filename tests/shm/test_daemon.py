@@ -20,9 +20,9 @@ from ciel.shm.errors import AlreadyServedError, DaemonGoneError, RequestFailedEr
 from ciel.shm.layout import path_through
 from ciel.shm.messages import Code, Decoder, Load, Message, Ok, Write, encode
 from ciel.storage.files import open_disk
-from ciel.testing.block_stores import BlockStores
 from ciel.testing.homes import descriptors_of, wait_for
 from ciel.testing.store_rules import exit_code, start_child
+from ciel_tests.clusters.block_stores import BlockStores
 
 CONTENT = bytes(range(256)) * 300
 

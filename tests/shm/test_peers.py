@@ -22,8 +22,8 @@ from ciel.storage.files import FileReader, FileStore, open_disk
 from ciel.storage.interface import ObjectInfo
 from ciel.storage.sharing import Found, NeighbourError, copy_in, link
 from ciel.storage.shelf import ShelfOptions
-from ciel.testing.block_stores import BlockStores
 from ciel.testing.homes import wait_for
+from ciel_tests.clusters.block_stores import BlockStores
 
 CONTENT = bytes(range(256)) * 300
 

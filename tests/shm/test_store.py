@@ -12,8 +12,8 @@ from ciel.storage.files import open_disk
 from ciel.storage.interface import Capabilities
 from ciel.testing.directory_store_suite import DirectoryStoreSuite
 from ciel.testing.homes import wait_for
-from ciel.testing.mounts import run_on_mount
 from ciel.testing.store_rules import exit_code, start_child
+from ciel_tests.clusters.mounts import run_on_mount
 
 ROOT = Path("/dev/shm")
 ROUNDS = 150

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.options import SCENARIOS, options_for
-from ciel.testing.simulator import Simulation, main, simulate
+from ciel.testing.simulator.__main__ import main
+from ciel.testing.simulator.options import SCENARIOS, options_for
+from ciel.testing.simulator.simulation import Simulation, simulate
 
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 SEEDS = range(1, 21 if IS_LONG else 3)
@@ -108,11 +109,11 @@ def test_what_failed_once(scenario: str, seed: int) -> None:
     simulate(seed, scenario)
 
 
-# --- what is wrong is found -----------------------------------------------------------------------
+# --- machines made wrong on purpose ---------------------------------------------------------------
 
 
 def test_machines_that_were_made_wrong_are_found_out() -> None:
-    """What is compiled cannot be made wrong, so they inherit from the sources as they are."""
+    """The wrong machines inherit from the sources, because compiled classes cannot be patched."""
     environ = {**os.environ, "CIEL_PURE": "1"}
     options = ["--noconftest", "-q", "-p", "no:cacheprovider"]
     path = Path(__file__).with_name("wrong_machines.py")

@@ -20,10 +20,10 @@ from ciel.core.retention import Retention
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
-from ciel.testing import lots
-from ciel.testing.options import SCENARIOS
-from ciel.testing.simulator import Simulation, SimulationError, simulate
-from ciel.testing.witness import Violation
+from ciel.testing.simulator import lots
+from ciel.testing.simulator.options import SCENARIOS
+from ciel.testing.simulator.simulation import Simulation, SimulationError, simulate
+from ciel.testing.simulator.witness import Violation
 
 
 class ForgetsTheLost(MasterMachine):

@@ -17,7 +17,7 @@ from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.evaluation import showing
 from ciel.skywriting.evaluation.results import DEPTH_MAX, VALUES_MAX, extent, require_result
 from ciel.skywriting.evaluation.values import LIST_MAX_ITEMS, TEXT_MAX_CHARACTERS, Builtin
-from ciel.testing.script_host import ScriptHost, ScriptTask, Stops
+from ciel_tests.skywriting.script_host import ScriptHost, ScriptTask, Stops
 
 PROMISED = [
     "null", "split", "join", "replace", "trim", "startswith", "map", "filter", "reduce", "sort",

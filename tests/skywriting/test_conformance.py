@@ -16,8 +16,8 @@ import pytest
 
 from ciel.core.refs import Reference
 from ciel.skywriting.errors import ScriptError
-from ciel.testing.chunks import Chunk, chunks
-from ciel.testing.script_host import ScriptHost, Stops, encoded
+from ciel_tests.skywriting.chunks import Chunk, chunks
+from ciel_tests.skywriting.script_host import ScriptHost, Stops, encoded
 
 HERE = Path(__file__).parent
 CORPUS = [chunk for path in sorted(HERE.glob("conformance/*.sw")) for chunk in chunks(path)]

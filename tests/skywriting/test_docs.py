@@ -16,7 +16,7 @@ from ciel.skywriting.builtins.original import ORIGINAL
 from ciel.skywriting.errors import SkywritingError, Source
 from ciel.skywriting.syntax import lexer, printer, rules
 from ciel.skywriting.syntax.grammar import parse
-from ciel.testing.script_host import ScriptHost
+from ciel_tests.skywriting.script_host import ScriptHost
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs" / "skywriting"

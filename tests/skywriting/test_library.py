@@ -10,7 +10,7 @@ from ciel.core.refs import Future
 from ciel.skywriting import standard
 from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.script import check
-from ciel.testing.script_host import ScriptHost, encoded
+from ciel_tests.skywriting.script_host import ScriptHost, encoded
 
 FILES = Path(standard.__file__).parent / "library"
 

@@ -16,7 +16,7 @@ from ciel.skywriting.syntax import tree
 from ciel.skywriting.syntax.grammar import parse
 from ciel.skywriting.syntax.lexer import tokenize
 from ciel.skywriting.syntax.printer import WIDTH, show, show_constant
-from ciel.testing.chunks import chunks
+from ciel_tests.skywriting.chunks import chunks
 
 HERE = Path(__file__).parent
 CONFORMANCE = [chunk for path in sorted(HERE.glob("conformance/*.sw")) for chunk in chunks(path)]

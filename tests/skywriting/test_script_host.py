@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ciel.skywriting.errors import ReferenceFailedError, ScriptError
-from ciel.testing.script_host import ScriptHost, StillWaitingError, Stops
+from ciel_tests.skywriting.script_host import ScriptHost, StillWaitingError, Stops
 
 TREE = """
     function tree(n) {

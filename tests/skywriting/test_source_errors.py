@@ -15,7 +15,7 @@ from ciel.skywriting.syntax.lexer import KEYWORDS, OPERATORS, PROBLEMS_MAX
 from ciel.skywriting.syntax.printer import show
 from ciel.skywriting.syntax.resolver import resolve
 from ciel.skywriting.syntax.tree import Script
-from ciel.testing.chunks import Chunk, chunks
+from ciel_tests.skywriting.chunks import Chunk, chunks
 
 HERE = Path(__file__).parent
 CORPUS = [chunk for path in sorted(HERE.glob("errors/source*.sw")) for chunk in chunks(path)]

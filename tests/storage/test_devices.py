@@ -10,8 +10,8 @@ from ciel.storage.digests import ATTRIBUTE
 from ciel.storage.errors import StoreSpecError, StoreSystemError
 from ciel.storage.files import open_disk
 from ciel.storage.interface import ObjectReader
-from ciel.testing.mounts import run_on_mount
 from ciel.testing.store_rules import digest, exit_code, start_child
+from ciel_tests.clusters.mounts import run_on_mount
 
 HERE = Path(__file__).parent
 NOBODY = 65534

@@ -11,7 +11,7 @@ import pytest
 
 from ciel.storage.errors import StoreSpecError
 from ciel.storage.fullness import Fullness
-from ciel.testing.mounts import run_on_mount
+from ciel_tests.clusters.mounts import run_on_mount
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ciel.testing.homes import HandCluster, Home
-from ciel.testing.stories import Stage
+from ciel_tests.clusters.stories import Stage
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 import ciel
 from ciel.client.errors import TaskFailedError
 from ciel.testing.homes import HandCluster, Home, wait_for
-from ciel.testing.stories import Stage, Transcript
+from ciel_tests.clusters.stories import Stage, Transcript
 
 POISON = """#!/bin/sh
 read -r _ _ _ launcher _ </proc/$$/stat

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ciel.testing.stories import GOLDEN, Stage
+from ciel_tests.clusters.stories import GOLDEN, Stage
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "failures.md"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ciel.testing.stories import Stage
+from ciel_tests.clusters.stories import Stage
 
 # --- packages -------------------------------------------------------------------------------------
 

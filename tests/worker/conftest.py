@@ -15,8 +15,8 @@ from ciel.executors.stdinout import StdinoutExecutor
 from ciel.executors.sync import SyncExecutor
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.homes import descriptors_of, wait_for
-from ciel.testing.one_worker import Talker
-from ciel.testing.worker_scenes import Played
+from ciel_tests.scenes.one_worker import Talker
+from ciel_tests.scenes.worker import Played
 
 EXECUTORS = {
     executor.name: executor for executor in (ProcExecutor(), StdinoutExecutor(), SyncExecutor())

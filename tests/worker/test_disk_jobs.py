@@ -27,12 +27,12 @@ from ciel.storage.files import FileStore, open_disk
 from ciel.storage.tokens import Claim, TokenError
 from ciel.testing.data_worker import KEY, DataWorker
 from ciel.testing.homes import wait_for
-from ciel.testing.one_worker import OneWorker
 from ciel.worker import disk_jobs
 from ciel.worker.disk_jobs import SMALL_BYTES, DiskJobs, Ticket
 from ciel.worker.resources import uploads
 from ciel.worker.store_reports import StoreReports
 from ciel.worker.transfer.fetching import Fetcher
+from ciel_tests.scenes.one_worker import OneWorker
 
 MIB = 1 << 20
 WITHIN_S = 20.0

@@ -15,8 +15,11 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Future, Value
 from ciel.core.tasks import Needs
 from ciel.testing.homes import wait_for
-from ciel.testing.one_worker import SDK, Talker
-from ciel.testing.puppet_words import (
+from ciel.wire.errors import RefusedError
+from ciel.worker.interactive.process import Patience
+from ciel.worker.state.orders import Key
+from ciel_tests.scenes.one_worker import SDK, Talker
+from ciel_tests.scenes.puppet_words import (
     EXIT,
     GOOD,
     KEEP,
@@ -31,9 +34,6 @@ from ciel.testing.puppet_words import (
     pid_of,
     waiting,
 )
-from ciel.wire.errors import RefusedError
-from ciel.worker.interactive.process import Patience
-from ciel.worker.state.orders import Key
 
 # --- well -----------------------------------------------------------------------------------------
 

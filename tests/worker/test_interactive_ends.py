@@ -19,8 +19,9 @@ from ciel.core.tasks import Needs
 from ciel.storage.files import FileStore
 from ciel.testing.builders import stored
 from ciel.testing.homes import descriptors_of, private_bytes, wait_for
-from ciel.testing.one_worker import SDK, Talker
-from ciel.testing.puppet_words import (
+from ciel.worker.interactive.process import Patience
+from ciel_tests.scenes.one_worker import SDK, Talker
+from ciel_tests.scenes.puppet_words import (
     EXECUTORS,
     EXIT,
     FRAME,
@@ -38,7 +39,6 @@ from ciel.testing.puppet_words import (
     pid_of,
     waiting,
 )
-from ciel.worker.interactive.process import Patience
 
 # --- called off -----------------------------------------------------------------------------------
 

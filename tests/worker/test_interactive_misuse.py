@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import wait_for
-from ciel.testing.one_worker import Talker
-from ciel.testing.puppet_words import (
+from ciel.worker.interactive.process import Patience
+from ciel_tests.scenes.one_worker import Talker
+from ciel_tests.scenes.puppet_words import (
     EXIT,
     FRAME,
     GOOD,
@@ -27,7 +28,6 @@ from ciel.testing.puppet_words import (
     Start,
     pid_of,
 )
-from ciel.worker.interactive.process import Patience
 
 # --- opening and closing --------------------------------------------------------------------------
 

@@ -18,10 +18,10 @@ from ciel.core.refs import Concrete, Future, Reference, Value
 from ciel.storage.errors import NoSpaceError
 from ciel.storage.files import FileWriter
 from ciel.testing.homes import wait_for
-from ciel.testing.one_worker import Talker
 from ciel.worker.state.orders import Key
 from ciel.worker.streams.growing import Streams
 from ciel.worker.streams.stdin_feeder import pipe
+from ciel_tests.scenes.one_worker import Talker
 
 Start = Callable[..., Talker]
 

@@ -16,7 +16,13 @@ from ciel.core.events import (
 from ciel.core.ids import ObjectId
 from ciel.core.plans import HttpPlan
 from ciel.testing.builders import a_task, failed, inline, stored
-from ciel.testing.worker_scenes import (
+from ciel.worker.state.machine import PASSED_PER_SLOT
+from ciel.worker.state.orders import (
+    DeleteObjects,
+    FetchObject,
+    KillAttempt,
+)
+from ciel_tests.scenes.worker import (
     BEYOND,
     CANCELLED,
     HERE,
@@ -33,12 +39,6 @@ from ciel.testing.worker_scenes import (
     report,
     spawn,
     start,
-)
-from ciel.worker.state.machine import PASSED_PER_SLOT
-from ciel.worker.state.orders import (
-    DeleteObjects,
-    FetchObject,
-    KillAttempt,
 )
 
 # --- slots and order ------------------------------------------------------------------------------

@@ -13,7 +13,12 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Reference
 from ciel.core.tasks import Needs, TaskSpec
 from ciel.testing.builders import a_task, inline, stored
-from ciel.testing.worker_scenes import (
+from ciel.worker.state.orders import (
+    DeleteObjects,
+    KillAttempt,
+    StartAttempt,
+)
+from ciel_tests.scenes.worker import (
     A_TO_COME,
     CANCELLED,
     FIXED,
@@ -29,11 +34,6 @@ from ciel.testing.worker_scenes import (
     report,
     spawn,
     start,
-)
-from ciel.worker.state.orders import (
-    DeleteObjects,
-    KillAttempt,
-    StartAttempt,
 )
 
 # --- children that begin where their parents run --------------------------------------------------

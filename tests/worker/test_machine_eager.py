@@ -15,7 +15,14 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import Needs, TaskSpec
 from ciel.testing.builders import a_task, inline, stored
-from ciel.testing.worker_scenes import (
+from ciel.worker.state.machine import GOING_ON_S, REPORT_EVERY_S
+from ciel.worker.state.orders import (
+    KillAttempt,
+    RecallAttempt,
+    StartAttempt,
+)
+from ciel.worker.state.slots import AHEAD_MAX
+from ciel_tests.scenes.worker import (
     A_TO_COME,
     CANCELLED,
     HERE,
@@ -32,13 +39,6 @@ from ciel.testing.worker_scenes import (
     report,
     start,
 )
-from ciel.worker.state.machine import GOING_ON_S, REPORT_EVERY_S
-from ciel.worker.state.orders import (
-    KillAttempt,
-    RecallAttempt,
-    StartAttempt,
-)
-from ciel.worker.state.slots import AHEAD_MAX
 
 # --- children -------------------------------------------------------------------------------------
 

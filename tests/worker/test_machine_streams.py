@@ -16,7 +16,14 @@ from ciel.core.plans import StreamPlan
 from ciel.core.refs import Concrete, Sweetheart
 from ciel.core.tasks import TaskSpec
 from ciel.testing.builders import a_task, inline, stored
-from ciel.testing.worker_scenes import (
+from ciel.worker.state.orders import (
+    AbandonFetch,
+    DeleteObjects,
+    EndProcesses,
+    FetchObject,
+    KillAttempt,
+)
+from ciel_tests.scenes.worker import (
     A_TO_COME,
     CANCELLED,
     FIXED,
@@ -33,13 +40,6 @@ from ciel.testing.worker_scenes import (
     lost,
     report,
     start,
-)
-from ciel.worker.state.orders import (
-    AbandonFetch,
-    DeleteObjects,
-    EndProcesses,
-    FetchObject,
-    KillAttempt,
 )
 
 # --- streams --------------------------------------------------------------------------------------

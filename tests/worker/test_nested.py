@@ -20,8 +20,8 @@ from ciel.executors.nested import NestedConversation
 from ciel.executors.proc import ProcExecutor
 from ciel.storage.files import FileStore
 from ciel.testing.homes import wait_for
-from ciel.testing.one_worker import SDK, OneWorker
 from ciel.worker.state.orders import Key
+from ciel_tests.scenes.one_worker import SDK, OneWorker
 
 
 class _Nested(ProcExecutor):

@@ -270,7 +270,9 @@ class LocalCluster(Shown):
         for _ in range(workers):
             self._add_spool()
         self._master = self._daemon(
-            "master", "ciel.cli.master", ["--listen", listen, *self._of_master, *self._switches]
+            "master",
+            "ciel.cli.daemons.master",
+            ["--listen", listen, *self._of_master, *self._switches],
         )
         self._workers += [self._worker(number, self.slots) for number in range(workers)]
         undo.callback(self._close_pipes)
@@ -311,7 +313,7 @@ class LocalCluster(Shown):
         store = self._stores.spec_of(number, self._instances[number], self._instances[0])
         if store is not None:
             arguments += ["--store", store]
-        return self._daemon(f"worker-{number + 1}", "ciel.cli.worker", arguments)
+        return self._daemon(f"worker-{number + 1}", "ciel.cli.daemons.worker", arguments)
 
     def _start(self, deadline_s: float) -> None:
         """Start all daemons together, tell the workers where the master is, and wait until all are

@@ -1,0 +1,104 @@
+"""`ciel config`: shows the settings, and where each is set: by a flag, by the environment, in the
+configuration file, or nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ciel.access.errors import AccessError
+from ciel.access.places import state_directory
+from ciel.access.settings import NAMES, Settings, config_path, executor_settings, find_master
+from ciel.cli.outcome import Status
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.output.tables import screen_width, table
+from ciel.cli.parsing.options import add_cluster_options, make_parser
+from ciel.cli.parsing.verbs import show_verbs
+
+VARIABLES: Final = {"store": "CIEL_STORE", "log_level": "CIEL_LOG_LEVEL"}
+"""Settings that only the environment sets."""
+
+_DEFAULTS: Final = {"store": "disk", "log_level": "info"}
+_EPILOG = """\
+A flag takes precedence over the environment, and the environment over the configuration file. If
+neither master nor access is set, commands use the cluster of `ciel up`, or start their own.
+"""
+
+
+class Shown(NamedTuple):
+    """A setting: its value (None if it has none), and where it is set."""
+
+    value: Any
+    origin: str
+
+
+def main(prog: str, words: Sequence[str]) -> int:
+    """Run the verb."""
+    if words[:1] != ["show"]:
+        return show_verbs("ciel config", "Shows the settings, and where each is set.", VERBS, words)
+    parser = make_parser("ciel config show", f"{VERBS['show'].capitalize()}.", _EPILOG)
+    parser.add_argument("--origin", action="store_true", help="also where each was set")
+    add_cluster_options(parser)
+    args = parser.parse_args(words[1:])
+    shown = settings_of(args, os.environ)
+    if args.json:
+        told = {name: one._asdict() if args.origin else one.value for name, one in shown.items()}
+        print_json(told)
+        return Status.DONE
+    rows = [(name, _text(one.value), one.origin)[: 2 + args.origin] for name, one in shown.items()]
+    print_text(table(("SETTING", "VALUE", "FROM")[: 2 + args.origin], rows, screen_width()))
+    return Status.DONE
+
+
+def settings_of(args: Namespace, environ: Mapping[str, str]) -> dict[str, Shown]:
+    """Return every setting; raises SettingsError."""
+    found = dict(Settings({"master": args.master, "access": args.access}, environ))
+    shown = {
+        name: Shown(found[name].value, found[name].origin) if name in found else _UNSET
+        for name in NAMES
+    }
+    for name, variable in VARIABLES.items():
+        set_here = environ.get(variable)
+        shown[name] = Shown(set_here, variable) if set_here else Shown(_DEFAULTS[name], "default")
+    for name, setting in sorted(executor_settings(environ).items()):
+        shown[f"executors.{name}"] = Shown(dict(setting.options), setting.origin)
+    path, named = config_path(environ)
+    shown["config"] = _place(path, "CIEL_CONFIG" if named else _xdg("CONFIG", environ))
+    shown["state"] = _place(state_directory(environ), _xdg("STATE", environ))
+    shown["cluster"] = _cluster(args, environ)
+    return shown
+
+
+def _cluster(args: Namespace, environ: Mapping[str, str]) -> Shown:
+    """Return the cluster that the settings lead to, or the reason why it cannot be used."""
+    try:
+        meant = find_master(args.master, args.access, environ)
+    except AccessError as error:
+        return Shown(None, str(error))
+    return Shown(None, "none is named or up") if meant is None else Shown(meant.url, meant.origin)
+
+
+_UNSET: Final = Shown(None, "not set")
+
+
+def _place(path: Path, origin: str) -> Shown:
+    return Shown(str(path), origin if path.exists() else f"{origin}; it is not there")
+
+
+def _xdg(kind: str, environ: Mapping[str, str]) -> str:
+    """Return what sets the place of a directory: a variable, or the default."""
+    variable = f"XDG_{kind}_HOME"
+    return variable if Path(environ.get(variable, "")).is_absolute() else "default"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item!r}" for name, item in value.items()) or "-"
+    return "-" if value is None else str(value)
+
+
+VERBS = {"show": "show every setting"}

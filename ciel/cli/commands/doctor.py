@@ -1,0 +1,63 @@
+"""`ciel doctor`: finds faults of an installation and its cluster, and says how to repair them.
+
+`doctor.host` checks this computer, `doctor.cluster` the cluster. Neither changes anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+from ciel.cli.daemons.ports import DEFAULT_LISTEN
+from ciel.cli.doctor.findings import FAULT, NOTE, Finding
+from ciel.cli.outcome import Status, say
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.parsing.options import add_cluster_options, make_parser
+from ciel.execution.report import visible
+
+_EPILOG = """\
+Repair every fault; a note is for information. The exit status is 1 if there are faults. Run it as
+the user and on the host of a daemon to find the faults that this daemon meets.
+"""
+
+
+def main(prog: str, words: Sequence[str]) -> int:
+    """Run all checks, and print the findings."""
+    parser = make_parser(
+        "ciel doctor", "Find faults of this installation, and say how to repair them.", _EPILOG
+    )
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN,
+        help="the address at which a master will listen, if none is up (default %(default)s)",
+    )  # fmt: skip
+    add_cluster_options(parser)
+    args = parser.parse_args(words)
+    from ciel.cli.doctor.cluster import look_at_cluster
+    from ciel.cli.doctor.host import look_at_address, look_at_host
+
+    found = look_at_host(os.environ)
+    of_cluster = look_at_cluster(args.master, args.access, os.environ)
+    found += [finding for finding in of_cluster if finding not in found]
+    if not of_cluster:
+        found += look_at_address(args.listen)
+    if args.json:
+        print_json([finding._asdict() for finding in found])
+    else:
+        print_text(render(found))
+    counts = Counter(finding.state for finding in found)
+    if counts[FAULT]:
+        say(f"{counts[FAULT]} {'fault' if counts[FAULT] == 1 else 'faults'} to repair")
+    return Status.FAILED if counts[FAULT] else Status.DONE
+
+
+def render(found: Sequence[Finding]) -> str:
+    """Lay out the findings, each with its advice below it."""
+    width = max(len(finding.check) for finding in found)
+    lines = []
+    for finding in found:
+        mark = {FAULT: "FAULT", NOTE: "note"}.get(finding.state, "ok")
+        lines.append(f"{mark:5}  {finding.check:{width}}  {visible(finding.found)}")
+        if finding.advice:
+            lines.append(f"       {'':{width}}  → {visible(finding.advice)}")
+    return "\n".join(lines)

@@ -1,0 +1,341 @@
+"""`ciel submit`: runs one program, or an array of them, as a job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+from ciel.cli.connection import connect, connect_or_start
+from ciel.cli.jobs.detached import print_summary, tell_detached
+from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
+from ciel.cli.output.printing import write_unlocked
+from ciel.cli.output.progress import Counts, Progress, RunningCount
+from ciel.cli.parsing.options import (
+    assignments,
+)
+from ciel.cli.submission import standard_input
+from ciel.cli.submission.collected_files import CollectedFiles, patterns_of
+from ciel.cli.submission.elements import (
+    Element,
+    Known,
+    Lines,
+    Pieces,
+    Template,
+    has_place,
+    substitute,
+)
+from ciel.cli.submission.options import parse
+from ciel.cli.submission.outputs import Outputs
+from ciel.cli.submission.result_files import ResultFiles
+from ciel.client.client import Client
+from ciel.client.errors import JobEndedError
+from ciel.client.jobs import Job, archive_of
+from ciel.client.jobs.arrays import UNSETTLED_MAX, Array
+from ciel.client.jobs.caller_context import caller_context
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext
+from ciel.core.refs import Future, Reference
+from ciel.core.scheduling import read_scheduling
+from ciel.core.tasks import (
+    Needs,
+    TaskState,
+)
+from ciel.execution.report import visible
+
+_BLOCK_BYTES = 1 << 20  # as GNU parallel's
+_PIECES_PER_SLOT = 2
+"""How many pieces of standard input are submitted at a time: more would only fill the store."""
+
+Elements = Known | Lines | Pieces
+
+
+def main(prog: str, words: Sequence[str]) -> int:
+    """Submit the job; unless it is detached, wait for its results and print them."""
+    args = parse(words)
+    env = assignments("--env", args.env, os.environ)
+    is_array = args.is_array
+    own, inputs = _split(args.inputs, is_array)
+    own_objects, objects = _split(args.objects, is_array)
+    files = _files([Path(path) for path in inputs])
+    argv = _program(args.program, files)
+    context = _context(args)
+    elements = _elements(args)
+    if is_array and not args.pipe and args.each_line != "-":
+        standard_input.tell_unread()
+    files_out = ResultFiles(args.out, is_array) if args.out and not args.collect else None
+    name = args.name or visible(os.path.basename(argv[0]))
+    reach = connect if args.detach else connect_or_start
+    client = reach(args, "ciel submit")
+    with closing(client):
+        sent = _objects(client, objects, files)
+        sent |= {name: client.upload(path) for name, path in files.items()}
+        own_objects = [_fixed_last(client, assignment) for assignment in own_objects]
+        stdin = None if is_array else standard_input.upload(client, visible(args.program[0]))
+        job = client.job(
+            name[:JOB_NAME_MAX_LENGTH], detached=args.detach, keep=args.keep, store=args.store,
+            scheduling=read_scheduling(args.policy), context=context,
+        )  # fmt: skip
+        template = Template(argv, env)
+        with cancelling(client, job):
+            run = _adder(
+                client, job, elements, args, template, sent, _PerElement(own, own_objects), stdin
+            )
+            if files_out is not None:
+                run = files_out.clearing(run)
+            collected = None
+            if args.collect:
+                collected = CollectedFiles(client, job, args)
+                run = collected.clearing(run)
+            array = Array(
+                client, job, elements, run, in_order=_in_order(args),
+                at_once=_at_once(client, args), keeps=not args.pipe,
+                beside=archive_of if args.collect else None,
+            )  # fmt: skip
+            elements.start(client.wake)
+            if args.detach:
+                array.submit()
+                return tell_detached(
+                    client, job, args.json, "output --follow" if args.follow else "wait"
+                )
+            outputs = Outputs(client, job, files_out, args, collected)
+            return _follow(client, job, array, elements, template, outputs, args)
+
+
+def _follow(
+    client: Client,
+    job: Job,
+    array: Array[Element],
+    elements: Elements,
+    template: Template,
+    outputs: Outputs,
+    args: argparse.Namespace,
+) -> int:
+    """Submit the elements, print the results as they arrive, then list the failures."""
+    with ExitStack() as stack:
+        if args.joblog is not None:
+            from ciel.cli.submission.joblog import JobLog  # few commands need it
+
+            outputs.joblog = stack.enter_context(JobLog(args.joblog, client, job, template))
+        running = RunningCount(client, args.slots)
+
+        def counts() -> Counts:
+            return _counts(job, array, elements, running)
+
+        progress = stack.enter_context(Progress(job.name, counts, quiet=args.quiet))
+        following = None
+        if args.follow:
+            from ciel.cli.output.following import Following  # few commands need it
+
+            following = Following(
+                client,
+                lambda lines: progress.aside(partial(write_unlocked, lines)),
+                lambda: job.cancel("nobody reads its output"),
+            )
+            job.on_growing = following.begin
+            stack.callback(following.raise_error)  # it is the reason of the cancellation
+        if args.stderr:
+            client.show_prints(job, progress, lambda told: told.name if args.is_array else "")
+        for batch in array.results():
+            if following is not None:
+                outputs.printed_bytes = {ref.id: following.finish(ref.id) for _, ref in batch}
+            progress.aside(partial(outputs.put, batch))
+        summary = job.wait()
+    if OF_JOB_STATE[summary.state] == Status.CANCELLED:
+        raise JobEndedError(summary.number, summary.state, summary.reason)
+    outputs.list_failures(array.submitted)
+    if job.notices:
+        _tell_of_deleted(job.notices[0].text, args)
+    if args.json:
+        # The client may have taken the last results after the end of the job.
+        print_summary(client, summary._replace(handed_over=array.handed_over))
+    return Status.FAILED if outputs.failed_count else OF_JOB_STATE[summary.state]
+
+
+class _PerElement:
+    """The files that differ from element to element: `--in` and `--object` with `{}` in them."""
+
+    def __init__(self, inputs: Sequence[str], objects: Sequence[str]) -> None:
+        self._inputs = inputs
+        self._objects = objects
+
+    def bring(
+        self, client: Client, element: Element, sent: Mapping[str, Reference]
+    ) -> Mapping[str, Reference]:
+        """Return all files of an element, by name; raises UsageError, and what `Client.upload`
+        does.
+        """
+        if not (self._inputs or self._objects):
+            return sent
+        files = _files([Path(substitute(path, element)) for path in self._inputs])
+        wanted = [substitute(assignment, element) for assignment in self._objects]
+        found = _objects(client, wanted, {**files, **dict.fromkeys(sent, Path())})
+        return {**sent, **found, **{name: client.upload(path) for name, path in files.items()}}
+
+    def executables(self, element: Element) -> list[str]:
+        """Return the names of the files that are executable."""
+        return _executables([substitute(path, element) for path in self._inputs])
+
+
+def _executables(paths: Sequence[str]) -> list[str]:
+    return [os.path.basename(path) for path in paths if os.access(path, os.X_OK)]
+
+
+def _split(given: Sequence[str], is_array: bool) -> tuple[list[str], list[str]]:
+    """Separate the texts with a placeholder for an element from the texts that are equal for
+    all.
+    """
+    own = [text for text in given if is_array and has_place(text)]
+    return own, [text for text in given if text not in own]
+
+
+def _fixed_last(client: Client, assignment: str) -> str:
+    """Replace `last` in an `--object`: it means the last job before this one."""
+    name, _, text = assignment.partition("=")
+    if not text.startswith("last:"):
+        return assignment
+    number = client.ask("jobs", {"job": "last"})[0][1]
+    return f"{name}={number}:{text.removeprefix('last:')}"
+
+
+def _in_order(args: argparse.Namespace) -> bool:
+    return not (args.unordered or args.follow) and (
+        args.json or args.out is None or bool(args.collect)
+    )
+
+
+def _at_once(client: Client, args: argparse.Namespace) -> int:
+    """Return how many elements may be submitted and not finished at a time."""
+    given = [args.jobs or 0, args.array.at_once if args.array is not None else 0]
+    at_once = min([number for number in given if number], default=UNSETTLED_MAX)
+    if args.pipe and not args.detach:
+        at_once = min(at_once, max(1, client.slot_count()) * _PIECES_PER_SLOT)
+    return at_once
+
+
+def _adder(
+    client: Client,
+    job: Job,
+    elements: Elements,
+    args: argparse.Namespace,
+    template: Template,
+    sent: Mapping[str, Reference],
+    per_element: _PerElement,
+    stdin: Reference | None,
+) -> Callable[[Element], Future]:
+    """Return a function that adds the task of an element to the job."""
+    needs = Needs(
+        slots=args.slots, memory_bytes=args.memory, priority=args.priority, timeout_s=args.timeout,
+        retries=args.retries, retry_on=args.retry_on, retry_delay_s=args.retry_delay,
+        kill_grace_s=args.kill_grace,
+    )  # fmt: skip
+    inputs = [] if stdin is None else [stdin]
+    executables = _executables([path for path in args.inputs if not has_place(path)])
+
+    def run(element: Element) -> Future:
+        try:
+            words, env = template.fill(element)
+        except ValueError as error:
+            raise UsageError(f"{elements.place(element)} {error}") from None
+        files = per_element.bring(client, element, sent)
+        read = inputs
+        if element.content is not None:
+            read = [client.upload_content(element.content, elements.place(element))]
+        return job.run(
+            words, inputs=read, files=files, env=env,
+            executables=executables + per_element.executables(element), needs=needs,
+            name=str(element.number), streams=args.follow,
+            collects=patterns_of(args.collect, element),
+        )  # fmt: skip
+
+    return run
+
+
+# --- what runs, and with which files --------------------------------------------------------------
+
+
+def _elements(args: argparse.Namespace) -> Elements:
+    if args.array is not None:
+        return Known.numbers(args.array)
+    if args.each_line is not None:
+        return Lines(args.each_line, b"\0" if args.null else b"\n")
+    if args.pipe:
+        return Pieces(args.block or _BLOCK_BYTES)
+    return Known([Element(1, None)], 1)
+
+
+def _context(args: argparse.Namespace) -> CallerContext:
+    """Return the directory and the environment of the program; raises ContextError."""
+    if args.cwd is not None and (args.inputs or args.objects):
+        given = "--in" if args.inputs else "--object"
+        raise UsageError(f"{given} has the program run where its files are sent: leave --cwd away")
+    variables: dict[str, str] | None = {} if args.clean_env else None
+    return caller_context(args.cwd, scratch=args.scratch, env=variables)
+
+
+def _tell_of_deleted(text: str, args: argparse.Namespace) -> None:
+    """Print that files of the program were deleted with its directory, and how to keep them."""
+    why = "--scratch" if args.scratch else "--in" if args.inputs else "--object"
+    say(f"{text.strip()}; without {why} it runs in this directory, where they stay")
+
+
+def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> list[str]:
+    """Return the command line, checked. A program with a slash is a path from the current
+    directory, unless `--in` sends that file: then it runs in the directory of the task.
+    """
+    program, *arguments = words
+    if not program:
+        raise UsageError("the program's name is empty")
+    if "/" not in program:
+        return [program, *arguments]
+    path = os.path.abspath(program)
+    for name, sent in (files or {}).items():
+        if path in (os.path.abspath(name), os.path.abspath(sent)):
+            return [f"./{name}", *arguments]
+    return [path, *arguments]
+
+
+def _objects(
+    client: Client, given: Sequence[str], files: Mapping[str, Path]
+) -> dict[str, Reference]:
+    """Look up the objects of `--object`; return them by the names that programs see."""
+    found: dict[str, Reference] = {}
+    for assignment in given:
+        from ciel.cli.commands.object import content_of, find_object  # few commands need it
+
+        name, _, text = assignment.partition("=")
+        if not (name and text) or "/" in name or name in (".", ".."):
+            raise UsageError(f"--object {assignment}: expected NAME=OBJECT, NAME of a file")
+        if name in files or name in found:
+            raise UsageError(f"--object {assignment}: another file has that name")
+        found[name] = content_of(find_object(client, text))
+    return found
+
+
+def _files(paths: Sequence[Path]) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for path in paths:
+        if not path.is_file():
+            reason = "is no regular file" if path.exists() else "there is no such file"
+            raise UsageError(f"--in {path}: {reason}")
+        if path.name in files:
+            raise UsageError(f"--in {path}: {files[path.name]} has the same name")
+        files[path.name] = path
+    return files
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def _counts(
+    job: Job, array: Array[Element], elements: Elements, slots_taken: RunningCount
+) -> Counts:
+    summary = job.summary
+    assigned = summary.counts.get(str(TaskState.ASSIGNED), 0) if summary else 0
+    running = slots_taken.among(assigned)
+    submitted, failed = array.submitted, job.failed_count // array.wanted_each
+    done = job.settled_count // array.wanted_each - failed
+    running = max(0, min(running, submitted - done - failed))
+    return Counts(done, running, failed, elements.total or submitted, elements.total is None)

@@ -1,0 +1,67 @@
+"""Connects a command to the cluster that its options, the environment or `ciel up` name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from ciel.access import access_file
+from ciel.access.errors import AccessFileError
+from ciel.access.places import current_path
+from ciel.access.settings import MasterLocation, find_master
+from ciel.cli.outcome import say
+from ciel.client.client import Client
+from ciel.client.errors import NoMasterError
+
+
+def connect(args: argparse.Namespace, name: str) -> Client:
+    """Connect to the cluster; raises NoMasterError if there is none."""
+    return Client(require_master(args), name=name)
+
+
+def connect_or_start(args: argparse.Namespace, name: str) -> Client:
+    """Connect to the cluster, or start one for this command if there is none."""
+    found = find_master(args.master, args.access, os.environ)
+    if found is None:
+        if crash := _crash():
+            say(crash)
+        return Client(name=name, cluster_options={"workers": args.workers or 1})
+    if args.workers:
+        say(f"--workers has no effect: the cluster at {found.url} has its own")
+    client = Client(found, name=name)
+    try:
+        if not client.slot_count():
+            say(
+                f"the cluster at {found.url} has no worker: the job waits till ciel-worker adds one"
+            )
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def require_master(args: argparse.Namespace) -> MasterLocation:
+    """Return the location of the master; raises NoMasterError if there is none."""
+    found = find_master(args.master, args.access, os.environ)
+    if found is None:
+        none = _crash() or "no cluster is named or up"
+        raise NoMasterError("", f"{none}; `ciel up` starts one")
+    return found
+
+
+def crashed() -> access_file.AccessFile | None:
+    """Return the access file of a cluster that ended without `ciel down`, if one did."""
+    try:
+        found = access_file.read(current_path(os.environ))
+    except AccessFileError:
+        return None
+    return None if found.is_alive() else found
+
+
+def _crash() -> str:
+    """Return a text about the cluster that has crashed; "" if none has."""
+    gone = crashed()
+    if gone is None:
+        return ""
+    logs = current_path(os.environ).resolve().parent
+    return f"the cluster at {gone.url} has crashed (process {gone.pid} is gone; logs in {logs})"

@@ -1,0 +1,111 @@
+"""Finds and checks the address that a daemon advertises: clients and other hosts connect to it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from io import BytesIO
+
+from twisted.internet.defer import CancelledError
+from twisted.python.failure import Failure
+
+from ciel.access.addresses import is_loopback, netloc, parse_url
+from ciel.access.keys import Key
+from ciel.access.tickets import make_ticket
+from ciel.cli.daemons.errors import DaemonError
+from ciel.net.errors import AddressError
+from ciel.net.transfers import Transfers
+from ciel.net.transports import Address, parse_address
+
+EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # addresses that mean every interface
+HEALTH = "/healthz"
+
+
+def host_and_port(text: str) -> str:
+    """Check `HOST:PORT` to listen at; port 0 and an empty host are allowed (an argparse type)."""
+    with contextlib.suppress(AddressError):
+        if not parse_address(text).name:
+            return text
+    raise argparse.ArgumentTypeError(f"{text[:80]!a} is no address: expected HOST:PORT")
+
+
+def reachable_address(text: str) -> str:
+    """Check a `HOST:PORT` to connect to; port 0 stands for the port that is bound (an argparse
+    type).
+    """
+    if parse_address(host_and_port(text)).host in EVERYWHERE:
+        raise argparse.ArgumentTypeError(
+            f"{text!a} is no address to connect to: expected HOST:PORT"
+        )
+    return text
+
+
+def advertised(options: argparse.Namespace) -> Address:
+    """Return the address to advertise, with port 0 if it is not known yet; raises DaemonError if
+    the options do not determine one.
+    """
+    address = parse_address(options.advertise or options.listen)
+    if address.host in EVERYWHERE:
+        raise DaemonError(
+            f"--listen {options.listen}: that is every address of this computer; "
+            f"name the one that other hosts connect to: --advertise HOST:{address.port}",
+            status=2,
+        )
+    return address
+
+
+def with_port(address: Address, found: Address) -> str:
+    """Return an advertised address as text, with the bound port in place of port 0."""
+    return netloc(address.host, address.port or found.port)
+
+
+def require_reachable(own_host: str, master_url: str) -> None:
+    """Raise DaemonError if a worker listens on loopback, and its master does not."""
+    _, host, port = parse_url(master_url)
+    if is_loopback(own_host) and not is_loopback(host):
+        raise DaemonError(
+            f"the master is at {master_url}, so that other hosts must reach this worker, too, "
+            f"but it listens on {own_host}, which only this host reaches; use: --listen "
+            f"{_address_towards(host, port)}:0",
+            status=2,
+        )
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Return the address of this host on the route to another; sends nothing."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((host, port))
+        except OSError:
+            return "HOST"
+        found = str(sock.getsockname()[0])
+        return f"[{found}]" if ":" in found else found
+
+
+def try_address(
+    own: str, worker: str, transfers: Transfers, key: Key, found: Callable[[], object],
+    failed: Callable[[str], object],
+) -> Callable[[], object]:  # fmt: skip
+    """Request the health of this worker at its advertised address; call `found` if this worker
+    answers, else `failed` with the reason. Returns a function that cancels the request.
+    """
+    answer = BytesIO()
+    ticket = make_ticket(key, "GET", own, HEALTH, time.time())
+    asked = transfers.fetch(f"http://{own}{HEALTH}", answer, headers={"Authorization": ticket})
+
+    def answered(result: object) -> None:
+        if worker.encode() in answer.getvalue():
+            found()
+        else:
+            failed(f"--advertise {own}: another program answers there")
+
+    def not_found(failure: Failure) -> None:
+        if not isinstance(failure.value, CancelledError):
+            failed(f"--advertise {own}: this worker is not reached there: {failure.value}")
+
+    asked.addCallbacks(answered, not_found)
+    return asked.cancel

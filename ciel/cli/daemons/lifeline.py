@@ -1,0 +1,101 @@
+"""Connects an embedded daemon with its parent, by standard input and output.
+
+An *embedded* daemon belongs to one command. It reads its key from a line on standard input, and
+writes a line to standard output when it is ready. It ends when standard input ends, because then
+its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from ciel.cli.daemons.errors import DaemonError
+from ciel.wire import codec
+from ciel.wire.errors import DecodeError
+
+_LINE_MAX_BYTES = 4096
+_REASON_MAX_LENGTH = 1000  # the parent reads one line
+
+
+@implementer(IReadDescriptor)
+class Lifeline:
+    """Reads the standard input of an embedded daemon: one line of JSON, then nothing until the
+    parent ends. Calls `failed` with the reason if the line is not valid.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        told: Callable[[dict[str, Any]], None],
+        gone: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self._reactor = reactor
+        self._told: Callable[[dict[str, Any]], None] | None = told
+        self._gone = gone
+        self._failed = failed
+        self._line = b""
+        os.set_blocking(0, False)
+        reactor.addReader(self)
+
+    def fileno(self) -> int:
+        return 0
+
+    def logPrefix(self) -> str:
+        return "lifeline"
+
+    def doRead(self) -> None:
+        try:
+            data = os.read(0, _LINE_MAX_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._reactor.removeReader(self)
+            self._gone()
+            return
+        if self._told is None:
+            return
+        self._line += data
+        line, newline, _ = self._line.partition(b"\n")
+        if not newline and len(self._line) <= _LINE_MAX_BYTES:
+            return
+        told, self._told = self._told, None
+        try:
+            told(_read_line(line))
+        except DaemonError as error:
+            self._failed(str(error))
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Called at shutdown; nothing to do."""
+
+
+def _read_line(line: bytes) -> dict[str, Any]:
+    if len(line) > _LINE_MAX_BYTES:
+        raise DaemonError("the line on standard input is too long")
+    try:
+        value = codec.decode(line)
+    except DecodeError as error:
+        raise DaemonError(f"the line on standard input cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise DaemonError("the line on standard input is not an object")
+    return value
+
+
+def say_ready(facts: dict[str, Any]) -> None:
+    """Tell the parent of an embedded daemon that it is ready."""
+    os.write(1, codec.encode(facts) + b"\n")
+
+
+def say_failed(reason: str, status: int) -> None:
+    """Tell the parent of an embedded daemon why the daemon fails, and its exit status. The parent
+    ignores it after `say_ready`.
+    """
+    with contextlib.suppress(OSError):
+        say_ready({"error": reason[:_REASON_MAX_LENGTH], "status": status})

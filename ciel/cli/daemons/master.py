@@ -1,0 +1,207 @@
+"""`ciel-master`: the composition root of the master daemon."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import ciel
+from ciel.access.access_file import AccessFile, key_for_start, process_start
+from ciel.access.addresses import parse_url
+from ciel.access.errors import AccessError
+from ciel.access.keys import Key
+from ciel.access.places import access_path
+from ciel.access.pruning import try_prune_ended
+from ciel.access.settings import require_safe_listen
+from ciel.cli.daemons.addresses import advertised, host_and_port, reachable_address, with_port
+from ciel.cli.daemons.channels import add_channel_options, open_channels, poll_s
+from ciel.cli.daemons.errors import DaemonError
+from ciel.cli.daemons.lifeline import say_failed, say_ready
+from ciel.cli.daemons.ports import DEFAULT_LISTEN
+from ciel.cli.daemons.process import log, run, settle_memory, start_failure
+from ciel.cli.daemons.timeouts import add_worker_limits
+from ciel.cli.parsing.parser import Parser
+from ciel.master.journal import NullJournal
+from ciel.master.resources.root import master_site
+from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
+from ciel.master.state.machine import MasterMachine
+from ciel.net.control import ControlPeer
+from ciel.net.errors import NetError
+from ciel.net.transports import (
+    ControlFactory,
+    FrontDoorFactory,
+    Listener,
+    listen,
+    parse_address,
+)
+from ciel.net.turns import Turns
+from ciel.plugins import PluginError
+from ciel.wire.session import Session
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parse = Parser(
+        prog="ciel-master",
+        allow_abbrev=False,
+        description="Hold the task graph and the object table of a cluster, and place its tasks.",
+        epilog="It writes an access file with its address and key, which give full access.",
+    )
+    add = parse.add_argument
+    add(
+        "--listen",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        default=DEFAULT_LISTEN,
+        help="default %(default)s; port 0: any",
+    )
+    add(
+        "--advertise",
+        type=reachable_address,
+        metavar="HOST:PORT",
+        help="the address that other hosts connect to (default: that of --listen)",
+    )
+    add(
+        "--no-delegation",
+        action="store_true",
+        help="use no eager dispatch, and start no child inline",
+    )
+    add("--state", metavar="DIR", help="the directory of the access file (also $STATE_DIRECTORY)")
+    add(
+        "--access",
+        metavar="FILE",
+        help="the access file (default: below the user's state directory)",
+    )
+    add_worker_limits(parse)
+    add("--new-key", action="store_true", help="make a new key even if there is one")
+    add(
+        "--open-healthz",
+        action="store_true",
+        help="answer /healthz without a key",
+    )
+    add_channel_options(parse)
+    add("--log", metavar="FILE", help="the log file (default: standard error)")
+    add("--embedded", action="store_true", help=argparse.SUPPRESS)
+    add("--version", action="version", version=f"ciel {ciel.__version__}")
+    return parse
+
+
+class Master:
+    """A master daemon, from reading its key to its end."""
+
+    def __init__(self, reactor: Any, options: argparse.Namespace) -> None:
+        self._reactor = reactor
+        self._options = options
+        self._service: MasterService | None = None
+        self._listeners: list[Listener] = []
+        self.failure = ""
+        self.status = 0
+
+    def open(self, cluster_id: str, key: Key) -> dict[str, str]:
+        """Listen and serve; returns the addresses of the master. Raises NetError, DaemonError."""
+        options, reactor = self._options, self._reactor
+        if options.worker_timeout < options.suspect_after:
+            raise DaemonError(
+                "--worker-timeout must not be less than --suspect-after: a worker is suspected "
+                "before it is declared dead",
+                status=2,
+            )
+        told = advertised(options)
+        turns = Turns(reactor)
+        channels = open_channels(reactor, options)
+        reactor.look_s = poll_s(options, 0.0)
+        name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
+        about = {"version": ciel.__version__, "cluster_id": cluster_id}
+        machine = MasterMachine(
+            delegates=not options.no_delegation, suspect_after_s=options.suspect_after,
+            worker_timeout_s=options.worker_timeout,
+        )  # fmt: skip
+        service = self._service = MasterService(reactor, turns, NullJournal(), about, machine)
+        service.on_broken = self.fail
+
+        def build() -> ControlPeer:
+            session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)
+            return ControlPeer(
+                reactor, turns, session, service,
+                lost_after_s=max(CLIENT_LOST_AFTER_S, options.worker_timeout), channels=channels,
+            )  # fmt: skip
+
+        site, gate = master_site(
+            reactor, key, service, self.stop, open_healthz=options.open_healthz
+        )
+        front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site))
+        self._listeners.append(front)
+        side = listen(reactor, f"unix:@{name}", ControlFactory(build))
+        self._listeners.append(side)
+        own = with_port(told, front.address)
+        about["url"] = f"http://{own}"
+        gate.serve_as(own)
+        log.info("master of cluster {id} at {url}", id=cluster_id, url=about["url"])
+        settle_memory()
+        return {"url": about["url"], "control": str(side.address)}
+
+    def open_alone(self) -> None:
+        """Read or make the key, open, and write the access file. Raises one of START_ERRORS."""
+        options = self._options
+        told = advertised(options)
+        path = self._access_path(told.host, told.port)
+        listens_at = parse_address(options.listen).host
+        require_safe_listen(listens_at, has_key=path.exists(), new_key=options.new_key)
+        cluster_id, key = key_for_start(path, new_key=options.new_key)
+        facts = self.open(cluster_id, key)
+        path = self._access_path(told.host, parse_url(facts["url"])[2])  # the port is known now
+        started = process_start(os.getpid()) or 0
+        access = AccessFile(facts["url"], facts["control"], cluster_id, key, os.getpid(), started)
+        access.write(path)
+        log.info("access file: {path}", path=path)
+        if path == access_path(os.environ, told.host, parse_url(facts["url"])[2]):
+            try_prune_ended(os.environ)
+
+    def _access_path(self, host: str, port: int) -> Path:
+        options = self._options
+        state = options.state or os.environ.get("STATE_DIRECTORY")
+        if options.access:
+            return Path(options.access)
+        if state:
+            return Path(state) / "access.json"
+        return access_path(os.environ, host, port)
+
+    def told(self, line: dict[str, Any]) -> None:
+        """Open as an embedded master, with the key that the parent sent."""
+        try:
+            say_ready(self.open(str(line["cluster_id"]), Key.from_text(str(line["key"]))))
+        except START_ERRORS as error:
+            self.fail(start_failure(error)[0])
+
+    def fail(self, reason: str) -> None:
+        """End with a reason."""
+        self.failure = reason
+        self.status = 1
+        log.error("{reason}", reason=reason)
+        if self._options.embedded:
+            say_failed(reason, self.status)
+        self.stop()
+
+    def stop(self) -> None:
+        """End in order."""
+        if self._service is not None:
+            self._service.close()
+            self._service = None
+        if self._reactor.running:
+            self._reactor.stop()
+
+
+START_ERRORS = (KeyError, AccessError, NetError, DaemonError, PluginError, OSError)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a master until a signal, a request or an error ends it; returns the exit status."""
+    return run("ciel-master", parser().parse_args(argv), Master, START_ERRORS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Runs a daemon as a process: its log, its signals, and the errors of its start."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+from twisted.logger import (
+    FilteringLogObserver,
+    Logger,
+    LogLevel,
+    LogLevelFilterPredicate,
+    globalLogBeginner,
+    textFileLogObserver,
+)
+
+from ciel.access.errors import AccessError, SettingsError
+from ciel.cli.daemons.errors import DaemonError
+from ciel.cli.daemons.lifeline import Lifeline
+from ciel.launch.limits import open_files_advice, raise_open_files
+from ciel.net import loop
+from ciel.net.errors import ForeignAddressError
+from ciel.net.turns import PauseGauge, use_monotonic_clock
+from ciel.plugins import PluginError
+from ciel.storage.errors import StoreSpecError
+
+log = Logger()
+
+USAGE_ERRORS = (SettingsError, ForeignAddressError, StoreSpecError, PluginError)
+"""Errors of the command line, or of a file or plugin that it names."""
+
+
+class Daemon(Protocol):
+    """A daemon that `run` runs. It ends with the exit status `status`, and the reason `failure`."""
+
+    failure: str
+    status: int
+
+    def open_alone(self) -> None:
+        """Open with the settings of the options and the environment."""
+
+    def told(self, line: dict[str, Any]) -> None:
+        """Open with the settings that the parent sent."""
+
+    def fail(self, reason: str) -> None:
+        """End with a reason."""
+
+    def stop(self) -> None:
+        """End in order; the reactor may not be running yet."""
+
+
+def run(
+    name: str,
+    options: argparse.Namespace,
+    make: Callable[[Any, argparse.Namespace], Daemon],
+    start_errors: tuple[type[Exception], ...],
+) -> int:
+    """Run a daemon until it ends; returns the exit status."""
+    try:
+        raise_open_files()
+        begin_log(options.log)
+        loop.install()
+        from twisted.internet import reactor as twisted_reactor
+
+        reactor: Any = twisted_reactor  # typed as a module
+        use_monotonic_clock(reactor)
+        daemon = make(reactor, options)
+    except (DaemonError, OSError) as error:
+        return _refuse_to_start(name, error)
+    stop_on_signals(reactor, daemon.stop)
+    gauge = PauseGauge(reactor)
+
+    def told(line: dict[str, Any]) -> None:
+        daemon.told(line)
+        gauge.start()  # pauses before it opened delayed no client
+
+    try:
+        if options.embedded:
+            Lifeline(reactor, told, daemon.stop, daemon.fail)
+        else:
+            daemon.open_alone()
+            gauge.start()
+    except start_errors as error:
+        daemon.stop()
+        return _refuse_to_start(name, error)
+    reactor.run(installSignalHandlers=False)
+    if (
+        daemon.failure and not options.embedded
+    ):  # the standard error of an embedded daemon is its log
+        print(f"{name}: {daemon.failure}", file=sys.stderr)
+    return daemon.status
+
+
+def start_failure(error: Exception) -> tuple[str, int]:
+    """Return why a daemon cannot start, in one line, and its exit status."""
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}{open_files_advice(error)}", 1
+    if isinstance(error, KeyError):
+        return f"the line on standard input lacks {error}", 1
+    if isinstance(error, USAGE_ERRORS):
+        return str(error), 2
+    return str(error), 3 if isinstance(error, AccessError) else getattr(error, "status", 1)
+
+
+def _refuse_to_start(name: str, error: Exception) -> int:
+    text, status = start_failure(error)
+    print(f"{name}: {text}", file=sys.stderr)
+    return status
+
+
+def begin_log(path: str | None) -> None:
+    """Log to a file (appended, private) or to standard error. Raises DaemonError."""
+    try:
+        level = LogLevel.lookupByName(os.environ.get("CIEL_LOG_LEVEL", "info"))
+        stream = sys.stderr if path is None else _open_log(path)
+    except ValueError as error:
+        known = ", ".join(level.name for level in LogLevel.iterconstants())
+        text = f"CIEL_LOG_LEVEL: {str(error)[:80]!a} is no log level; the levels are {known}"
+        raise DaemonError(text, status=2) from None
+    except OSError as error:
+        advice = open_files_advice(error)
+        raise DaemonError(f"cannot log to {path}: {error.strerror}{advice}") from None
+    write: Any = textFileLogObserver(stream)
+    above: Any = LogLevelFilterPredicate(defaultLogLevel=level)
+    observer: Any = FilteringLogObserver(write, [above])
+    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)
+
+
+def _open_log(path: str) -> TextIO:
+    os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "a", buffering=1, encoding="utf-8")
+
+
+def settle_memory() -> None:
+    """Exclude all present objects from garbage collection, and make collections rarer.
+
+    A daemon keeps millions of small values that never become garbage, and makes few cycles.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1000)
+
+
+def stop_on_signals(reactor: Any, stop: Callable[[], None]) -> None:
+    """End in order on SIGTERM and SIGINT."""
+
+    def on_signal(number: int, frame: object) -> None:
+        reactor.callFromThread(stop)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)

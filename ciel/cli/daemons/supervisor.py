@@ -1,0 +1,170 @@
+"""The process that holds the cluster of `ciel up`, in the background.
+
+`start` runs this module as a process in a new session, and sends it the configuration as JSON on
+its standard input. The process answers with one line of JSON when the cluster is ready or cannot
+start. The access file has its process id; `ciel down` ends this process. However it ends, its
+cluster ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ciel.access.access_file import AccessFile, key_for_start, process_start
+from ciel.access.errors import AccessError
+from ciel.access.places import drop_current, point_current
+from ciel.cli.outcome import Status, conclude, say, status_of, text_of
+from ciel.client.errors import ClientError, ClusterError, ClusterOptionError
+
+if TYPE_CHECKING:
+    from ciel.client.cluster import LocalCluster
+
+_READY_TIMEOUT_S = 20.0
+_LINE_MAX_BYTES = 64 << 10
+
+
+def start(config: dict[str, Any], log: Path) -> dict[str, Any]:
+    """Start the process, and wait until its cluster is ready; raises ClusterError,
+    ClusterOptionError.
+    """
+    log_start_bytes = log.stat().st_size if log.exists() else 0
+    config_fd, our_config_fd = os.pipe()
+    our_ready_fd, ready_fd = os.pipe()
+    appended = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-m", "ciel.cli.daemons.supervisor"],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, config_fd, 0),
+                (os.POSIX_SPAWN_DUP2, ready_fd, 1),
+                (os.POSIX_SPAWN_OPEN, 2, str(log), appended, 0o600),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+        )
+    except BaseException:
+        os.close(our_config_fd)
+        os.close(our_ready_fd)
+        raise
+    finally:
+        os.close(config_fd)
+        os.close(ready_fd)
+    try:
+        with os.fdopen(our_config_fd, "w") as config_file:
+            json.dump(config, config_file)
+        ready = _read_ready(our_ready_fd, log, log_start_bytes)
+    except BaseException:
+        os.kill(pid, signal.SIGTERM)  # our child is not reaped yet, so no other process has its id
+        os.waitpid(pid, 0)
+        raise
+    finally:
+        os.close(our_ready_fd)
+    return ready
+
+
+def _read_ready(fd: int, log: Path, log_start_bytes: int) -> dict[str, Any]:
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    said = b""
+    while b"\n" not in said:
+        readable, _, _ = select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))
+        if not readable:
+            raise ClusterError("the cluster was not ready in time", log, log_start_bytes)
+        data = os.read(fd, _LINE_MAX_BYTES)
+        if not data:
+            raise ClusterError("the cluster ended before it was ready", log, log_start_bytes)
+        said += data
+    ready: dict[str, Any] = json.loads(said)
+    if "error" in ready:
+        kind = ClusterOptionError if ready["status"] == Status.USAGE else ClusterError
+        raise kind(ready["error"])
+    return ready
+
+
+# --- in that process ------------------------------------------------------------------------------
+
+
+class _Ended(BaseException):
+    """A signal, such as that of `ciel down`, asked this process to end."""
+
+
+def supervise() -> int:
+    """Hold the cluster that standard input describes until a signal, or until the cluster dies."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        config = json.load(sys.stdin)
+        path = Path(config["access"])
+        try:
+            cluster = _open(config, path)
+        except (ClientError, AccessError, OSError) as error:
+            status = status_of(error)
+            _say_ready({"error": text_of(error), "status": status})
+            return status
+        with cluster:
+            _say_ready({"url": cluster.location.url, "description": cluster.describe()})
+            cluster.ended.wait()
+        say(cluster.died)
+        if cluster.was_shut_down:
+            drop_current(os.environ, path)
+            return Status.DONE
+        # The link stays: it shows the next command that the cluster has crashed.
+        return Status.NO_MASTER
+    except _Ended:
+        drop_current(os.environ, path)
+        return Status.DONE
+
+
+def _open(config: dict[str, Any], path: Path) -> LocalCluster:
+    """Start the cluster, and leave its access file at `path`."""
+    from ciel.client.cluster import LocalCluster
+
+    os.chdir(path.parent)
+    cluster = LocalCluster(
+        workers=config["workers"], slots=config["slots"], store=config["store"],
+        listen=config["listen"], directory=path.parent, identity=key_for_start(path),
+        switches=config["switches"], **config["patience"],
+    )  # fmt: skip
+    with contextlib.ExitStack() as undo:
+        undo.callback(cluster.close)
+        found = cluster.location
+        start = process_start(os.getpid()) or 0
+        AccessFile(
+            found.url, found.control, found.cluster_id, found.key, os.getpid(), start
+        ).write(path)  # fmt: skip
+        point_current(os.environ, path)
+        undo.pop_all()
+    return cluster
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)  # nothing may interrupt the end
+    raise _Ended
+
+
+def _say_ready(fields: dict[str, Any]) -> None:
+    """Answer `ciel up`, which may have ended, and close its pipes."""
+    try:
+        os.write(1, json.dumps(fields).encode() + b"\n")
+    except BrokenPipeError:
+        pass
+    null_fd = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null_fd, 0)
+    os.dup2(null_fd, 1)
+    os.close(null_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(conclude(supervise))

@@ -1,0 +1,507 @@
+"""`ciel-worker`: the composition root of a worker daemon."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ciel
+from ciel import plugins
+from ciel.access.addresses import netloc, parse_url
+from ciel.access.errors import AccessError
+from ciel.access.keys import Key, Role
+from ciel.access.settings import find_master
+from ciel.cli.daemons.addresses import (
+    advertised,
+    host_and_port,
+    reachable_address,
+    require_reachable,
+    try_address,
+    with_port,
+)
+from ciel.cli.daemons.channels import WORKER_POLL_US, add_channel_options, open_channels, poll_s
+from ciel.cli.daemons.errors import DaemonError
+from ciel.cli.daemons.executors import Executors, load_executors
+from ciel.cli.daemons.lifeline import say_failed, say_ready
+from ciel.cli.daemons.process import log, run, settle_memory, start_failure
+from ciel.cli.daemons.spool import Spool
+from ciel.cli.daemons.timeouts import add_kill_grace
+from ciel.cli.parsing.parser import Parser, memory_size, whole_number
+from ciel.core.admission import Policy
+from ciel.core.errors import CielError
+from ciel.core.ids import ObjectId
+from ciel.core.tasks import SLOTS_MAX
+from ciel.execution.environment import Callers, inherited
+from ciel.execution.kept import KeptAttempts
+from ciel.launch import LaunchError, become_subreaper
+from ciel.launch.memory import memory_of_host
+from ciel.net.channels import Channels
+from ciel.net.control import ControlPeer, Owner
+from ciel.net.errors import NetError
+from ciel.net.outside import Outside
+from ciel.net.transfers import Transfers
+from ciel.net.transports import Reconnector, listen
+from ciel.net.turns import Turns
+from ciel.storage.errors import StorageError
+from ciel.storage.interface import ObjectStore
+from ciel.storage.specs import parse_spec
+from ciel.wire.errors import RefusedError
+from ciel.wire.session import Session
+from ciel.worker.attempt_reports import AttemptReports
+from ciel.worker.attempts.attempts import Attempts
+from ciel.worker.attempts.batch import BatchPrograms
+from ciel.worker.attempts.launching import Launching
+from ciel.worker.attempts.lifecycle import Lifecycle
+from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.attempts.workplace import Workplace
+from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
+from ciel.worker.events import Events
+from ciel.worker.fetch_reports import FetchReports
+from ciel.worker.host import host_identity, host_name, new_worker_id
+from ciel.worker.interactive.programs import InteractivePrograms
+from ciel.worker.logs import JobLogs
+from ciel.worker.master_session import MasterSession
+from ciel.worker.metrics import WorkerMetrics
+from ciel.worker.operations import Operations
+from ciel.worker.pins import Pins
+from ciel.worker.resources.control import Controls
+from ciel.worker.resources.root import WorkerSite
+from ciel.worker.resources.uploads import IncomingUploads
+from ciel.worker.retention import Retention
+from ciel.worker.service import WorkerService
+from ciel.worker.state.machine import WorkerMachine
+from ciel.worker.store_reports import StoreReports
+from ciel.worker.streams.growing import Streams
+from ciel.worker.transfer.fetching import Fetcher
+from ciel.worker.transfer.peer_stores import PeerStores
+from ciel.worker.transfer.url_fetching import UrlFetching
+
+DEFAULT_LISTEN = "127.0.0.1:0"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parse = Parser(
+        prog="ciel-worker",
+        allow_abbrev=False,
+        description="Run the tasks that a master assigns, and store their outputs.",
+    )
+    add = parse.add_argument
+    found = "the master (default: CIEL_MASTER, the configuration, `ciel up`)"
+    add("--master", metavar="URL", help=found)
+    add("--access", metavar="FILE", help="the master's access file, with its key")
+    add(
+        "--listen",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        default=DEFAULT_LISTEN,
+        help="default %(default)s; port 0: any",
+    )
+    add(
+        "--advertise",
+        type=reachable_address,
+        metavar="HOST:PORT",
+        help="the address that other hosts connect to (default: that of --listen)",
+    )
+    add(
+        "--slots",
+        type=whole_number(1, SLOTS_MAX),
+        metavar="N",
+        help="tasks at a time (default: the cores it may use)",
+    )
+    add(
+        "--memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="memory of all tasks that request some (default: that of the host or control group)",
+    )
+    add(
+        "--store",
+        metavar="SPEC",
+        default=os.environ.get("CIEL_STORE") or "disk",
+        help="disk, shm or scc, options after a colon (default: CIEL_STORE, or disk)",
+    )
+    add(
+        "--io",
+        type=_io_policy,
+        metavar="N",
+        default="adaptive",
+        help="disk jobs at a time, for each disk: off, a number, or adaptive (default)",
+    )
+    add(
+        "--spool",
+        metavar="DIR",
+        help="directory of objects and scratch files (default: a new temporary one)",
+    )
+    add_kill_grace(parse)
+    add(
+        "--no-delegation",
+        action="store_true",
+        help="start only what the master assigns, and no child inline",
+    )
+    add(
+        "--fetch-urls",
+        choices=[which.value for which in Outside],
+        default=Outside.OFF.value,
+        help="which URLs the worker fetches for HTTP requests: off (default), https, or any",
+    )
+    add("--open-healthz", action="store_true", help="answer /healthz without a key")
+    add_channel_options(parse)
+    add("--log", metavar="FILE", help="the log file (default: standard error)")
+    add("--embedded", action="store_true", help=argparse.SUPPRESS)
+    add("--version", action="version", version=f"ciel {ciel.__version__}")
+    return parse
+
+
+def _control_peer(
+    reactor: Any,
+    turns: Turns,
+    begin_session: Callable[[], Session],
+    channels: Channels | None,
+    owner: Owner,
+) -> ControlPeer:
+    """Make the worker's end of a control connection; called each time that it connects."""
+    return ControlPeer(reactor, turns, begin_session(), owner, channels=channels)
+
+
+class Worker:
+    """A worker daemon, from finding its master to its end."""
+
+    def __init__(self, reactor: Any, options: argparse.Namespace) -> None:
+        self._reactor = reactor
+        self._options = options
+        self._id = new_worker_id()
+        self._spool = Spool(options.spool)
+        self._closers: list[Any] = []
+        self._has_joined = False
+        self._drain: Callable[[Callable[[], None]], None] | None = None
+        self._url = ""
+        self.failure = ""
+        self.status = 0
+
+    def open(self, control: str, cluster_id: str, key: Key) -> None:
+        """Open the store, the launcher and the server, and join the master. Raises one of
+        START_ERRORS.
+        """
+        reactor, options = self._reactor, self._options
+        told = advertised(options)
+        turns, channels = Turns(reactor), open_channels(reactor, options)
+        reactor.look_s = poll_s(options, WORKER_POLL_US)
+        become_subreaper()
+        spool = self._keep(self._spool)
+        spool.open()
+        logs = JobLogs(reactor, spool.logs_directory(options.log))
+        store = self._open_store()
+        launching = self._keep(Launching(reactor, turns, inherited(os.environ), store.directories))
+        transfers = self._keep(Transfers(reactor))
+        executors = _executors_here()
+        streams = self._keep(Streams(reactor))
+        disk_jobs = self._keep(DiskJobs(reactor, options.io))
+        admit, queue = self._disk_of(store, disk_jobs)
+        site = WorkerSite(reactor, key, open_healthz=options.open_healthz)
+        own = with_port(told, listen(reactor, options.listen, site.site).address)
+        site.serve_as(own, self._id)
+
+        machine = self._machine(own, store, executors)
+        callers, events = Callers(launching.environ), Events(reactor)
+        master = MasterSession(events)
+        retention = Retention(reactor, store, machine, disk_jobs.turn)
+        store_reports = self._keep(
+            StoreReports(reactor, turns, master, store, disk_jobs, queue, self.fail)
+        )
+        service = WorkerService(
+            reactor, turns, machine, master, store_reports, retention, callers, events,
+            partial(self._joined, own), self._refused,
+        )  # fmt: skip
+        self._closers.append(service.close)
+        fetches = FetchReports(service, master, retention, events)
+        reports = AttemptReports(service, master, fetches, store_reports, events)
+        attempts, interactive = self._attempts(
+            callers, reactor=reactor, turns=turns, owner=reports, launching=launching, store=store,
+            streams=streams, executors=executors.known, netloc=own, logs=logs, channels=channels,
+        )  # fmt: skip
+        operations = Operations(service, master, interactive, events)
+        peer_stores = self._open_peer_stores(store, cluster_id, own, operations, disk_jobs)
+        fetcher = Fetcher(
+            reactor, transfers, store, streams, key, fetches, admit=admit, enter=disk_jobs.enter,
+            peer_stores=peer_stores,
+        )  # fmt: skip
+        service.carry_out_by(attempts, interactive, fetcher)
+
+        about = self._about(machine, executors, channels)
+        begin = partial(self._begin_session, key, cluster_id, about, master)
+        dial = partial(_control_peer, reactor, turns, begin, channels)
+        reconnector = Reconnector(reactor, control, dial, service)
+        self._closers.append(reconnector.stop)
+        self._drain = partial(self._drain_programs, service, reconnector)
+        uploads = self._keep(IncomingUploads(reactor, store, own, operations.uploaded, admit))
+        site.serve_objects(store, streams, uploads)
+        site.serve_logs(logs, spool.kept)
+        controls = self._controls(machine, operations, store, executors, service, reconnector)
+        metrics = WorkerMetrics(machine, master, events, reports, fetcher, store, disk_jobs)
+        site.serve_controls(controls, metrics)
+        self._join(reconnector, own, transfers, key)
+        settle_memory()
+
+    def _machine(self, own: str, store: ObjectStore, executors: Executors) -> WorkerMachine:
+        """Create the state, with what the store has from an earlier run."""
+        options, here = self._options, executors.offered
+        machine = WorkerMachine(
+            own, host_identity(), options.slots or len(os.sched_getaffinity(0)),
+            interactive=frozenset(name for name, executor in here.items() if executor.talks),
+            starts_locally=frozenset() if options.no_delegation else frozenset(here),
+            memory_bytes=options.memory or memory_of_host(), kill_grace_s=options.kill_grace,
+        )  # fmt: skip
+        machine.keep(held_by(store))
+        machine.uploads.found(machine.stored, self._reactor.seconds())
+        return machine
+
+    def _about(
+        self, machine: WorkerMachine, executors: Executors, channels: Channels | None
+    ) -> dict[str, Any]:
+        """Return what this worker tells a master of itself."""
+        return {
+            "netloc": machine.netloc, "host": machine.host, "slots": machine.slots,
+            "memory_bytes": machine.memory_bytes, "executors": sorted(executors.offered),
+            "lacking": executors.lacking, "channels": channels.names if channels else [],
+        }  # fmt: skip
+
+    def _begin_session(
+        self, key: Key, cluster_id: str, about: dict[str, Any], master: MasterSession
+    ) -> Session:
+        return self._session(key, cluster_id, about | master.greeting())
+
+    def _session(self, key: Key, cluster_id: str, about: dict[str, Any]) -> Session:
+        """Start a session with the master. `about`: what this worker reports of itself."""
+        own = {
+            "kind": "worker", "worker": self._id, "hostname": host_name(),
+            "spool": self._spool.identity,
+        }  # fmt: skip
+        return Session.initiator(
+            worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
+            about=own | about,
+        )  # fmt: skip
+
+    def _join(self, reconnector: Reconnector, own: str, transfers: Transfers, key: Key) -> None:
+        """Join the master; with --advertise only after the advertised address was checked."""
+        if not self._options.advertise:
+            reconnector.start()
+            return
+        wrong = partial(self.fail, status=2)
+        call_off = try_address(own, self._id, transfers, worker_key(key), reconnector.start, wrong)
+        self._closers.append(call_off)
+
+    def _controls(
+        self, machine: WorkerMachine, operations: Operations, store: ObjectStore,
+        executors: Executors, service: WorkerService, reconnector: Reconnector,
+    ) -> Controls:  # fmt: skip
+        """Return what users can change on this worker by HTTP."""
+        pins = Pins(self._spool.path / "pins", machine.uploads, machine.stored)
+
+        def keep(object_id: ObjectId) -> None:
+            operations.uploaded(object_id)
+            pins.add(object_id)
+
+        def rejoin(url: str) -> None:
+            url, host, port = parse_url(url)
+            require_reachable(advertised(self._options).host, url)
+            self._url, reconnector.address = url, netloc(host, port)
+            service.leave_master()
+
+        outside = Outside(self._options.fetch_urls)
+        urls = self._keep(UrlFetching(self._reactor, store, outside, machine.netloc, keep))
+        return Controls(
+            reactor=self._reactor, worker=self._id, netloc=machine.netloc,
+            features=sorted(executors.offered), operations=operations, store=store, pins=pins,
+            urls=urls, master=lambda: self._url, rejoin=rejoin, stop=self.stop,
+        )  # fmt: skip
+
+    def _keep(self, thing: Any) -> Any:
+        self._closers.append(thing.close)
+        return thing
+
+    def _attempts(self, callers: Callers, **means: Any) -> tuple[Attempts, InteractivePrograms]:
+        """Build what runs attempts, by both strategies."""
+        kept, scratch = KeptAttempts(self._spool.kept), ScratchPool(self._spool.path)
+        place = Workplace(worker=self._id, scratch=scratch, kept=kept, **means)
+        lifecycle = Lifecycle(place)
+        interactive = InteractivePrograms(lifecycle)
+        batch = BatchPrograms(lifecycle, interactive.idle_count)
+        attempts = self._keep(Attempts(lifecycle, batch, interactive, callers))
+        return attempts, interactive
+
+    def _disk_of(
+        self, store: ObjectStore, disk_jobs: DiskJobs
+    ) -> tuple[Admit, Callable[[], tuple[int, float]]]:
+        """Return how copies wait for the disk of a store, and how much waits."""
+        if not store.capabilities.may_block:
+            return at_once, lambda: (0, 0.0)
+        place = self._spool.store
+        return partial(disk_jobs.enter, place), partial(disk_jobs.queue_at, place)
+
+    def _open_peer_stores(
+        self, store: ObjectStore, cluster_id: str, own: str, operations: Operations, jobs: DiskJobs
+    ) -> PeerStores | None:
+        """Serve the store to workers of this host, and find theirs. Without that objects are copied
+        by HTTP.
+        """
+        try:
+            open_peers = plugins.load("ciel.neighbours", "shmd")
+            peer_stores: PeerStores = open_peers(
+                self._reactor, store, self._spool.store, cluster_id=cluster_id, netloc=own,
+                kept=lambda object_id: operations.uploaded(ObjectId(object_id)), turn=jobs.turn,
+            )  # fmt: skip
+        except (plugins.PluginError, CielError, OSError) as error:
+            log.error("objects of this host are copied by HTTP: {error}", error=error)
+            return None
+        self._closers.append(peer_stores.close)
+        return peer_stores
+
+    def _open_store(self) -> ObjectStore:
+        name, store_options = parse_spec(self._options.store)
+        open_store = plugins.load("ciel.stores", name)
+        store: ObjectStore = self._keep(open_store(store_options, self._spool.store))
+        store.claim()
+        if store.about:
+            log.info("objects lie in {about}", about=store.about)
+        return store
+
+    def open_alone(self) -> None:
+        """Find the master, then open."""
+        options = self._options
+        found = find_master(options.master, options.access, os.environ)
+        if found is None:
+            raise DaemonError(
+                "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
+                status=3,
+            )
+        require_reachable(advertised(options).host, found.url)
+        log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
+        self._url = found.url
+        self.open(reachable(found.control, found.url), found.cluster_id, found.key)
+
+    def told(self, line: dict[str, Any]) -> None:
+        """Open as an embedded worker, with the address and the key that the parent sent."""
+        try:
+            key = Key.from_text(str(line["key"]))
+            self._url = str(line["url"])
+            control = reachable(str(line["control"]), self._url)
+            self.open(control, str(line["cluster_id"]), key)
+        except START_ERRORS as error:
+            self.fail(*start_failure(error))
+
+    def _joined(self, own: str) -> None:
+        if not self._has_joined:
+            self._has_joined = True
+            log.info("worker {id} at {netloc}", id=self._id, netloc=own)
+            if self._options.embedded:
+                say_ready({"netloc": own, "worker": self._id})
+
+    def _refused(self, error: RefusedError) -> None:
+        self.fail(f"this worker was {error}", status=3)
+
+    def fail(self, reason: str, status: int = 1) -> None:
+        """End with a reason and an exit status."""
+        self.failure = reason
+        self.status = status
+        log.error("{reason}", reason=reason)
+        if self._options.embedded:
+            say_failed(reason, status)
+        self._reactor.callLater(0, self.stop)
+
+    def _drain_programs(
+        self, service: WorkerService, reconnector: Reconnector, done: Callable[[], None]
+    ) -> None:
+        reconnector.stop()
+        service.drain(done)
+
+    def stop(self) -> None:
+        """Drain the programs, then close everything. A second call, or the end of the parent,
+        closes everything at once.
+        """
+        drain, self._drain = self._drain, None
+        if drain is None or self._options.embedded or self.failure:
+            self._stop_now()
+        else:
+            drain(self._stop_now)
+
+    def _stop_now(self) -> None:
+        """Close everything, in reverse order, and remove a temporary spool."""
+        while self._closers:
+            close = self._closers.pop()
+            try:
+                close()
+            except (CielError, LaunchError, OSError) as error:
+                log.error("while ending: {error}", error=error)
+        if self._options.embedded or self._spool.is_temporary:
+            # The owner of an embedded worker removes the files of failed tasks.
+            if not self._spool.remove():
+                log.info("files of failed tasks are kept in {kept}", kept=self._spool.kept)
+        if self._reactor.running:
+            self._reactor.stop()
+
+
+START_ERRORS = (
+    KeyError, AccessError, NetError, DaemonError, LaunchError, CielError, OSError,
+    plugins.PluginError,
+)  # fmt: skip
+
+
+def _io_policy(text: str) -> Policy:
+    try:
+        return Policy.from_text(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def reachable(control: str, url: str) -> str:
+    """Return the control address if its socket is in this network namespace, else the host and
+    port of the URL.
+    """
+    name = control.removeprefix("unix:")
+    if name == control:
+        return control
+    sockets = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").split()
+    return control if name in sockets else url.removeprefix("http://")
+
+
+def held_by(store: ObjectStore) -> dict[ObjectId, int]:
+    """Return the objects in a store when its worker starts, with their sizes. Logs objects that it
+    cannot read, and leaves them out.
+    """
+    held = {}
+    for object_id in store:
+        try:
+            info = store.stat(object_id)
+        except StorageError as error:
+            log.error("{id} is not offered: {error}", id=object_id, error=error)
+            continue
+        if info is not None:
+            held[ObjectId(object_id)] = info.size_bytes
+    return held
+
+
+def _executors_here() -> Executors:
+    found = load_executors(os.environ)
+    for name, why in found.lacking.items():
+        log.info("no executor {name}: {why}", name=name, why=why)
+    return found
+
+
+def worker_key(key: Key) -> Key:
+    """Return the key of the worker role, derived from the given key."""
+    return key.derive(Role.WORKER) or key
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a worker until a signal, a request or an error ends it; returns the exit status."""
+    return run("ciel-worker", parser().parse_args(argv), Worker, START_ERRORS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Writes the graph of a job as DOT, JSON, or SVG: its tasks, their inputs, and their children."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from ciel.cli.graph.dot import draw_dot
+from ciel.cli.graph.tasks import Task, Thing, read_tasks
+from ciel.cli.jobs.queries import MasterClock, chosen_jobs, job_json, master_clock
+from ciel.cli.outcome import Status, UsageError, say
+from ciel.cli.output.files import output_file
+from ciel.cli.output.printing import write_output
+from ciel.client.client import Client
+from ciel.core.errors import CielError
+from ciel.core.jobs import JobSummary
+
+_OF_ENDING: Final = {".svg": "svg", ".dot": "dot", ".gv": "dot", ".json": "json"}
+_WRITTEN_AT_ONCE = 1 << 16
+_GRAPHVIZ: Final = "dot"
+
+
+class GraphvizError(CielError):
+    """Graphviz failed to lay out a graph."""
+
+
+def print_graph(client: Client, args: Namespace) -> int:
+    """Write the graph of one job into a file, or print it; return the exit status."""
+    path = None if args.output in (None, "-") else Path(args.output)
+    form = _format(args, path)
+    if form == "svg":
+        _require_graphviz()
+    jobs = chosen_jobs(client, [args.job])
+    if len(jobs) != 1:
+        raise UsageError(f"{args.job!r} names {len(jobs)} jobs; a graph is of one")
+    (job,) = jobs
+    tasks = read_tasks(client, job.id)
+    if form == "json":
+        parts = _json(job, master_clock(client), tasks)
+    else:
+        parts = draw_dot(_title(job), tasks)
+    _write(path, _svg(parts) if form == "svg" else parts)
+    if job.handed_over:
+        say(f"{job.handed_over} tasks of job {job.number} are forgotten: their results were taken")
+    return Status.DONE
+
+
+def _format(args: Namespace, path: Path | None) -> str:
+    """Return the format that the options or the suffix of the file name ask for."""
+    if args.json and args.format not in (None, "json"):
+        raise UsageError(f"--json and --format {args.format} ask for different things")
+    if args.json or args.format:
+        return args.format or "json"
+    if path is None:
+        return "dot"
+    form = _OF_ENDING.get(path.suffix.lower())
+    if form is None:
+        endings = ", ".join(_OF_ENDING)
+        raise UsageError(
+            f"{str(path)!r} does not say what to write; let it end in one of {endings}, "
+            "or choose with --format"
+        )
+    return form
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def _title(job: JobSummary) -> str:
+    return f"job {job.number}: {job.name}" if job.name else f"job {job.number}"
+
+
+def _svg(dot: Iterable[str]) -> Iterator[str]:
+    """Yield the drawing that Graphviz makes of a DOT text; raises GraphvizError."""
+    with tempfile.TemporaryFile() as text:
+        _write_blocks(dot, text.write)
+        text.seek(0)
+        done = subprocess.run([_GRAPHVIZ, "-Tsvg"], stdin=text, capture_output=True, check=False)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip()
+        raise GraphvizError(f"Graphviz (dot -Tsvg) ended with {done.returncode}: {reason}")
+    yield done.stdout.decode()
+
+
+def _require_graphviz() -> None:
+    if shutil.which(_GRAPHVIZ) is None:
+        raise UsageError(
+            "SVG needs Graphviz's program dot, which is not installed (on Debian: apt install "
+            "graphviz); --format dot writes the graph as text, to be drawn elsewhere"
+        )
+
+
+def _json(job: JobSummary, clock: MasterClock, tasks: Iterable[Task]) -> Iterator[str]:
+    """Yield one JSON object, with one line for each task."""
+    yield f'{{"job": {_text(job_json(job, clock))}, "tasks": ['
+    between = "\n"
+    for task in tasks:
+        yield between + _text(_task_json(task))
+        between = ",\n"
+    yield "\n]}\n"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _task_json(task: Task) -> dict[str, Any]:
+    fields = task._asdict()
+    fields = {"task": fields.pop("id")} | fields
+    fields["inputs"] = [_thing_json(thing) for thing in task.inputs]
+    fields["outputs"] = [_thing_json(thing) | {"wanted": thing.wanted} for thing in task.outputs]
+    return fields
+
+
+def _thing_json(thing: Thing) -> dict[str, Any]:
+    return {
+        "object": thing.id,
+        "state": thing.state,
+        "size_bytes": thing.size_bytes,
+        "made_by": thing.maker,
+    }
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def _write(path: Path | None, parts: Iterator[str]) -> None:
+    """Print text, or write it to a file that has its name only when it is whole."""
+    if path is None:
+        _write_blocks(parts, write_output)
+        return
+    with output_file(path) as file:
+        _write_blocks(parts, file.write)
+
+
+def _write_blocks(parts: Iterable[str], write: Callable[[bytes], object]) -> None:
+    """Join short texts into blocks, and write these."""
+    block: list[str] = []
+    length = 0
+    for part in parts:
+        block.append(part)
+        length += len(part)
+        if length > _WRITTEN_AT_ONCE:
+            write("".join(block).encode(errors="backslashreplace"))
+            block, length = [], 0
+    write("".join(block).encode(errors="backslashreplace"))

@@ -1,0 +1,1 @@
+"""Reads jobs and tasks from the master, and prints their results and logs."""

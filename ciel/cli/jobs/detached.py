@@ -1,0 +1,31 @@
+"""Jobs that are left running by the command that submitted them."""
+
+from __future__ import annotations
+
+from ciel.cli.outcome import Status, say
+from ciel.cli.output.printing import print_json, print_text
+from ciel.client.client import Client
+from ciel.client.jobs import Job
+from ciel.core.jobs import JobSummary
+
+
+def tell_detached(client: Client, job: Job, as_json: bool, ask: str = "wait") -> int:
+    """Wait until the master has the whole job, and print how to `ask` for it by `ciel job`; return
+    the exit status.
+    """
+    from ciel.wire.descriptors import read_summary
+
+    summary = read_summary(client.ask("jobs", {"job": job.id})[0])
+    if as_json:
+        print_summary(client, summary)
+    else:
+        print_text(str(summary.number))
+        say(f"the job goes on; ciel job {ask} {summary.number}")
+    return Status.DONE
+
+
+def print_summary(client: Client, summary: JobSummary) -> None:
+    """Print the summary of a job, as JSON."""
+    from ciel.cli.jobs.queries import job_json, master_clock  # few commands need it
+
+    print_json({"job": job_json(summary, master_clock(client))})

@@ -1,0 +1,69 @@
+"""Finds the unfinished jobs that `ciel down` would end, and asks the user whether it may."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import closing
+from typing import Any, Final
+
+from ciel.access.access_file import AccessFile
+from ciel.access.tickets import make_ticket
+from ciel.cli.outcome import say
+from ciel.core.tasks import ACTIVE
+from ciel.execution.report import visible
+
+ANSWER_S: Final = 3.0
+SHOWN_MAX: Final = 5
+_JOBS: Final = "/api/v1/jobs?state=active&limit=1000"
+_UNFINISHED: Final = frozenset(map(str, ACTIVE))
+
+
+def may_end(cluster: AccessFile) -> bool:
+    """Return whether a cluster may be ended: it has no unfinished jobs, or the user at the terminal
+    agrees. Otherwise print which jobs are unfinished.
+    """
+    names = _unfinished(cluster)
+    if not names:
+        return True
+    shown = ", ".join(names[:SHOWN_MAX])
+    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
+    are = f"{len(names)} jobs are" if len(names) > 1 else "1 job is"
+    unfinished = f"{are} unfinished: {shown}{more}"
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        return _asked(f"ciel: {unfinished}; end the cluster, and what they made, all the same?")
+    say(
+        f"the cluster at {cluster.url} stays up, since {unfinished}; wait for that "
+        "(ciel job wait all), or end it all the same: ciel down --force"
+    )
+    return False
+
+
+def _unfinished(cluster: AccessFile) -> list[str]:
+    """Return the names of the jobs with tasks that run or wait to run, the newest first; none if
+    the master does not answer, because then the cluster is of no use.
+    """
+    from http.client import HTTPConnection, HTTPException
+
+    netloc = cluster.url.partition("://")[2].rstrip("/")
+    ticket = make_ticket(cluster.key, "GET", netloc, _JOBS, time.time())
+    try:
+        with closing(HTTPConnection(netloc, timeout=ANSWER_S)) as connection:
+            connection.request("GET", _JOBS, headers={"Authorization": ticket})
+            told: dict[str, Any] = json.loads(connection.getresponse().read())
+    except (OSError, HTTPException, ValueError) as error:
+        say(f"the master does not say whether jobs are unfinished: {error}")
+        return []
+    return [
+        f"{job['number']} ({visible(job['name'])})" if job["name"] else str(job["number"])
+        for job in told.get("jobs", ())
+        if not _UNFINISHED.isdisjoint(job["counts"])
+    ]
+
+
+def _asked(question: str) -> bool:
+    """Ask the user at the terminal; any answer but yes means no."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,1 @@
+"""Writes to standard output, to files and to the terminal."""

@@ -1,0 +1,50 @@
+"""Writes output files so that a file has its name only when it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ciel.cli.outcome import UsageError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to be written, which replaces `path` when the context ends without an error. An
+    OSError names `path`.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    except OSError as error:
+        if error.filename in (None, str(partial)):
+            error.filename = str(path)
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open the file that a user names for the output. The function writes directly to a device, a
+    pipe or a link, and replaces any other file.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with path.open("wb") as file:
+            yield file
+    else:
+        with whole_file(path) as file:
+            yield file
+
+
+def make_directory(out: Path) -> None:
+    """Make the directory that `--out` names, unless it exists; raises UsageError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is no directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"--out {out}: {reason}") from None

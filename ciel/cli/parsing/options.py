@@ -1,0 +1,89 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+
+from ciel.cli.outcome import UsageError, say
+from ciel.cli.parsing.parser import Parser, whole_number
+from ciel.cli.parsing.parser import seconds as seconds  # for all who have options
+
+_HELP_WIDTH = 78  # without a terminal
+
+WORKERS_MAX = 256
+"""The most workers on one computer; a worker takes about 50 MB, a slot nothing."""
+
+count = whole_number(1, 1_000_000)
+"""An argparse type."""
+
+
+def make_parser(prog: str, description: str, epilog: str = "") -> Parser:
+    """Return an empty parser with the settings of all commands."""
+    return Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=_formatter,
+        allow_abbrev=False,
+    )
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """Make a formatter for help; argparse makes one for each option, and would import shutil."""
+    try:
+        width = os.get_terminal_size(1).columns - 2
+    except OSError:
+        width = _HELP_WIDTH
+    return argparse.RawDescriptionHelpFormatter(prog, width=width)
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a cluster, and `--json`."""
+    parser.add_argument("-m", "--master", metavar="URL", help="URL of the master, http://HOST:PORT")
+    parser.add_argument("--access", metavar="FILE", help="access file of the cluster")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def tell_late_options(
+    parser: Parser, words: Sequence[str], whose: str, late: Sequence[str]
+) -> None:
+    """Print a warning if arguments of `whose` look like options of this command, unless `--` comes
+    first.
+    """
+    if "--" not in words and (found := parser.options_among(late)):
+        say(
+            f"{found[0]} stands after {whose}, so it is an argument of that, and no option of "
+            f"{parser.prog}: options stand before (if that is meant, write -- before {whose})"
+        )
+
+
+def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for a cluster that a command starts itself."""
+    parser.add_argument(
+        "--workers", type=whole_number(1, WORKERS_MAX), metavar="N",
+        help="if no cluster is up, start one with N workers for this command (default 1)",
+    )  # fmt: skip
+
+
+def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:
+    """Read the variables of an option that takes `NAME=VALUE`, or `NAME` for the present value;
+    raises UsageError.
+    """
+    found = {}
+    for assignment in given:
+        name, equals, value = assignment.partition("=")
+        if not name:
+            raise UsageError(f"{option} {assignment}: expected NAME=VALUE")
+        if not equals and name not in ours:
+            raise UsageError(f"{option} {name}: there is no such variable here")
+        found[name] = value if equals else ours[name]
+        require_text(f"{option}: a name", name)
+    return found
+
+
+def require_text(what: str, text: str) -> None:
+    """Refuse a name that is not valid UTF-8, because it could not be shown; raises UsageError."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{what} is not UTF-8")

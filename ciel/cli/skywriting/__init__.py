@@ -1,0 +1,1 @@
+"""Runs, checks and formats Skywriting scripts: `sw-job` and `ciel sw`."""

@@ -1,0 +1,1 @@
+"""The parts of `ciel submit`: elements of arrays, standard input, and the files of outputs."""

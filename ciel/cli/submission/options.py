@@ -1,0 +1,278 @@
+"""The options of `ciel submit`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ciel.cli.parsing.options import (
+    add_cluster_options,
+    add_own_cluster_options,
+    make_parser,
+    require_text,
+    seconds,
+)
+from ciel.cli.parsing.parser import Parser, memory_size, whole_number
+from ciel.cli.submission.elements import has_place
+from ciel.cli.submission.numbers import number_ranges
+from ciel.client.jobs.arrays import UNSETTLED_MAX
+from ciel.core.scheduling import LOCALITY, POLICIES
+from ciel.core.tasks import (
+    KILL_GRACE_MAX_S,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    RETRIES_MAX,
+    RETRY_DELAY_MAX_S,
+    SLOTS_MAX,
+    TIMEOUT_MAX_S,
+)
+from ciel.storage.interface import LEVELS
+
+_KINDS = (
+    "RUNTIME_EXCEPTION", "TIMED_OUT", "MEMORY_LIMIT", "NO_SPACE", "PROGRAM_NOT_STARTED",
+    "WORKER_FAULT",
+)  # fmt: skip
+"""The failures of a program that another attempt may not have."""
+
+_EPILOG = """\
+Options stand before PROGRAM; all words after it are its arguments. PROGRAM runs in the current
+directory, with the current environment (docs/where-programs-run.md). If its name contains a slash,
+it is a path from here; otherwise it is searched for in PATH. No shell is involved. A single program
+reads standard input.
+
+In an array, {} in an argument stands for the element, and {#} for its number; CIEL_ELEMENT and
+CIEL_INDEX contain the same. Each line starts to run as soon as it is read. Outputs are printed in
+the order of the array. The exit status is 0 only if every element exits with 0. The results of
+arrays of more than 10,000 elements are deleted once they are printed or written, unless --detach is
+given.
+
+  ciel submit sort words.txt
+  ciel submit --array 1-10 seq {}
+  ls *.log | ciel submit --each-line - grep -c error {}
+"""
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the command line, and refuse options that exclude each other."""
+    parser = make_parser("ciel submit", "Run one program, or an array of them, as a job.", _EPILOG)
+    parser.usage = "ciel submit [OPTION…] PROGRAM [ARG…]"
+    _add_array_options(parser)
+    _add_surroundings(parser)
+    parser.add_argument("--name", metavar="TEXT", help="the name of the job")
+    parser.add_argument(
+        "--slots", type=whole_number(1, SLOTS_MAX), default=1, metavar="N",
+        help="slots that each run occupies (default 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory", type=memory_size, default=0, metavar="SIZE",
+        help="reserve this memory for each run, and kill a run that uses more (512M, 2G)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--priority", type=_priority, default=0, metavar="N",
+        help="runs with a higher priority start first, across all jobs (-1000 to 1000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", choices=POLICIES, default=LOCALITY,
+        help="how the scheduler chooses a worker for a run (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep", action="store_true", help="keep intermediate objects until the job is removed"
+    )
+    parser.add_argument(
+        "--timeout", type=_timeout, default=0.0, metavar="TIME",
+        help="kill a run after this time: 90s, 10m, 2h, 01:00:00",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retries", type=whole_number(0, RETRIES_MAX), default=0, metavar="N",
+        help="repeat a failed run up to N times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retry-on", type=_kinds, default=(), metavar="KIND,…",
+        help="repeat only after these failures: " + ", ".join(_KINDS),
+    )  # fmt: skip
+    parser.add_argument(
+        "--retry-delay", type=_retry_delay, default=0.0, metavar="TIME",
+        help="wait this long before the first retry, twice as long before each next one, up to 30s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kill-grace", type=_kill_grace, default=-1.0, metavar="TIME",
+        help="time between SIGTERM and SIGKILL (default: the worker's --kill-grace, 5s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--store", choices=LEVELS, default="",
+        help="where a worker with a store in memory writes outputs first (default memory)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--detach", action="store_true", help="return at once, and leave the job running"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_own_cluster_options(parser)
+    add_cluster_options(parser)
+    program = parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="PROGRAM [ARG…]",
+        help="the program and its arguments",
+    )  # fmt: skip
+    program.required = False
+    args: argparse.Namespace = parser.parse_args(words)
+    if args.program[:1] == ["--"]:
+        del args.program[0]
+    if not args.program:
+        parser.error("no program; write it behind the options, as in: ciel submit sort words.txt")
+    args.is_array = args.array is not None or args.each_line is not None or args.pipe
+    _check(parser, args)
+    return args
+
+
+def _check(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuse options that exclude each other."""
+    require_text("--name", args.name or "")
+    if args.is_array and has_place(args.name or ""):
+        parser.error("--name names the job, which all elements share: leave {} and {#} away")
+    if args.collect and args.out is None:
+        parser.error("--collect needs to know where the files are to go: add --out DIR")
+    if args.null and args.each_line is None:
+        parser.error("-0 tells how --each-line is to be read, and there is no --each-line")
+    if args.block is not None and not args.pipe:
+        parser.error("--block tells how --pipe is to cut, and there is no --pipe")
+    limit = args.jobs or (args.array.at_once if args.array is not None else 0)
+    if args.follow and not args.detach and (args.out is not None or args.json):
+        from ciel.cli.output.following import WHOLE_ONLY  # few commands need it
+
+        parser.error(WHOLE_ONLY.format("--json" if args.json else "--out"))
+    waiting = {"--out": args.out, "--joblog": args.joblog, "--stderr": args.stderr}
+    for option, given in (waiting | {"-j (or %N in --array)": limit}).items():
+        if args.detach and given:
+            parser.error(f"{option} needs a command that stays with the job; leave --detach away")
+
+
+def _add_array_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for arrays: which elements there are, and how many run at a time."""
+    array = parser.add_mutually_exclusive_group()
+    array.add_argument(
+        "--array", metavar="A-B", type=number_ranges,
+        help="one run for each number (A-B:STEP; 1,3,5-9; 001-100; 1-100%%4: four at a time)",
+    )  # fmt: skip
+    array.add_argument(
+        "--each-line", metavar="FILE", help="one run for each line of a file (- is standard input)"
+    )
+    array.add_argument(
+        "--pipe", action="store_true",
+        help="split standard input at ends of lines; one run reads each piece",
+    )  # fmt: skip
+    parser.add_argument(
+        "-0",
+        "--null",
+        action="store_true",
+        help="items of --each-line end with NUL instead of a newline",
+    )
+    # argparse takes -0 for a number, and then refuses negative numbers as values of options.
+    parser._has_negative_number_optionals.clear()
+    parser.add_argument(
+        "--block",
+        metavar="SIZE",
+        type=memory_size,
+        help="size of the pieces of --pipe (default 1M)",
+    )
+    parser.add_argument(
+        "-j", "--jobs", metavar="N", type=whole_number(1, UNSETTLED_MAX),
+        help="submit at most N elements at a time",
+    )  # fmt: skip
+    parser.add_argument(
+        "--unordered", action="store_true", help="print results as they arrive, in any order"
+    )
+
+
+def _add_surroundings(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the files and the environment of a program, and for its output."""
+    parser.add_argument(
+        "--in", dest="inputs", metavar="FILE", action="append", default=[],
+        help="copy a file into a private directory, and run the program there (repeatable)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--object", dest="objects", metavar="NAME=OBJECT", action="append", default=[],
+        help="the same with an object of the cluster, see `ciel object` (repeatable)",
+    )  # fmt: skip
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--cwd", metavar="DIR", type=Path, help="run in this directory instead of the current one"
+    )
+    where.add_argument(
+        "--scratch", action="store_true",
+        help="run in a private directory, which is deleted afterwards",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", metavar="DIR",
+        help="write each output to DIR/N, or to a file name with {} or {#} in it, instead of "
+        "printing it; files of an earlier run are removed first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--collect", metavar="NAME", action="append", default=[],
+        help="copy a file that the run wrote, or all that match a pattern, into the --out "
+        "directory, as DIR/NAME, in an array as DIR/N/NAME (repeatable)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--joblog", metavar="FILE",
+        help="write a line for each finished element: host, start, seconds, status, command",
+    )  # fmt: skip
+    parser.add_argument(
+        "--follow", action="store_true",
+        help="print outputs line by line while programs run; with --detach, "
+        "`ciel job output --follow` prints them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stderr", action="store_true",
+        help="print standard error line by line while programs run",
+    )  # fmt: skip
+    parser.add_argument(
+        "--env", metavar="NAME=VALUE", action="append", default=[],
+        help="set a variable; NAME alone copies the current value (repeatable)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--clean-env", action="store_true",
+        help="run with the environment of the worker instead of the current one",
+    )  # fmt: skip
+
+
+def _priority(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = PRIORITY_MAX + 1
+    if not PRIORITY_MIN <= number <= PRIORITY_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not a number from {PRIORITY_MIN} to {PRIORITY_MAX}"
+        )
+    return number
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split(","))
+    for kind in kinds:
+        if kind not in _KINDS:
+            known = ", ".join(_KINDS)
+            raise argparse.ArgumentTypeError(f"{kind[:40]!r} is none of the kinds {known}")
+    return kinds
+
+
+def _retry_delay(text: str) -> float:
+    delay_s = seconds(text)
+    if delay_s > RETRY_DELAY_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than a day")
+    return delay_s
+
+
+def _kill_grace(text: str) -> float:
+    grace_s = seconds(text)
+    if grace_s > KILL_GRACE_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than a day")
+    return grace_s
+
+
+def _timeout(text: str) -> float:
+    timeout_s = seconds(text)
+    if not 0 < timeout_s <= TIMEOUT_MAX_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be more than 0, and at most {TIMEOUT_MAX_S:.0f}s"
+        )
+    return timeout_s

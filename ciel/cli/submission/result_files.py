@@ -1,0 +1,90 @@
+"""The files that `ciel submit --out` writes: one for each element.
+
+A file has its name only when it is whole. The command removes the file of an earlier run before
+the element runs, so that every file it leaves is of this run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from ciel.cli.outcome import UsageError
+from ciel.cli.output.files import make_directory, whole_file
+from ciel.cli.submission.elements import Element, has_place, substitute
+
+_T = TypeVar("_T")
+FAILED: Final = ".failed"
+"""The suffix of a file with the output of a failed run."""
+
+
+class ResultFiles:
+    """Names and writes the files. `out` is a directory, whose files are named by the numbers of the
+    elements; or, in an array, a file name with `{}` or `{#}` in it.
+    """
+
+    def __init__(self, out: str, is_array: bool) -> None:
+        self._out = out
+        self._is_template = is_array and has_place(out)
+        self._may_repeat = self._is_template and "{#}" not in out
+        self._owners: dict[int, int] = {}  # by the hash of a file name: its element
+        self._directories: set[Path] = set()  # that exist
+        if not self._is_template:
+            make_directory(Path(out))
+
+    def path(self, element: Element) -> Path:
+        """Return the path of the file of an element."""
+        if self._is_template:
+            return Path(substitute(self._out, element))
+        return Path(self._out, str(element.number))
+
+    def clearing(self, run: Callable[[Element], _T]) -> Callable[[Element], _T]:
+        """Wrap `run`, which submits an element, so that `clear` is called first."""
+
+        def clear_and_run(element: Element) -> _T:
+            self.clear(element)
+            return run(element)
+
+        return clear_and_run
+
+    def clear(self, element: Element) -> None:
+        """Remove the file of an earlier run; raises UsageError if that fails, or if two elements of
+        this run have the same file.
+        """
+        path = self.path(element)
+        if self._may_repeat:
+            owner = self._owners.setdefault(hash(str(path)), element.number)
+            if owner != element.number:
+                raise UsageError(
+                    f"--out {self._out}: elements {owner} and {element.number} would both be "
+                    f"written to {path}; {{#}} is different for each"
+                )
+        if self._is_template and path.parent not in self._directories:
+            make_directory(path.parent)
+            self._directories.add(path.parent)
+        for old in (path, _failed(path)):
+            try:
+                old.unlink(missing_ok=True)
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
+                raise UsageError(f"--out: an earlier {old} cannot be removed: {why}") from None
+
+    def write(self, element: Element, chunks: Iterable[bytes]) -> Path:
+        """Write the output of a run; return the path."""
+        return write_whole(self.path(element), chunks)
+
+    def write_failed(self, element: Element, chunks: Iterable[bytes]) -> Path:
+        """Write the output of a failed run, with the suffix `FAILED`."""
+        return write_whole(_failed(self.path(element)), chunks)
+
+
+def _failed(path: Path) -> Path:
+    return path.with_name(f"{path.name}{FAILED}")
+
+
+def write_whole(path: Path, chunks: Iterable[bytes]) -> Path:
+    """Write a file that has its name only when it is whole; return its path."""
+    with whole_file(path) as file:
+        file.writelines(chunks)
+    return path

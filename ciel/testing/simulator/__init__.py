@@ -1,0 +1,1 @@
+"""A simulator of whole clusters: real state machines, imaginary network, clock and disks."""

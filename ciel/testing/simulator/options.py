@@ -1,0 +1,248 @@
+"""The options of a simulation: the cluster, its work, and the faults.
+
+The engine must survive these faults: loss and restart of any worker (with or without its store), of
+any connection, of any client; delays; frozen workers. It cannot survive two others, which
+`Witness.is_excused` recognises: a task that was on three lost workers, and an upload whose only
+holder was lost. The master itself does not fail here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+MEMORY = 8 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Means are of exponential distributions; an interval of 0 means never; shares are 0 to 1."""
+
+    # The cluster.
+    workers: int = 3
+    hosts: int = 2
+    slots_per_worker: int = 2
+    memory_per_worker: int = 0  # bytes; 0: not known
+    latency_mean_s: float = 0.001
+    spike_share: float = 0.01
+    spike_mean_s: float = 0.3
+    fetch_failure_share: float = 0.0
+    steps_per_turn: int = 1000  # slices of operations in one tick
+    turn_max_s: float = 0.002  # how long the master collects events in a tick
+    delegates: bool = True  # eager dispatch, and inline execution of children
+    through_wire: bool = True  # every message is encoded and decoded
+
+    # The work.
+    jobs: int = 2
+    tasks_per_job: int = 30  # before tasks spawn others
+    task_mean_s: float = 0.1
+    object_mean_bytes: int = 5_000_000
+    inline_share: float = 0.4
+    failing_share: float = 0.0
+    flaky_share: float = 0.0  # of tasks that fail a few times, within their retries
+    hanging_share: float = 0.0  # of tasks that run until their time limit
+    sees_errors_share: float = 0.1
+    growing_share: float = 0.15
+    growth_depth_max: int = 3
+    growth_breadth_max: int = 3
+    twin_share: float = 0.05  # tasks that share their outputs with an earlier one
+    wide_share: float = 0.2  # tasks with more than one output
+    blocking_share: float = 0.0  # of growing tasks: they publish more, and leave a waiting process
+    streaming_share: float = 0.0  # of tasks: their outputs can be read while they run
+    hungry_share: float = 0.0  # of tasks: they request a quarter of a worker's memory, or more
+    policy_share: float = 0.0  # of jobs with a policy other than the default, or with options
+    choosing_share: float = 0.0  # of tasks with inputs: any one of some inputs is enough
+    within_share: float = 0.0  # of children that may run inline: they do
+    bundle_share: float = 0.0  # of tasks: they hand lots of their work to idle workers
+    uploads_per_job: int = 2
+    upload_inline_share: float = 1.0
+    phases_max: int = 3  # in how many batches a client adds its tasks
+    phase_mean_s: float = 1.0
+    wanted_share: float = 0.1  # of the outputs of a batch, in addition to the last
+    release_share: float = 0.2  # of the wants of an earlier batch
+    hand_over_share: float = 0.0  # of results that the plan does not name again
+    cancel_share: float = 0.0  # of jobs
+    detached_share: float = 0.3
+    healing_share: float = 0.0  # of jobs: failed tasks succeed after a retry
+    retry_share: float = 0.0  # of failed jobs; some of them twice
+    remove_share: float = 0.0  # of ended jobs
+    after_end_mean_s: float = 1.0  # until a job is retried or removed
+
+    # The faults, until `faults_end_s`.
+    faults_end_s: float = 12.0
+    kill_interval_s: float = 0.0
+    blackout_interval_s: float = 0.0  # all workers at once
+    wipe_share: float = 0.3
+    move_share: float = 0.3  # of restarts at another address
+    restart_mean_s: float = 1.0
+    cut_interval_s: float = 0.0
+    silent_share: float = 0.3  # of kills and cuts that no peer notices at once
+    reconnect_mean_s: float = 0.3
+    pause_interval_s: float = 0.0
+    pause_mean_s: float = 3.0
+    pause_max_s: float = 1e9
+    worker_timeout_s: float = 8.0
+    client_cut_interval_s: float = 0.0
+    client_back_share: float = 0.8
+
+    # The checks.
+    turns_per_check: int = 1
+    nothing_runs_twice: bool = False
+    liveness_s: float = 900.0  # all work must end within this time after the last fault
+
+
+_CALM = Options()
+SCENARIOS: dict[str, Options] = {
+    "calm": _CALM,
+    "kills": replace(_CALM, kill_interval_s=4.0),
+    "wiped": replace(_CALM, kill_interval_s=4.0, wipe_share=1.0, inline_share=0.0),
+    "cuts": replace(_CALM, cut_interval_s=3.0),
+    "pauses": replace(_CALM, pause_interval_s=4.0),
+    # Outages that end before a worker is declared dead, so that each task runs only once.
+    "outages": replace(
+        _CALM, pause_interval_s=2.0, pause_mean_s=4.0, pause_max_s=10.0, cut_interval_s=2.0,
+        silent_share=0.5, worker_timeout_s=60.0, twin_share=0.0, release_share=0.0,
+        growing_share=0.0, phases_max=1, nothing_runs_twice=True, steps_per_turn=1,
+    ),
+    "absences": replace(
+        _CALM, pause_interval_s=3.0, pause_mean_s=5.0, cut_interval_s=3.0, kill_interval_s=6.0,
+        silent_share=0.5, inline_share=0.2, growing_share=0.3, streaming_share=0.2,
+        blocking_share=0.1, worker_timeout_s=6.0,
+    ),
+    "growth": replace(
+        _CALM, tasks_per_job=6, growing_share=0.9, growth_depth_max=4, kill_interval_s=5.0
+    ),
+    "errors": replace(
+        _CALM, failing_share=0.05, flaky_share=0.2, hanging_share=0.03, sees_errors_share=0.3,
+        cut_interval_s=6.0, fetch_failure_share=0.1,
+    ),
+    "cancels": replace(_CALM, jobs=4, cancel_share=0.6, cut_interval_s=4.0, kill_interval_s=8.0),
+    "wavering": replace(
+        _CALM,
+        phases_max=8,
+        phase_mean_s=0.3,
+        release_share=0.6,
+        task_mean_s=0.4,
+        cut_interval_s=8.0,
+    ),
+    "clients": replace(_CALM, jobs=4, client_cut_interval_s=1.5, cut_interval_s=5.0),
+    "fetches": replace(
+        _CALM, workers=5, hosts=3, fetch_failure_share=0.2, inline_share=0.0, cut_interval_s=8.0
+    ),
+    "streams": replace(
+        _CALM, streaming_share=0.7, workers=4, task_mean_s=0.3, inline_share=0.2, flaky_share=0.1,
+        kill_interval_s=4.0, cut_interval_s=6.0, fetch_failure_share=0.05, growing_share=0.05,
+    ),
+    "blocks": replace(
+        _CALM, tasks_per_job=8, growing_share=0.9, growth_depth_max=3, blocking_share=0.8,
+        inline_share=0.2, kill_interval_s=4.0, cut_interval_s=6.0, fetch_failure_share=0.05,
+    ),
+    "choices": replace(
+        _CALM, choosing_share=0.7, workers=4, task_mean_s=0.3, inline_share=0.3, failing_share=0.03,
+        sees_errors_share=0.4, streaming_share=0.1, kill_interval_s=4.0, wipe_share=0.7,
+        cut_interval_s=6.0, fetch_failure_share=0.05, phases_max=5, phase_mean_s=0.5,
+    ),
+    "within": replace(
+        _CALM, tasks_per_job=8, growing_share=0.9, growth_depth_max=4, within_share=0.9,
+        flaky_share=0.1, kill_interval_s=2.0, wipe_share=0.5, cut_interval_s=3.0, cancel_share=0.2,
+        release_share=0.4, fetch_failure_share=0.05,
+    ),
+    "bundles": replace(
+        _CALM, tasks_per_job=12, bundle_share=0.6, growing_share=0.1, inline_share=0.1, workers=2,
+        slots_per_worker=1, task_mean_s=0.05, hand_over_share=0.2, kill_interval_s=2.0,
+        wipe_share=0.5, restart_mean_s=0.3, cut_interval_s=8.0, fetch_failure_share=0.05,
+    ),
+    # Stores in memory, and all workers die, often at once.
+    "blackouts": replace(
+        _CALM, tasks_per_job=12, bundle_share=0.6, within_share=0.5, growing_share=0.3,
+        inline_share=0.1, workers=2, slots_per_worker=1, task_mean_s=0.05, phases_max=4,
+        blackout_interval_s=1.5, wipe_share=1.0, restart_mean_s=0.2,
+    ),
+    "memory": replace(
+        _CALM, jobs=3, workers=4, slots_per_worker=3, memory_per_worker=MEMORY, hungry_share=0.7,
+        policy_share=0.5, inline_share=0.2, kill_interval_s=5.0, cut_interval_s=6.0,
+        flaky_share=0.1, cancel_share=0.2, growing_share=0.3, fetch_failure_share=0.05,
+    ),
+    "uploads": replace(
+        _CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0,
+        fetch_failure_share=0.2,
+    ),
+    "thousand": replace(
+        _CALM, jobs=1, tasks_per_job=1000, task_mean_s=0.05, workers=4, growing_share=0.03,
+        phases_max=1, kill_interval_s=3.0, turns_per_check=150,
+    ),
+    "handed": replace(
+        _CALM, tasks_per_job=20, hand_over_share=0.8, wanted_share=0.5, phases_max=5,
+        inline_share=0.2, kill_interval_s=4.0, client_cut_interval_s=3.0, client_back_share=1.0,
+    ),
+    "afterwards": replace(
+        _CALM, jobs=4, tasks_per_job=20, failing_share=0.05, healing_share=0.7, retry_share=0.8,
+        remove_share=0.6, hand_over_share=0.3, wanted_share=0.3, cancel_share=0.2,
+        after_end_mean_s=0.3, kill_interval_s=3.0, wipe_share=0.6, cut_interval_s=6.0,
+        client_cut_interval_s=6.0,
+    ),
+}  # fmt: skip
+
+
+def options_for(scenario: str, seed: int) -> Options:
+    """Return a named scenario; for `any`, options that the seed draws.
+
+    Most seeds switch most faults off, because frequent faults would prevent rare sequences.
+    """
+    if scenario != "any":
+        return SCENARIOS[scenario]
+    chance = Random(f"options {seed}")
+
+    def sometimes(share: float, *values: float) -> float:
+        return chance.choice(values) if chance.random() < share else 0.0
+
+    return replace(
+        _CALM,
+        workers=chance.randint(1, 5),
+        hosts=chance.randint(1, 3),
+        slots_per_worker=chance.randint(1, 4),
+        latency_mean_s=chance.choice((0.0002, 0.001, 0.02)),
+        spike_share=sometimes(0.5, 0.01, 0.1),
+        fetch_failure_share=sometimes(0.3, 0.05, 0.3),
+        turn_max_s=sometimes(0.7, 0.002, 0.05),
+        jobs=chance.randint(1, 4),
+        tasks_per_job=chance.choice((2, 8, 20, 40)),
+        task_mean_s=chance.choice((0.01, 0.1, 0.4)),
+        inline_share=chance.choice((0.0, 0.4, 1.0)),
+        failing_share=sometimes(0.3, 0.02, 0.1),
+        flaky_share=sometimes(0.3, 0.1, 0.4),
+        hanging_share=sometimes(0.2, 0.03),
+        sees_errors_share=sometimes(0.5, 0.1, 0.4),
+        growing_share=sometimes(0.6, 0.1, 0.5),
+        uploads_per_job=chance.randint(0, 4),
+        upload_inline_share=chance.choice((1.0, 1.0, 0.5)),
+        phases_max=chance.randint(1, 4),
+        cancel_share=sometimes(0.2, 0.5),
+        kill_interval_s=sometimes(0.5, 3.0, 6.0),
+        wipe_share=chance.choice((0.0, 0.3, 1.0)),
+        cut_interval_s=sometimes(0.4, 2.0, 5.0),
+        pause_interval_s=sometimes(0.3, 4.0),
+        pause_mean_s=chance.choice((1.0, 5.0)),
+        client_cut_interval_s=sometimes(0.25, 2.0),
+        wanted_share=0.1 + sometimes(0.2, 0.4),
+        hand_over_share=sometimes(0.3, 0.3, 0.9),
+        healing_share=sometimes(0.5, 0.5, 1.0),
+        retry_share=sometimes(0.3, 0.5, 1.0),
+        remove_share=sometimes(0.3, 0.3, 0.8),
+        after_end_mean_s=chance.choice((0.02, 1.0)),
+        delegates=chance.random() < 0.75,
+        streaming_share=sometimes(0.4, 0.2, 0.7),
+        blocking_share=sometimes(0.4, 0.5, 1.0),
+        # Separate generators, so that seeds which failed once still draw the same.
+        choosing_share=Random(f"select {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
+        within_share=Random(f"within {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
+        hungry_share=Random(f"hungry {seed}").choice((0.0, 0.0, 0.3, 0.9)),
+        memory_per_worker=Random(f"memory {seed}").choice((0, MEMORY, MEMORY)),
+        policy_share=Random(f"policy {seed}").choice((0.0, 0.0, 0.5)),
+        bundle_share=Random(f"bundles {seed}").choice((0.0, 0.0, 0.0, 0.2, 0.6)),
+        blackout_interval_s=Random(f"blackouts {seed}").choice((0.0, 0.0, 0.0, 2.0, 5.0)),
+        steps_per_turn=Random(f"steps {seed}").choice((1000, 1000, 1, 7)),
+        turns_per_check=chance.choice(
+            (1, 8)
+        ),  # faults stay visible, and fewer checks allow more seeds
+    )

@@ -1,0 +1,339 @@
+"""One run of a simulated cluster, from a seed.
+
+Each run has two phases, as in FoundationDB and TigerBeetle. While faults happen, nothing wrong may
+ever be done (safety; `invariants` are checked after every event-loop iteration of the master). Once
+they have stopped, all jobs must end with the right answer (liveness), and nothing may be left over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from ciel.core.errors import CielError
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job, JobState
+from ciel.core.refs import Concrete, Failure, Reference, Value
+from ciel.core.tasks import TaskSpec
+from ciel.master.state.machine import MasterMachine
+from ciel.master.state.subscriptions import CLIENT_GRACE_S
+from ciel.master.state.workers import WorkerFacts
+from ciel.testing.simulator.fake_client import FakeClient
+from ciel.testing.simulator.fake_master import FakeMaster
+from ciel.testing.simulator.fake_user import FakeUser
+from ciel.testing.simulator.fake_worker import FakeWorker
+from ciel.testing.simulator.invariants import (
+    Problems,
+    check_master,
+    check_worker,
+    kept_after_all,
+    unrest,
+)
+from ciel.testing.simulator.options import Options, options_for
+from ciel.testing.simulator.witness import Violation
+from ciel.testing.simulator.workloads import EXECUTOR, draw_plan
+from ciel.testing.simulator.world import Connection, World
+
+REST_S = 2.0  # between checks whether all work has ended
+STORY_LINES_MAX = 80
+LINE_LENGTH_MAX = 400
+
+
+class Result(NamedTuple):
+    """The figures of one successful simulation."""
+
+    tasks: int
+    runs: int
+    excused: int
+    handed_over: int
+    retried: int
+    removed: int
+    simulated_s: float
+
+
+class Simulation:
+    """One cluster, one seed."""
+
+    def __init__(
+        self, seed: int, options: Options, make_master: Callable[..., MasterMachine] = MasterMachine
+    ) -> None:
+        self.options = options
+        self.chance = Random(seed)
+        self.world: World[FakeWorker] = World(options, self.chance, check_worker)
+        self.master = FakeMaster(self.world, make_master(delegates=options.delegates))
+        self.master.machine.membership.timeout_s = options.worker_timeout_s
+        self.workers: list[FakeWorker] = []
+        self.clients: list[FakeClient] = []
+        self._calm_at_s = options.faults_end_s  # when the last fault is repaired
+        self._lives = 0
+        for place in range(options.workers):
+            self.workers.append(self._start_worker(place, 9000 + place, {}))
+        for number in range(options.jobs):
+            plan = draw_plan(options, self.chance, number)
+            self.clients.append(FakeClient(self.world, plan, self._dial_as_client))
+        self.user = FakeUser(self.world, self.master, self.clients, self._is_excused_or_right)
+        self._every(options.kill_interval_s, self._kill)
+        self._every(options.blackout_interval_s, self._kill_all)
+        self._every(options.cut_interval_s, self._cut)
+        self._every(options.pause_interval_s, self._pause)
+        self._every(options.client_cut_interval_s, self._cut_client)
+
+    def _dial_as_client(self, name: str) -> Connection:
+        connection = Connection(self.world, name)
+        self.master.accept_client(connection)
+        return connection
+
+    def _dial_as_worker(self, worker: FakeWorker) -> Connection:
+        connection = Connection(self.world, worker.facts.id)
+        self.master.accept_worker(connection)
+        return connection
+
+    def _start_worker(self, place: int, port: int, store: dict[ObjectId, bytes]) -> FakeWorker:
+        self._lives += 1
+        host = f"host{place % self.options.hosts}"
+        slots, executors = self.options.slots_per_worker, frozenset((EXECUTOR,))
+        facts = WorkerFacts(
+            f"w{place}.{self._lives}", f"{host}:{port}", host, slots, executors,
+            memory_bytes=self.options.memory_per_worker,
+        )  # fmt: skip
+        return FakeWorker(self.world, facts, store, self._dial_as_worker)
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def _every(self, interval_s: float, act: Callable[[], None]) -> None:
+        """Call `act` at random intervals until faults end."""
+        if interval_s:
+            due_s = self.world.timeline.now_s + self.world.mean(interval_s)
+            if due_s < self.options.faults_end_s:
+                self.world.timeline.at(due_s, act)
+                self.world.timeline.at(due_s, self._every, interval_s, act)
+
+    def _repair_after(self, delay_s: float, act: Callable[..., None], *arguments: object) -> None:
+        self._calm_at_s = max(self._calm_at_s, self.world.timeline.now_s + delay_s)
+        self.world.timeline.after(delay_s, act, *arguments)
+
+    def _is_silent(self) -> bool:
+        return self.chance.random() < self.options.silent_share
+
+    def _kill_all(self) -> None:
+        for worker in self.workers:
+            self._kill(worker)
+
+    def _kill(self, worker: FakeWorker | None = None) -> None:
+        worker = worker or self.chance.choice(self.workers)
+        if not worker.is_dead:
+            self.world.note(worker.facts.id, "was killed")
+            worker.die(silently=self._is_silent())
+            place = self.workers.index(worker)
+            delay_s = self.world.mean(self.options.restart_mean_s)
+            self._repair_after(delay_s, self._restart, place)
+
+    def _restart(self, place: int) -> None:
+        before = self.workers[place]
+        is_wiped = self.chance.random() < self.options.wipe_share
+        port = int(before.facts.netloc.split(":")[1])
+        if self.chance.random() < self.options.move_share:
+            port += 100
+        store = {} if is_wiped else before.store
+        self.workers[place] = self._start_worker(place, port, store)
+        self.world.note(self.workers[place].facts.id, f"replaces it with {len(store)} objects")
+
+    def _cut(self) -> None:
+        worker = self.chance.choice(self.workers)
+        if worker.connection is not None and not worker.is_dead:
+            self.world.note(worker.facts.id, "its connection was cut")
+            worker.connection.cut(silently=self._is_silent())
+
+    def _pause(self) -> None:
+        worker = self.chance.choice(self.workers)
+        if not worker.is_dead and not worker.is_frozen:
+            self.world.note(worker.facts.id, "was paused")
+            worker.freeze()
+            pause_s = min(self.world.mean(self.options.pause_mean_s), self.options.pause_max_s)
+            self._repair_after(pause_s, self._resume, worker)
+
+    def _resume(self, worker: FakeWorker) -> None:
+        self.world.note(worker.facts.id, "was resumed")
+        worker.thaw()
+
+    def _cut_client(self) -> None:
+        client = self.chance.choice(self.clients)
+        must_return = client.plan.job.detached  # no other client could close an open job
+        comes_back = must_return or self.chance.random() < self.options.client_back_share
+        away_s = self.chance.choice((0.1, 3.0, 8.0))
+        self.world.note(client.plan.job.id, "its client lost the connection")
+        client.cut(for_good=not comes_back, away_s=away_s, silently=self._is_silent())
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """Run until all work has ended; raises Violation, and errors of the machines."""
+        timeline = self.world.timeline
+        while timeline.now_s < self._calm_at_s:
+            timeline.step()
+        deadline_s = self._calm_at_s + self.options.liveness_s
+        while (problem := next(self._unrest(), None)) is not None:
+            if timeline.now_s > deadline_s:
+                subject, text = problem
+                raise Violation(subject, f"{self.options.liveness_s:g} s after all faults, {text}")
+            look_at_s = timeline.now_s + REST_S
+            while timeline.now_s < look_at_s:
+                timeline.step()
+        check_master(self.master.machine, self.world.witness)
+        if self.options.nothing_runs_twice:
+            if lost := self.master.machine.membership.lost_count:
+                raise Violation("workers", f"{lost} were declared dead, and all were there")
+            for again in self.world.witness.remade:
+                raise Violation(again, f"{again} was made again, and nothing was lost")
+        excused = sum([self._is_excused_or_right(client) for client in self.clients])
+        return Result(
+            tasks=len(self.master.machine.graph.tasks),
+            runs=self.world.witness.runs,
+            excused=excused,
+            handed_over=sum([len(client.handed_over) for client in self.clients]),
+            retried=self.user.retried,
+            removed=len(self.user.removed),
+            simulated_s=timeline.now_s,
+        )
+
+    def _unrest(self) -> Problems:
+        for client in self.clients:
+            yield from client.unrest()
+        yield from self.user.unrest()
+        yield from unrest(self.master.machine, self.workers, self.world.witness)
+
+    def _is_excused_or_right(self, client: FakeClient) -> bool:
+        """Check the state and the results of a job; return whether an unsurvivable fault excuses
+        it.
+        """
+        plan, machine = client.plan, self.master.machine
+        if plan.job.id in self.user.removed:
+            return self.user.removed[plan.job.id]
+        job = machine.jobs.get(plan.job.id)
+        if job is None:
+            if not client.is_gone:
+                raise Violation(plan.job.id, "it was never created")
+            return False
+        if self.world.witness.is_excused(machine, job):
+            return True
+        self._check_sameness(job)
+        self._check_state(client, job)
+        for object_id, ref in client.handed_over.items():
+            has_changed = plan.truth.is_retried or job.state is JobState.CANCELLED
+            if not (has_changed and isinstance(ref, Failure)):
+                self._check_reference(client, object_id, ref)
+        # The last messages of a client that left for good may be lost.
+        told = set() if client.is_gone else client.handed_over.keys()
+        for object_id in kept_after_all(machine, told):
+            raise Violation(object_id, "it was handed over, nobody needs it, and it is known")
+        if job.state in (JobState.COMPLETED, JobState.FAILED):
+            for object_id in job.wanted:
+                self._check_object(client, object_id)
+        return False
+
+    def _check_sameness(self, job: Job) -> None:
+        graph = self.master.machine.graph
+        for parent, ordinal in graph.divergent:
+            if parent in graph.tasks and graph.tasks[parent].job is job:
+                raise Violation(parent, f"its child {ordinal} was another one in another attempt")
+        for object_id in self.world.witness.ambiguous:
+            node = graph.objects.get(object_id)  # it may have been removed with its job
+            if node is not None and node.producer is not None and node.producer.job is job:
+                raise Violation(object_id, "it was made again with another content")
+
+    def _check_state(self, client: FakeClient, job: Job) -> None:
+        plan = client.plan
+        fails = any(plan.truth.makes_job_fail(object_id) for object_id in job.wanted)
+        expected = {JobState.FAILED if fails else JobState.COMPLETED}
+        if any(plan.truth.makes_job_fail(object_id) for object_id in client.handed_over):
+            expected.add(JobState.FAILED)  # if they were handed over after the end of the job
+        if (
+            job.spec.id in self.user.revived
+        ):  # the job may have been cancelled before it had all its tasks
+            expected.add(JobState.FAILED)
+        if plan.is_cancelled or client.is_gone or client.away_max_s >= CLIENT_GRACE_S:
+            expected.add(JobState.CANCELLED)
+        if job.state not in expected:
+            raise Violation(job.spec.id, f"it is {job.state} ({job.reason}), not {expected}")
+        if not client.is_gone:
+            told = client.summary and client.summary.state
+            if told != job.state.value:
+                raise Violation(job.spec.id, f"its client believes it {told}, it is {job.state}")
+            expected_wants = set(plan.wanted) - client.handed_over.keys()
+            is_whole = job.state is not JobState.CANCELLED and job.spec.id not in self.user.revived
+            if is_whole and set(job.wanted) != expected_wants:
+                raise Violation(job.spec.id, "it does not want what its client said")
+
+    def _check_object(self, client: FakeClient, object_id: ObjectId) -> None:
+        known = [self.master.machine.graph.objects.reference(object_id)]
+        if not client.is_gone:
+            if object_id not in client.settled:
+                raise Violation(object_id, "its client was never told of it")
+            known.append(client.settled[object_id])
+        for ref in known:
+            self._check_reference(client, object_id, ref)
+
+    def _check_reference(self, client: FakeClient, object_id: ObjectId, ref: Reference) -> None:
+        value = client.plan.truth.value(object_id)
+        found: bytes | None = None
+        if isinstance(ref, Value):
+            found = ref.content
+        elif isinstance(ref, Concrete):
+            found = self.world.witness.content_of(object_id)
+        elif not isinstance(ref, Failure):
+            raise Violation(object_id, f"it is {ref}, and its job is over")
+        if found != value:
+            raise Violation(object_id, f"it is {found!r} ({ref}), it should be {value!r}")
+
+    def story_of(self, subject: str) -> list[str]:
+        """Return all messages about a task, an object or a peer (or about all), oldest first."""
+        graph = self.master.machine.graph
+        node = graph.objects.get(subject)
+        names = {subject}
+        if node is not None and node.producer is not None:
+            names.add(node.producer.spec.id)
+        if subject in graph.tasks:
+            names.update(graph.tasks[subject].spec.outputs)
+        lines = []
+        for at_s, who, what in self.world.log:
+            if isinstance(what, str) or any(name in repr(what) for name in names):
+                lines.append(f"{at_s:9.4f} {who}: {_brief(what)}")
+        tasks = [graph.tasks[name] for name in names if name in graph.tasks]
+        return [*lines[-STORY_LINES_MAX:], *map(repr, tasks)]
+
+
+def _brief(what: object) -> str:
+    """Return a message in one line; of a task only its id, inputs and outputs."""
+    text = str(what)
+    spec = getattr(what, "spec", None)
+    if isinstance(spec, TaskSpec):
+        rest = getattr(what, "attempt", ""), getattr(what, "known", ()), getattr(what, "inputs", ())
+        text = f"{type(what).__name__} {spec.id} {rest} {spec.mentions} makes {spec.outputs}"
+    return text[:LINE_LENGTH_MAX]
+
+
+class SimulationError(Exception):
+    """A seed failed. The message has the history, the error, and the command that replays it."""
+
+    def __init__(self, seed: int, scenario: str, error: Exception, story: list[str]) -> None:
+        self.seed = seed
+        self.scenario = scenario
+        self.error = error
+        replay = f"python -m ciel.testing.simulator --scenario {scenario} --seeds {seed}-{seed}"
+        what = f"seed {seed}: {type(error).__name__}: {error}"
+        super().__init__("\n".join([*story, what, f"replay: {replay}"]))
+
+
+def simulate(
+    seed: int, scenario: str = "any", make_master: Callable[..., MasterMachine] = MasterMachine
+) -> Result:
+    """Run one seed of a scenario; raises SimulationError."""
+    simulation = Simulation(seed, options_for(scenario, seed), make_master)
+    try:
+        return simulation.run()
+    except Violation as error:
+        story = simulation.story_of(error.subject)
+        raise SimulationError(seed, scenario, error, story) from error
+    except (CielError, LookupError, AssertionError, TypeError, ValueError, AttributeError) as error:
+        raise SimulationError(seed, scenario, error, simulation.story_of("")) from error

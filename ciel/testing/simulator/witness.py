@@ -1,0 +1,259 @@
+"""Observes the machines of a simulation: sees all messages and events, and keeps its own records.
+
+It checks at once what a single step may not do; `invariants` compares its records with the
+machines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ciel.core.events import (
+    AssignTask,
+    CancelTask,
+    DropObjects,
+    InputsLost,
+    Message,
+    SpawnTask,
+    TaskReported,
+)
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job, JobState
+from ciel.core.nodes import TaskNode
+from ciel.core.refs import Failure, Future, Reference, Stream, locations_of
+from ciel.core.retries import WORKER_LOSSES_MAX
+from ciel.core.tasks import ACTIVE, ASSIGNED, FAILED, TaskSpec
+from ciel.master.state.machine import MasterMachine
+
+Key = tuple[str, int]
+
+
+class Violation(Exception):
+    """An invariant does not hold; `subject` is the task, object or peer concerned."""
+
+    def __init__(self, subject: str, text: str) -> None:
+        self.subject = subject
+        self.text = text
+        super().__init__(f"{text} ({subject})")
+
+
+class Standing(NamedTuple):
+    """The state of a task before the master took a report of it."""
+
+    is_assigned: bool
+    attempt: int
+    worker: str | None
+
+
+class Witness:
+    """The records of one simulation."""
+
+    def __init__(self) -> None:
+        self.losses: Counter[str] = Counter()  # by task: how many lost workers had it
+        self.places_lost: set[str] = set()
+        self.upload_places: dict[str, str] = {}
+        self.ambiguous: list[str] = []  # objects with two contents
+        self.remade: list[str] = []  # objects, once for each time they were recomputed
+        self._contents: dict[str, bytes] = {}
+        self._failures: Counter[str] = Counter()
+        self._started: set[Key] = set()
+        self._counted: set[Key] = set()
+        self._read: defaultdict[Key, set[tuple[Key, ObjectId]]] = defaultdict(
+            set
+        )  # objects that it read while they grew
+        self._believed: set[Key] = set()
+        self._told_early: set[tuple[Key, ObjectId]] = (
+            set()
+        )  # complete outputs that were reported while their task ran
+        self.given: defaultdict[str, set[Key]] = defaultdict(
+            set
+        )  # by worker: attempts without a report
+        self.cancelled: defaultdict[str, set[Key]] = defaultdict(set)
+        self.retried: set[str] = set()  # jobs
+        self.excused: set[str] = (
+            set()
+        )  # jobs that an unsurvivable fault excuses, though no trace is left
+        self.forgotten_tasks: set[str] = set()  # of removed jobs, or handed over
+        self.forgotten_objects: set[str] = set()
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def made(self, object_id: str, content: bytes) -> None:
+        """Record the content of an object, which must be the same each time that a task produces
+        it.
+        """
+        if object_id in self._contents:
+            self.remade.append(object_id)
+        if self._contents.setdefault(object_id, content) != content:
+            self.ambiguous.append(object_id)
+
+    def content_of(self, object_id: str) -> bytes | None:
+        return self._contents.get(object_id)
+
+    def started(self, key: Key) -> int:
+        """A program starts; return how often programs of its task have failed. A child that starts
+        inline may have started before, in another attempt of its parent.
+        """
+        if key in self._started and key[1]:
+            raise Violation(key[0], f"attempt {key[1]} was started twice")
+        self._started.add(key)
+        return self._failures[key[0]]
+
+    def chose(self, spec: TaskSpec, inputs: Sequence[Reference]) -> None:
+        """A program starts with these inputs; a task with any-of inputs must have one of them."""
+        alternatives = inputs[len(spec.needed) :]
+        if alternatives and all(isinstance(ref, Future) for ref in alternatives):
+            raise Violation(spec.id, "it is started, and has nothing to choose")
+        for ref in alternatives:
+            if isinstance(ref, Stream) or (isinstance(ref, Failure) and not spec.sees_errors):
+                raise Violation(spec.id, f"it is to choose, and is given {ref}")
+
+    def read(self, reader: Key, object_id: ObjectId, maker: Key) -> None:
+        """An attempt reads an object that another attempt is still writing."""
+        self._read[reader].add((maker, object_id))
+
+    def believed(self, report: Message) -> None:
+        """The master accepts a report: all objects that the attempt read must be complete
+        before.
+        """
+        if isinstance(report, TaskReported) and report.fault is None:
+            key = (report.task, report.attempt)
+            self._believed.add(key)
+            for maker, object_id in self._read[key]:
+                if maker not in self._believed and (maker, object_id) not in self._told_early:
+                    raise Violation(object_id, f"{key} counts, and {maker} had not made it")
+
+    def program_failed(self, key: Key) -> None:
+        self._failures[key[0]] += 1
+
+    @property
+    def runs(self) -> int:
+        """How many programs have started."""
+        return len(self._started)
+
+    # --- the master -------------------------------------------------------------------------------
+
+    def sent(self, master: MasterMachine, worker_id: str, message: Message) -> None:
+        """The master sends a message to a worker."""
+        match message:
+            case AssignTask(spec, attempt, _):
+                self.given[worker_id].add((spec.id, attempt))
+                graph, task_node = master.graph, master.graph.tasks[spec.id]
+                is_put_off = graph.has_more or task_node in graph.unneeded
+                if not graph.is_needed(task_node) and not is_put_off:
+                    raise Violation(spec.id, "it is to run, and nobody needs what it makes")
+                state = master.jobs[spec.job].state
+                if state is JobState.CANCELLING or state is JobState.CANCELLED:
+                    raise Violation(spec.id, f"it is to run, and its job is {state}")
+            case CancelTask(task, 0) if (task, 0) not in master.workers[worker_id].assigned:
+                self.given[worker_id].discard((task, 0))  # the master has no such task
+            case CancelTask(task, attempt):
+                self.cancelled[worker_id].add((task, attempt))
+            case DropObjects(objects, unless_whole=False):
+                place = master.workers[worker_id].facts.netloc
+                for object_id in objects:
+                    if place in locations_of(master.graph.objects.reference(object_id)):
+                        raise Violation(object_id, f"it is dropped, and said to be at {place}")
+
+    def released(self, master: MasterMachine, objects: set[ObjectId]) -> None:
+        """The master drops known objects that no task needs."""
+        active = [task for task in master.graph.tasks.values() if task.state in ACTIVE]
+        needed = {object_id for task in active for object_id in task.spec.inputs}
+        for object_id in objects:
+            node = master.graph.objects.get(object_id)
+            if object_id in needed or (node is not None and node.wanters):
+                raise Violation(object_id, "it is dropped and needed")
+
+    def standing(self, master: MasterMachine, message: Message) -> Standing | None:
+        """Return the state of the task of a report before the master takes it."""
+        if not isinstance(message, TaskReported | InputsLost):
+            return None
+        task = master.graph.tasks.get(message.task)
+        if task is None:
+            return None
+        return Standing(task.state is ASSIGNED, task.attempt, task.worker)
+
+    def reported(
+        self, master: MasterMachine, worker_id: str, message: Message, before: Standing | None
+    ) -> None:
+        """The master took a report; only a report of the current attempt may have changed the
+        task.
+        """
+        if isinstance(message, SpawnTask):
+            maker = (message.spec.parent, message.attempt)
+            for ref in message.known:
+                if not isinstance(ref, Stream | Future):
+                    self._told_early.add((maker, ref.id))
+            if message.begun:
+                self.given[worker_id].add((message.spec.id, 0))
+            return
+        if not isinstance(message, TaskReported | InputsLost):
+            return
+        key = (message.task, message.attempt)
+        self.given[worker_id].discard(key)
+        self.cancelled[worker_id].discard(key)
+        task = master.graph.tasks.get(message.task)
+        if task is None or before is None or not before.is_assigned or task.state is ASSIGNED:
+            return
+        if (before.attempt, before.worker) != (message.attempt, worker_id):
+            raise Violation(
+                key[0], f"{worker_id} reported attempt {key[1]}, it counted as {before}"
+            )
+        if key in self._counted:
+            raise Violation(key[0], f"attempt {key[1]} counted twice")
+        self._counted.add(key)
+
+    def worker_lost(self, worker_id: str, netloc: str) -> None:
+        """The master declared a worker dead."""
+        self.places_lost.add(netloc)
+        self.cancelled.pop(worker_id, None)
+        for task, _ in self.given.pop(worker_id, ()):
+            self.losses[task] += 1
+
+    def forgets_job(self, master: MasterMachine, job: Job) -> None:
+        """The master is about to remove a job."""
+        own = {task_id: task for task_id, task in master.graph.tasks.items() if task.job is job}
+        self.forgotten_tasks.update(job.tasks, own)
+        self.forgotten_objects.update(job.uploads, job.wanted)
+        self.forgotten_objects.update(*[task.outputs for task in own.values()])
+
+    def handed_over(self, master: MasterMachine, before: dict[str, TaskNode]) -> None:
+        """Results were handed over; `before`: the tasks until then."""
+        for task_id in before.keys() - master.graph.tasks.keys():
+            self.forgotten_tasks.add(task_id)
+            self.forgotten_objects.update(before[task_id].outputs)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def is_excused(self, master: MasterMachine, job: Job) -> bool:
+        """Whether an unsurvivable fault hit a job, so that its results may be errors.
+
+        Raises Violation if the master declares a task or object of it lost without such a fault.
+        """
+        excused = job.spec.id in self.excused
+        graph = master.graph
+        for task_id in job.tasks:
+            task = graph.tasks.get(task_id)
+            if task is None:
+                continue  # it was handed over
+            refs = [graph.objects.reference(object_id) for object_id in task.outputs]
+            reasons = {ref.reason for ref in refs if isinstance(ref, Failure)}
+            if task.state is FAILED and "WORKER_FAILED" in reasons:
+                excused = True
+                if self.losses[task_id] < WORKER_LOSSES_MAX:
+                    raise Violation(task_id, f"given up after {self.losses[task_id]} losses")
+            if task.state is FAILED and "OBJECT_LOST" in reasons:  # after the engine gave up on it
+                excused = excused or self.losses[task_id] >= WORKER_LOSSES_MAX
+            if task.state is FAILED and "MISSING_INPUT" in reasons:
+                excused = True
+                if not self.upload_places.keys() & task.spec.inputs:
+                    raise Violation(task_id, "given up for inputs that could be made again")
+        for object_id, place in self.upload_places.items():
+            ref = graph.objects.reference(ObjectId(object_id))
+            if object_id in job.uploads and isinstance(ref, Failure):
+                excused = True
+                if place not in self.places_lost:
+                    raise Violation(object_id, f"lost, though its holder {place} was not")
+        return excused

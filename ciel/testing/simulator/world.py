@@ -1,0 +1,189 @@
+"""Simulated time and connections, and the world that all parties of a simulation share.
+
+Messages of one connection arrive in order, as with TCP; there is no order between connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ciel.core.events import Message
+from ciel.core.refs import INLINE_MAX_BYTES
+from ciel.master.state.workers import WorkerFacts
+from ciel.testing.simulator.options import Options
+from ciel.testing.simulator.witness import Witness
+from ciel.wire import codec, messages
+
+W = TypeVar("W")  # the workers of a world, which know it
+CONTENT_BYTES = 16  # the size of the simulated contents
+
+MASTER, PEER = 0, 1  # the sides of a connection
+
+
+class Timeline:
+    """A simulated clock, and the events that are scheduled on it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+
+    def at(self, due_s: float, act: Callable[..., None], *arguments: object) -> None:
+        self._sequence += 1
+        heappush(self._agenda, (due_s, self._sequence, act, arguments))
+
+    def after(self, delay_s: float, act: Callable[..., None], *arguments: object) -> None:
+        self.at(self.now_s + delay_s, act, *arguments)
+
+    def step(self) -> None:
+        """Advance the clock to the next event, and run it."""
+        due_s, _, act, arguments = heappop(self._agenda)
+        self.now_s = max(self.now_s, due_s)
+        act(*arguments)
+
+
+class World(Generic[W]):
+    """The state that all parties of one simulation share. It is generic over the type of
+    workers.
+    """
+
+    def __init__(self, options: Options, chance: Random, check_worker: Callable[[W], None]) -> None:
+        self.options = options
+        self.chance = chance
+        self.check_worker = check_worker
+        self.witness = Witness()
+        self.timeline = Timeline()
+        self.serving: dict[str, W] = {}  # by address
+        self.powerless: set[str] = set()  # workers on hosts that do not answer any more
+        self.log: list[tuple[float, str, object]] = []  # time, peer, and message
+
+    def note(self, who: str, what: object) -> None:
+        self.log.append((self.timeline.now_s, who, what))
+
+    def has_fault(self, share: float) -> bool:
+        """Draw whether a fault happens now; there are none after `faults_end_s`."""
+        return self.timeline.now_s < self.options.faults_end_s and self.chance.random() < share
+
+    def happens(self, share: float) -> bool:
+        """Draw whether an event of a given share happens; a share of 0 draws nothing."""
+        return share > 0.0 and self.chance.random() < share
+
+    def mean(self, mean_s: float) -> float:
+        return self.chance.expovariate(1 / mean_s)
+
+    def latency_s(self) -> float:
+        options = self.options
+        if self.chance.random() < options.spike_share:
+            return self.mean(options.spike_mean_s)
+        return self.mean(options.latency_mean_s)
+
+
+class Hello(NamedTuple):
+    """The first message of a worker on a connection. `received`: how many messages of its session
+    it has, if it resumes one.
+    """
+
+    facts: WorkerFacts
+    token: str
+    received: int | None
+
+
+class Refusal(NamedTuple):
+    """The master does not know the session that a worker wants to resume."""
+
+
+class Line(NamedTuple):
+    """One side of a connection, with the interface of `net.control.Peer`."""
+
+    connection: Connection
+    side: int
+    allowed: frozenset[type]
+    is_coded: bool
+    is_congested: bool = False
+
+    def flush(self) -> None:
+        """Nothing is queued here."""
+
+    def send(self, message: Message) -> None:
+        if self.is_coded:
+            message = through_wire(message, self.allowed)
+        self.connection.send(self.side, message)
+
+
+class Connection:
+    """A simulated TCP connection between a peer (`name`) and the master."""
+
+    def __init__(self, world: World[Any], name: str) -> None:
+        self.name = name
+        self.on_the_way = 0  # messages
+        self._world = world
+        self._receive: list[Callable[[Any], None]] = [lambda message: None] * 2
+        self._hear_end: list[Callable[[], None]] = [lambda: None] * 2
+        self._is_open = [True, True]
+        self._arrives_at_s = [0.0, 0.0]
+        self._is_cut = False
+
+    def attach(
+        self, side: int, receive: Callable[[Any], None], hear_end: Callable[[], None]
+    ) -> None:
+        """Set the functions that are called when a message arrives at `side`, and once at the
+        end.
+        """
+        self._receive[side] = receive
+        self._hear_end[side] = hear_end
+
+    def send(self, side: int, message: Message | Hello | Refusal) -> None:
+        """Send a message from `side` to its peer."""
+        if self._is_open[side] and not self._is_cut:
+            self.on_the_way += 1
+            self._schedule(1 - side, self._arrive, message)
+
+    def _schedule(self, side: int, act: Callable[..., None], *arguments: object) -> None:
+        timeline = self._world.timeline
+        arrives_at_s = max(self._arrives_at_s[side], timeline.now_s + self._world.latency_s())
+        self._arrives_at_s[side] = arrives_at_s
+        timeline.at(arrives_at_s, act, side, *arguments)
+
+    def _arrive(self, side: int, message: Any) -> None:
+        self.on_the_way -= 1
+        if self._is_open[side] and not self._is_cut:
+            self._world.note(f"{self.name} {'to' if side == PEER else 'says'}", message)
+            self._receive[side](message)
+
+    def end(self, side: int) -> None:
+        """Report the end of the connection to `side`."""
+        if self._is_open[side]:
+            self._is_open[side] = False
+            self._hear_end[side]()
+
+    def close(self, side: int) -> None:
+        """Close `side`; its peer first receives the messages under way, then the end."""
+        if self._is_open[side]:
+            self._is_open[side] = False
+            if not self._is_cut:
+                self._schedule(1 - side, self.end)
+
+    def cut(self, *, silently: bool) -> None:
+        """Lose all messages under way; with `silently`, neither side learns of it at once."""
+        if not self._is_cut:
+            self._is_cut = True
+            if not silently:
+                self._schedule(MASTER, self.end)
+                self._schedule(PEER, self.end)
+
+
+def through_wire(message: Message, allowed: frozenset[type]) -> Message:
+    """Encode and decode a message, as on the wire; raises the errors of that."""
+    fields, payload = messages.encode(message)
+    return messages.decode((codec.decode(codec.encode(fields)), payload), allowed)
+
+
+def size_of(object_id: str, options: Options) -> int:
+    """Return the simulated size of an object, which depends only on its name."""
+    chance = Random(object_id)
+    if chance.random() < options.inline_share:
+        return CONTENT_BYTES
+    return INLINE_MAX_BYTES + 1 + int(chance.random() * 2 * options.object_mean_bytes)
