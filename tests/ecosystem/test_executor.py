@@ -30,7 +30,7 @@ AT_ONCE = 12
 """The number of library tests that run at the same time, which is high because nearly all sleep."""
 SLOTS = 16
 
-# Classes that test every executor, and those of process pools that do not depend on processes.
+# Tests of every executor, and tests of process pools that do not depend on processes.
 CLASSES = (
     "ExecutorShutdownTest", "WaitTests", "AsCompletedTests", "ExecutorTest", "InitializerMixin",
     "FailingInitializerMixin", "ProcessPoolExecutorTest", "ExecutorDeadlockTest",
