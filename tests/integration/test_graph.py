@@ -1,4 +1,4 @@
-"""`ciel job graph` as it is typed, on one cluster that is up for all of it."""
+"""Runs `ciel job graph` on one cluster that all tests share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A cluster with a job of twelve elements of which two failed, and one that spawned."""
+    """Start a cluster with a job of twelve elements, two of which fail, and a job that spawns."""
     home = Home(tmp_path_factory.mktemp("graph"))
     started = home.run("ciel", "up", "--workers", "1", "--slots", "2", "--listen", "127.0.0.1:0")
     assert started.returncode == 0, started.stderr
@@ -36,7 +36,7 @@ Graph = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def graph(up: Home, typed: Callable[..., tuple[int, str, str]]) -> Graph:
-    """Type `ciel job graph` and more; return status, output and what is said."""
+    """Run `ciel job graph` with arguments; return status, output and standard error."""
     return lambda *words: typed(up, "job", "graph", *words)
 
 
@@ -45,7 +45,7 @@ def texts(document: str) -> list[str]:
     return [e.text or "" for e in tree.iter() if e.tag.endswith(("}text", "}title"))]
 
 
-def test_an_array_is_drawn_as_one_box_that_tells_what_failed(up: Home, graph: Graph) -> None:
+def test_an_array_is_drawn_as_one_box_that_shows_its_failures(up: Home, graph: Graph) -> None:
     assert graph("1", "-o", "job.svg") == (0, "", "")
     shown = texts((up.path / "job.svg").read_text())
     assert shown[0] == "job 1: <b>&twelve"
@@ -54,7 +54,7 @@ def test_an_array_is_drawn_as_one_box_that_tells_what_failed(up: Home, graph: Gr
     assert any("failed: 5, 10\n" in text and "exit status 1" in text for text in shown)
 
 
-def test_what_was_spawned_and_handed_over_is_drawn(graph: Graph) -> None:
+def test_spawned_tasks_and_delegation_are_drawn(graph: Graph) -> None:
     status, document, said = graph("2")
     assert (status, said) == (0, "")
     shown = texts(document)
@@ -71,7 +71,7 @@ def test_what_was_spawned_and_handed_over_is_drawn(graph: Graph) -> None:
         (["-o", "-", "--json"], '{"job": {"id": '),
     ],
 )
-def test_the_format_is_named_or_follows_from_the_file(
+def test_the_format_is_given_or_follows_from_the_file_name(
     up: Home, graph: Graph, words: list[str], begins: str
 ) -> None:
     status, out, said = graph("2", *words)
@@ -82,7 +82,7 @@ def test_the_format_is_named_or_follows_from_the_file(
     assert (out == "") == (name != "-")
 
 
-def test_json_has_all_of_the_graph(graph: Graph) -> None:
+def test_json_contains_the_whole_graph(graph: Graph) -> None:
     graph_of = json.loads(graph("last", "--json")[1])
     assert graph_of["job"]["counts"] == {"done": 3}
     root, first, join = graph_of["tasks"]
@@ -106,7 +106,7 @@ def test_json_has_all_of_the_graph(graph: Graph) -> None:
         (["last", "-o", "tmp", "--format", "svg"], 1, "tmp: Is a directory"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(
+def test_an_invalid_request_is_reported_in_one_sentence(
     up: Home, graph: Graph, words: list[str], status: int, said: str
 ) -> None:
     ended, out, err = graph(*words)
