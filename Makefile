@@ -25,7 +25,7 @@ $(RUNTIME): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_
 	@.ci/packages report
 	@echo "ciel: installing into $(VENV) (its dependencies, and what is in C)"
 	@$(PYTHON) -m venv $(VENV)
-	@find ciel executors -name '*.so' -delete  # of modules that may be compiled no longer
+	@find ciel executors -name '*.so' -delete  # of modules that are not compiled any more
 	@CIEL_COMPILED=0 $(PIP) install --editable .
 	@for tool in scc/bin/*; do [ -x "$$tool" ] && ln -sf "../../$$tool" $(RUN)/; done; true
 	@touch $(RUNTIME)
@@ -91,7 +91,7 @@ check-stores: dev
 check-fuse: dev
 	@$(RUN)/python -m benchmarks.fuse_testers
 
-# Build the source archive, build the wheel from it, and run the wheel in a clean environment; some minutes.
+# The source archive, from it the wheel, and that in a clean place; some minutes.
 package:
 	@PYTHON="$(PYTHON)" .ci/package
 
