@@ -1,5 +1,5 @@
-# One command each: `make demo` runs a real job, `make test` passes the tests. Both set everything up first.
-# What runs is the sources as they are; `make compiled` compiles the modules that are compiled in wheels.
+# `make demo` runs a real job, `make test` runs the tests. Both first install everything that they need.
+# They run the sources uncompiled; `make compiled` compiles the modules that are compiled in wheels.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUNTIME := $(VENV)/.runtime
@@ -33,7 +33,7 @@ $(RUNTIME): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_
 	@touch $(RUNTIME)
 	@echo "ciel: installed: $(RUN)/ciel --help"
 
-# The package itself is there already, so that this only adds what is needed to develop it.
+# The package is already installed, so this only adds the dependencies for its development.
 $(STAMP): $(RUNTIME)
 	@echo "ciel: installing what the tests and checks need"
 	@$(PIP) install 'ciel[dev]'
@@ -73,15 +73,15 @@ check: dev
 bench: compiled
 	@ONLY="$(ONLY)" RECORD="$(RECORD)" $(RUN)/python -m benchmarks
 
-# The scripts of the dissertation's appendices A, B and C at their own size: 5 GB of memory and disk, some minutes.
+# The scripts of the dissertation's appendices A, B and C in full size: 5 GB of memory and disk, some minutes.
 appendix: dev
 	@CIEL_APPENDIX=full $(RUN)/pytest -v tests/scc/test_appendix.py
 
-# An array of 1 GiB that one task makes and four read: who copies it, counted.
+# Count the copies of an array of 1 GiB that one task produces and four read.
 arrays: dev
 	@CIEL_LONG=1 $(RUN)/pytest -q -s tests/integration/test_python_arrays.py
 
-# Models of protocols, searched through by spin, and tests that take too long for every day; many minutes.
+# Check models of protocols with spin, and run tests that take too long for `make test`; many minutes.
 check-deep: dev
 	.ci/check-deep
 	.ci/check-deep-shmfs
@@ -90,12 +90,12 @@ check-deep: dev
 	    --tests tests/scc/test_mpb.py -k strict
 	$(RUN)/python scc/tests/mutants.py scc/src/ring.c --tests tests/scc/test_ring.py
 
-# All tests that start clusters, the examples among them, with each of the stores in memory; some minutes.
+# Run all tests that start clusters, including the examples, with each of the stores in memory; some minutes.
 check-stores: dev
 	CIEL_STORE=shm $(RUN)/pytest -q tests/integration
 	CIEL_STORE=scc:capacity=1GiB $(RUN)/pytest -q tests/integration
 
-# File-system testers on `ciel shmfs mount`: what of them is installed.
+# Run the installed file-system testers on `ciel shmfs mount`.
 check-fuse: dev
 	@$(RUN)/python -m benchmarks.fuse_testers
 

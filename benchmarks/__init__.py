@@ -1,3 +1,3 @@
-"""Speed, as ratios and CPU microseconds against floors measured in the same run; `make bench`
-prints the table.
+"""Benchmarks: ratios, and CPU time in microseconds, against lower bounds measured in the same run;
+`make bench` prints the table.
 """

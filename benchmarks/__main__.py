@@ -1,9 +1,10 @@
-"""`make bench`: every figure beside its goal, each measured in a process of its own.
+"""`make bench`: prints each result with its goal; each benchmark runs in a separate process.
 
-A figure that misses its goal is marked and does not fail the command: speed is watched here, and
-never in a timed unit test. Nor does a benchmark that cannot run here, such as that of the mount
-without libfuse. Say `make bench ONLY=graph` for one of them, and so for those that take minutes;
-`RECORD="2026-11-22 streams"` writes down what came of it (`record.py`).
+A result that misses its goal is marked, but the command does not fail: benchmarks check speed,
+timed unit tests never do. A benchmark that cannot run here, such as that of the mount without
+libfuse, does not fail the command either. `make bench ONLY=graph` runs one of them; benchmarks that
+take minutes run only in this way. `RECORD="2026-11-22 streams"` writes the results into the
+documentation (`record.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.record import keys, record
 
 @dataclass(frozen=True)
 class Figure:
-    """One row: where its value comes from, and what it should be."""
+    """A row of the table: the source of its value, and its goal."""
 
     text: str
     benchmark: str
@@ -34,7 +35,7 @@ class Figure:
         return value <= self.goal if self.at_most else value >= self.goal
 
     def cells(self, value: float) -> list[str]:
-        """Return what stands in its row: the goal, the value, and whether that meets it."""
+        """Return the cells of the row: goal, value, and whether the value meets the goal."""
         goal = f"{'≤' if self.at_most else '≥'} {self.goal:,g} {self.unit}".rstrip()
         here = f"{value:,.{self.digits}f} {self.unit}".rstrip()
         return [goal, here, "met" if self.is_met(value) else "missed"]
@@ -278,7 +279,7 @@ PARTS = (
     ("master", "two_by_cpu"),
     ("master", "two_with_locks_by_clock"),
 )
-ON_REQUEST: frozenset[str] = frozenset()  # they take minutes
+ON_REQUEST: frozenset[str] = frozenset()  # benchmarks that take minutes
 PROGRAM = """
 import dataclasses, json, importlib, sys
 result = importlib.import_module("benchmarks." + sys.argv[1]).measure()
@@ -287,7 +288,9 @@ print(json.dumps(dataclasses.asdict(result) if dataclasses.is_dataclass(result) 
 
 
 def run(benchmark: str) -> dict[str, float] | None:
-    """Run one benchmark in a fresh interpreter; None if that cannot be done, and it says why."""
+    """Run one benchmark in a fresh interpreter; return None if it failed, which then prints the
+    reason.
+    """
     print(f"measuring: {benchmark}", file=sys.stderr)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, benchmark], stdout=subprocess.PIPE, text=True
@@ -299,7 +302,9 @@ def run(benchmark: str) -> dict[str, float] | None:
 
 
 def table(results: dict[str, dict[str, float]], show: Callable[[str], object]) -> None:
-    """Show the figures as a Markdown table, and below it what some of them consist of."""
+    """Print the results as a Markdown table, and below it the parts that some of them consist
+    of.
+    """
     show("| figure | goal | here | |")
     show("|---|---|---|---|")
     for figure in FIGURES:
@@ -315,7 +320,7 @@ def table(results: dict[str, dict[str, float]], show: Callable[[str], object]) -
 
 
 def main() -> None:
-    """Measure what is asked for, or everything."""
+    """Run the benchmarks that ONLY names, or all."""
     known = {figure.benchmark for figure in FIGURES} | {name for name, _ in PARTS}
     wanted = os.environ.get("ONLY", "").split() or sorted(known - ON_REQUEST)
     found = {name: run(name) for name in wanted}

@@ -1,8 +1,8 @@
-"""How long others wait for a master while it works on very many tasks at once: a job of a million
-is cancelled and removed, and 300,000 fail together as the input that they wait for has failed.
+"""Measures how long other clients wait while the master processes bulk operations: it cancels and
+removes a job of a million tasks, and 300,000 tasks fail together because their common input failed.
 
-One process asks the master all the while whether it serves. Its longest wait, less its longest wait
-on an idle master, is the delay that an operation causes to other clients.
+One process repeatedly sends requests to the master. Its longest wait, minus its longest wait on an
+idle master, is the delay that an operation causes to other clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMEOUT_S = 600.0
 
 
 def waiting_job(client: Client, count: int, gate_file: Path) -> str:
-    """Begin a job of tasks that wait for one program, which fails once a file is there."""
+    """Start a job of tasks that wait for one program, which fails once a file exists."""
     job = client.job("bulk", detached=True)
     gate = job.run(["sh", "-c", f"while [ ! -e '{gate_file}' ]; do sleep 0.1; done; exit 1"])
     waits: dict[str, Any] = {"args": {"inputs": [gate]}}
@@ -36,12 +36,12 @@ def waiting_job(client: Client, count: int, gate_file: Path) -> str:
         refs += job.add("sync", waits, mentions=Mentions.INPUTS)
     job.want(refs)
     job.close()
-    client.ask("workers")  # the master has taken all that was sent
+    client.ask("workers")  # the master has received all tasks
     return job.id
 
 
 def longest_wait_s(client: Client, do: Callable[[], object]) -> tuple[float, float]:
-    """Return how long others waited for the master at the worst, and how long it all took."""
+    """Return the longest wait of others for the master, and the duration of the operation."""
     with ThreadPoolExecutor(1) as pool:
         begun_s = time.monotonic()
         doing = pool.submit(do)

@@ -1,4 +1,6 @@
-"""From nothing to nothing: `ciel submit -- true` on a cluster of its own, cold, to its exit."""
+"""Measures a cold `ciel submit -- true` without a running cluster, from the start of the command to
+its exit.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The control plane alone: no-op tasks from a client through master and workers and back.
+"""Measures the control plane alone: no-op tasks from a client through master and workers and back.
 
-Real processes over real sockets. A no-op is a `sync` without inputs: the worker runs it in its own
-process, and its result is two bytes inside a reference. So what is measured is descriptors, frames,
-ids, graph, placement, credit and reports. What it should cost: about 20 us of CPU for the frames of
-a bare skeleton, 10 for the graph, and as much again for ids, checks and the states of three
-parties.
+Real processes communicate over real sockets. A no-op is a `sync` without inputs: the worker runs it
+in its own process, and its result is two bytes within a reference. So the benchmark measures
+descriptors, frames, ids, graph, placement, credit and reports. Expected cost: about 20 us of CPU
+for the frames of a bare skeleton, 10 us for the graph, and as much again for ids, checks and the
+states of the three parties.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process so far, in seconds."""
+    """Return the CPU time that a process has used, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def daemons_of(parent: int) -> dict[str, list[int]]:
-    """Find the daemons that our launcher started, by kind."""
+    """Find the daemons that this launcher started, by kind."""
     found: dict[str, list[int]] = {"master": [], "worker": []}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -54,10 +54,10 @@ def _parent(pid: int) -> int:
 
 
 def measure(count: int = TASKS) -> dict[str, float]:
-    """Run `count` no-ops on two workers and return rates and CPU times."""
+    """Run `count` no-ops on two workers; return rates and CPU times."""
     with LocalCluster(workers=2, slots=1) as cluster, Client(cluster) as client:
         pids = daemons_of(os.getpid())
-        no_ops(client, 5_000)  # warm: prefetch adapts, buffers grow
+        no_ops(client, 5_000)  # warm-up: prefetch adapts, buffers grow
         before = {kind: sum(cpu_s(pid) for pid in pids[kind]) for kind in pids}
         own = time.process_time()
         started = time.monotonic()
@@ -77,7 +77,7 @@ def measure(count: int = TASKS) -> dict[str, float]:
 
 
 def no_ops(client: Client, count: int) -> None:
-    """Run so many of them, in one job."""
+    """Run so many no-ops in one job."""
     with client.job("no-ops") as job:
         arguments: dict[str, Any] = {"args": {"inputs": []}}
         refs = []

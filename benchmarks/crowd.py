@@ -1,7 +1,7 @@
-"""Compares the tasks that the master's machine ends in a second with 200 workers and with 4 (G13).
+"""Compares how many tasks the master's machine ends in a second with 200 workers and with 4 (G13).
 
-Eight workers report in each turn. A turn should cost as much as its reports do, however many
-workers there are.
+Eight workers report in each turn. The cost of a turn should depend on its reports only, and not on
+the number of workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAIRS = 3
 
 
 def tasks_per_s(worker_count: int) -> float:
-    """Return how many tasks a second end, as fast as the machine decides."""
+    """Return how many tasks end in a second if only the machine limits the rate."""
     machine, now_s = MasterMachine(), 1000.0
     for number in range(worker_count):
         facts = WorkerFacts(
@@ -70,7 +70,7 @@ def tasks_per_s(worker_count: int) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Measure both, in turns."""
+    """Measure both in alternation."""
     pairs = [(tasks_per_s(FEW), tasks_per_s(MANY)) for _ in range(PAIRS)]
     few, many = sorted(pairs, key=lambda pair: pair[1] / pair[0])[PAIRS // 2]
     return {"few_per_s": few, "many_per_s": many, "many_to_few": many / few}

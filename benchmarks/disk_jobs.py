@@ -1,10 +1,10 @@
-"""How many disk jobs at a time (CIB-41): n loads at once, each in a process of its own, with no
-limit, with one or two at a time by tokens, and with as many as were found to be best.
+"""Measures the best number of concurrent disk jobs (CIB-41): n loads at once, each in a separate
+process, without a limit, with one or two at a time by tokens, and with an adaptive limit.
 
-The disk is a model that all processes obey (`modelled_disk.c`): 105 MB/s, 8 ms when a request does
-not follow the last one, a mebibyte each, ten times as fast as that. `ON_REAL_DISK=1` loads from the
-disk of the temporary directory as well. The plot and the tables of docs/measured/disk-jobs.md are
-written anew.
+The disk is a model that all processes share (`modelled_disk.c`): 105 MB/s, and 8 ms when a request
+does not follow the last one; each request is a mebibyte; the model is ten times faster than that.
+`ON_REAL_DISK=1` also loads from the disk of the temporary directory. The benchmark rewrites the
+plot and the tables of docs/measured/disk-jobs.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Rates = dict[tuple[str, int], list[float]]
 
 
 class Loaders:
-    """Processes that each load a file once they are told to."""
+    """Processes that each load a file on request."""
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
         pipe = subprocess.PIPE
@@ -62,14 +62,14 @@ class Loaders:
             process.communicate()
 
     def tell(self, number: int) -> None:
-        """Have one begin."""
+        """Make one of them start."""
         pipe = self._running[number].stdin
         assert pipe is not None
         pipe.write(b"\n")
         pipe.flush()
 
     def done(self) -> Iterator[int]:
-        """Yield each when it is done, until all are."""
+        """Yield each when it is done, until all are done."""
         left = len(self._running)
         while left:
             for key, _ in self._answers.select():
@@ -81,8 +81,8 @@ class Loaders:
 
 
 def rate_of(loaders: Loaders, sizes: list[int], policy: str, *, is_rotating: bool) -> float:
-    """Have all load at once; return the bytes that pass in a second. Numbers are for the loaders'
-    own tokens; what adapts is decided here, as a worker does.
+    """Make all load at once; return the bytes per second. A number is a limit for the loaders' own
+    tokens; the adaptive limit is decided here, as in a worker.
     """
     chosen = Policy(adapts=True) if policy == "adaptive" else Policy()
     admission: Admission[int] = Admission(chosen, is_rotating=is_rotating)
@@ -112,8 +112,8 @@ def _program() -> str:
 def modelled(
     loads: Sequence[int], policies: Sequence[str], requests: int = REQUESTS, runs: int = RUNS
 ) -> Curves:
-    """Measure on the model; bytes a second as a disk of that kind would have them, the median of
-    some runs.
+    """Measure on the model; return the median of some runs, in bytes per second of a disk of that
+    kind.
     """
     program, device = _program(), f"0-{secrets.randbits(60)}"
     rates: Rates = {}
@@ -141,7 +141,7 @@ def _medians(rates: Rates) -> Curves:
 
 @contextmanager
 def files(count: int, size_bytes: int) -> Iterator[list[str]]:
-    """Files on the disk of the temporary directory."""
+    """Create files on the disk of the temporary directory."""
     with tempfile.TemporaryDirectory(prefix="ciel-disk-") as directory:
         paths = [f"{directory}/{number}" for number in range(count)]
         for path in paths:
@@ -153,14 +153,14 @@ def files(count: int, size_bytes: int) -> Iterator[list[str]]:
 
 
 def forget(path: str) -> None:
-    """Have the kernel drop what it keeps of a file."""
+    """Make the kernel drop the cached pages of a file."""
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
 
 
 def real(loads: Sequence[int], policies: Sequence[str], size_bytes: int = REAL_BYTES) -> Curves:
-    """Measure on the disk of the temporary directory: the median of some runs."""
+    """Measure on the disk of the temporary directory; return the median of some runs."""
     program, place = _program(), device_of(tempfile.gettempdir())
     rates: Rates = {}
     with files(max(loads), size_bytes) as paths:
@@ -179,7 +179,7 @@ def real(loads: Sequence[int], policies: Sequence[str], size_bytes: int = REAL_B
 
 
 def table(curves: Curves) -> str:
-    """Show curves as a Markdown table, in MB/s."""
+    """Return curves as a Markdown table, in MB/s."""
     loads = [int(count) for count, _ in next(iter(curves.values()))]
     rows = [
         [str(count), *(f"{points[row][1] / 1e6:,.0f}" for points in curves.values())]
@@ -189,7 +189,7 @@ def table(curves: Curves) -> str:
 
 
 def show(name: str, title: str, curves: Curves) -> None:
-    """Draw a plot, and put the table into the text, between marks of that name."""
+    """Draw a plot, and write the table into the text between the marks of that name."""
     megabytes = {
         NAMES.get(p, p): [(n, rate / 1e6) for n, rate in points] for p, points in curves.items()
     }
@@ -198,13 +198,14 @@ def show(name: str, title: str, curves: Curves) -> None:
 
 
 def measure() -> dict[str, float]:
-    """Measure, write down, and return the worst of each policy against one load alone."""
+    """Measure, write the page, and return the worst ratio of each policy to a single load."""
     curves = modelled(LOADS, POLICIES)
     show("disk-jobs", "A modelled disk of 105 MB/s and 8 ms", curves)
     if os.environ.get("ON_REAL_DISK") == "1":
         found = real(REAL_LOADS, (*POLICIES[:3], "4", "adaptive"))
         show("disk-jobs-here", "The disk of the machine that measured", found)
-    alone = statistics.median(points[0][1] for points in curves.values())  # a limit is all one
+    # for a single load, all limits are equal
+    alone = statistics.median(points[0][1] for points in curves.values())
     crowded = {p: [rate for n, rate in points if n > 1] for p, points in curves.items()}
     return {
         "alone_mb_per_s": alone / 1e6,

@@ -1,9 +1,9 @@
-"""The master's machine with its frames, alone in a process: what each event costs, what a second
-process with tasks of its own gains, and what a lock for every task would.
+"""Measures the master's machine with its frames in one process: the cost of each event, the gain of
+a second process with separate tasks, and the cost of a lock per task.
 
-Tasks do not depend on each other, and their results are two bytes in a reference. Sockets and the
-reactor are not in it. What it should cost: a record is read or written in 5 us, and there are four
-of them for a task; the graph takes 5 us, and as much again is placement and who is told what.
+Tasks do not depend on each other, and their results are two bytes within a reference. The benchmark
+contains no sockets and no reactor. Expected cost: reading or writing a record takes 5 us, and each
+task has four of them; the graph takes 5 us, and so do placement and the choice of recipients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ciel.wire.messages import FROM_CLIENT, FROM_WORKER, decode, encode
 
 TASKS = 6_000
 PAIRS = 3
-SLOTS = 512  # of each of two workers: whatever a turn brings is placed in it
+SLOTS = 512  # for each of two workers, so that all tasks of a turn are placed in it
 EVENTS = (
     "frames of descriptions read", "tasks added", "objects wanted", "turn: tasks placed",
     "frames to workers written", "frames of reports read", "reports taken",
@@ -38,7 +38,7 @@ EVENTS = (
 
 
 class Stages:
-    """CPU time between marks, added up by name."""
+    """CPU time between marks, summed by name."""
 
     def __init__(self) -> None:
         self.spent_s = dict.fromkeys(EVENTS, 0.0)
@@ -54,7 +54,7 @@ class Stages:
 
 
 class Alone:
-    """A machine with two workers that report whatever they are given at once."""
+    """A machine with two workers that report each assigned task at once."""
 
     def __init__(self) -> None:
         self.stages = Stages()
@@ -70,7 +70,7 @@ class Alone:
         self._machine.client_said("client", SubmitJob(spec), 0.0)
 
     def turn(self, batch: int) -> None:
-        """Take so many tasks from their descriptions to their results, in two turns."""
+        """Process so many tasks from their descriptions to their results, in two turns."""
         machine, stages = self._machine, self.stages
         specs = [make_spec(self._index + number, ()) for number in range(batch)]
         self._index += batch
@@ -111,7 +111,7 @@ class Alone:
         return messages
 
     def _write(self) -> list[tuple[str, Message]]:
-        """Write what is to be said, a frame for each peer, as at the end of a turn."""
+        """Write all messages of a turn, a frame for each peer, as at the end of a turn."""
         outbox = self._machine.take_outbox()
         peers: dict[str, list[Message]] = {}
         for peer, message in outbox:
@@ -122,20 +122,20 @@ class Alone:
 
 
 def _done(assigned: AssignTask) -> TaskReported:
-    """Return the report of a worker that has done what it was told."""
+    """Return the report of a worker that has ended its task."""
     spec, attempt, _ = assigned
     return TaskReported(spec.id, attempt, (Value(spec.outputs[0], "MQ=="),), None, 0.001)
 
 
 def as_the_master() -> None:
-    """Set the collector as the master does."""
+    """Configure the garbage collector as the master does."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1000)
 
 
 def event_us(batch: int, count: int = TASKS) -> dict[str, float]:
-    """Return what each kind of event costs a task, when so many come in one turn."""
+    """Return the CPU time per task of each kind of event, when so many come in one turn."""
     alone = Alone()
     for _ in range(count // batch):
         alone.turn(batch)
@@ -146,7 +146,7 @@ def event_us(batch: int, count: int = TASKS) -> dict[str, float]:
 
 
 def _whole(count: int) -> float:
-    """Take so many tasks through, and return the CPU time that took."""
+    """Process so many tasks, and return the CPU time."""
     started_s = time.process_time()
     alone = Alone()
     for _ in range(count // 100):
@@ -155,8 +155,8 @@ def _whole(count: int) -> float:
 
 
 def two_processes(pairs: int = PAIRS) -> dict[str, float]:
-    """Return how much faster two are, each with half of the jobs, than one with all of them: by the
-    clock, and by the CPU time of the slower one, as if nothing else ran here.
+    """Return the speedup of two processes, each with half of the jobs, over one with all jobs: by
+    wall-clock time, and by the CPU time of the slower one, as if nothing else ran here.
     """
     by_clock, by_cpu = [], []
     with multiprocessing.get_context("fork").Pool(2, as_the_master) as pool:
@@ -177,9 +177,9 @@ def two_processes(pairs: int = PAIRS) -> dict[str, float]:
 
 
 def _advance(batches: list[list[TaskSpec]], *, with_locks: bool) -> None:
-    """Put tasks through a graph of its own. With locks, each task's is held whenever it, or what it
-    makes, is touched: when it is added, wanted, assigned and finished, and when one that it reads
-    is. Nobody else wants them: finer structures cannot do better.
+    """Put tasks through a graph. With locks, the lock of a task is held whenever the task or an
+    output of it is used: when the task is added, wanted, assigned and finished, and when an input
+    of it is finished. No lock is contended, so finer structures cannot be faster.
     """
     graph = TaskGraph()
     job = Job(JobSpec(JOB, "", open=True, detached=False, keep=False), 1, 0.0)
@@ -208,7 +208,7 @@ def _advance(batches: list[list[TaskSpec]], *, with_locks: bool) -> None:
 
 
 def _in_threads(shares: list[list[list[TaskSpec]]], *, with_locks: bool) -> tuple[float, float]:
-    """Return the time and the CPU time of a thread for each share, all at once."""
+    """Run each share in a thread, all at once; return the time and the CPU time."""
     threads = [
         threading.Thread(target=_advance, args=(share,), kwargs={"with_locks": with_locks})
         for share in shares
@@ -222,9 +222,9 @@ def _in_threads(shares: list[list[list[TaskSpec]]], *, with_locks: bool) -> tupl
 
 
 def threads_and_locks(batches: int = 10, pairs: int = PAIRS) -> dict[str, float]:
-    """Return how fast one thread with locks, and two with and without, are against one thread
-    without: by the clock, and by CPU time, as if nothing else ran here (one at a time runs in an
-    interpreter). Medians of neighbours in time.
+    """Return the speed of one thread with locks, and of two with and without, relative to one
+    thread without locks: by wall-clock time, and by CPU time, as if nothing else ran here (an
+    interpreter runs one thread at a time). These are medians of pairs that ran next to each other.
     """
     tasks = [make_batch(number * BATCH) for number in range(batches)]
     one, two = [tasks], [tasks[: batches // 2], tasks[batches // 2 :]]

@@ -1,6 +1,6 @@
-"""What the mount of shmfs costs: against tmpfs, in the same run, in turn.
+"""Compares the mount of shmfs with tmpfs, in the same run and in alternation.
 
-Opening asks the server each time; content of committed files comes from the kernel's cache.
+Each `open` asks the server; the content of committed files comes from the kernel's page cache.
 """
 
 import os
@@ -22,7 +22,7 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Medians; ratios are medians of the pairs' own."""
+    """Medians; ratios are medians of the ratios of pairs."""
 
     opens_per_s: float
     tmpfs_opens_per_s: float
@@ -36,7 +36,7 @@ class Measurement:
 
 
 def measure(pairs: int = PAIRS) -> Measurement:
-    """Take both in turn, so that the machine's moods meet both alike."""
+    """Measure both in alternation, so that changes of the machine's speed affect both."""
     if not can_mount():
         raise SystemExit("shmfs cannot be mounted here: `ciel shmfs mount DIR` says why")
     with (
@@ -97,7 +97,7 @@ def _contents(path: Path) -> tuple[float, float]:
     written = SIZE_BYTES / 1e9 / (time.perf_counter() - begun_s)
     path.chmod(0o444)
     best = 0.0
-    for _ in range(3):  # the first one fills the cache
+    for _ in range(3):  # the first read fills the cache
         begun_s = time.perf_counter()
         with open(path, "rb", buffering=0) as file:
             while file.readinto(piece):

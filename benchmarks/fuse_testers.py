@@ -1,11 +1,11 @@
-"""`make check-fuse`: file-system testers turned on the mount, those of them that are installed.
+"""`make check-fuse`: runs the installed ones of three file-system testers on the mount.
 
-fio (Debian) writes and reads back with checksums. fsx (`cargo install fsx`) exercises one file at
-random against a model of it. pjdfstest (a crate, too) looks at what POSIX asks of each call; it
-makes a directory for each of its cases, which flat names cannot have, so it takes one that was
-changed: its two calls of `tempdir_in` have to yield the directory that they are given. Where that
-one lies is told by `PJDFSTEST`. Of its cases those count that make neither directories nor special
-files. fsstress is in no package. Exits with 1 if one failed.
+fio (Debian) writes, and reads back with checksums. fsx (`cargo install fsx`) compares random
+operations on one file with a model. pjdfstest (a crate, too) checks the POSIX rules of each call.
+It creates a directory for each of its cases, which flat names do not allow, so it needs a change:
+its two calls of `tempdir_in` must return the directory that they get. `PJDFSTEST` is the path of
+the changed program. Only those cases count that create neither directories nor special files. No
+package contains fsstress. The command exits with 1 if a tester failed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIO_KINDS = (
 )
 FSX_SEEDS = (1, 2, 3)
 FSX_STEPS = 20_000
-# No holes: fallocate reserves and lengthens, and does nothing else.
+# No holes: fallocate only reserves space and extends files.
 FSX_SETTINGS = """
 flen = 262144
 [weights]
@@ -63,11 +63,11 @@ allow_remount = false
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 """
 PJD_REFUSED = ("EPERM", "code: 1,", "ENOSPC")
-"""What a case ends with that makes what cannot be made, or a file of 2 GiB."""
+"""The errors of cases that create unsupported files, or a file of 2 GiB."""
 
 
 def main() -> int:
-    """Run what is there; return the exit status."""
+    """Run the installed testers; return the exit status."""
     if not can_mount():
         print("shmfs cannot be mounted here: `ciel shmfs mount DIR` says why", file=sys.stderr)
         return 1
@@ -117,7 +117,7 @@ def _pjdfstest(program: str, place: Path, aside: Path) -> bool:
     settings.write_text(PJD_SETTINGS)
 
     def ends(pattern: str) -> list[tuple[str, str, str]]:
-        """Return case, end and reason of those that a pattern finds."""
+        """Return name, result and reason of the cases that a pattern finds."""
         for path in place.iterdir():
             path.unlink()
         command = [program, "-c", str(settings), "-p", str(place), "--", pattern]
@@ -129,7 +129,7 @@ def _pjdfstest(program: str, place: Path, aside: Path) -> bool:
     passed, failed = 0, []
     for group in PJD_GROUPS:
         for case, end, _ in ends(f"{group}::"):
-            if end == "FAILED":  # it may have met what another case left: ask it alone
+            if end == "FAILED":  # leftovers of another case may have disturbed it: run it alone
                 found = {name: (end, reason) for name, end, reason in ends(case)}
                 end, reason = found.get(case, ("FAILED", "it was not found alone"))
                 if end == "FAILED" and not any(word in reason for word in PJD_REFUSED):

@@ -1,9 +1,9 @@
-"""The graph core alone: add, make runnable, complete, with ids and events; and memory per waiting
-task.
+"""Measures the graph core alone: adding, making runnable and completing tasks, with ids and events;
+and the memory of each waiting task.
 
-What it should cost: two dictionary entries, one digest of 32 bytes, four objects and three state
-moves a task, about 4 microseconds in this interpreter. The collector runs as the master sets it:
-what is long-lived is frozen away, and the thresholds are high.
+Expected cost: two dictionary entries, one digest of 32 bytes, four objects and three state
+transitions of a task, about 4 us in this interpreter. The garbage collector is configured as in the
+master: long-lived objects are frozen, and the thresholds are high.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIGEST = "4a" * 16
 
 
 def make_spec(index: int, inputs: tuple[str, ...]) -> TaskSpec:
-    """Make a task as a client does, with its id."""
+    """Create a task with its id, as a client does."""
     task_id = child_id(JOB, index, DIGEST)
     return TaskSpec(
         task_id, JOB, JOB, index, DIGEST, "stdinout", inputs, output_ids(task_id, 1),  # type: ignore[arg-type]  # plain text is an id here
@@ -35,7 +35,7 @@ def make_spec(index: int, inputs: tuple[str, ...]) -> TaskSpec:
 
 
 def make_batch(base: int) -> list[TaskSpec]:
-    """Make the tasks of one frame; every second one reads its predecessor."""
+    """Create the tasks of one frame; every second task reads the output of its predecessor."""
     before: tuple[str, ...] = ()
     specs = []
     for index in range(base, base + BATCH):
@@ -45,15 +45,15 @@ def make_batch(base: int) -> list[TaskSpec]:
 
 
 def run(count: int) -> float:
-    """Put `count` tasks (every second one reads its predecessor) through the graph; return us a
-    task.
+    """Put `count` tasks (every second one reads the output of its predecessor) through the graph;
+    return us per task.
     """
     graph = TaskGraph()
     job = Job(JobSpec(JOB, "", open=True, detached=False, keep=False), 1, 0.0)
     elapsed = 0.0
     runnable = graph.runnable
     for base in range(0, count, BATCH):
-        specs = make_batch(base)  # the client's share, and its own benchmark
+        specs = make_batch(base)  # this is the client's part, which another benchmark measures
         started = time.process_time()
         for spec in specs:
             check_task(spec)
@@ -78,7 +78,7 @@ def run(count: int) -> float:
 
 
 def waiting_bytes(count: int) -> float:
-    """Return bytes of memory a task that waits for another one takes, without payload."""
+    """Return the memory of a task that waits for another task, without its payload, in bytes."""
     gc.collect()
     tracemalloc.start()
     graph = TaskGraph()
@@ -96,7 +96,7 @@ def waiting_bytes(count: int) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Measure everything; the collector is set as in the master."""
+    """Measure everything; the garbage collector is configured as in the master."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1000)

@@ -1,7 +1,8 @@
-"""The language alone: a loop of additions against Python's own, and how fast texts are read.
+"""Measures the language alone: a loop of additions against Python's own, and the speed of reading
+scripts.
 
-What it should cost: a turn of the loop two calls of closures, about 0.2 us; a line of a script 8
-tokens, each of which the scanner takes 1 us for and the parser 2.
+Expected cost: an iteration of the loop is two calls of closures, about 0.2 us; a line of a script
+has 8 tokens, for each of which the scanner takes 1 us and the parser 2.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STANZA = (
 
 
 def python_loop() -> int:
-    """Do in Python what the script does."""
+    """Do the same as the script, in Python."""
     i = 0
     while i < TURNS:
         i = i + 1
@@ -42,22 +43,22 @@ def python_loop() -> int:
 
 
 def timed(function: Any, *arguments: Any) -> float:
-    """Return how long a call takes, in seconds."""
+    """Return the duration of a call, in seconds."""
     started_s = time.perf_counter()
     function(*arguments)
     return time.perf_counter() - started_s
 
 
 def text_of(lines: int) -> str:
-    """Write a script of so many lines."""
+    """Create a script of so many lines."""
     stanzas = ("\n".join(STANZA).format(n=n) for n in range(lines // len(STANZA)))
     return "\n".join(stanzas) + "\n"
 
 
 def measure() -> dict[str, float]:
-    """Measure both, each beside what it is compared with; medians."""
+    """Measure both, each together with its reference; return medians."""
     unit = script.load(LOOP, "loop.sw", {"text": LOOP})
-    host: Any = None  # it is never asked
+    host: Any = None  # the script never uses it
     ratios, turns_s = [], []
     for _ in range(ROUNDS):
         python_s = timed(python_loop)

@@ -1,6 +1,6 @@
-"""How fast programs start: `Launcher`, two at a time, against `xargs -P2 -n1`.
+"""Compares the rates at which `Launcher` and `xargs -P2 -n1` start programs, two at a time.
 
-As in a worker with work to do, some launches wait in the launcher for one of the two to end.
+As in a busy worker, some launches wait in the launcher until one of the two programs ends.
 """
 
 import statistics
@@ -19,7 +19,7 @@ LAUNCHES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Programs per second, medians; `ratio` is the median of the pairs' own ratios."""
+    """Programs per second, as medians; `ratio` is the median of the ratios of pairs."""
 
     launcher_per_s: float
     xargs_per_s: float
@@ -27,9 +27,9 @@ class Measurement:
 
 
 def measure(pairs: int = PAIRS, launches: int = LAUNCHES) -> Measurement:
-    """Take both rates in turn, so that the machine's moods meet both alike."""
+    """Measure both in alternation, so that changes of the machine's speed affect both."""
     with Launcher.start_process() as launcher:
-        launcher_rate(launcher, launches // 10)  # warm: page cache, frequency
+        launcher_rate(launcher, launches // 10)  # warm-up: page cache, frequency
         rates = [(launcher_rate(launcher, launches), xargs_rate(launches)) for _ in range(pairs)]
     ours, theirs = zip(*rates, strict=True)
     return Measurement(
@@ -40,7 +40,7 @@ def measure(pairs: int = PAIRS, launches: int = LAUNCHES) -> Measurement:
 
 
 def launcher_rate(launcher: Launcher, launches: int) -> float:
-    """Return launches per second, with AT_A_TIME running at any moment."""
+    """Return launches per second, with AT_A_TIME programs running at any moment."""
     spec = LaunchSpec([PROGRAM], stdout=DEV_NULL, at_most=AT_A_TIME)
     begun_s = time.perf_counter()
     started = ended = 0

@@ -1,12 +1,13 @@
-"""Coarse or fine locks (CIB-24): shmfs with the four locks of the dissertation, and with 4 and 64
-in the place of each of three of them, for 1 to 8 processes that do the same at the same time.
+"""Compares coarse and fine locks (CIB-24): shmfs with the four locks of the dissertation, and with
+4 and 64 instead of each of three of them, for 1 to 8 processes that do the same at the same time.
 
-Processes stay on a core each, for who is woken is put beside its waker otherwise, and nothing is in
-the way of anybody. The plot and the tables of docs/measured/locks.md are written anew.
+Each process is bound to a core, since the kernel would otherwise place a woken process on the core
+of its waker; then nothing would be contended. The benchmark rewrites the plot and the tables of
+docs/measured/locks.md.
 
-What it should cost: a lock that is free is one swap each way, 20 ns together; more locks make
-nothing of one process faster. With two, coarse locks are in the way for as long as one is held,
-nearly all of a create's 0.5 us, and wake-ups come on top.
+Expected cost: a free lock takes one swap to acquire and one to release, 20 ns together; more locks
+make a single process no faster. With two processes, a coarse lock blocks the second process while
+it is held, which is nearly all of the 0.5 us of a create, and wake-ups come on top.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ from benchmarks.plots import line_chart, table, write_down
 from benchmarks.shmfs import rates
 
 REPEATS = {1: 5, 2: 9, 4: 3, 8: 3}
-"""Of each number of processes: two need both cores for themselves, which is not always so."""
+"""Runs for each number of processes: two processes need both cores for themselves, which is not
+always the case.
+"""
 SHARDS = (1, 4, 64)
 KINDS = ("create", "lookup", "mixed", "unlink", "bare")
-LOOKUPS_OF_A_TASK = 4  # two inputs, each looked for by whoever places it and by whoever opens it
+# two inputs, each looked up when the task is placed and when the input is opened
+LOOKUPS_OF_A_TASK = 4
 TASKS_PER_S = 25_000
-"""What the engine has done on two cores of this kind (README)."""
+"""The measured rate of the engine on two cores of this kind (README)."""
 
 Figures = dict[tuple[int, int, str], float]
 
 
 def measured() -> tuple[Figures, Figures]:
-    """Return calls a second, and how many of 1,000 calls had to wait; medians."""
+    """Return calls per second, and how many of 1,000 calls had to wait, as medians."""
     runs: dict[tuple[int, int], list[list[float]]] = {}
     for number, processes, shards in product(range(max(REPEATS.values())), REPEATS, SHARDS):
         if number < REPEATS[processes]:
@@ -47,8 +51,8 @@ def measured() -> tuple[Figures, Figures]:
 
 
 def share_of_engine(speed: Figures) -> float:
-    """Return which part of what coarse locks let two processes do the tasks of a busy engine need:
-    a create, some lookups and an unlink for each.
+    """Return the fraction of the capacity of two processes with coarse locks that a busy engine
+    uses: a create, some lookups and an unlink per task.
     """
     create, lookup, unlink = (speed[2, 1, kind] for kind in ("create", "lookup", "unlink"))
     return TASKS_PER_S * (1 / create + LOOKUPS_OF_A_TASK / lookup + 1 / unlink)
@@ -81,7 +85,7 @@ def _show(speed: Figures, waits: Figures, load: float) -> None:
 
 
 def measure() -> dict[str, float]:
-    """Measure, write down, and return fine against coarse."""
+    """Measure, write the page, and return the ratios of fine to coarse locks."""
     load = os.getloadavg()[0]
     speed, waits = measured()
     _show(speed, waits, load)

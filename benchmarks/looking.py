@@ -1,10 +1,11 @@
-"""How long others wait for a master while somebody looks at it: every page, list and metric.
+"""Measures how long other clients wait for a master while one user reads every page, list and
+metric.
 
-The master has 10,000 jobs and a million tasks, nearly all of which wait for one that takes a day,
-if it has a slot at all. One process asks it for everything there is to look at, over HTTP and as
-commands do, one after the other; this one asks it all the while whether it serves, and takes the
-times. The longest that it was kept waiting during a request is what that request did to everybody,
-at most; the longest that it was kept waiting while nobody looked is the machine's share.
+The master has 10,000 jobs and a million tasks. Nearly all tasks wait for one that takes a day, if
+it has a slot at all. One process requests all available information in sequence, over HTTP and as
+commands do; a second process repeatedly sends requests to the master, and records the times. Its
+longest wait during a request is an upper bound of the delay that this request caused to other
+clients; its longest wait without requests is the machine's share.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TASKS_EACH = 90
 TASKS_OF_ONE = 100_000
 ROUNDS = 5
 PROBED_EVERY_S = 0.002
-QUIET_S = 1.0  # of each round, while nobody looks
+QUIET_S = 1.0  # of each round, without requests
 PATHS = (
     "/metrics",
     "/api/v1/status",
@@ -70,7 +71,7 @@ QUESTIONS: tuple[tuple[str, Any], ...] = (
 
 
 def crowd(client: Client, jobs: int, each: int, of_one: int) -> str:
-    """Fill a master, and return the id of the job that has the most tasks."""
+    """Fill a master; return the id of the job that has the most tasks."""
 
     def begin(name: str, count: int) -> str:
         job = client.job(name, detached=True)
@@ -87,13 +88,13 @@ def crowd(client: Client, jobs: int, each: int, of_one: int) -> str:
     for number in range(jobs - 1):
         begin(f"job {number}", each)
         if number % 100 == 0:
-            client.ask("workers")  # the master has taken all that was sent
+            client.ask("workers")  # the master has received all tasks
     client.ask("workers")
     return largest
 
 
 class Door:
-    """A connection to a master's HTTP side, which stays open."""
+    """A persistent connection to a master's HTTP side."""
 
     def __init__(self, location: MasterLocation) -> None:
         _, host, port = parse_url(location.url)
@@ -101,14 +102,16 @@ class Door:
         self._headers = {"Authorization": f"Bearer {location.key.text()}"}
 
     def get(self, path: str) -> tuple[int, int]:
-        """Return the status and the size of the answer."""
+        """Return the status and the size of the response."""
         self._connection.request("GET", path, headers=self._headers)
         reply = self._connection.getresponse()
         return reply.status, len(reply.read())
 
 
 def everything(client: Client, job: str) -> Iterator[tuple[str, Callable[[], int]]]:
-    """Name all that can be looked at, with what returns its size; 0 if it is not served."""
+    """List all requests, each with a function that returns the size of its response; 0 if it is not
+    served.
+    """
     door = Door(client.location)
 
     def page(path: str) -> int:
@@ -121,7 +124,7 @@ def everything(client: Client, job: str) -> Iterator[tuple[str, Callable[[], int
         try:
             return len(json.dumps(client.ask(topic, argument)))
         except QueryError:
-            return 1  # that there is none such was told, after a search
+            return 1  # the master searched, and reported that there is none
 
     for path in PATHS:
         yield path, lambda path=path: page(path.format(job=job))  # type: ignore[misc]  # a default binds it now
@@ -134,7 +137,7 @@ def everything(client: Client, job: str) -> Iterator[tuple[str, Callable[[], int
 
 
 def look(access: str, job: str, rounds: int) -> None:
-    """Look at everything, and print when; the other process is this function."""
+    """Send all requests, and print their times; runs as a separate process."""
     with Client(access=access) as client:
         things = list(everything(client, job))
         nothing = threading.Event()
@@ -147,7 +150,7 @@ def look(access: str, job: str, rounds: int) -> None:
 
 
 def probe(location: MasterLocation, is_over: Callable[[], bool]) -> list[tuple[float, float]]:
-    """Ask whether the master serves until it is over; return when each was asked and answered."""
+    """Send requests until `over`; return when each was sent and answered."""
     door = Door(location)
     nothing = threading.Event()
     times_s = []
@@ -163,7 +166,7 @@ def probe(location: MasterLocation, is_over: Callable[[], bool]) -> list[tuple[f
 def waits(
     probed: list[tuple[float, float]], looked: list[tuple[str, float, float, int]]
 ) -> tuple[dict[str, float], float]:
-    """Return how long others waited at the worst during each kind of look, and during none."""
+    """Return the longest wait of others during each kind of request, and without requests."""
     worst = dict.fromkeys((name for name, *_ in looked), 0.0)
     idle = 0.0
     place = 0
@@ -183,7 +186,9 @@ def waits(
 def measure(
     jobs: int = JOBS, each: int = TASKS_EACH, of_one: int = TASKS_OF_ONE, rounds: int = ROUNDS
 ) -> dict[str, float]:
-    """Fill a master, look at it, and return the worst waits; tell of each kind of look."""
+    """Fill a master, send the requests, and return the longest waits; print each kind of
+    request.
+    """
     with scene() as made:
         access = str(made.access_file)
         with Client(access=access, environ=made.environ) as client:

@@ -1,12 +1,12 @@
-"""A job whose workers are killed, or stopped for a while: 5,000 leaves of 10 ms, 500 sums of ten of
-them, and one total.
+"""Measures a job whose workers are killed, or stopped for a while: 5,000 leaves of 10 ms, 500 sums
+of ten leaves each, and one total.
 
-Two workers with a slot each. Every 8 s one of them is killed and started again at once on the same
-spool; then the same with its spool wiped each time. Both are compared with the runs before and
-after in which nothing happens. So is a run in which a worker stands still for 6 s every 15 s (at
-best it takes 1.25 times as long, since a fifth of the slots is missing). Every other leaf's result
-has 64 KiB and thus lies in a store. A peer that was measured on such a machine took 2.9 times as
-long (Dask 2026.8.0).
+Two workers have a slot each. Every 8 s one of them is killed and restarted at once on the same
+spool; then the same with an empty spool each time. Both are compared with the undisturbed runs
+before and after. So is a run in which a worker is stopped for 6 s every 15 s (at best it takes 1.25
+times as long, since a fifth of the slots is missing). Every second leaf has a result of 64 KiB,
+which is therefore in a store. A peer that was measured on such a machine took 2.9 times as long
+(Dask 2026.8.0).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ciel_task.serve(run)
 
 
 class Scene:
-    """A master, two workers and the program, in a directory of their own."""
+    """A master, two workers and the program, in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -81,7 +81,7 @@ class Scene:
         return self._start("ciel-worker", f"worker{number}", "--slots", "1", "--spool", spool)
 
     def kill(self, *, wiped: bool) -> None:
-        """Kill one worker after the other, and start it again at once."""
+        """Kill the workers alternately, and restart each at once."""
         number = self.kills % 2
         self.kills += 1
         self._workers[number].kill()
@@ -92,7 +92,7 @@ class Scene:
         self._workers[number] = self._start_worker(number)
 
     def pause(self) -> None:
-        """Stop one worker after the other, for a while."""
+        """Stop the workers alternately, each for a while."""
         worker = self._workers[self.kills % 2]
         self.kills += 1
         worker.send_signal(signal.SIGSTOP)
@@ -108,7 +108,7 @@ class Scene:
 
 @contextmanager
 def scene() -> Iterator[tuple[Scene, Client]]:
-    """Start a cluster, and connect to it once both workers are there."""
+    """Start a cluster, and connect to it once both workers have joined."""
     with tempfile.TemporaryDirectory(prefix="ciel-bench-") as directory:
         made = Scene(Path(directory))
         try:
@@ -126,7 +126,7 @@ def add(made: Scene, job: Job, *inputs: Future, **kwargs: float) -> Future:
 
 
 def run(made: Scene, client: Client, leaves: int) -> float:
-    """Run the job; return how long it takes. Raises RuntimeError if its result is wrong."""
+    """Run the job; return its duration. Raises RuntimeError if its result is wrong."""
     expected = sum(number**2 for number in range(leaves))
     begun_s = time.perf_counter()
     with client.job("losses") as job:
@@ -143,7 +143,7 @@ def run(made: Scene, client: Client, leaves: int) -> float:
 def run_disturbed(
     made: Scene, client: Client, leaves: int, every_s: float, disturb: Callable[[], None]
 ) -> float:
-    """Run the job while workers are disturbed every so often; return how long it takes."""
+    """Run the job while workers are disturbed periodically; return its duration."""
     over = threading.Event()
 
     def act() -> None:
@@ -160,7 +160,7 @@ def run_disturbed(
 
 
 def attempts(client: Client, first: int | None) -> Counter[str]:
-    """Count the attempts of each task that ended since a place in the master's timeline."""
+    """Count the attempts of each task that ended since a position in the master's timeline."""
     counts: Counter[str] = Counter()
     while first is not None:
         page = client.ask("trace", {"jobs": client.job_ids, "first": first})
@@ -171,7 +171,7 @@ def attempts(client: Client, first: int | None) -> Counter[str]:
 
 
 def measure(leaves: int = LEAVES) -> dict[str, float]:
-    """Take each of the three, with undisturbed ones before, between and after."""
+    """Measure each of the three, with undisturbed runs before, between and after."""
     results = {}
     clean_s = []
     with scene() as (made, client):

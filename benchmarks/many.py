@@ -1,8 +1,9 @@
-"""The same programs fifty times as often, which takes as long for each, and no more memory.
+"""Compares an array of fifty times as many programs with a short one: its time per program should
+be the same, and it should need no more memory.
 
-With it what else is asked of a cluster that has been used for long: how soon `ciel job list`
-answers with 10,000 jobs, and for how long the daemons' reactors served nobody at the worst. The
-start of a command is measured with one that asks nothing of a cluster.
+The benchmark also measures two other figures of a cluster that has been used for long: the time of
+`ciel job list` with 10,000 jobs, and the longest pause of the daemons' reactors. The start of a
+command is measured with a command that does not ask a cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PAUSE = re.compile(r"nobody was served for ([0-9.]+) s")
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """Return the memory of these processes together, less what they share with files."""
+    """Return the total memory of these processes, without pages shared with files."""
     pages = 0
     for pid in pids:
         try:
@@ -38,8 +39,8 @@ def resident_bytes(pids: list[int]) -> int:
 
 
 class Watch(threading.Thread):
-    """Looks at the daemons' memory, and at how late a process is woken that has nothing to do: by
-    so much any reactor's pauses are the machine's.
+    """Samples the daemons' memory, and how late an idle process is woken: the machine itself causes
+    so much of a reactor's pauses.
     """
 
     def __init__(self, pids: list[int]) -> None:
@@ -62,18 +63,18 @@ class Watch(threading.Thread):
                 self.bytes.append(resident_bytes(self._pids))
 
     def grown_bytes(self) -> int:
-        """Return by how much the memory grew in the second half of the time so far."""
+        """Return the growth of memory in the second half of the time so far."""
         return self.bytes[-1] - self.bytes[len(self.bytes) // 2]
 
     def end(self) -> float:
-        """Stop looking; return the longest time by which it was woken late."""
+        """Stop sampling; return the longest delay of a wake-up."""
         self._over.set()
         self.join()
         return self.longest_s
 
 
 def many(made: Scene, runs: int, watch: Watch) -> dict[str, float]:
-    """Compare a long array with short ones before and after it; `watch` begins with it."""
+    """Compare a long array with short ones before and after it; `watch` starts with it."""
     made.submit(RUNS)
     before_s = made.submit(RUNS)
     watch.start()
@@ -89,8 +90,8 @@ def many(made: Scene, runs: int, watch: Watch) -> dict[str, float]:
 
 
 def listing(made: Scene, jobs: int) -> dict[str, float]:
-    """Return how long a command takes that loads all it needs and does nothing, an interpreter that
-    loads nothing, and a command that lists among many jobs.
+    """Return the times of a command that loads all modules and does nothing, of an interpreter that
+    loads nothing, and of a command that lists many jobs.
     """
     with Client(access=str(made.access_file), environ=made.environ) as client:
         for _ in range(jobs):
@@ -105,7 +106,7 @@ def listing(made: Scene, jobs: int) -> dict[str, float]:
 
 
 def median_s(made: Scene, *words: str) -> float:
-    """Return the median of the times that a command takes."""
+    """Return the median of the times of a command."""
     times_s = []
     for _ in range(STARTS):
         begun_s = time.perf_counter()
@@ -115,7 +116,7 @@ def median_s(made: Scene, *words: str) -> float:
 
 
 def bare_s() -> float:
-    """Return the median of the times that an interpreter of this environment takes to start."""
+    """Return the median of the start times of an interpreter of this environment."""
     times_s = []
     for _ in range(STARTS):
         begun_s = time.perf_counter()
@@ -125,8 +126,8 @@ def bare_s() -> float:
 
 
 def longest_pause_s(directory: Path) -> float:
-    """Return the longest pause that any daemon's log tells of; the least that they tell of if
-    there was none.
+    """Return the longest pause in any daemon's log; without one, the shortest pause that they
+    log.
     """
     logs = [path.read_text(errors="replace") for path in directory.rglob("*.log")]
     pauses = [float(found) for log in logs for found in _PAUSE.findall(log)]
@@ -134,7 +135,7 @@ def longest_pause_s(directory: Path) -> float:
 
 
 def measure(runs: int = MANY_RUNS, jobs: int = JOBS) -> dict[str, float]:
-    """Measure all of it on one cluster, and read its logs when it is down."""
+    """Measure everything on one cluster, and read its logs when it has ended."""
     with scene() as made:
         watch = Watch(made.daemons())
         results = many(made, runs, watch) | listing(made, jobs)

@@ -1,8 +1,10 @@
-"""What a single-threaded master costs, and when finer structure would pay (CIB-55).
+"""Measures the cost of a single-threaded master, and when finer structures would be useful
+(CIB-55).
 
-Its CPU time for a task by kind of event (`finer.py`), what is left of a task's time for the task in
-a real cluster, how busy the master is meanwhile, and what a second process or finer locks gain. The
-plot and the tables of docs/measured/master.md are written anew.
+The figures are its CPU time per task by kind of event (`finer.py`), the share of a task's time that
+remains for the task in a real cluster, the load of the master meanwhile, and the gain of a second
+process or of finer locks. The benchmark rewrites the plot and the tables of
+docs/measured/master.md.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ TASK_MS = (1, 10, 100)
 SLOTS = (2, 4, 8)  # of a real cluster; programs that sleep need no core each
 MORE_SLOTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 NO_OPS = 15_000
-RUN_S = 1.5  # of each length, at best
+RUN_S = 1.5  # for each length, at best
 TASKS_MAX = 2_000
 WAYS = {
     "two": "two processes, half of the jobs each",
@@ -48,11 +50,11 @@ ciel_task.serve(run)
 
 
 def idle_busy(seconds: float = 3.0) -> float:
-    """Return how busy a master is whose one worker has nothing to do."""
+    """Return the load of a master whose only worker is idle."""
     with LocalCluster(workers=1, slots=1):
         (master,) = daemons_of(os.getpid())["master"]
         nothing = threading.Event()
-        nothing.wait(0.5)  # till it has begun
+        nothing.wait(0.5)  # until it has started
         had_s = cpu_s(master)
         nothing.wait(seconds)
         return (cpu_s(master) - had_s) / seconds
@@ -81,7 +83,7 @@ class Cell:
 
 
 def no_op_us() -> dict[str, float]:
-    """Return the CPU time that each party takes for a task, when there is always one more."""
+    """Return the CPU time of each party per task, when a further task is always available."""
     with LocalCluster(workers=2, slots=1) as cluster, Client(cluster) as client:
         no_ops(client, 2_000)
         pids = daemons_of(os.getpid())
@@ -102,7 +104,7 @@ def cells() -> list[Cell]:
         command = [sys.executable, str(path)]
         for slots in SLOTS:
             with LocalCluster(workers=1, slots=slots) as cluster, Client(cluster) as client:
-                Cell(client, command, slots, 10)  # warm: programs start
+                Cell(client, command, slots, 10)  # warm-up: programs start
                 found += [Cell(client, command, slots, task_ms) for task_ms in TASK_MS]
     return found
 
@@ -154,7 +156,7 @@ def _show(
 
 
 def _load(slots: int, task_ms: float, master_us: float) -> str:
-    """Say how busy a master is, or which part of the slots' time it leaves idle."""
+    """Describe the load of a master, or the fraction of the slots' time that it leaves idle."""
     needed = slots * master_us / (task_ms * 1e3)
     return f"{needed:.1%}" if needed <= 1 else f"**slots idle {1 - 1 / needed:.1%}**"
 
@@ -164,7 +166,7 @@ def _busy(slots: int, task_ms: float, master_us: float) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Measure, write down, and return the costs and what finer structures gain."""
+    """Measure, write the page, and return the costs and the gains of finer structures."""
     load = os.getloadavg()[0]
     found, no_op = cells(), {**no_op_us(), "idle_busy": idle_busy()}
     finer.as_the_master()

@@ -1,13 +1,13 @@
-/* modelled_disk: load a file, from a disk that turns and is only a model, or from a real one.
+/* modelled_disk: load a file, from a model of a rotating disk or from a real one.
  *
  *     modelled_disk model FILE NUMBER REQUESTS SCALE LIMIT DEVICE
  *     modelled_disk real PATH 0 0 0 LIMIT DEVICE
  *
- * The model lies in FILE, which all loaders map: until when the disk is busy, and with what. A
- * request is of a mebibyte, takes 1/105 s, and 8 ms more when the last one was not the one before it
- * in the same file; all of that divided by SCALE. Each loader asks for some requests ahead, as a kernel
- * does. Each begins when it is sent a line, with at most LIMIT others that hold a token of DEVICE
- * (0: any number), and answers with a line when it is done. */
+ * The model is in FILE, which all loaders map: until when the disk is busy, and with which request.
+ * A request has a mebibyte and takes 1/105 s, and 8 ms more if it does not follow the last request
+ * in the same file; all times are divided by SCALE. Each loader sends some requests in advance, as a
+ * kernel does. A loader starts when it gets a line, while at most LIMIT loaders hold a token of
+ * DEVICE (0: any number), and answers with a line when it is done. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -24,7 +24,7 @@
 #define REQUEST_BYTES (1 << 20)
 #define TRANSFER_NS (REQUEST_BYTES * 1000.0 / 105)
 #define SEEK_NS 8e6
-#define AHEAD 3 /* requests that are asked for before the one that is waited for */
+#define AHEAD 3 /* requests that a loader sends before it waits for the oldest */
 
 struct disk {
     pthread_mutex_t mutex;
@@ -32,7 +32,7 @@ struct disk {
     int64_t busy_until_ns;
     uint64_t file;
     uint64_t request;
-    uint64_t seek_count; /* the last, as a test reads it */
+    uint64_t seek_count; /* the last field, since a test reads it there */
 };
 
 static int64_t now_ns(void)
@@ -62,11 +62,11 @@ static struct disk *open_disk(const char *path)
         pthread_mutex_init(&disk->mutex, &shared);
         disk->is_made = 1;
     }
-    close(fd); /* and the lock with it */
+    close(fd); /* and release the lock */
     return disk == MAP_FAILED ? NULL : disk;
 }
 
-/* Have the disk do a request, when it has done what it was asked before; returns when that is. */
+/* Queue a request at the disk, behind all earlier ones; return the time at which it ends. */
 static int64_t request(struct disk *disk, uint64_t file, uint64_t number, double scale)
 {
     pthread_mutex_lock(&disk->mutex);

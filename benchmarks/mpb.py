@@ -1,11 +1,11 @@
-"""What messages between two cores cost, against what the memory between them costs by itself.
+"""Compares the cost of messages between two cores with the cost of the memory between them.
 
-Expected, before it was measured: a round trip is six lines that go from one processor to the other,
-three each way (the flag, the piece, the flag that it was taken), of 0.1 us each, and 0.3 us of
-instructions: about 1 us where a bare word there and back takes 0.25. A piece of 4 KiB is written by
-one and read by the other at the same time, at what lines cost that change owners (some 5 GB/s), and
-0.3 us of flags: 2 to 4 GB/s, far from a memcpy within one cache. Both cores are looking; where
-something else has their processors, a round trip takes a wake-up, some 50 us.
+Expected, before it was measured: a round trip moves six cache lines from one processor to the
+other, three in each direction (the flag, the piece, the flag that acknowledges it), of 0.1 us each,
+and takes 0.3 us of instructions: about 1 us, where a single word there and back takes 0.25. One
+core writes a piece of 4 KiB while the second one reads it, at the cost of lines that change owners
+(some 5 GB/s), plus 0.3 us of flags: 2 to 4 GB/s, far from a memcpy within one cache. Both cores
+poll; if other programs use their processors, a round trip takes a wake-up, some 50 us.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MESSAGE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Medians; each round takes all of them one after the other."""
+    """Medians; each round measures all of them in sequence."""
 
     trip_us: float
-    bare_trip_us: float  # two words that both look at
+    bare_trip_us: float  # two words that both poll
     trip_ratio: float
     one_way_gb_per_s: float
     both_ways_gb_per_s: float
@@ -37,7 +37,7 @@ class Measurement:
 
 
 def measure(rounds: int = ROUNDS) -> Measurement:
-    """Take all figures, of segments for two cores and for eight."""
+    """Measure everything, in segments for two cores and for eight."""
     rows = figures(2, rounds)
     wider = figures(8, max(1, rounds // 3))
     columns = zip(*rows, strict=True)
@@ -56,7 +56,7 @@ def measure(rounds: int = ROUNDS) -> Measurement:
 
 
 def figures(cores: int, rounds: int) -> list[list[float]]:
-    """Run the program; a row for each round."""
+    """Run the program; return a row for each round."""
     program = compiled("mpb-speed", SOURCES, flags=("-O2",))
     command = [str(program), str(cores), str(rounds), str(MESSAGE_BYTES)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

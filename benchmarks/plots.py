@@ -1,5 +1,5 @@
-"""What a page of docs/measured shows: line charts as SVG (a few series over numbers, on paper that
-is light or dark), and tables between marks in its text.
+"""Creates the plots and tables of docs/measured: line charts as SVG (a few series over numbers, on
+a light or dark background), and tables between marks in the text of a page.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DOCS = Path(__file__).parent.parent / "docs" / "measured"
 
 
 def write_down(page: str, mark: str, content: str, charts: Mapping[str, str]) -> None:
-    """Replace what a page has between the marks of that name, and charts by their names; nothing
-    where there is no such page, as in an installed tree.
+    """Replace the text of a page between the marks of that name, and charts by their names; do
+    nothing if there is no such page, as in an installed tree.
     """
     text = DOCS / f"{page}.md"
     if not text.exists():
@@ -43,7 +43,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def line_chart(
     title: str, x_name: str, y_name: str, series: Mapping[str, Points], *, by_doubling: bool = False
 ) -> str:
-    """Draw each series as a line with its name at its end; y begins at zero. `by_doubling`: each
+    """Draw each series as a line with its name at its end; y starts at zero. `by_doubling`: each
     doubling of x takes the same width.
     """
     scale: Callable[[float], float] = log2 if by_doubling else float
@@ -80,7 +80,7 @@ def line_chart(
 
 
 def _step(about: float) -> float:
-    """Return a round number not far from `about`."""
+    """Return a round number near `about`."""
     size = 1.0
     while size * 10 <= about:
         size *= 10
@@ -90,7 +90,7 @@ def _step(about: float) -> float:
 
 
 def _apart(heights: list[float], least: float = 15.0) -> list[float]:
-    """Move names that would lie over each other apart."""
+    """Move overlapping names apart."""
     order = sorted(range(len(heights)), key=lambda number: heights[number])
     placed = list(heights)
     for above, below in itertools.pairwise(order):

@@ -1,9 +1,10 @@
-"""Thousands of ordinary programs: `ciel submit --array` on a running cluster against `xargs -P2`.
+"""Compares thousands of ordinary programs with `ciel submit --array` on a running cluster and with
+`xargs -P2`.
 
-The program appends one byte to a file, so that its runs are counted. The client's start is part of
-the time. What a run should cost beyond the program's own start (about 750 us of CPU): 30 us in the
-client, 40 in the master, 60 in the launcher, and in the worker 60 for the launcher's messages and
-100 for everything else; with both cores full that is 0.7 of what xargs reaches.
+The program appends one byte to a file, so that its runs can be counted. The client's start is part
+of the time. Expected cost of a run in addition to the program's own start (about 750 us of CPU): 30
+us in the client, 40 in the master, 60 in the launcher, and in the worker 60 for the launcher's
+messages and 100 for everything else; with both cores busy that is 0.7 of the rate of xargs.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ CIEL = Path(sys.executable).with_name("ciel")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Runs per second, medians; `ratio` is the median of the pairs' own ratios. CPU in
-    microseconds a run, of all that is not the program.
+    """Runs per second, as medians; `ratio` is the median of the ratios of pairs. CPU time in
+    microseconds per run, of everything except the program.
     """
 
     ciel_per_s: float
@@ -51,7 +52,9 @@ class Measurement:
 
 
 class Scene:
-    """A cluster of `ciel up` with the program to run; its spool is where `directory` lies."""
+    """A cluster of `ciel up` with the program to run; its spool is in the file system of
+    `directory`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -68,12 +71,12 @@ class Scene:
         self.environ.pop("CIEL_MASTER", None)
 
     def ciel(self, *words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(  # type: ignore[call-overload, no-any-return]  # options pass through
+        return subprocess.run(  # type: ignore[call-overload, no-any-return]  # passes options
             [CIEL, *words], env=self.environ, check=True, **options
         )
 
     def daemons(self) -> list[int]:
-        """Name every process of the cluster, launcher included."""
+        """List the processes of the cluster, launcher included."""
         mark = f"XDG_STATE_HOME={self.environ['XDG_STATE_HOME']}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
@@ -85,7 +88,7 @@ class Scene:
         return found
 
     def down(self) -> None:
-        """End the cluster if it is up."""
+        """End the cluster if it runs."""
         if self.access_file.exists():
             self.ciel("down", "--force", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -94,7 +97,7 @@ class Scene:
         return current_path(self.environ)
 
     def submit(self, runs: int) -> float:
-        """Return how long `runs` runs take, as a user sees it."""
+        """Return the duration of `runs` runs, as a user sees it."""
         self.count_file.write_bytes(b"")
         begun_s = time.perf_counter()
         self.ciel(
@@ -106,7 +109,7 @@ class Scene:
         return elapsed_s
 
     def xargs(self, runs: int) -> float:
-        """Return how long xargs takes for the same."""
+        """Return the duration of the same with xargs."""
         self.count_file.write_bytes(b"")
         numbers = "\n".join(map(str, range(1, runs + 1)))
         command = ["xargs", f"-P{AT_A_TIME}", "-n1", str(self.program), str(self.count_file)]
@@ -124,7 +127,7 @@ class Scene:
 
 @contextmanager
 def scene(where: str | None = None) -> Iterator[Scene]:
-    """Start a cluster whose spool lies in `where`, by default the directory for temporary files."""
+    """Start a cluster whose spool is in `where`, by default the directory for temporary files."""
     with tempfile.TemporaryDirectory(prefix="ciel-bench-", dir=where) as directory:
         made = Scene(Path(directory))
         made.ciel(
@@ -134,13 +137,13 @@ def scene(where: str | None = None) -> Iterator[Scene]:
         try:
             yield made
         finally:
-            made.down()  # it may be down already
+            made.down()  # it may have ended already
 
 
 def measure(runs: int = RUNS, pairs: int = PAIRS, where: str | None = None) -> Measurement:
-    """Take both rates in turn, so that the machine's moods meet both alike."""
+    """Measure both in alternation, so that changes of the machine's speed affect both."""
     with scene(where) as made:
-        made.submit(runs // 10)  # warm: page cache, prefetch
+        made.submit(runs // 10)  # warm-up: page cache, prefetch
         daemons = made.daemons()
         ours, theirs = [], []
         client_s = daemons_s = 0.0

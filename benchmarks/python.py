@@ -1,9 +1,10 @@
-"""Python functions as tasks, on two slots, client included, beside what else runs them.
+"""Compares Python functions as tasks on two slots, client included, with other systems that run
+them.
 
-What is compared runs in turn, in the same process, with the same functions; ratios are medians of
-the pairs. The floor of the array is in `shared_map.c`. What a no-op should cost: it travels with
-hundreds of others in a task, so that packing a call and reading its result in the client (10 us
-together), and running it in the program (5 us), are nearly all.
+Competitors run in alternation, in the same process, with the same functions; ratios are medians of
+the ratios of pairs. The lower bound for the array is in `shared_map.c`. Expected cost of a no-op:
+it is sent together with hundreds of others in a task, so that packing a call and reading its result
+in the client (10 us together), and running it in the program (5 us), are nearly all.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from ciel.testing.c_programs import compiled
 
 PAIRS = 3
 SLOW_TASKS = 2000
-"""Of others with a graph, which take a minute for as many as the rest is asked for."""
+"""The number of calls for other systems with a graph, which need a minute for as many as the rest
+runs.
+"""
 ARRAY_PAIRS = 5
 ARGUMENT_BYTES = 1 << 20
 ARGUMENT_TASKS = 2000
@@ -52,8 +55,8 @@ print(import_s - start_s, client_s - import_s, result_s - client_s)
 
 
 def tree_cpu_s() -> float:
-    """Return the CPU time so far of this process and of all below it, ended ones that were waited
-    for included.
+    """Return the CPU time so far of this process and of all processes below it, including those
+    that ended and were reaped.
     """
     used, parents = {}, {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -71,7 +74,7 @@ def tree_cpu_s() -> float:
 
 @contextmanager
 def opened(store: str = "disk") -> Iterator[peers.Pool]:
-    """Ours: a cluster with a worker of two slots, and its client."""
+    """Ours: start a cluster with a worker of two slots, and connect a client."""
     with (
         ciel.LocalCluster(workers=1, slots=peers.PROCESSES, store=store) as cluster,
         ciel.Client(cluster) as client,
@@ -84,12 +87,12 @@ def opened(store: str = "disk") -> Iterator[peers.Pool]:
 
 
 def median_of(measured: Callable[[], float], count: int = PAIRS) -> float:
-    """Return the median of some."""
+    """Return the median of some values."""
     return statistics.median(measured() for _ in range(count))
 
 
 def small(ours: peers.Pool) -> dict[str, float]:
-    """Return what many small tasks take, beside the pool's and joblib's."""
+    """Return the times of many small tasks, compared with the pool's and joblib's."""
     found: dict[str, float] = {}
     with peers.standard() as pool:
         peers.no_ops_s(ours)
@@ -121,8 +124,8 @@ def small(ours: peers.Pool) -> dict[str, float]:
 
 
 def captured(ours: peers.Pool) -> dict[str, float]:
-    """Compare calls of functions that refer to a small dictionary with those of functions that
-    refer to nothing; all of them travel by value.
+    """Compare calls of functions that refer to a small dictionary with calls of functions that
+    refer to nothing; all of them are pickled by value.
     """
     settings: dict[str, Any] = {"rate": 1, "name": "x", "steps": [1, 2, 3]}
 
@@ -159,7 +162,7 @@ def captured(ours: peers.Pool) -> dict[str, float]:
 
 
 def graphs(ours: peers.Pool) -> dict[str, float]:
-    """Return how we compare with others that have a graph, where they are installed."""
+    """Return the comparison with other systems that have a graph, if they are installed."""
     found: dict[str, float] = {}
     for peer in peers.graph_peers():
         with peer() as theirs:
@@ -180,7 +183,7 @@ def graphs(ours: peers.Pool) -> dict[str, float]:
 
 
 def trees(ours: peers.Pool) -> dict[str, float]:
-    """Return how fast tasks make tasks and wait for them, or hand over to them."""
+    """Return the rates at which tasks spawn tasks and wait for them, or delegate to them."""
     count = calls.calls_of_fib(FIB)
     found: dict[str, float] = {}
     for name, task in (("fib", calls.fib), ("delegated_fib", calls.delegated_fib)):
@@ -196,8 +199,8 @@ def trees(ours: peers.Pool) -> dict[str, float]:
 
 
 def large_arguments(client: ciel.Client) -> dict[str, float]:
-    """Compare tasks that all read 1 MiB with tasks that are given nothing, in the same way and in
-    the call itself.
+    """Compare tasks that all read 1 MiB with tasks that get an empty value: as an object, and
+    within the call.
     """
 
     def tasks_s(content: Any, size_bytes: int) -> float:
@@ -220,21 +223,21 @@ def large_arguments(client: ciel.Client) -> dict[str, float]:
 
 
 def library() -> str:
-    """Return the C by which tasks add up."""
+    """Return the C library with which tasks add numbers."""
     return str(compiled("shared_map.so", SOURCE, (), ("-O3", "-fPIC", "-shared")))
 
 
 def arrays() -> dict[str, float]:
-    """Return what it takes to make an array and to read it four times, and the floor: in a store
-    with huge pages, where memory is used again, and in one of small pages.
+    """Return the time of producing an array and reading it four times, and the lower bound: in a
+    store with huge pages that recycles memory, and in a store with small pages.
     """
     found = arrays_in("shm:capacity=2GiB,arena=yes", "")
     return found | arrays_in("shm:capacity=2GiB", "small_pages_")
 
 
 def arrays_in(store: str, prefix: str) -> dict[str, float]:
-    """Return all figures on arrays in one store: of readers who add up as fast as memory is read,
-    beside which all else shows, and of readers with a plain loop.
+    """Return all figures on arrays in one store: for readers that sum as fast as memory can be
+    read, so that all other costs are visible, and for readers with a plain loop.
     """
     found: dict[str, float] = {}
     with opened(store) as ours:
@@ -255,7 +258,7 @@ def arrays_in(store: str, prefix: str) -> dict[str, float]:
 def array_pairs(
     ours: peers.Pool, add: Callable[..., float], options: Sequence[str]
 ) -> list[tuple[float, float]]:
-    """Return what an array took that is added up in one way, each time beside the floor."""
+    """Return the times of an array that readers sum in one way, each with the lower bound."""
     program = [str(compiled("shared_map", SOURCE, (), ("-O3",))), str(peers.ARRAY_BYTES), *options]
     pairs: list[tuple[float, float]] = []
     with subprocess.Popen(
@@ -277,8 +280,8 @@ def array_pairs(
 
 
 def starts() -> dict[str, float]:
-    """Return how long a program takes to load ciel, to have a client with a cluster of its own, and
-    then to have a first result.
+    """Return the times that a program needs to load ciel, then to start a client with its own
+    cluster, and then to get a first result.
     """
     rows = []
     with tempfile.TemporaryDirectory() as state:
@@ -302,7 +305,8 @@ def measure() -> dict[str, float]:
     with opened() as ours:
         found |= small(ours) | captured(ours) | trees(ours) | graphs(ours)
     gc.collect()
-    gc.freeze()  # else a collection of all that was loaded for peers falls into one of two kinds
+    # otherwise a collection of the objects loaded for peers would occur during one of the two kinds
+    gc.freeze()
     with ciel.LocalCluster(workers=1, slots=2) as cluster, ciel.Client(cluster) as client:
         found |= large_arguments(client)
     return found | arrays()

@@ -1,4 +1,6 @@
-"""What the tasks of `python.py` call: their programs import it, and nothing else of these."""
+"""The functions that the tasks of `python.py` call: their programs import this module, and no other
+of the benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +18,28 @@ def same(number: int) -> int:
 
 
 def next_of(number: int) -> int:
-    """Go one hop."""
+    """Add one."""
     return number + 1
 
 
 def add_up(*numbers: int) -> int:
-    """Take what many have made."""
+    """Sum the results of many calls."""
     return sum(numbers)
 
 
 def kibibyte(number: int) -> bytes:
-    """Return 1 KiB, another each time."""
+    """Return 1 KiB that differs for each number."""
     return number.to_bytes(4, "big") + KIB[4:]
 
 
 def size_of(content: bytes, number: int) -> int:
-    """Look at an argument; `number` makes one call unlike another."""
+    """Read an argument; `number` makes each call different."""
     return len(content)
 
 
 @ciel.task
 def fib(n: int) -> int:
-    """Wait for two tasks, and return what they made."""
+    """Wait for two tasks, and return the sum of their results."""
     if n < 2:
         return n
     one, other = fib.spawn(n - 1), fib.spawn(n - 2)
@@ -46,14 +48,14 @@ def fib(n: int) -> int:
 
 @ciel.task
 def delegated_fib(n: int) -> int:
-    """Hand the result over to a third task."""
+    """Delegate the result to a third task."""
     if n < 2:
         return n
     return ciel.call(add_up, delegated_fib.spawn(n - 1), delegated_fib.spawn(n - 2))
 
 
 def calls_of_fib(n: int) -> int:
-    """Return how many tasks one of `fib` makes, itself included."""
+    """Return the number of tasks of one call of `fib`, itself included."""
     one, other = 1, 1
     for _ in range(n - 1):
         one, other = other, 1 + one + other
@@ -61,31 +63,31 @@ def calls_of_fib(n: int) -> int:
 
 
 def plain_fib(n: int) -> int:
-    """Return what `fib` does."""
+    """Return the same as `fib`."""
     return n if n < 2 else plain_fib(n - 1) + plain_fib(n - 2)
 
 
 def array_in_store(count: int, value: float) -> Any:
-    """Make an array where others can read it without a copy."""
+    """Create an array in the store, where others can read it without a copy."""
     made = ciel.empty(count, "float64")
     made.fill(value)
     return made
 
 
 def array(count: int, value: float) -> Any:
-    """Make an array as everybody does."""
+    """Create an array in the usual way."""
     import numpy
 
     return numpy.full(count, value)
 
 
 def total(numbers: Any, library: str) -> float:
-    """Add up in C, as fast as memory is read, as the floor does."""
+    """Sum in C, as fast as memory can be read, as the lower bound does."""
     return _added_up(ctypes.CDLL(library).total, numbers)
 
 
 def total_one_by_one(numbers: Any, library: str) -> float:
-    """Add up in C by a plain loop, as that floor does."""
+    """Sum in C by a plain loop, as that lower bound does."""
     return _added_up(ctypes.CDLL(library).total_one_by_one, numbers)
 
 

@@ -1,8 +1,8 @@
-"""Others that run Python functions in two processes, each behind the same few calls; and what is
-asked of them and of ours alike.
+"""Other systems that run Python functions in two processes, each behind the same few calls; and the
+workloads that they and ours run.
 
-The standard library's pool is always there, the rest where it is installed: joblib, dask (as it is
-at its best, with `worker-saturation: inf`) and ray.
+The standard library's pool is always available; joblib, dask (in its best configuration, with
+`worker-saturation: inf`) and ray are used if they are installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ READERS = 4
 
 @dataclass(frozen=True)
 class Pool:
-    """Two processes that take calls. `takes_futures`: as arguments; else it is given results."""
+    """Two processes that execute calls. `takes_futures`: as arguments; otherwise the results are
+    passed.
+    """
 
     name: str
     submit: Callable[..., Any]
@@ -41,21 +43,21 @@ class Pool:
     """Call a function for each element; return how many results came."""
 
 
-# --- what is asked of each ------------------------------------------------------------------------
+# --- workloads ------------------------------------------------------------------------------------
 
 
 def no_ops_s(pool: Pool, count: int = TASKS) -> float:
-    """Return how long many calls of nothing take, each submitted by itself."""
+    """Return the time of many calls that do nothing, each submitted separately."""
     return _submitted_s(pool, calls.same, range(count))
 
 
 def kibibytes_s(pool: Pool, count: int = TASKS) -> float:
-    """Return how long many calls take that each return 1 KiB."""
+    """Return the time of many calls that each return 1 KiB."""
     return _submitted_s(pool, calls.kibibyte, range(count))
 
 
 def elapsed_s(do: Callable[[], object]) -> float:
-    """Return how long something takes."""
+    """Return the duration of a call."""
     start_s = time.perf_counter()
     do()
     return time.perf_counter() - start_s
@@ -71,7 +73,7 @@ def _submitted_s(pool: Pool, function: Callable[[int], Any], numbers: Sequence[i
 
 
 def chain_s(pool: Pool, hops: int = HOPS) -> float:
-    """Return how long calls take that each need what the one before returned."""
+    """Return the time of calls that each need the result of the previous one."""
     start_s = time.perf_counter()
     last: Any = 0
     for _ in range(hops):
@@ -84,7 +86,7 @@ def chain_s(pool: Pool, hops: int = HOPS) -> float:
 
 
 def fan_in_s(pool: Pool, count: int = JOINED) -> float:
-    """Return how long it takes until one call has what many others return."""
+    """Return the time until one call has the results of many others."""
     start_s = time.perf_counter()
     parts = [pool.submit(calls.same, number) for number in range(count)]
     if pool.takes_futures:
@@ -96,7 +98,7 @@ def fan_in_s(pool: Pool, count: int = JOINED) -> float:
 
 
 def map_s(pool: Pool, count: int = MAPPED) -> float:
-    """Return how long a map takes of a function that does nothing."""
+    """Return the time of a map of a function that does nothing."""
     assert pool.map is not None
     start_s = time.perf_counter()
     assert pool.map(calls.same, range(count)) == count
@@ -110,7 +112,7 @@ def array_s(
     make: Callable[..., Any] = calls.array,
     add: Callable[..., float] = calls.total,
 ) -> float:
-    """Return how long it takes until four calls have added up what one has made."""
+    """Return the time until four calls have summed the array of a first one."""
     count = ARRAY_BYTES // 8
     start_s = time.perf_counter()
     made = pool.submit(make, count, value)
@@ -122,12 +124,12 @@ def array_s(
     return took_s
 
 
-# --- the peers ------------------------------------------------------------------------------------
+# --- peers ----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def standard() -> Iterator[Pool]:
-    """`concurrent.futures.ProcessPoolExecutor`: it has no graph."""
+    """Use `concurrent.futures.ProcessPoolExecutor`, which has no graph."""
     with ProcessPoolExecutor(PROCESSES) as executor:
 
         def mapped(function: Callable[[int], int], numbers: Sequence[int]) -> int:
@@ -141,7 +143,7 @@ def standard() -> Iterator[Pool]:
 
 @contextmanager
 def joblib() -> Iterator[Pool]:
-    """Joblib's own backend; it maps only."""
+    """Use joblib's own backend, which only maps."""
     joblib = importlib.import_module("joblib")
     with joblib.Parallel(n_jobs=PROCESSES) as parallel:
 
@@ -157,7 +159,7 @@ def joblib() -> Iterator[Pool]:
 
 @contextmanager
 def dask() -> Iterator[Pool]:
-    """A `distributed.LocalCluster` of two processes with a thread each."""
+    """Use a `distributed.LocalCluster` of two processes with a thread each."""
     config: Any = importlib.import_module("dask").config
     distributed = importlib.import_module("distributed")
     settings = {"distributed.scheduler.worker-saturation": float("inf"), "logging": {}}
@@ -178,7 +180,7 @@ def dask() -> Iterator[Pool]:
 
 @contextmanager
 def ray() -> Iterator[Pool]:
-    """Ray, with two processors."""
+    """Use ray, with two processors."""
     ray = importlib.import_module("ray")
     ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
     remote: dict[Any, Any] = {}
@@ -195,7 +197,7 @@ def ray() -> Iterator[Pool]:
 
 
 def graph_peers() -> list[Any]:
-    """Return those with a graph that are installed; say which are not."""
+    """Return the installed systems with a graph; print which are missing."""
     found = []
     for peer, module in ((dask, "distributed"), (ray, "ray")):
         if importlib.util.find_spec(module) is None:

@@ -1,9 +1,10 @@
-"""Where figures are written down: the table of the README, and its history in docs/performance.md.
+"""Writes results into the documentation: the table of the README, and the history in
+docs/performance.md.
 
-`make bench RECORD="2026-11-22 streams"` writes what it measured into both. In the README it
-replaces the values of the rows that the README has; the history gets a column of that name, or the
-column of that name gets new values. A row that was not measured keeps its value in the README, and
-is empty in the column.
+`make bench RECORD="2026-11-22 streams"` writes the measured values into both. In the README it
+replaces the values of existing rows; the history gets a column of that name, or the column of that
+name gets new values. A row that was not measured keeps its value in the README, and is empty in the
+column.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ README_HEAD = ("figure", "goal", "measured", "")
 HISTORY_HEAD = ("figure", "goal")
 
 Key = tuple[str, str]
-"""A row's name: the last row that was no part of another, and its own text."""
+"""A row's name: the text of the last row that is not part of another row, and its own text."""
 Rows = dict[Key, list[str]]
-"""What stands in each row of a table, its text first."""
+"""The cells of each row of a table, its text first."""
 
 
 def keys(texts: Iterable[str]) -> list[Key]:
-    """Name rows by their texts; those that begin with a dash belong to the one before."""
+    """Name rows by their texts; a row that begins with a dash belongs to the last row without
+    one.
+    """
     found: list[Key] = []
     parent = ""
     for text in texts:
@@ -34,8 +37,8 @@ def keys(texts: Iterable[str]) -> list[Key]:
 
 
 def read_table(page: str, head: tuple[str, ...]) -> tuple[str, list[str], Rows, str]:
-    """Return what is before the table of a page that begins like this, its head, its rows, and what
-    follows. Raises ValueError if there is none.
+    """Return the text before the table with this first line, its header, its rows, and the text
+    after it. Raises ValueError if there is no such table.
     """
     before, mark, rest = page.partition(f"| {' | '.join(head[:2])} |")
     if not mark:
@@ -50,7 +53,7 @@ def read_table(page: str, head: tuple[str, ...]) -> tuple[str, list[str], Rows, 
 
 
 def without_marks(text: str) -> str:
-    """Return a row's text without what refers to a note below the table."""
+    """Return a row's text without references to notes below the table."""
     return text.replace(" (**)", "").replace(" (*)", "")
 
 
@@ -59,14 +62,14 @@ def _cells(line: str) -> list[str]:
 
 
 def write_table(head: list[str], rows: Rows) -> str:
-    """Write a table."""
+    """Return a table as text."""
     lines = [head, ["---"] * len(head), *rows.values()]
     written = ("".join(f"| {cell} " if cell else "| " for cell in line) + "|" for line in lines)
     return "\n".join(written).replace(" --- ", "---")
 
 
 def in_readme(page: str, order: list[Key], measured: Mapping[Key, list[str]]) -> str:
-    """Return the README with new values in those of its rows that were measured."""
+    """Return the README with new values in the measured rows."""
     before, head, rows, after = read_table(page, README_HEAD)
     new = {key: [key[1], *cells] for key, cells in measured.items()}
     merged = {key: new.get(key) or rows[key] for key in order if key in rows}
@@ -74,7 +77,9 @@ def in_readme(page: str, order: list[Key], measured: Mapping[Key, list[str]]) ->
 
 
 def in_history(page: str, order: list[Key], measured: Mapping[Key, list[str]], column: str) -> str:
-    """Return the history with this column; what is no figure any more keeps its row, at the end."""
+    """Return the history with this column; rows that the benchmarks do not have now are kept, at
+    the end.
+    """
     before, head, rows, after = read_table(page, HISTORY_HEAD)
     if column not in head:
         head.append(column)
@@ -89,6 +94,8 @@ def in_history(page: str, order: list[Key], measured: Mapping[Key, list[str]], c
 
 
 def record(order: list[Key], measured: Mapping[Key, list[str]], column: str) -> None:
-    """Write figures down: for each its goal, its value and whether that meets it."""
+    """Write results into both pages: for each row its goal, its value and whether the value meets
+    the goal.
+    """
     README.write_text(in_readme(README.read_text(), order, measured))
     HISTORY.write_text(in_history(HISTORY.read_text(), order, measured, column))

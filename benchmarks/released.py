@@ -1,8 +1,9 @@
-"""What daemons remember of what is over: bytes for each finished task, after its release.
+"""Measures the memory that daemons keep for finished work: bytes per task, after its release.
 
-Three ways in which a task is over, and one of jobs. Of each there are two rounds, and it is the
-second that counts: what the first one takes is also room in which the second finds place. Memory is
-that of the daemons as the system sees it, so it includes what was freed and not given back.
+There are three cases of finished tasks, and one of jobs. Each case has two rounds, of which the
+second one counts: the memory that the first round allocates can be reused by the second one. The
+figure is the daemons' memory as the system sees it, so it includes freed memory that was not
+returned.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ JOBS = 10_000
 
 
 def no_ops(job: Job, count: int) -> list[Reference]:
-    """Add tasks that do nothing, and want what they make."""
+    """Add tasks that do nothing, and want their outputs."""
     nothing: dict[str, Any] = {"args": {"inputs": []}}
     refs: list[Reference] = []
     for _ in range(count):
@@ -36,7 +37,7 @@ def no_ops(job: Job, count: int) -> list[Reference]:
 
 
 def release(client: Client, tasks: int) -> None:
-    """Have one job run so many, each of which is released when it is done."""
+    """Run so many tasks in one job, each of which is released when it is done."""
     with client.job("released") as job:
         for _ in range(tasks // AT_ONCE):
             refs = no_ops(job, AT_ONCE)
@@ -46,7 +47,7 @@ def release(client: Client, tasks: int) -> None:
 
 
 def end(client: Client, tasks: int) -> list[str]:
-    """Have jobs run so many, which keep their results; return the jobs."""
+    """Run so many tasks in jobs that keep their results; return the jobs."""
     jobs: list[str] = []
     for _ in range(tasks // AT_ONCE):
         with client.job("ended", detached=True) as job:
@@ -56,13 +57,13 @@ def end(client: Client, tasks: int) -> list[str]:
 
 
 def remove(client: Client, tasks: int) -> None:
-    """Have jobs run so many, and remove the jobs."""
+    """Run so many tasks in jobs, and remove the jobs."""
     for job_id in end(client, tasks):
         client.remove_job(job_id)
 
 
 def begin_and_remove(client: Client, jobs: int) -> None:
-    """Begin so many jobs of one task, and remove them when all are over."""
+    """Start so many jobs of one task, and remove them when all have ended."""
     begun = []
     for _ in range(jobs):
         with client.job("brief", detached=True) as job:
@@ -73,7 +74,7 @@ def begin_and_remove(client: Client, jobs: int) -> None:
 
 
 def grown(do: Callable[[], object], pids: list[int]) -> int:
-    """Return by how many bytes processes grew when something was done for the second time."""
+    """Return the growth of processes, in bytes, when an action runs for the second time."""
     do()
     before = resident_bytes(pids)
     do()
@@ -81,7 +82,7 @@ def grown(do: Callable[[], object], pids: list[int]) -> int:
 
 
 def measure(tasks: int = TASKS, jobs: int = JOBS) -> dict[str, float]:
-    """Measure all of it on one cluster, what leaves least behind first."""
+    """Measure everything on one cluster, the case that keeps least first."""
     with LocalCluster(workers=1, slots=2) as cluster, Client(cluster) as client:
         daemons = daemons_of(os.getpid())
         pids = daemons["master"] + daemons["worker"]

@@ -1,15 +1,17 @@
-"""Control over shared memory against sockets: no-op tasks a second, and a hop of a chain.
+"""Compares control messages over shared memory with sockets: no-op tasks per second, and the time
+of a hop of a chain.
 
-Three clusters are up at once and take turns, a few hundred milliseconds each: sockets, rings, and
-rings with looking before sleeping. Every ratio is of two neighbours in time. Two clusters of the
-same switches differ by up to 5 % for as long as they live (where their memory lies, how their names
-hash), so five sets of clusters take nine rounds each, and the median of all rounds is told.
+Three clusters run at once and alternate, a few hundred milliseconds each: sockets, rings, and rings
+that poll before they sleep. Every ratio is of two neighbours in time. Two clusters with the same
+options differ by up to 5 % for their whole life (because of the addresses of their memory and the
+hashes of their names), so five sets of clusters run nine rounds each, and the result is the median
+of all rounds.
 
-What it should cost: the bytes are the same, and so is all that is done with them. Of a hop through
-the master, a ring without looking saves the copies into and out of the kernel (2 us) and pays as
-much for looking before each wait. With looking it saves what two wake-ups take, 20 to 30 us each on
-two virtual cores, and again as much for whoever rings. So a hop that takes 100 us may halve; one
-that is mostly interpreter, as ours, gains as much, and less of its part.
+Expected cost: the bytes and their processing are the same. For a hop through the master, a ring
+without polling saves the copies into and out of the kernel (2 us), and spends as much on checks
+before each wait. With polling it saves the time of two wake-ups, 20 to 30 us each on two virtual
+cores, and again as much on the side that notifies. So a hop of 100 us may halve; a hop that is
+mostly interpreter, such as ours, gains as much time, but a smaller fraction.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ Measure = Callable[[Client], float]
 
 
 def no_ops(client: Client) -> float:
-    """Run independent no-ops in the worker's own process; return the seconds that each takes."""
+    """Run independent no-ops in the worker's own process; return the seconds per task."""
     with client.job("no-ops") as job:
         started_s = time.monotonic()
         arguments: dict[str, Any] = {"args": {"inputs": []}}
@@ -52,11 +54,11 @@ def no_ops(client: Client) -> float:
 
 
 def chain(client: Client) -> float:
-    """Run no-ops each of which needs the one before; return the seconds that a hop takes.
+    """Run no-ops that each need the previous one; return the seconds per hop.
 
-    They list nothing: a list of the one before, which lists the one before, soon is a file. What a
-    file system takes to make one (ext4 more than a millisecond, where many were just deleted) is
-    not what is compared here.
+    They list no inputs: a list of the previous one, which lists the one before it, would soon be
+    stored in a file. The time to create a file in a file system (ext4 needs more than a millisecond
+    after many deletions) is not part of this comparison.
     """
     with client.job("chain") as job:
         needed: list[Any] = []
@@ -69,10 +71,12 @@ def chain(client: Client) -> float:
 
 
 def in_turns(clients: dict[str, Client], what: Measure) -> dict[str, list[float]]:
-    """Measure each in turn, ROUNDS times; forwards and backwards, so that none is always first."""
+    """Measure all in alternation, ROUNDS times; forwards and backwards, so that none is always
+    first.
+    """
     found: dict[str, list[float]] = {name: [] for name in clients}
     for client in clients.values():
-        what(client)  # warm
+        what(client)  # warm-up
     for number in range(ROUNDS):
         names = list(clients) if number % 2 else list(reversed(clients))
         for name in names:
@@ -90,7 +94,7 @@ def figures(label: str, found: dict[str, list[float]]) -> dict[str, float]:
 
 
 def compared(delegates: bool, what: dict[str, Measure]) -> dict[str, float]:
-    """Measure some things on sets of clusters that differ in nothing but their way."""
+    """Measure some workloads on sets of clusters that differ only in their transport."""
     found = {label: {name: list[float]() for name in WAYS} for label in what}
     for _ in range(SETS):
         with ExitStack() as stack:
@@ -110,7 +114,7 @@ def compared(delegates: bool, what: dict[str, Measure]) -> dict[str, float]:
 
 
 def measure() -> dict[str, float]:
-    """Measure all of it; ratios of times, except for the rates."""
+    """Measure everything; all ratios are of times, except for the rates."""
     results = compared(False, {"hop": chain})
     with program() as command:
         by_programs: Measure = lambda client: program_chain(client, command, HOPS)  # noqa: E731

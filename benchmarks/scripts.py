@@ -1,8 +1,8 @@
-"""Scripts on a cluster: recursion with a task for every call, a thousand dereferences one after
-another, and the whole command for a script that says hello.
+"""Measures scripts on a cluster: recursion with a task for every call, a thousand dereferences in
+sequence, and the whole command for a script that prints hello.
 
-What a call of fib should cost beyond the 70 us of the control plane: 30 us in the script, 20 to
-name its task, and 50 for its frames to and from the worker; two slots share that.
+Expected cost of a call of fib in addition to the 70 us of the control plane: 30 us in the script,
+20 to name its task, and 50 for its frames to and from the worker; two slots share that.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ return n;
 
 
 def run(client: Client, text: str, number: int) -> tuple[float, str, int]:
-    """Run a script; return the time it takes, its value, and how many tasks there were."""
-    script = Value.of(ObjectId(f"bench:{len(text)}"), text.encode())  # an id is one text's
+    """Run a script; return its duration, its value, and the number of tasks."""
+    script = Value.of(ObjectId(f"bench:{len(text)}"), text.encode())  # an id belongs to one text
     with client.job("script") as job:
         started_s = time.monotonic()
         arguments = {"swfile_ref": script, "start_args": [str(number)], "start_env": {}}
@@ -57,7 +57,7 @@ def run(client: Client, text: str, number: int) -> tuple[float, str, int]:
 
 
 def fib(client: Client) -> tuple[float, float]:
-    """Return tasks per second, and how many tasks one run takes."""
+    """Return tasks per second, and the number of tasks of a run."""
     run(client, FIB, N)
     rates, counts = [], []
     for _ in range(ROUNDS):
@@ -69,7 +69,7 @@ def fib(client: Client) -> tuple[float, float]:
 
 
 def dereferences(client: Client) -> float:
-    """Return what one takes, in seconds."""
+    """Return the time of one dereference, in seconds."""
     run(client, SEQUENCE, 100)
     nothing_s = run(client, SEQUENCE, 1)[0]
     times = [run(client, SEQUENCE, DEREFERENCES)[0] for _ in range(ROUNDS)]
@@ -77,8 +77,8 @@ def dereferences(client: Client) -> float:
 
 
 def growth(client: Client) -> float:
-    """Return what the last of very many take, against the first, by when the master heard of each:
-    the median of some runs.
+    """Return the ratio of the last to the first of very many dereferences, by the times at which
+    the master received their messages; this is the median of some runs.
     """
     ratios = []
     for _ in range(ROUNDS):
@@ -98,7 +98,7 @@ def growth(client: Client) -> float:
 
 
 def hello() -> dict[str, float]:
-    """Return how long the whole command takes on a running cluster."""
+    """Return the duration of the whole command on a running cluster."""
     folder = Path(sys.executable).parent
     times = []
     with tempfile.TemporaryDirectory(prefix="ciel-bench-") as directory:
@@ -120,7 +120,7 @@ def hello() -> dict[str, float]:
 
 
 def measure() -> dict[str, float]:
-    """Measure all of it."""
+    """Measure everything."""
     results: dict[str, float] = {}
     with LocalCluster(workers=1, slots=2) as cluster, Client(cluster) as client:
         results["fib_tasks_per_s"], results["fib_tasks"] = fib(client)

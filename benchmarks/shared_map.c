@@ -1,10 +1,10 @@
-/* The least that an array of 256 MiB costs when one process makes it and two read it twice each: called
- * by python.py, which loads what adds up of it too, so that tasks do so in the same way.
+/* The lower bound for an array of 256 MiB that one process writes and two others read twice each.
+ * python.py runs it, and also loads its functions that sum, so that tasks sum in the same way.
  *
- *     shared_map BYTES [one-by-one]    for each line of its input one round; prints the seconds
- *                                      that it took
+ *     shared_map BYTES [one-by-one]    runs a round for each line of its input; prints its duration
+ *                                      in seconds
  *
- * Both processes have touched all of the map before, as has nobody who maps an object. */
+ * Both processes have touched the whole map before, unlike processes that map an object. */
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ enum { LANES = 8, SUMS = 2 };
 
 typedef double Sum(const double *numbers, int64_t count);
 
-/* As fast as memory is read: the lanes do not wait for each other. */
+/* As fast as memory can be read: the lanes do not depend on each other. */
 double total(const double *numbers, int64_t count)
 {
     double lanes[LANES] = {0}, sum = 0;
@@ -34,8 +34,8 @@ double total(const double *numbers, int64_t count)
     return sum;
 }
 
-/* One number after the other, as a compiler makes a plain loop when it is asked for nothing: the
- * processor is busy, and memory is not. */
+/* One number at a time, like a plain loop that is compiled without options: the processor is the
+ * bottleneck, and memory is not. */
 __attribute__((optimize("O0"))) double total_one_by_one(const double *numbers, int64_t count)
 {
     double sum = 0;
@@ -59,8 +59,8 @@ static void require(int holds)
     }
 }
 
-/* Stay on one of the cores that we may use: who is woken is put beside its waker otherwise, and the
- * two take turns on one core. */
+/* Stay on one of the permitted cores: otherwise the kernel places a woken process on the core of
+ * its waker, and the two alternate on one core. */
 static void stay(int process)
 {
     cpu_set_t allowed, one;
@@ -73,7 +73,7 @@ static void stay(int process)
     require(!sched_setaffinity(0, sizeof one, &one));
 }
 
-/* Two sums that must be right. */
+/* Compute two sums, which must be right. */
 static void read_twice(Sum *sum, const double *numbers, int64_t count, double value)
 {
     for (int i = 0; i < SUMS; i++)
@@ -97,7 +97,7 @@ int main(int argument_count, char **arguments)
     stay(!other);
     if (!other) {
         prctl(PR_SET_PDEATHSIG, 9);
-        for (;;) { /* the first round is before the clock: it touches */
+        for (;;) { /* the first round is not measured: it touches the map */
             read_twice(sum, numbers, count, value);
             require(write(back[1], &value, sizeof value) == sizeof value);
             if (read(there[0], &value, sizeof value) != sizeof value)

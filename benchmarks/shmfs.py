@@ -1,8 +1,10 @@
-"""shmfs from C: small files against tmpfs, coarse locks against fine ones, 1 GiB against memcpy.
+"""Measures shmfs from C: small files against tmpfs, coarse locks against fine ones, 1 GiB against
+memcpy.
 
-Interleaved pairs; each program makes its own image and removes it. What it should cost: create and
-commit are two transactions of about fifteen notes, six locks without contention, and two lines each
-of an inode, an entry and a bucket: about 0.8 us. A lookup is a hash, a bucket, an entry: 0.3 us.
+Pairs are interleaved; each program creates its own image and removes it. Expected cost: create and
+commit are two transactions of about fifteen log records, six locks without contention, and two
+lines each of an inode, an entry and a bucket: about 0.8 us. A lookup is a hash, a bucket, an entry:
+0.3 us.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ CORE = tuple(
 
 
 def program() -> Path:
-    """Return the program that measures, optimised as the real ones are."""
+    """Return the program that measures, with the optimisation of the real ones."""
     return compiled("shmfs_speed", ("../benchmarks/shmfs_speed.c", *CORE), (), ("-O2",))
 
 
@@ -38,7 +40,7 @@ def rates(*arguments: object) -> list[float]:
 
 
 def measure(pairs: int = PAIRS) -> dict[str, float]:
-    """Return medians, and medians of ratios of what ran next to each other."""
+    """Return medians, and medians of the ratios of neighbouring runs."""
     runs: dict[str, list[list[float]]] = {}
     for _ in range(pairs):
         for processes in (1, 2):

@@ -1,10 +1,10 @@
-/* What shmfs and tmpfs do in a second: called by shmfs.py, one line of figures for each call.
+/* Measures the rates of shmfs and tmpfs: shmfs.py calls it; it prints a line of numbers per call.
  *
  *     shmfs_speed small shmfs|tmpfs PROCESSES SHARDS   ->  create+commit/s lookup/s unlink/s
  *     shmfs_speed large                                ->  store, load and memcpy of 1 GiB, GB/s
  *     shmfs_speed locks PROCESSES SHARDS               ->  calls/s of five kinds (create+commit,
- *         lookup, mixed, unlink, bare), the median of some rounds; then for each how often a lock
- *         was not had at once, of 1000 calls
+ *         lookup, mixed, unlink, bare), the median of some rounds; then for each the number of
+ *         1000 calls that had to wait for a lock
  */
 #include "shmfs.h"
 
@@ -70,8 +70,8 @@ static struct shmfs *attach(uint32_t group)
     return fs;
 }
 
-/* Stay on one of the cores that we may use: who is woken is put beside its waker otherwise, and all
- * take turns on one core. */
+/* Stay on one of the permitted cores: otherwise the kernel places a woken process on the core of
+ * its waker, and all alternate on one core. */
 static void stay(int process)
 {
     cpu_set_t allowed, one;
@@ -86,7 +86,7 @@ static void stay(int process)
         exit(1);
 }
 
-/* One round over all files of this process: what each part of it took. */
+/* Run a round over all files of this process; add up the durations of each part. */
 static void round_of_shmfs(struct shmfs *fs, char (*names)[32], double *took_s)
 {
     struct shmfs_handle file;
@@ -180,9 +180,9 @@ static void small(const char *which, int processes, uint32_t shards)
     rmdir(directory_path);
 }
 
-/* Everybody does the same at the same time, each with files of its own; names of a neighbour's are
- * looked up, as one core asks what another one made. BARE shares nothing: what it gains by more
- * processes is what the machine has to give. */
+/* All processes do the same at the same time, each with its own files; each looks up names of a
+ * neighbour's files, as one core looks up objects of another core. BARE shares nothing: its gain
+ * with more processes is the limit of the machine. */
 static void part_of(struct shmfs *fs, int kind, char (*own)[32], char (*neighbours)[32])
 {
     struct shmfs_handle file;
@@ -196,14 +196,14 @@ static void part_of(struct shmfs *fs, int kind, char (*own)[32], char (*neighbou
             require(shmfs_close(fs, &file));
         }
         if (kind == MIXED || kind == LOOKUP)
-            for (int look = 0; look < LOOKS; look++) { /* in MIXED it may be gone for a moment */
+            for (int look = 0; look < LOOKS; look++) { /* in MIXED it may be missing for a moment */
                 const int found = shmfs_lookup(fs, neighbours[(i + look * 331) % FILES]);
                 require(kind == MIXED && found == SHMFS_ERROR_NOT_FOUND ? 0 : found);
             }
         if (kind == BARE)
             for (int turn = 0; turn < 100; turn++) {
                 arithmetic = arithmetic * 6364136223846793005u + 1;
-                __asm__ volatile("" : "+r"(arithmetic)); /* so that it is done */
+                __asm__ volatile("" : "+r"(arithmetic)); /* so that the compiler keeps it */
             }
     }
 }
@@ -225,10 +225,10 @@ static void locks(int processes, uint32_t shards)
     pthread_barrierattr_t shared;
     pthread_barrierattr_init(&shared);
     pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
-    struct { double start_s, end_s; } *spans = (void *)(together + 1); /* each one's last part */
+    struct { double start_s, end_s; } *spans = (void *)(together + 1); /* of each one's last part */
     if (together == MAP_FAILED || pthread_barrier_init(together, &shared, (unsigned)processes))
         exit(1);
-    int process = 0; /* this one is the first, and writes down */
+    int process = 0; /* this is the first process, which reports */
     while (process + 1 < processes && !fork())
         process++;
     stay(process);
@@ -257,7 +257,7 @@ static void locks(int processes, uint32_t shards)
         }
     shmfs_detach(fs);
     while (wait(NULL) > 0)
-        ; /* for the one that this one made */
+        ; /* the process that this process forked */
     if (process)
         _exit(0);
     for (int kind = 0; kind < KINDS; kind++) {
@@ -288,7 +288,7 @@ static void large(void)
         require(shmfs_write(fs, &file, from, size_bytes, 0));
         require(shmfs_commit(fs, &file, "large"));
         require(shmfs_close(fs, &file));
-        double took_s[3] = {now_s() - start_s}; /* the first round's blocks are recycled later */
+        double took_s[3] = {now_s() - start_s}; /* later rounds recycle the blocks of the first */
         start_s = now_s();
         require(shmfs_open(fs, "large", &file));
         require(shmfs_read(fs, &file, to, size_bytes, 0));

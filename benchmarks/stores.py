@@ -1,9 +1,9 @@
-"""Memory that is used again, opening an object, and objects on their way down.
+"""Measures recycled memory, opening an object, and moving objects to a lower level.
 
 `in_place`: 1 GiB is written in place into a segment that was an object before (`shm` with an
-arena), against a memset into anonymous pages that were touched before; in turn, medians of nine.
-`open_us`: a committed object is opened by its id, and closed. `down_gb_per_s`: objects of 16 MiB
-leave a memory that is full for the disk, beside the same copied by `sendfile`.
+arena), against a memset into anonymous pages that were touched before; in alternation, medians of
+nine. `open_us`: a committed object is opened by its id, and closed. `down_gb_per_s`: objects of 16
+MiB move from a full memory to the disk, against the same copied by `sendfile`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIECE_BYTES, PIECES = 16 << 20, 24
 
 
 def fill(view: memoryview, value: int) -> float:
-    """Set all of it; return GB/s."""
+    """Fill all of it; return GB/s."""
     place = (ctypes.c_char * len(view)).from_buffer(view)
     start_s = time.perf_counter()
     ctypes.memset(ctypes.addressof(place), value, len(view))
@@ -50,7 +50,7 @@ def write_in_place(store: ShmStore, number: int) -> float:
 
 
 def in_place() -> dict[str, float | str]:
-    """Return how fast it is, beside fresh memory and memory that is only touched."""
+    """Return the speed of writing in place, and for comparison of fresh memory and a memset."""
     ours, touched = [], []
     anonymous = mmap.mmap(-1, SIZE_BYTES)
     with ShmStore(f"bench-{os.getpid()}", 8 << 30, uses_arena=True) as store:
@@ -71,7 +71,7 @@ def in_place() -> dict[str, float | str]:
 
 
 def open_us() -> float:
-    """Return how long it takes to open and close an object through both levels."""
+    """Return the time of opening and closing an object through both levels."""
     with tempfile.TemporaryDirectory() as directory:
         lower = FileStore(Path(directory), ShelfOptions())
         with TieredStore(ShmStore(f"bench-{os.getpid()}", 64 << 20), lower) as store:
@@ -83,7 +83,7 @@ def open_us() -> float:
 
 
 def down() -> dict[str, float]:
-    """Return how fast objects move down, and how fast they could."""
+    """Return the rate at which objects move to the lower level, and the possible rate."""
     capacity_bytes = PIECES * PIECE_BYTES
     with tempfile.TemporaryDirectory() as directory:
         lower = FileStore(Path(directory, "lower"), ShelfOptions())

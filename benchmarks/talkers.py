@@ -1,8 +1,9 @@
-"""Programs that talk: no-op tasks in warm processes, chains of them, and a stream's first byte.
+"""Measures interactive programs: no-op tasks in warm processes, chains of them, and the first byte
+of a stream.
 
-The program is the Python SDK's `serve` with one `publish`. What a task should cost beyond the 70 us
-of the control plane: 15 us in the program, and in the worker 10 to read its arguments, 15 for two
-calls of the program, 10 for two frames to it, and 15 for the states of an attempt.
+The program is the Python SDK's `serve` with one `publish`. Expected cost of a task in addition to
+the 70 us of the control plane: 15 us in the program, and in the worker 10 to read its arguments, 15
+for two calls of the program, 10 for two frames to it, and 15 for the states of an attempt.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def add(job: Job, command: list[str], *args: Any, **kwargs: Any) -> Any:
 
 
 def no_ops(client: Client, command: list[str], count: int) -> float:
-    """Run independent tasks; return the time that takes."""
+    """Run independent tasks; return the total time."""
     with client.job("no-ops") as job:
         started_s = time.monotonic()
         refs = []
@@ -83,7 +84,7 @@ def no_ops(client: Client, command: list[str], count: int) -> float:
 
 
 def chain(client: Client, command: list[str], hops: int) -> float:
-    """Run tasks each of which needs the one before; return the time a hop takes."""
+    """Run tasks that each need the previous one; return the time per hop."""
     with client.job("chain") as job:
         ref = add(job, command)
         for _ in range(hops - 1):
@@ -94,7 +95,9 @@ def chain(client: Client, command: list[str], hops: int) -> float:
 
 
 def first_byte(client: Client, command: list[str]) -> float:
-    """Return after which part of its producer's time a reader has the first byte of a stream."""
+    """Return the fraction of its producer's time after which a reader has the first byte of a
+    stream.
+    """
     with client.job("stream") as job:
         stream = add(job, command, stream=STREAM_S)
         first_s, last_s = map(float, job.read(add(job, command, stream, follow=True)).split())
@@ -114,7 +117,7 @@ def program_pids(command: list[str]) -> list[int]:
 
 
 def measure(count: int = TASKS) -> dict[str, float]:
-    """Measure all of it."""
+    """Measure everything."""
     results: dict[str, float] = {}
     with program() as command:
         with LocalCluster(workers=1, slots=2) as cluster, Client(cluster) as client:

@@ -1,10 +1,11 @@
-"""One large object from one worker to another by HTTP, against a bare server and a bare client.
+"""Compares the transfer of one large object between two workers by HTTP with a bare server and a
+bare client.
 
 Ours is a worker's real site, and a real fetcher into a real store: tickets, a checksum over every
-byte, space that is reserved, a commit. Bare is Twisted's own way to serve a file, and pycurl
-writing into a file, both with large buffers. Both go from and to the same tmpfs, in turn. What ours
-adds is mostly the checksum and the reserved space, some 50 ms each for 1 GiB. A third goes into a
-store in memory that uses again what it has freed.
+byte, reserved space, a commit. The bare variant is Twisted's own way to serve a file, and pycurl
+writing into a file, both with large buffers. Both use the same tmpfs on both ends, in alternation.
+The additional cost of ours is mostly the checksum and the reserved space, some 50 ms each for 1
+GiB. A third variant fetches into a store in memory that recycles freed memory.
 """
 
 # Most of twisted.web has no annotations.
@@ -46,7 +47,7 @@ OBJECT = ObjectId("large")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """GB/s, medians; `ratio` is the median of the pairs' own ratios. CPU in seconds for each GiB,
+    """GB/s, as medians; `ratio` is the median of the ratios of pairs. CPU time in seconds per GiB,
     of both ends together.
     """
 
@@ -59,8 +60,8 @@ class Measurement:
 
 
 class Part:
-    """One end, in a process of its own: it says a line when it is ready, and one for each that it
-    is sent.
+    """One end, in a separate process: it prints a line when it is ready, and one for each line that
+    it gets.
     """
 
     def __init__(self, *words: str) -> None:
@@ -71,7 +72,7 @@ class Part:
         self.ready = self._heard()
 
     def ask(self, line: str) -> list[float]:
-        """Have it do its part; the seconds that it took, and those of CPU that it has used."""
+        """Make it do its part; return the time in seconds, and the CPU time that it has used."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -105,7 +106,7 @@ def _cpu_s() -> float:
 
 
 class Lines(LineReceiver):
-    """Lines that a part is sent; an empty one only asks for the CPU time."""
+    """Lines that a part receives; an empty one only requests the CPU time."""
 
     delimiter = b"\n"
 
@@ -120,7 +121,7 @@ class Lines(LineReceiver):
 
 
 def work(directory: str, store: str = "disk") -> None:
-    """Be a worker: say the address, and fetch for each line `HOLDER SIZE`."""
+    """Run as a worker: print the address, and fetch for each line `HOLDER SIZE`."""
     from twisted.internet import reactor as installed
     from twisted.internet import stdio
 
@@ -130,7 +131,7 @@ def work(directory: str, store: str = "disk") -> None:
     def run(call: Any, *args: Any, **options: Any) -> Any:
         return call(*args, **options)
 
-    run.reactor = reactor  # type: ignore[attr-defined]  # as the tests' has one
+    run.reactor = reactor  # type: ignore[attr-defined]  # like the one of the tests
 
     class Worker(DataWorker):
         begun_s = 0.0
@@ -174,7 +175,7 @@ def serve(directory: str) -> None:
 
 
 def load(directory: str) -> None:
-    """Download what each line names into a file."""
+    """Download the URL of each line into a file."""
     _say("ready")
     curl = pycurl.Curl()
     for line in sys.stdin:
@@ -204,7 +205,7 @@ def _fill(directory: Path, size_bytes: int) -> None:
 
 
 def measure(size_bytes: int = SIZE_BYTES, pairs: int = PAIRS) -> Measurement:
-    """Take both in turn, so that the machine's moods meet both alike."""
+    """Measure both in alternation, so that changes of the machine's speed affect both."""
     with tempfile.TemporaryDirectory(prefix="bench-transfer-", dir="/dev/shm") as name:
         held = Path(name) / "held"
         _fill(held, size_bytes)
@@ -230,7 +231,7 @@ def _measure(parts: list[Part], size_bytes: int, pairs: int) -> Measurement:
         bare_s = client.ask(f"http://{server.ready}/{OBJECT}")[0]
         used = [part.ask("")[1] - had for part, had in zip(parts, before, strict=True)]
         into_memory_s = in_memory.ask(f"{holder.ready} {size_bytes}")[0]
-        if number:  # the first pair warms both
+        if number:  # the first pair warms up both
             ours.append(ours_s)
             bare.append(bare_s)
             into_memory.append(into_memory_s)

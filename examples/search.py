@@ -1,14 +1,15 @@
-"""Where is a word used most, and by what? Two stages of ordinary `grep`s, the second decided by the
-answers of the first.
+"""Where is a word most frequent? Two stages of ordinary `grep`s: the results of the first decide
+the second.
 
     python examples/search.py [WORD [DIRECTORY]]
 
-Many greps count a word in the sources of the Python standard library, and one `awk` adds up. A task
-of our own, `search_again.py`, reads the same counts while the job runs: it has the files searched
-again that have most of the word, and hands its own result to the task that joins what these find.
+Many greps count a word in the sources of the Python standard library, and one `awk` adds the
+counts. A Python task, `search_again.py`, reads the same counts while the job runs: it spawns a
+second search of the files with the highest counts, and delegates its output to the task that joins
+their results.
 
-Starts a cluster of two workers of its own unless one is up (`ciel up`). The files are read where
-they lie, so that all workers must see them under the same names.
+Starts its own cluster of two workers, unless a cluster runs (`ciel up`). Tasks read the files in
+place, so all workers must see them under the same names.
 """
 
 import subprocess
@@ -21,7 +22,7 @@ import ciel
 
 TASKS = 40
 AGAIN = Path(__file__).with_name("search_again.py")
-# grep's own exit status says whether it found anything, which is no failure here.
+# grep exits with 1 if it finds nothing, which is not a failure here.
 COUNT = 'word=$1; shift; grep -cw -e "$word" -- /dev/null "$@" || test $? = 1'
 
 
@@ -32,7 +33,9 @@ def sources(directory: str = "") -> list[str]:
 
 
 def count_here(word: str, paths: list[str]) -> int:
-    """Count with plain grep, for comparison; as many paths at once as a command line takes."""
+    """Count with plain grep, for comparison, with as many paths per command as a command line can
+    have.
+    """
     found = 0
     for start in range(0, len(paths), 1000):
         command = ["grep", "-w", "-e", word, "--", "/dev/null", *paths[start : start + 1000]]
@@ -41,7 +44,7 @@ def count_here(word: str, paths: list[str]) -> int:
 
 
 def search_on_cluster(client: ciel.Client, word: str, paths: list[str]) -> tuple[int, str]:
-    """Return how many lines have the word, and what the second stage found."""
+    """Return the number of lines with the word, and the result of the second stage."""
     with client.job(f"search for {word}") as job:
         counts = [
             job.run(["sh", "-c", COUNT, "sh", word, *paths[number::TASKS]], name=f"count {number}")

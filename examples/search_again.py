@@ -1,15 +1,15 @@
 """The task in the middle of `search.py`: it reads the counts of the first stage, and decides which
 files are searched again.
 
-It is given a word and references to texts of lines `PATH:COUNT`. What it spawns depends on what it
-reads, so nobody knew the graph before. It does not wait for its children: the last of them takes
-over its output.
+Its arguments are a word and references to texts of lines `PATH:COUNT`. The tasks that it spawns
+depend on these texts, so the graph is not known in advance. It does not wait for its children: it
+delegates its output to the last of them.
 """
 
 from ciel.executors.sdk import ciel_task
 
 FILES = 5
-# Prints the functions in which the word stands, by looking back for the nearest `def`.
+# Prints the function that contains the word most often, which is the nearest preceding `def`.
 WITHIN = r"""
 /^[ \t]*(async )?def / { name = $0; sub(/^[ \t]*(async )?def /, "", name); sub(/\(.*/, "", name) }
 $0 ~ "(^|[^A-Za-z0-9_])" word "([^A-Za-z0-9_]|$)" && name != "" { count[name]++ }
@@ -19,7 +19,7 @@ END { for (name in count) if (count[name] > most) { most = count[name]; best = n
 
 
 def run(task: ciel_task.Task) -> None:
-    """Choose files by the counts, and have them searched; the join takes over the output."""
+    """Choose files by the counts, and spawn their search; delegate the output to the join."""
     word, answers = task.args
     counts: list[tuple[int, str]] = []
     for answer in answers:

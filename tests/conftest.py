@@ -1,5 +1,5 @@
-"""What holds for the whole suite: how far it searches, that nothing is skipped where that counts,
-and that nothing of ours is left when it ends.
+"""Configures the whole suite: how many examples hypothesis tries, that no test is skipped in CI,
+and that no process or file of the tests is left when the session ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IS_CI = os.environ.get("CIEL_CI") == "1"
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 TEST_COUNT = Path(__file__).parent.parent / ".ci" / "test-count"
 
-# A machine under load must not turn a test red, nor may chance.
+# Neither a machine under load nor a random choice may make a test fail.
 settings.register_profile(
     "ciel",
     deadline=None,
@@ -66,7 +66,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether nothing on the command line narrows the suite."""
+    """Return whether no option on the command line narrows the suite."""
     narrowing = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
     return config.args_source is config.ArgsSource.TESTPATHS and not any(
         config.getoption(name, None) for name in narrowing
@@ -99,8 +99,8 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 
 @pytest.fixture(scope="session")
 def typed() -> Callable[..., tuple[int, str, str]]:
-    """Run a command of a home in this process, which is quicker; return its status, its output and
-    what it said.
+    """Run a ciel command in this process, which is faster, in the environment of a home; return its
+    exit status, its standard output and its standard error.
     """
 
     def run(home: Any, *words: str | bytes) -> tuple[int, str, str]:
@@ -119,7 +119,7 @@ def typed() -> Callable[..., tuple[int, str, str]]:
 
 # --- nothing is left behind -----------------------------------------------------------------------
 
-SESSION_VARIABLE = "TEST_SESSION"  # inherited by whatever the tests start
+SESSION_VARIABLE = "TEST_SESSION"  # inherited by all processes that the tests start
 OUR_PROGRAMS = (
     b"ciel-launcher", b"ciel.cli.daemons.master", b"ciel.cli.daemons.worker", b"ciel.shm",
     b"ciel-master", b"ciel-worker",
@@ -128,7 +128,9 @@ LEAVE_WITHIN_S = 10.0
 
 
 def _our_files() -> set[Path]:
-    """Those of clusters; the lines before disks stay, and how often memory was full may."""
+    """Return the files of clusters. Queues of disks (`ciel-io-`) stay, and counts of full memory
+    (`ciel-full.`) may.
+    """
     places = (Path("/dev/shm"), ("ciel-", "shmfs")), (Path(tempfile.gettempdir()), ("ciel",))
     return {
         entry
@@ -139,7 +141,7 @@ def _our_files() -> set[Path]:
 
 
 def _is_alone() -> bool:
-    """Whether no other run of tests is there that the files may belong to."""
+    """Return whether no other run of the tests is active, to which the files may belong."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
@@ -152,7 +154,7 @@ def _is_alone() -> bool:
 
 
 def _our_processes(session: bytes) -> dict[int, str]:
-    """The daemons and launchers that this session started, by process id."""
+    """Return the daemons and launchers that this session started, by process id."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -161,15 +163,15 @@ def _our_processes(session: bytes) -> dict[int, str]:
                 if session in (process / "environ").read_bytes():
                     found[int(process.name)] = command.replace(b"\0", b" ").decode()
         except OSError:
-            pass  # it has ended, or is someone else's
+            pass  # the process has ended, or belongs to another user
     return found
 
 
 def _left_behind(files_before: set[Path]) -> list[Any]:
-    """Wait until nothing is left of what the tests started; return what stays nevertheless."""
+    """Wait until no process or file of the tests is left; return those that stay nevertheless."""
     until_s = time.monotonic() + LEAVE_WITHIN_S
     while True:
-        time.sleep(0.05)  # who was started only now has no name yet
+        time.sleep(0.05)  # a process that has just started has no name yet
         left: list[Any] = [*_our_processes(os.environ[SESSION_VARIABLE].encode()).items()]
         if files := _our_files() - files_before:
             left += files if _is_alone() else []
@@ -178,7 +180,7 @@ def _left_behind(files_before: set[Path]) -> list[Any]:
 
 
 def _hear_interrupts() -> None:
-    """Undo what shells do to commands in the background: all that they start ignores Ctrl-C."""
+    """Undo what shells do to commands in the background: make all their processes ignore Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -186,7 +188,7 @@ def _hear_interrupts() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     _hear_interrupts()
-    if not hasattr(config, "workerinput"):  # else it is inherited from the process that shares out
+    if not hasattr(config, "workerinput"):  # else inherited from the controlling process of xdist
         os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
 
 
@@ -201,13 +203,13 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     return result
 
 
-# --- a real reactor, in a thread of its own: a process has one, and it starts once ----------------
+# --- a real reactor, in its own thread: a process has only one, which can start only once ---------
 
 reactor: Any = installed_reactor
 
 
 class ReactorThread:
-    """Runs calls in the reactor's thread, waiting for their result or that of their Deferred."""
+    """Runs calls in the reactor's thread, and waits for their result or their Deferred's."""
 
     reactor = reactor
 
@@ -241,14 +243,16 @@ class _FaultWatch:
 
 @pytest.fixture
 def in_reactor(running_reactor: ReactorThread) -> Iterator[ReactorThread]:
-    """Fail a test that leaves a delayed call or a reader behind, or has the reactor log a fault."""
+    """Fail a test that leaves a delayed call or a reader behind, or makes the reactor log a
+    fault.
+    """
     watch: Any = _FaultWatch()
     readers = set(running_reactor(reactor.getReaders))
     globalLogPublisher.addObserver(watch)
     yield running_reactor
     globalLogPublisher.removeObserver(watch)
     until_s = time.monotonic() + LEAVE_WITHIN_S
-    while True:  # the other end of a closed connection may take another turn to notice
+    while True:  # the peer of a closed connection may need another event-loop iteration to see it
         left: list[Any] = [*(set(running_reactor(reactor.getReaders)) - readers)]
         left += running_reactor(reactor.getDelayedCalls)
         if not left or time.monotonic() > until_s:

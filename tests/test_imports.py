@@ -1,5 +1,6 @@
-"""Modules import each other in no circle, imports for type checking included, and no package is so
-large that a reader cannot find a module by its name. The lists of exceptions may only shrink.
+"""Checks that modules import each other in no circle, imports for type checking included, and that
+no package is so large that a reader cannot find a module by its name. The lists of exceptions may
+only shrink.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ FILES_MAX = 20
 LARGER_PACKAGES = {
     "ciel.core": 34,
 }
-"""How many modules these have beside their sub-packages."""
+"""The number of modules in each of these packages, sub-packages not included."""
 IN_CIRCLES = {
     "ciel.scc": "objects store",
 }
-"""Modules that import themselves by way of others, by package; the package counts, too."""
+"""Modules that import themselves through other modules, by package, the package itself included."""
 
 
 @cache
@@ -30,7 +31,7 @@ def modules() -> dict[str, Path]:
     for top in TOPS:
         for path in sorted((ROOT / top).rglob("*.py")):
             if top == "ciel" and path.relative_to(ROOT).parts[1] in TOPS:
-                continue  # a link to another top
+                continue  # a link to another top-level directory
             parts = path.relative_to(ROOT).with_suffix("").parts
             parts = parts if top == "ciel" else ("ciel", *parts)
             found[".".join(parts).removesuffix(".__init__")] = path
@@ -38,7 +39,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path) -> set[str]:
-    """Return the modules of the product that a module imports, wherever in it."""
+    """Return the modules of the product that a module imports, anywhere in its source."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -58,7 +59,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
 
 
 def reached(graph: dict[str, set[str]], start: str) -> set[str]:
-    """Return what a module imports, directly or not; itself only if by way of others."""
+    """Return the modules that a module imports, directly or not; itself only if through others."""
     found: set[str] = set()
     left = [*graph[start]]
     while left:

@@ -8,7 +8,9 @@ from ciel.plugins import PluginError
 
 @pytest.fixture
 def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package of someone else that adds an executor, and some that cannot be loaded."""
+    """Install a third-party package that adds an executor, and some plugins that cannot be
+    loaded.
+    """
     metadata = tmp_path / "thirdparty-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: thirdparty\nVersion: 1.0\n")
@@ -28,7 +30,7 @@ def test_our_stores_and_executors_are_installed() -> None:
 
 
 @pytest.mark.parametrize("group", plugins.GROUPS)
-def test_everything_that_is_installed_can_be_loaded(group: str) -> None:
+def test_every_installed_plugin_can_be_loaded(group: str) -> None:
     for name in plugins.names(group):
         assert callable(plugins.load(group, name))
 
@@ -52,7 +54,7 @@ def test_a_plugin_that_cannot_be_loaded_is_one_clear_error(name: str) -> None:
     assert caught.value.__cause__ is not None
 
 
-def test_a_plugin_that_is_not_installed_is_refused_with_what_there_is() -> None:
+def test_the_error_for_an_unknown_plugin_lists_the_installed_ones() -> None:
     with pytest.raises(PluginError, match=r"store 'tape': not installed \(there is: .*disk.*shm"):
         plugins.load("ciel.stores", "tape")
 

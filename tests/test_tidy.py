@@ -1,4 +1,4 @@
-"""The source tree as data: rules that no linter knows."""
+"""Checks rules for the source tree that no linter knows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TOPS = ("ciel", "executors", "scc", "shm", "skywriting", "benchmarks", "examples", "tests")
-SOURCES = sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))  # links apart
+SOURCES = sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))  # the rooms are links
 OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "tests"]
 TESTS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "tests"]
 
@@ -18,7 +18,7 @@ FUNCTION_LINES_MAX = 70
 BANNED_WORDS = frozenset(
     ("manager", "handler", "processor", "util", "utils", "helper", "helpers", "common", "misc")
 )
-# In parts, so that this file does not find itself.
+# Each is written in parts, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|Users|work|mnt)" r"/\w")
 SLEEP = "time.sleep("
@@ -41,7 +41,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def lines(paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """Every line with where it stands."""
+    """Yield every line with its file and number."""
     for path in paths:
         for number, line in enumerate(text(path).splitlines(), 1):
             yield f"{name(path)}:{number}", line
@@ -50,7 +50,7 @@ def lines(paths: list[Path]) -> Iterator[tuple[str, str]]:
 @cache
 def all_definitions(path: Path) -> list[ast.AST]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    holders = (ast.stmt, ast.excepthandler, ast.match_case)  # an expression holds none of them
+    holders = (ast.stmt, ast.excepthandler, ast.match_case)  # an expression holds no statements
     found: list[ast.AST] = []
     left: list[ast.AST] = [tree(path)]
     while left:
@@ -66,11 +66,11 @@ def definitions(path: Path, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
 
 
 def words(identifier: str) -> set[str]:
-    """Take an identifier in either spelling to pieces."""
+    """Split an identifier in either spelling into words."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", identifier)}
 
 
-def test_the_sources_are_seen_once() -> None:
+def test_each_source_file_is_listed_once() -> None:
     names = [name(path) for path in SOURCES]
     assert {"ciel/core/graph.py", "executors/__init__.py", "shm/store.py"} <= set(names)
     assert not [path for path in names if path.startswith(tuple(f"ciel/{r}/" for r in rooms()))]
@@ -93,7 +93,7 @@ def test_no_function_is_too_long() -> None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_no_module_or_class_has_a_name_that_says_nothing() -> None:
+def test_no_module_or_class_has_a_vague_name() -> None:
     found = [name(path) for path in SOURCES if words(path.stem) & BANNED_WORDS]
     for path in SOURCES:
         for node in definitions(path, ast.ClassDef):
@@ -103,7 +103,7 @@ def test_no_module_or_class_has_a_name_that_says_nothing() -> None:
     assert found == []
 
 
-def test_a_package_file_holds_its_docstring_and_its_exports() -> None:
+def test_a_package_file_contains_only_its_docstring_and_exports() -> None:
     found = []
     for path in SOURCES:
         if path.name == "__init__.py":
@@ -114,7 +114,7 @@ def test_a_package_file_holds_its_docstring_and_its_exports() -> None:
 
 
 def is_export(node: ast.stmt) -> bool:
-    """Whether a statement exports names, at once or when they are asked for."""
+    """Return whether a statement exports names, at once or lazily."""
     match node:
         case ast.Import() | ast.ImportFrom() | ast.Assign(targets=[ast.Name()]):
             return True
@@ -129,7 +129,7 @@ def is_export(node: ast.stmt) -> bool:
 
 
 def rooms() -> tuple[str, ...]:
-    """Read ROOMS in setup.py, without running it."""
+    """Read ROOMS in setup.py without running it."""
     for node in ast.parse((ROOT / "setup.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS":
             value: tuple[str, ...] = ast.literal_eval(node.value)
@@ -137,7 +137,7 @@ def rooms() -> tuple[str, ...]:
     raise AssertionError("setup.py names no ROOMS")
 
 
-def test_links_agree_with_the_map_in_setup() -> None:
+def test_the_links_to_rooms_agree_with_setup_py() -> None:
     links = {
         path.name: str(path.readlink()) for path in (ROOT / "ciel").iterdir() if path.is_symlink()
     }
@@ -151,23 +151,23 @@ def test_a_module_is_imported_by_its_name_below_ciel_only() -> None:
     assert found == []
 
 
-# --- what stands in the lines ---------------------------------------------------------------------
+# --- contents of lines ----------------------------------------------------------------------------
 
 
-def test_nothing_is_left_unfinished() -> None:
+def test_no_line_marks_unfinished_work() -> None:
     assert [where for where, line in lines(SOURCES) if UNFINISHED.search(line)] == []
 
 
-def test_no_path_of_one_machine_is_written_down() -> None:
+def test_no_file_contains_a_path_of_one_machine() -> None:
     assert [where for where, line in lines(SOURCES) if MACHINE_PATH.search(line)] == []
 
 
-def test_nobody_sleeps_to_wait_for_something() -> None:
+def test_no_module_sleeps_to_wait_for_an_event() -> None:
     engine = [path for path in OURS if not path.is_relative_to(ROOT / "ciel" / "testing")]
     assert [where for where, line in lines(engine) if SLEEP in line] == []
 
 
-def test_an_ignored_type_error_is_named_with_a_reason() -> None:
+def test_an_ignored_type_error_has_its_code_and_a_reason() -> None:
     found = []
     for where, line in lines(SOURCES):
         match = TYPE_IGNORE.search(line)
@@ -183,7 +183,7 @@ def test_every_test_file_has_a_test() -> None:
     def is_test(node: ast.stmt) -> bool:
         if isinstance(node, ast.FunctionDef):
             return node.name.startswith("test_")
-        if isinstance(node, ast.Assign):  # a state machine's test case
+        if isinstance(node, ast.Assign):  # the test case of a state machine
             return ast.unparse(node.targets[0]).startswith("Test")
         return isinstance(node, ast.ClassDef) and node.name.startswith("Test")
 
@@ -191,5 +191,5 @@ def test_every_test_file_has_a_test() -> None:
     assert [name(p) for p in files if not any(map(is_test, tree(p).body))] == []
 
 
-def test_tests_are_no_package() -> None:
+def test_test_directories_are_not_packages() -> None:
     assert [name(path) for path in TESTS if path.name == "__init__.py"] == []

@@ -1,10 +1,10 @@
 /* The price of a European put by the binomial method of Jarrow and Rudd: tasks of a pipeline, in C.
  *
- *     binomial expiry     the values at the nodes of the day of expiry
- *     binomial back       those some steps before; reads along with who writes the later ones
- *     binomial price      the only value that is left, as text
+ *     binomial expiry     writes the values at the nodes of the day of expiry
+ *     binomial back       writes those some steps earlier, while it reads the stream of later ones
+ *     binomial price      writes the only remaining value, as text
  *
- * Values are written from the lowest price of the share to the highest, as doubles. */
+ * Values are doubles, ordered from the lowest price of the share to the highest. */
 #include <ciel.h>
 #include <math.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ static void get_option(json_t *kwargs)
         fail("proc_kwargs must have 'option', a list of five numbers, and 'steps'");
 }
 
-/* By which factor the share's price changes in a step: up, or down. */
+/* Returns the factor of the share's price in a step up or down. */
 static double move(int is_up)
 {
     double dt = years / steps, drift = (interest - volatility * volatility / 2) * dt;
@@ -57,8 +57,8 @@ static void expiry(struct ciel_output *output)
     }
 }
 
-/* A value is known as soon as its two successors are; so one value from the input gives one for
- * each of the steps. `last[i]` is what step i was given last. */
+/* A value is known when its two successors are known; so each value of the input determines one for
+ * each step. `last[i]` is the last input of step i. */
 static void go_back(struct ciel_input *input, struct ciel_output *output, int chunk)
 {
     double growth = exp(interest * years / steps);
@@ -106,7 +106,7 @@ int main(int argc, char *argv[])
         snprintf(text, sizeof text, "%.9f", value);
         ciel_define_output_with_plain_string(0, text);
     } else {
-        output = ciel_open_output(0, 1, 0, 0); /* others may read it from now on */
+        output = ciel_open_output(0, 1, 0, 0); /* other tasks can read it from now on */
         if (input == NULL)
             expiry(output);
         else

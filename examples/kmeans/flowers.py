@@ -1,8 +1,8 @@
-"""Deal the flowers of the iris data set, which scikit-learn carries, out as JSON lists of points.
+"""Write the points of the iris data set, which scikit-learn contains, to files as JSON lists.
 
     OUTPUT_FILES (of the executor `env`): flowers.py K
 
-The first output is K of them to start from, all others are a part of the whole each.
+The first output contains K of them as initial means; each other output is a part of all points.
 """
 
 import csv

@@ -1,7 +1,7 @@
-"""Give each point to the nearest of some middles, and add up for each middle what it was given.
+"""Assign each point to the nearest of some means, and sum the points of each mean.
 
-A task in Python: its arguments are a reference to points, and the middles. It makes a row for each
-middle: how many points it was given, and their sum in each dimension.
+This is a task in Python: its arguments are a reference to points, and the means. It writes a row
+for each mean: the number of its points, and their sum in each dimension.
 """
 
 import json

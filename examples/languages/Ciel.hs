@@ -1,5 +1,5 @@
--- | What a task in Haskell needs to talk with its worker: JSON, in frames on two pipes. Texts are
--- in UTF-8, a byte in each character. Haskell 98 will do, also that of Hugs.
+-- | The protocol between a task in Haskell and its worker: JSON, in frames on two pipes. Texts are
+-- in UTF-8, a byte in each character. The module needs only Haskell 98, and also runs in Hugs.
 module Ciel
   ( Json (..), member, elements, Worker, serve, contents, publish, spawn, tailSpawn, ask, tell
   ) where
@@ -55,7 +55,7 @@ quoted text = showChar '"' . showString (concatMap escaped text) . showChar '"'
       | c < ' ' = "\\u00" ++ [intToDigit (ord c `div` 16), intToDigit (ord c `mod` 16)]
       | otherwise = [c]
 
--- | The value with which a text begins, and what follows it.
+-- | Parse the value at the beginning of a text; also return the rest of the text.
 value :: String -> (Json, String)
 value text = case dropWhile isSpace text of
   '{' : rest -> first Object (listed '}' pair rest)
@@ -89,7 +89,7 @@ string ('\\' : c : rest) = first (maybe c id (lookup c escapes) :) (string rest)
 string (c : rest) = first (c :) (string rest)
 string [] = error "a text of JSON that does not end"
 
--- | Workers escape control codes only, so a character of more than 16 bits is never in halves.
+-- | Workers escape only control codes, so there are no surrogate pairs.
 utf8 :: Int -> String
 utf8 code
   | code < 0x80 = [chr code]
@@ -101,21 +101,21 @@ utf8 code
 first :: (a -> b) -> (a, c) -> (b, c)
 first f (x, y) = (f x, y)
 
--- The conversation --------------------------------------------------------------------------------
+-- Messages ----------------------------------------------------------------------------------------
 
--- | The worker: where it hears, and where it speaks.
+-- | The worker: the pipe to it, and the pipe from it.
 data Worker = Worker Handle Handle
 
 tell :: Worker -> String -> [(String, Json)] -> IO ()
 tell (Worker said _) call arguments = do
   let text = show (List [Text call, Object arguments])
       size = length text
-  hFlush stdout -- what was printed belongs to this task
+  hFlush stdout -- the printed text belongs to this task
   hPutStr said [chr (size `div` 256 ^ place `mod` 256) | place <- [3, 2, 1, 0 :: Int]]
   hPutStr said text
   hFlush said
 
--- | What comes: a call with its arguments, or Nothing at the end.
+-- | Read the next message: a call with its arguments, or Nothing at the end.
 hear :: Worker -> IO (Maybe (String, Json))
 hear (Worker _ heard) = do
   over <- hIsEOF heard
@@ -136,7 +136,7 @@ ask worker call arguments = do
     Just (_, reply) -> return reply
     Nothing -> ioError (userError ("the worker is gone, instead of replying to " ++ call))
 
--- | The content of an object that is there: one among the arguments of the task.
+-- | The content of an object that exists, such as an argument of the task.
 contents :: Worker -> Json -> IO String
 contents worker ref = do
   reply <- ask worker "open_ref" [("ref", ref)]
@@ -161,12 +161,12 @@ spawn :: Worker -> String -> [(String, Json)] -> IO Json
 spawn worker executor keywords =
   ask worker "spawn" (("executor_name", Text executor) : keywords)
 
--- | Create a task that makes the outputs of this one.
+-- | Create a task to which this one delegates its outputs.
 tailSpawn :: Worker -> String -> [(String, Json)] -> IO ()
 tailSpawn worker executor keywords =
   tell worker "tail_spawn" (("executor_name", Text executor) : keywords)
 
--- | Run all tasks that come.
+-- | Run tasks until the worker closes the pipe.
 serve :: (Worker -> Json -> IO ()) -> IO ()
 serve run = do
   arguments <- getArgs

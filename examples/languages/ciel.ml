@@ -1,4 +1,4 @@
-(* What a task in OCaml needs to talk with its worker: JSON, in frames on two pipes. *)
+(* The protocol between a task in OCaml and its worker: JSON, in frames on two pipes. *)
 
 type json =
   | Null
@@ -102,17 +102,17 @@ let parse text =
   in
   value ()
 
-(* --- the conversation ------------------------------------------------------------------------- *)
+(* --- messages --------------------------------------------------------------------------------- *)
 
 let argument place = Sys.argv.(Array.length Sys.argv - place)
-let said = open_out_bin (argument 3) (* in this order: each end waits for the other *)
+let said = open_out_bin (argument 3) (* in this order, as each open waits for the worker's *)
 let heard = open_in_bin (argument 1)
 
 let tell call arguments =
   let text = print (List [ String call; Object arguments ]) in
   output_binary_int said (String.length text);
   output_string said text;
-  flush_all () (* also what was printed: it belongs to this task *)
+  flush_all () (* also the printed text, which belongs to this task *)
 
 let hear () =
   match parse (really_input_string heard (input_binary_int heard)) with
@@ -121,7 +121,7 @@ let hear () =
 
 let ask call arguments = tell call arguments; snd (hear ())
 
-(* The path of an object, which is waited for in place: in no slot, and with all that is in memory. *)
+(* The path of an object. The task is suspended until it exists: it holds memory, but no slot. *)
 let rec path ref =
   match member "filename" (ask "open_ref" [ ("ref", ref) ]) with
   | String path -> path
@@ -139,13 +139,13 @@ let contents ref =
   close_in file;
   text
 
-(* Add an output that nobody expects, to be handed on by its reference; return its number. *)
+(* Add an output of the task, which other tasks find only by its reference; return its number. *)
 let allocate prefix =
   match member "index" (ask "allocate_output" [ ("prefix", String prefix) ]) with
   | Number index -> int_of_string index
   | _ -> failwith "the worker gives no number"
 
-(* Make the whole of an output; return a reference to it. *)
+(* Write a complete output; return a reference to it. *)
 let publish index content =
   let index = ("index", Number (string_of_int index)) in
   (match member "filename" (ask "open_output" [ index ]) with
@@ -159,7 +159,7 @@ let publish index content =
 let spawn executor keywords = ask "spawn" (("executor_name", String executor) :: keywords)
 let tail_spawn executor keywords = tell "tail_spawn" (("executor_name", String executor) :: keywords)
 
-(* Run all tasks that come. *)
+(* Run tasks until the worker closes the pipe. *)
 let rec serve run =
   match hear () with
   | "start_task", task ->

@@ -1,5 +1,5 @@
--- | The words of texts, counted: a task of the executor "haskell". A child counts those of each; a
--- successor, to which this task hands its output over, adds up.
+-- | Count the words of texts: a task of the executor "haskell". A child counts the words of each; a
+-- successor, to which this task delegates its output, adds these counts.
 module Main (main) where
 
 import Ciel

@@ -1,5 +1,5 @@
-(* The words of texts, counted: a task of the executor "ocaml". Of several texts, each is counted by
-   a child, for which this task waits in place. *)
+(* Count the words of texts: a task of the executor "ocaml". If there are several texts, a child
+   counts the words of each, and this task is suspended until the children are done. *)
 open Ciel
 
 let words text =

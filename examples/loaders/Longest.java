@@ -5,7 +5,7 @@ import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.nio.charset.StandardCharsets;
 
-/** The longest line of all inputs: a task of the executor "java". */
+/** Finds the longest line of all inputs: a task of the executor "java". */
 public class Longest {
     public void invoke(InputStream[] in, OutputStream[] out, String[] args) throws IOException {
         String longest = "";

@@ -1,4 +1,4 @@
-/* The longest line of all inputs: a task of the executor "cso". */
+/* Finds the longest line of all inputs: a task of the executor "cso". */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sw_task.h>

@@ -1,4 +1,4 @@
-"""Write a picture from standard input, red, green and blue of each pixel, as a PNG file.
+"""Write a picture from standard input, as red, green and blue of each pixel, to a PNG file.
 
     png.py WIDTH HEIGHT FILE
 
@@ -28,7 +28,8 @@ png = (
     + chunk(b"IDAT", zlib.compress(b"".join(rows)))
     + chunk(b"IEND", b"")
 )
-# In one go: should this task run twice at once, each still leaves a whole file.
+# The file is replaced atomically: if this task runs twice at the same time, each run leaves a
+# complete file.
 part = path.with_name(f".{path.name}.{os.getpid()}")
 part.write_bytes(png)
 part.replace(path)

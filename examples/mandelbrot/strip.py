@@ -7,15 +7,17 @@ import math
 import sys
 
 LIMIT = 120
-LEFT, RIGHT = -2.4, 1.2  # the middle of the picture is on the real axis
+LEFT, RIGHT = -2.4, 1.2  # the real axis is in the middle of the picture
 
 
 def escape(c: complex) -> float:
-    """Return after how many steps a point is lost, smoothly; LIMIT if it is not."""
+    """Return the number of steps after which a point escapes, with a smooth fraction; LIMIT if it
+    does not.
+    """
     z = 0j
     for step in range(LIMIT):
         z = z * z + c
-        if (size := abs(z)) > 8:  # more than the 2 from which there is no return: smoother colours
+        if (size := abs(z)) > 8:  # more than 2, from where each point escapes, for smoother colours
             return max(0.0, step + 1 - math.log2(math.log(size) / math.log(8)))
     return LIMIT
 

@@ -1,8 +1,8 @@
-"""Count which modules some files import, each in the output that its name belongs to.
+"""Count which modules some files import; a hash of the name selects the output.
 
     INPUT_FILES, OUTPUT_FILES (of the executor `env`): imports.py FILE...
 
-The outputs hold lines of a count and a name.
+The outputs contain lines of a count and a name.
 """
 
 import os

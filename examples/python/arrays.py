@@ -1,5 +1,5 @@
-"""An array that one task makes and others read where it lies. `ciel.empty` gives memory of the
-store, so that the array is not copied even once; readers map what is there, and cannot change it.
+"""An array that one task produces and others read in place. `ciel.empty` returns memory of the
+store, so that the array is never copied; readers map the stored array, and cannot change it.
 
     python examples/python/arrays.py [MEBIBYTES]
 """
@@ -18,14 +18,14 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def numbers(count: int) -> Numbers:
-    """Make an array in the store: 1, 2, 3 and so on."""
+    """Create an array in the store: 1, 2, 3 and so on."""
     array: Numbers = ciel.empty(count, np.float64)
     array.fill(1)
     return np.cumsum(array, out=array)
 
 
 def mean(array: Numbers, part: int) -> tuple[float, int]:
-    """Return the mean of one part of it, and how much memory this program has for itself."""
+    """Return the mean of one part of the array, and the private memory of this program in MiB."""
     length = len(array) // READERS
     found = float(array[part * length : (part + 1) * length].mean())
     status = Path("/proc/self/status").read_text()
@@ -33,7 +33,7 @@ def mean(array: Numbers, part: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Make one, and have it read by four tasks."""
+    """Create one array, and make four tasks read it."""
     mebibytes = int(sys.argv[1]) if len(sys.argv) > 1 else 256
     options = {"slots": 2, "store": f"shm:capacity={2 * mebibytes}MiB"}
     with ciel.Client(cluster_options=options) as client:

@@ -1,5 +1,5 @@
-"""Fibonacci numbers, every call a task. One that needs two others hands its result over to a third,
-and is over: it waits for nothing, and holds no slot.
+"""Fibonacci numbers, where every call is a task. A task that needs two results delegates to a third
+task, and ends: it does not wait, and holds no slot.
 
     python examples/python/fib.py [N]
 """
@@ -10,20 +10,20 @@ import ciel
 
 
 def add(one: int, other: int) -> int:
-    """Be given what two tasks have made."""
+    """Add the results of two tasks."""
     return one + other
 
 
 @ciel.task
 def fib(n: int) -> int:
-    """Return the n-th of them."""
+    """Return the n-th Fibonacci number."""
     if n < 2:
         return n
     return ciel.call(add, fib.spawn(n - 1), fib.spawn(n - 2))
 
 
 def main() -> None:
-    """Ask for one of them."""
+    """Compute one of them."""
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     with ciel.Client() as client:
         print(client.submit(fib, n).result())

@@ -1,6 +1,6 @@
-"""In how many ways N queens stand on a board without threatening each other: a search whose tree
-nobody knows before. Each task spawns one for every place that is left, and waits for all of them;
-while it waits, its slot is free for others.
+"""Count the ways to place N queens on a board so that they do not attack each other: a search whose
+tree is not known in advance. Each task spawns a task for each free place in the next row, and waits
+for all of them; while it waits, its slot is free for other tasks.
 
     python examples/python/queens.py [N]
 """
@@ -10,11 +10,11 @@ import sys
 import ciel
 
 ALONE = 5
-"""A task that has fewer rows left than this tries them itself."""
+"""A task with fewer remaining rows searches them itself."""
 
 
 def free(size: int, placed: tuple[int, ...]) -> list[int]:
-    """Return where a queen may stand in the next row; `placed` has the columns of those before."""
+    """Return the free columns of the next row; `placed` has the columns of the previous ones."""
     row = len(placed)
     return [
         column
@@ -24,7 +24,7 @@ def free(size: int, placed: tuple[int, ...]) -> list[int]:
 
 
 def count_here(size: int, placed: tuple[int, ...]) -> int:
-    """Count the ways to go on, without further tasks."""
+    """Count the completions without further tasks."""
     if len(placed) == size:
         return 1
     return sum(count_here(size, (*placed, column)) for column in free(size, placed))
@@ -32,7 +32,7 @@ def count_here(size: int, placed: tuple[int, ...]) -> int:
 
 @ciel.task
 def count(size: int, placed: tuple[int, ...] = ()) -> int:
-    """Count the ways to go on, by a task for each."""
+    """Count the completions with a task for each column."""
     if size - len(placed) < ALONE:
         return count_here(size, placed)
     return sum(ciel.gather([count.spawn(size, (*placed, column)) for column in free(size, placed)]))

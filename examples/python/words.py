@@ -1,5 +1,5 @@
-"""The words that some files use most: a function for each file, two programs in the middle, which
-read what all of these have made, and a function again.
+"""The most frequent words of some files: a function for each file, then two programs that read the
+results of all these, and a last function.
 
     python examples/python/words.py [FILE ...]
 """
@@ -14,12 +14,12 @@ MOST = 10
 
 
 def words_of(path: Path) -> str:
-    """Return the words of a file, one in a line."""
+    """Return the words of a file, one per line."""
     return "".join(f"{word}\n" for word in re.findall("[a-z]+", path.read_text().lower()))
 
 
 def most_of(table: bytes) -> list[tuple[str, int]]:
-    """Return the most frequent words of what `uniq -c` prints."""
+    """Return the most frequent words in the output of `uniq -c`."""
     rows = [line.split() for line in table.decode().splitlines()]
     return sorted([(word, int(count)) for count, word in rows], key=lambda row: (-row[1], row[0]))
 

@@ -1,8 +1,9 @@
 """One tile of the table of a local alignment: a task in Python.
 
-Its arguments are the letters across and down, the lower edge of the tile above, and the right edge
-of the tile to the left: references, or none at the border of the table. It makes three outputs: its
-own two edges, and its highest score. A lower edge begins with the score of the corner before it.
+Its arguments are the letters of the columns and rows, the lower edge of the tile above, and the
+right edge of the tile to the left: references, or null at the border of the table. It has three
+outputs: its own two edges, and its highest score. A lower edge begins with the score of the
+preceding corner.
 """
 
 from __future__ import annotations

@@ -42,19 +42,19 @@ def written(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_file_reads_back(path: Path) -> None:
+def test_a_written_file_can_be_read(path: Path) -> None:
     ours().write(path)
     assert read(path) == ours()
 
 
-def test_file_says_what_the_contract_lists(path: Path) -> None:
+def test_the_file_has_the_documented_fields(path: Path) -> None:
     ours().write(path)
     names = ["version", "url", "control", "cluster_id", "key", "pid", "pid_start"]
     assert list(json.loads(path.read_text())) == names
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
-def test_file_and_directories_are_for_us_alone_under_any_umask(path: Path, umask: int) -> None:
+def test_file_and_directories_are_private_under_any_umask(path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         ours().write(path)
@@ -65,7 +65,7 @@ def test_file_and_directories_are_for_us_alone_under_any_umask(path: Path, umask
     assert path.parent.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_writing_leaves_nothing_else(path: Path) -> None:
+def test_writing_leaves_no_other_file(path: Path) -> None:
     ours().write(path)
     ours().write(path)
     assert list(path.parent.iterdir()) == [path]
@@ -81,7 +81,7 @@ def test_writing_replaces_a_planted_link_and_leaves_its_target(path: Path, tmp_p
     assert not path.is_symlink()
 
 
-def test_directory_that_others_may_write_is_refused(path: Path) -> None:
+def test_a_directory_that_other_users_may_write_is_refused(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.parent.chmod(0o777)
     with pytest.raises(AccessFileError, match=r"chmod go= .*localhost@.*_8000"):
@@ -89,7 +89,7 @@ def test_directory_that_others_may_write_is_refused(path: Path) -> None:
     assert not path.exists()
 
 
-def test_directory_that_cannot_be_made_is_one_clear_error(path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_one_clear_error(path: Path) -> None:
     path.parent.parent.mkdir(parents=True)
     path.parent.write_text("a file in the way")
     with pytest.raises(AccessFileError, match="File exists"):
@@ -97,7 +97,7 @@ def test_directory_that_cannot_be_made_is_one_clear_error(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o660, 0o601])
-def test_file_open_to_others_is_refused_with_the_cure(path: Path, mode: int) -> None:
+def test_a_file_open_to_other_users_is_refused_with_the_remedy(path: Path, mode: int) -> None:
     ours().write(path)
     path.chmod(mode)
     with pytest.raises(AccessFileError) as caught:
@@ -152,7 +152,7 @@ def test_missing_file_has_its_own_error(tmp_path: Path, name: str) -> None:
     "text",
     ["", "x", "[]", "1", "null", "{", "[" * 50_000, '{"version":1}', "\udcff", "{}" + " " * 70_000],
 )
-def test_other_content_is_refused(path: Path, text: str) -> None:
+def test_a_file_with_invalid_content_is_refused(path: Path, text: str) -> None:
     ours().write(path)
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(AccessFileError):
@@ -177,12 +177,12 @@ def test_missing_or_mistyped_field_is_named(path: Path, name: str, value: object
         ("cluster_id", "x" * 200), ("pid", 0), ("pid", -1), ("pid", 10**30), ("pid_start", -1),
     ],
 )  # fmt: skip
-def test_a_field_that_makes_no_sense_is_named(path: Path, name: str, value: object) -> None:
+def test_a_field_with_an_invalid_value_is_named(path: Path, name: str, value: object) -> None:
     with pytest.raises(AccessFileError, match=f'"{name}" .*; remove it, or copy it again'):
         read(written(path, **{name: value}))
 
 
-def test_future_version_is_refused_in_words(path: Path) -> None:
+def test_a_future_version_is_refused_with_a_reason(path: Path) -> None:
     with pytest.raises(AccessFileError, match=r"newer ciel \(version 2, we read up to 1\)"):
         read(written(path, version=2))
 
@@ -202,7 +202,7 @@ def test_access_file_shows_no_key() -> None:
     assert KEY.text() not in repr(ours())
 
 
-def test_first_start_makes_a_key_and_restart_uses_it_again(path: Path) -> None:
+def test_the_first_start_creates_a_key_and_a_restart_reuses_it(path: Path) -> None:
     cluster_id, key = key_for_start(path)
     ours()._replace(cluster_id=cluster_id, key=key).write(path)
     assert key_for_start(path) == (cluster_id, key)
@@ -247,14 +247,14 @@ def test_start_time_is_read_past_a_hostile_command_name(tmp_path: Path) -> None:
         assert (process_start(child.pid) or 0) >= ours().pid_start
 
 
-def test_own_file_is_unlinked(path: Path) -> None:
+def test_a_process_unlinks_its_own_file(path: Path) -> None:
     ours().write(path)
     assert ours().unlink_if_ours(path)
     assert not path.exists()
     assert not ours().unlink_if_ours(path)
 
 
-def test_successors_file_stays(path: Path) -> None:
+def test_the_file_of_a_successor_stays(path: Path) -> None:
     ours()._replace(pid=ours().pid + 1).write(path)
     assert not ours().unlink_if_ours(path)
     assert path.exists()
@@ -292,7 +292,7 @@ def test_relative_or_missing_state_home_means_the_default() -> None:
         assert access_path(environ, "localhost", 1) == expected
 
 
-def test_current_points_at_the_last_and_is_dropped_by_its_owner(tmp_path: Path) -> None:
+def test_current_points_at_the_last_master_and_only_that_one_removes_it(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     first, second = (access_path(environ, "localhost", port) for port in (1, 2))
     for path in (first, second):

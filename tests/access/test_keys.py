@@ -30,7 +30,7 @@ def test_new_keys_differ() -> None:
     assert Key.new() != Key.new()
 
 
-def test_one_secret_for_two_roles_is_two_keys() -> None:
+def test_keys_with_one_secret_and_two_roles_differ() -> None:
     assert Key(bytes(32), Role.READ) != Key(bytes(32), Role.SUBMIT)
 
 
@@ -58,7 +58,7 @@ def test_text_form_reads_back_with_its_role(role: Role) -> None:
         "read-",
     ],
 )
-def test_other_texts_are_no_key_and_are_not_repeated(text: str) -> None:
+def test_an_invalid_key_is_refused_and_not_repeated_in_the_error(text: str) -> None:
     with pytest.raises(MalformedKeyError) as caught:
         Key.from_text(text)
     assert not text or text not in str(caught.value)
@@ -75,15 +75,15 @@ def test_role_key_derives_itself_and_no_other() -> None:
     assert worker.derive(Role.ADMIN) is None
 
 
-def test_derivation_is_fixed_for_ever() -> None:
-    # A change here locks out every process that was given a role key.
+def test_the_derivation_never_changes() -> None:
+    # A change here locks out every process that has a role key.
     assert derived(Role.WORKER).text() == (
         "worker-80dea5e01e7b2c10a45cea44c79192aa5e9dda45c1a4871e00357f05e499ca56"
     )
 
 
 @pytest.mark.parametrize("role", Role)
-def test_key_shows_itself_nowhere(role: Role, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_is_redacted_everywhere(role: Role, caplog: pytest.LogCaptureFixture) -> None:
     key = derived(role)
     digits = key.text().rpartition("-")[2]
     try:
@@ -104,7 +104,7 @@ def test_key_is_neither_pickled_nor_copied() -> None:
             leak(CLUSTER)
 
 
-def test_proof_is_bound_to_key_role_side_and_both_nonces() -> None:
+def test_a_proof_depends_on_key_role_side_and_both_nonces() -> None:
     worker = derived(Role.WORKER)
     right = proof(worker, Role.WORKER, Side.INITIATOR, *NONCES)
     others = [
@@ -125,7 +125,7 @@ def test_moving_bytes_between_fields_changes_the_mac() -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_bearer_proves_the_role_of_its_key(role: Role) -> None:
+def test_a_bearer_header_proves_the_role_of_its_key(role: Role) -> None:
     assert bearer_role(bearer_header(derived(role)), CLUSTER.derive) is role
 
 
@@ -142,17 +142,17 @@ def test_bearer_proves_the_role_of_its_key(role: Role) -> None:
         "Bearer worker-" + CLUSTER.text(),
     ],
 )
-def test_other_headers_prove_nothing(header: str) -> None:
+def test_an_invalid_header_proves_no_role(header: str) -> None:
     assert bearer_role(header, CLUSTER.derive) is None
 
 
-def test_checker_with_a_role_key_accepts_that_role_only() -> None:
+def test_a_role_key_verifies_only_its_own_role() -> None:
     worker = derived(Role.WORKER)
     assert bearer_role(bearer_header(worker), worker.derive) is Role.WORKER
     assert bearer_role(bearer_header(CLUSTER), worker.derive) is None
 
 
-def test_roles_permit_what_they_are_named_for() -> None:
+def test_each_role_permits_the_listed_roles() -> None:
     permitted = {(has, needs) for has in Role for needs in Role if has.permits(needs)}
     assert permitted == {
         *((Role.ADMIN, needs) for needs in Role),

@@ -16,7 +16,7 @@ from ciel.access.settings import Settings, find_master, parse_address, require_s
 
 
 class Home:
-    """A home directory with a configuration file, and masters that left their access files."""
+    """A home directory with a configuration file, and access files of masters."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -52,7 +52,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def test_nothing_named_and_nothing_up_is_no_master(home: Home) -> None:
+def test_without_settings_and_masters_there_is_no_master(home: Home) -> None:
     assert home.found() is None
 
 
@@ -67,7 +67,7 @@ def test_flag_beats_environment_beats_file_beats_current(home: Home) -> None:
     assert home.found("http://localhost:1") == "a"
 
 
-def test_access_file_beats_an_address_named_less_directly(home: Home) -> None:
+def test_an_access_file_beats_an_address_from_a_lower_source(home: Home) -> None:
     a, b, c = (home.master(name, port) for port, name in enumerate("abc", start=1))
     home.config(f'access = "{c}"')
     assert home.found() == "c"
@@ -77,7 +77,7 @@ def test_access_file_beats_an_address_named_less_directly(home: Home) -> None:
     assert home.found(access=a) == "a"
 
 
-def test_address_is_kept_when_the_key_comes_from_a_named_file(home: Home) -> None:
+def test_a_given_address_is_kept_when_the_key_comes_from_a_given_file(home: Home) -> None:
     carried = home.master("far", 1)
     location = find_master("http://node7:9000", str(carried), home.environ)
     assert location is not None
@@ -85,7 +85,7 @@ def test_address_is_kept_when_the_key_comes_from_a_named_file(home: Home) -> Non
     assert location.cluster_id == "far"
 
 
-def test_own_address_may_use_the_control_address_of_its_file(home: Home) -> None:
+def test_an_address_of_this_host_uses_the_control_address_of_its_file(home: Home) -> None:
     home.master("near", 8000)
     for spelling in ("localhost", "127.0.0.1:8000", "http://[::1]/", "https://LOCALHOST:8000"):
         location = find_master(spelling, None, home.environ)
@@ -93,7 +93,7 @@ def test_own_address_may_use_the_control_address_of_its_file(home: Home) -> None
         assert location.control == "unix:/run/near"
 
 
-def test_origin_is_told(home: Home) -> None:
+def test_the_location_names_the_origin_of_the_setting(home: Home) -> None:
     path = home.master("a", 1)
     home.config('# mine\n\nmaster = "localhost:1"')
     location = find_master(None, None, home.environ)
@@ -111,7 +111,7 @@ def test_location_shows_no_key(home: Home) -> None:
     assert location.key.text() not in repr(location)
 
 
-def test_address_without_a_key_says_where_it_was_sought(home: Home) -> None:
+def test_the_error_for_an_address_without_a_key_lists_the_searched_places(home: Home) -> None:
     expected = access_path(home.environ, "node7", 8000)
     with pytest.raises(AccessDeniedError, match="--master") as caught:
         find_master("node7", None, home.environ)
@@ -119,41 +119,41 @@ def test_address_without_a_key_says_where_it_was_sought(home: Home) -> None:
     assert "CIEL_ACCESS" in str(caught.value)
 
 
-def test_named_access_file_must_exist(home: Home) -> None:
+def test_a_given_access_file_must_exist(home: Home) -> None:
     home.environ["CIEL_ACCESS"] = "/nowhere/access.json"
     with pytest.raises(AccessDeniedError, match=r"CIEL_ACCESS names /nowhere/access\.json"):
         home.found()
 
 
-def test_untrusted_access_file_is_an_error_not_a_miss(home: Home) -> None:
+def test_an_untrusted_access_file_is_an_error(home: Home) -> None:
     home.master("a", 1).chmod(0o644)
     with pytest.raises(AccessFileError, match="chmod"):
         home.found("localhost:1")
 
 
-def test_stale_current_is_no_master(home: Home) -> None:
+def test_a_stale_current_link_is_ignored(home: Home) -> None:
     point_current(home.environ, home.master("a", 1, alive=False))
     assert home.found() is None
 
 
-def test_stale_file_still_gives_its_key_for_a_named_address(home: Home) -> None:
+def test_a_stale_access_file_still_gives_its_key_for_a_given_address(home: Home) -> None:
     home.master("a", 1, alive=False)
     assert home.found("localhost:1") == "a"
 
 
-def test_empty_variables_and_flags_do_not_count(home: Home) -> None:
+def test_empty_variables_and_flags_are_ignored(home: Home) -> None:
     home.environ.update(CIEL_MASTER="", CIEL_ACCESS="", CIEL_CONFIG="")
     assert find_master("", "", home.environ) is None
 
 
-def test_relative_access_in_the_file_lies_beside_the_file(home: Home) -> None:
+def test_a_relative_access_path_is_relative_to_the_configuration_file(home: Home) -> None:
     path = home.master("a", 1)
     config = home.config('access = "mine.json"')
     path.rename(config.with_name("mine.json"))
     assert home.found() == "a"
 
 
-def test_named_configuration_file_is_read_instead(home: Home, tmp_path: Path) -> None:
+def test_a_given_configuration_file_replaces_the_default_one(home: Home, tmp_path: Path) -> None:
     home.master("a", 1)
     home.config('master = "localhost:2"')
     other = tmp_path / "other.toml"
@@ -162,7 +162,7 @@ def test_named_configuration_file_is_read_instead(home: Home, tmp_path: Path) ->
     assert home.found() == "a"
 
 
-def test_named_configuration_file_must_exist(home: Home) -> None:
+def test_a_given_configuration_file_must_exist(home: Home) -> None:
     home.environ["CIEL_CONFIG"] = "/nowhere.toml"
     with pytest.raises(SettingsError, match=r"/nowhere\.toml: no such file"):
         home.found()
@@ -180,7 +180,9 @@ def test_named_configuration_file_must_exist(home: Home) -> None:
         ("x = " + "[" * 5000, r"config\.toml: "),
     ],
 )
-def test_fault_in_the_file_names_file_and_line(home: Home, text: str, message: str) -> None:
+def test_a_fault_in_the_configuration_names_file_and_line(
+    home: Home, text: str, message: str
+) -> None:
     home.config(text)
     with pytest.raises(SettingsError, match=message):
         home.found()
@@ -204,7 +206,7 @@ def test_settings_are_listed_with_their_origins(home: Home) -> None:
         ("a-b.c_d.e.:65535", ("http://a-b.c_d.e.:65535", "a-b.c_d.e.", 65535)),
     ],
 )
-def test_address_may_be_short(text: str, expected: tuple[str, str, int]) -> None:
+def test_an_address_may_be_abbreviated(text: str, expected: tuple[str, str, int]) -> None:
     assert parse_address(text, "--master") == expected
 
 
@@ -216,18 +218,18 @@ def test_address_may_be_short(text: str, expected: tuple[str, str, int]) -> None
         "\udcff", "x" * 64, "x." * 130,
     ],
 )  # fmt: skip
-def test_other_addresses_are_refused(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"--master: .* is not a master"):
         parse_address(text, "--master")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
-def test_loopback_may_be_listened_on_without_a_key(host: str) -> None:
+def test_listening_on_loopback_needs_no_key(host: str) -> None:
     require_safe_listen(host, has_key=False, new_key=False)
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "node7", "127.evil.org"])
-def test_other_hosts_need_a_key_that_exists_or_is_asked_for(host: str) -> None:
+def test_listening_on_other_addresses_needs_a_key(host: str) -> None:
     with pytest.raises(UnsafeListenError, match="--new-key"):
         require_safe_listen(host, has_key=False, new_key=False)
     require_safe_listen(host, has_key=True, new_key=False)

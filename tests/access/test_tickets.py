@@ -28,7 +28,7 @@ def test_ticket_does_not_contain_the_key() -> None:
     assert CLUSTER.text() not in ticket(role=Role.ADMIN)
 
 
-def test_ticket_is_good_once() -> None:
+def test_a_ticket_can_be_used_once() -> None:
     door, once = gate(), ticket()
     door.admit(once, "GET", "/data/a", NOW_S)
     with pytest.raises(AccessDeniedError, match="used before"):
@@ -62,12 +62,12 @@ def test_role_in_a_ticket_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize("skew_s", [-TICKET_WINDOW_S, TICKET_WINDOW_S])
-def test_clocks_may_differ_by_the_window(skew_s: float) -> None:
+def test_clocks_may_differ_by_the_time_window(skew_s: float) -> None:
     gate().admit(ticket(), "GET", "/data/a", NOW_S + skew_s)
 
 
 @pytest.mark.parametrize("skew_s", [-TICKET_WINDOW_S - 1, TICKET_WINDOW_S + 1])
-def test_clocks_may_not_differ_by_more(skew_s: float) -> None:
+def test_clocks_may_not_differ_by_more_than_the_time_window(skew_s: float) -> None:
     with pytest.raises(AccessDeniedError, match="old"):
         gate().admit(ticket(), "GET", "/data/a", NOW_S + skew_s)
 
@@ -83,7 +83,7 @@ def test_full_memory_shrinks_the_window_and_never_forgets_a_replay() -> None:
     door.admit(ticket(now_s=NOW_S + 20), "GET", "/data/a", NOW_S + 20)
 
 
-def test_clock_set_back_revives_no_ticket() -> None:
+def test_setting_the_clock_back_does_not_revive_a_ticket() -> None:
     door, once = gate(), ticket()
     door.admit(once, "GET", "/data/a", NOW_S)
     later_s = NOW_S + 2 * TICKET_WINDOW_S
@@ -108,6 +108,6 @@ def test_clock_set_back_revives_no_ticket() -> None:
         "Bearer " + CLUSTER.text(),
     ],
 )
-def test_garbage_is_refused(header: str) -> None:
+def test_an_invalid_ticket_is_refused(header: str) -> None:
     with pytest.raises(AccessDeniedError):
         gate().admit(header, "GET", "/data/a", NOW_S)

@@ -20,11 +20,11 @@ from ciel.core.admission import (
 )
 
 MIB = 1 << 20
-Curve = Callable[[int], float]  # what passes with so many at a time, in bytes a second
+Curve = Callable[[int], float]  # the throughput in bytes a second, by the number of jobs at a time
 
 
 class Disk:
-    """A device that is shared evenly by those that run, and its time."""
+    """Models a device that the running jobs share evenly, and its clock."""
 
     def __init__(self, curve: Curve, policy: Policy, *, is_rotating: bool = True) -> None:
         self.curve = curve
@@ -53,7 +53,7 @@ class Disk:
         self.most = max(self.most, len(self._left))
 
     def step(self) -> int:
-        """Go on until a job ends; return which."""
+        """Advance until a job ends; return that job."""
         rate = self.curve(len(self._left)) / len(self._left)
         name = min(self._left, key=lambda each: self._left[each])
         passed = self._left.pop(name)
@@ -64,7 +64,7 @@ class Disk:
         return name
 
     def run(self, jobs: int, size_bytes: int = MIB) -> float:
-        """Have so many jobs at once; return what passed in a second."""
+        """Run so many jobs at once; return the throughput in bytes a second."""
         begun_s = self.now_s
         for _ in range(jobs):
             self.add(size_bytes)
@@ -74,7 +74,7 @@ class Disk:
 
 
 def spinning(running: int) -> float:
-    """105 MB/s, and 8 ms between requests of a mebibyte of different files."""
+    """Transfer 105 MB/s, with 8 ms of seeking between mebibytes of different files."""
     return 105e6 if running == 1 else MIB / (MIB / 105e6 + 0.008)
 
 
@@ -86,25 +86,23 @@ def best_at(number: int) -> Curve:
 
 
 @pytest.mark.parametrize("text", ["off", "adaptive", "1", "48"])
-def test_a_policy_is_written_as_it_is_read(text: str) -> None:
+def test_a_policy_is_printed_as_it_was_parsed(text: str) -> None:
     assert str(Policy.from_text(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "on", "1.5", "\u0661", "1001"])
-def test_what_is_no_policy_is_refused(text: str) -> None:
+def test_an_invalid_policy_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not off, adaptive or a number"):
         Policy.from_text(text)
 
 
-def test_without_a_limit_every_job_begins_at_once() -> None:
+def test_without_a_limit_every_job_starts_at_once() -> None:
     admission: Admission[int] = Admission(Policy(), is_rotating=True)
     assert [admission.request(n, MIB, 0.0) for n in range(100)] == [[n] for n in range(100)]
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 50 * MIB), max_size=30))
-def test_never_more_than_the_limit_run_and_never_fewer_than_could(
-    limit: int, sizes: list[int]
-) -> None:
+def test_as_many_jobs_run_as_the_limit_allows(limit: int, sizes: list[int]) -> None:
     admission: Admission[int] = Admission(Policy(limit), is_rotating=False)
     running: list[int] = []
     for number, size in enumerate(sizes):
@@ -118,7 +116,7 @@ def test_never_more_than_the_limit_run_and_never_fewer_than_could(
     assert (admission.pending_bytes, admission.waiting_count) == (0, 0)
 
 
-def test_a_job_that_is_given_up_is_never_begun() -> None:
+def test_a_cancelled_job_never_starts() -> None:
     admission: Admission[str] = Admission(Policy(1), is_rotating=True)
     assert admission.request("first", 1, 0.0) == ["first"]
     assert admission.request("second", 1, 0.0) == []
@@ -127,7 +125,7 @@ def test_a_job_that_is_given_up_is_never_begun() -> None:
     assert admission.end("first", 0.2) == ["third"]
 
 
-def test_a_job_that_comes_again_has_lost_its_place() -> None:
+def test_a_job_that_is_requested_again_loses_its_place_in_the_queue() -> None:
     admission: Admission[str] = Admission(Policy(1), is_rotating=True)
     for name in "abc":
         admission.request(name, MIB, 0.0)
@@ -152,14 +150,14 @@ arrivals = st.lists(
 
 
 @given(arrivals, st.integers(1, 3))
-def test_what_comes_later_than_a_jobs_own_length_never_passes_it(
+def test_no_job_is_overtaken_for_longer_than_its_own_duration(
     jobs: list[tuple[float, int]], limit: int
 ) -> None:
     admission: Admission[int] = Admission(Policy(limit), is_rotating=True)
     order: list[int] = []
     for number, (now_s, size) in enumerate(jobs):
         order += admission.request(number, size, now_s)
-    for number in order:  # grows meanwhile
+    for number in order:  # the list grows during the loop
         order += admission.end(number, 100.0)
     assert sorted(order) == list(range(len(jobs)))
     place = {number: index for index, number in enumerate(order)}
@@ -172,7 +170,7 @@ def test_what_comes_later_than_a_jobs_own_length_never_passes_it(
 # --- adapting -------------------------------------------------------------------------------------
 
 
-def test_a_disk_that_turns_is_found_to_be_best_one_at_a_time() -> None:
+def test_a_spinning_disk_is_measured_to_be_best_with_one_job_at_a_time() -> None:
     disk = Disk(spinning, Policy(adapts=True))
     assert disk.run(400) > 0.95 * 105e6
     assert disk.admission.limit == 1
@@ -181,7 +179,9 @@ def test_a_disk_that_turns_is_found_to_be_best_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("best", [1, 2, 4, 8, 16, AT_A_TIME_MAX])
 @pytest.mark.parametrize("is_rotating", [True, False])
-def test_the_best_number_is_found_wherever_the_search_begins(best: int, is_rotating: bool) -> None:
+def test_the_best_number_is_found_from_any_start_of_the_search(
+    best: int, is_rotating: bool
+) -> None:
     disk = Disk(best_at(best), Policy(adapts=True), is_rotating=is_rotating)
     assert disk.admission.limit == (1 if is_rotating else FIRST_AT_A_TIME)
     disk.run(1000)
@@ -189,13 +189,13 @@ def test_the_best_number_is_found_wherever_the_search_begins(best: int, is_rotat
     assert disk.most <= AT_A_TIME_MAX
 
 
-def test_of_numbers_that_are_as_good_the_lowest_is_taken() -> None:
+def test_of_equally_good_numbers_the_lowest_is_chosen() -> None:
     disk = Disk(lambda running: 100e6, Policy(adapts=True), is_rotating=False)
     disk.run(1000)
     assert disk.settled == 1
 
 
-def test_a_number_that_was_given_is_kept() -> None:
+def test_a_fixed_limit_never_adapts() -> None:
     disk = Disk(best_at(8), Policy(3))
     disk.run(1000)
     assert (disk.admission.limit, disk.most) == (3, 3)
@@ -210,7 +210,7 @@ def test_a_device_that_changes_is_measured_again() -> None:
 
 
 @given(st.integers(0, 1 << 32))
-def test_sizes_that_differ_do_not_lead_a_disk_that_turns_astray(seed: int) -> None:
+def test_different_sizes_do_not_mislead_the_search_on_a_spinning_disk(seed: int) -> None:
     disk = Disk(spinning, Policy(adapts=True))
     sizes = random.Random(seed).choices([MIB // 100, MIB, 20 * MIB], k=300)
     for size in sizes:
@@ -220,7 +220,7 @@ def test_sizes_that_differ_do_not_lead_a_disk_that_turns_astray(seed: int) -> No
     assert sum(sizes) / disk.now_s > 0.8 * 105e6
 
 
-def test_without_enough_to_do_nothing_is_learned() -> None:
+def test_the_limit_does_not_adapt_when_there_are_too_few_jobs() -> None:
     disk = Disk(best_at(8), Policy(adapts=True), is_rotating=False)
     for _ in range(100):
         disk.run(1)
@@ -228,7 +228,7 @@ def test_without_enough_to_do_nothing_is_learned() -> None:
 
 
 @pytest.mark.parametrize("policy", [Policy(adapts=True), Policy(1), Policy(3)])
-def test_the_time_for_what_is_pending_follows_the_measured_rate(policy: Policy) -> None:
+def test_the_estimate_for_pending_jobs_uses_the_measured_rate(policy: Policy) -> None:
     disk = Disk(lambda running: 20e6, policy)
     assert disk.admission.bytes_per_s == USUAL_BYTES_PER_S
     disk.run(20)
@@ -236,9 +236,9 @@ def test_the_time_for_what_is_pending_follows_the_measured_rate(policy: Policy) 
     assert disk.admission.busy_s == pytest.approx(10.0, rel=0.01)
 
 
-# --- telling others -------------------------------------------------------------------------------
+# --- reports to the master ------------------------------------------------------------------------
 
 
-def test_a_queue_is_told_again_when_it_has_doubled() -> None:
+def test_a_queue_is_reported_again_when_it_has_doubled() -> None:
     levels = [level_of(TOLD_FROM_S * factor) for factor in (0, 0.9, 1, 1.9, 2, 3.9, 4, 8)]
     assert levels == [0, 0, 1, 1, 2, 2, 3, 4]

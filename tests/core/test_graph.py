@@ -1,4 +1,4 @@
-"""The task graph in scenes: laziness, growth, errors."""
+"""Scenes with the task graph: lazy evaluation, spawning, errors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ciel_tests.scenes.graph import W1, Scene
 # --- laziness -------------------------------------------------------------------------------------
 
 
-def test_nothing_runs_that_nobody_wants() -> None:
+def test_no_task_runs_unless_its_output_is_wanted() -> None:
     a, b = a_chain(2)
     scene = Scene(a, b)
     scene.said()
     assert scene.state(a) is scene.state(b) is TaskState.DORMANT
 
 
-def test_a_wanted_object_wakes_its_producers_and_nobody_else() -> None:
+def test_a_wanted_object_wakes_only_its_producers() -> None:
     leaf0, leaf1, total = a_fan(2)
     aside = a_task("aside", inputs=["leaf0"])
     scene = Scene(leaf0, leaf1, total, aside, wanted=["total"])
@@ -30,7 +30,7 @@ def test_a_wanted_object_wakes_its_producers_and_nobody_else() -> None:
     assert scene.state(aside) is TaskState.DORMANT
 
 
-def test_a_task_is_runnable_with_the_last_of_its_inputs() -> None:
+def test_a_task_becomes_runnable_when_its_last_input_is_there() -> None:
     leaf0, leaf1, total = a_fan(2)
     scene = Scene(leaf0, leaf1, total, wanted=["total"])
     scene.said(runnable=["leaf1", "leaf0"])
@@ -53,13 +53,13 @@ def test_an_object_may_be_wanted_before_its_task_is_known() -> None:
     scene.said(runnable=["c0"])
 
 
-def test_wanting_twice_is_wanting_once() -> None:
+def test_wanting_an_object_twice_has_no_further_effect() -> None:
     scene = Scene(a_task("a"), wanted=["a", "a"])
     scene.said(runnable=["a"])
     assert scene.job.unsettled == 1
 
 
-def test_what_is_there_already_is_settled_at_once() -> None:
+def test_an_object_that_exists_already_is_settled_at_once() -> None:
     scene = Scene()
     scene.upload(inline("a"))
     scene.want("a")
@@ -91,7 +91,7 @@ def test_a_child_may_take_over_its_parents_output() -> None:
     assert scene.state(parent) is TaskState.DONE
 
 
-def test_children_may_take_over_some_outputs_each() -> None:
+def test_several_children_may_each_take_over_some_outputs() -> None:
     parent = a_task("a", "b", "c", "d")
     scene = Scene(parent, wanted=["a", "b", "c", "d"])
     scene.said(runnable=["a"])
@@ -100,14 +100,14 @@ def test_children_may_take_over_some_outputs_each() -> None:
     scene.add(one, two)
     scene.said(runnable=["b", "d"])
     scene.finish(parent, inline("a"))
-    scene.said(settled=["a"])  # and nothing is missing
+    scene.said(settled=["a"])  # no output is missing
     scene.run(one)
     scene.said(settled=["b"])
     scene.run(two)
     scene.said(settled=["d", "c"])
 
 
-def test_a_parent_that_runs_again_may_make_what_it_had_handed_over() -> None:
+def test_a_parent_that_runs_again_may_produce_an_output_it_had_delegated() -> None:
     parent = a_task("a", "b")
     scene = Scene(parent, wanted=["a", "b"])
     scene.start(parent)
@@ -120,7 +120,7 @@ def test_a_parent_that_runs_again_may_make_what_it_had_handed_over() -> None:
     assert scene.state(child) is TaskState.DORMANT
 
 
-def test_a_parent_that_fails_keeps_those_outputs_alive_that_it_had_handed_over() -> None:
+def test_outputs_that_a_failed_parent_had_delegated_are_still_produced() -> None:
     parent = a_task("a", "b")
     scene = Scene(parent, wanted=["a", "b"])
     scene.start(parent)
@@ -132,7 +132,7 @@ def test_a_parent_that_fails_keeps_those_outputs_alive_that_it_had_handed_over()
     assert not isinstance(scene.ref("b"), Failure)
 
 
-def test_an_output_neither_made_nor_delegated_is_an_error() -> None:
+def test_an_output_neither_produced_nor_delegated_is_an_error() -> None:
     task = a_task("a", "b")
     scene = Scene(task, wanted=["a", "b"])
     scene.said(runnable=["a"])
@@ -144,8 +144,10 @@ def test_an_output_neither_made_nor_delegated_is_an_error() -> None:
     assert error.text.startswith(f"task {task.id} ended well, but without making output 1 of 2")
 
 
-def test_the_graph_grows_by_what_its_tasks_find_out() -> None:
-    """Fibonacci numbers: a task for n > 1 spawns two and delegates its output to their sum."""
+def test_tasks_extend_the_graph_by_what_they_compute() -> None:
+    """Compute Fibonacci numbers: a task for n > 1 spawns two and delegates its output to their
+    sum.
+    """
     scene = Scene(root := a_task("fib7", mentions=Mentions.ANYTHING), wanted=["fib7"])
     numbers = {root.id: 7}
     values: dict[str, int] = {}
@@ -194,7 +196,7 @@ def test_a_refused_task_leaves_no_trace() -> None:
     scene.said(runnable=["fresh"])
 
 
-def test_a_rerun_that_spawns_the_same_children_is_not_noticed() -> None:
+def test_a_rerun_that_spawns_the_same_children_is_not_divergent() -> None:
     parent = a_task("a")
     child = a_task("b", parent=parent)
     scene = Scene(parent, child, wanted=["a"])
@@ -205,7 +207,7 @@ def test_a_rerun_that_spawns_the_same_children_is_not_noticed() -> None:
     assert scene.graph.divergent == []
 
 
-def test_a_rerun_that_spawns_another_child_is_noted() -> None:
+def test_a_rerun_that_spawns_another_child_is_recorded_as_divergent() -> None:
     parent = a_task("a")
     scene = Scene(parent, wanted=["a"])
     scene.start(parent)
@@ -216,7 +218,7 @@ def test_a_rerun_that_spawns_another_child_is_noted() -> None:
     assert scene.graph.divergent == [(parent.id, 3)]
 
 
-def test_of_two_tasks_that_make_the_same_only_the_first_runs() -> None:
+def test_of_two_tasks_with_the_same_output_only_the_first_runs() -> None:
     first, second = a_task("memo", ordinal=0), a_task("memo", ordinal=1)
     scene = Scene(first, second, a_task("after", inputs=["memo"]), wanted=["memo", "after"])
     scene.said(runnable=["memo"])
@@ -230,7 +232,7 @@ def test_of_two_tasks_that_make_the_same_only_the_first_runs() -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_an_error_reaches_the_end_of_a_chain_and_is_told_once() -> None:
+def test_an_error_reaches_the_end_of_a_chain_and_is_reported_once() -> None:
     chain = a_chain(50)
     scene = Scene(*chain, wanted=["c49"])
     scene.said(runnable=["c0"])
@@ -243,7 +245,7 @@ def test_an_error_reaches_the_end_of_a_chain_and_is_told_once() -> None:
     assert {scene.state(task) for task in chain} == {TaskState.FAILED}
 
 
-def test_an_error_stops_work_for_what_has_failed_alone() -> None:
+def test_an_error_stops_tasks_that_only_the_failed_task_needed() -> None:
     bad, good, total = a_task("bad"), a_task("good"), a_task("total", inputs=["bad", "good"])
     scene = Scene(bad, good, total, wanted=["total"])
     scene.said(runnable=["good", "bad"])
@@ -253,7 +255,7 @@ def test_an_error_stops_work_for_what_has_failed_alone() -> None:
     scene.said(settled=["total"], unneeded=["good"])
 
 
-def test_a_task_that_sees_errors_runs_on_them() -> None:
+def test_a_task_that_sees_errors_runs_with_a_failed_input() -> None:
     bad = a_task("bad")
     watcher = a_task("report", inputs=["bad"], sees_errors=True)
     scene = Scene(bad, watcher, wanted=["report"])
@@ -278,7 +280,7 @@ def test_a_task_whose_input_has_failed_before_fails_at_once() -> None:
     assert scene.state(late) is TaskState.FAILED
 
 
-def test_an_output_that_was_made_stays_when_its_task_fails_later() -> None:
+def test_a_published_output_stays_when_its_task_fails_later() -> None:
     task = a_task("a", "b")
     scene = Scene(task, wanted=["a", "b"])
     scene.start(task)
@@ -289,7 +291,7 @@ def test_an_output_that_was_made_stays_when_its_task_fails_later() -> None:
     assert scene.error("b").reason == "RUNTIME_EXCEPTION"
 
 
-def test_a_fixed_object_that_no_task_made_is_lost_as_an_error_with_its_place() -> None:
+def test_losing_a_fixed_object_without_producer_is_an_error_that_names_its_worker() -> None:
     scene = Scene(wanted=["process"])
     scene.upload(Fixed(ObjectId("process"), W1))
     scene.said(settled=["process"])

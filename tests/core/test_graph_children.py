@@ -1,4 +1,4 @@
-"""The task graph in scenes: what was not promised, and processes that wait."""
+"""Scenes with the task graph: undeclared outputs, redelegation, and suspended processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ciel.testing.builders import a_task, inline, stored
 from ciel.testing.operations import at_once, deleted
 from ciel_tests.scenes.graph import W1, W2, Scene
 
-# --- what was not promised ------------------------------------------------------------------------
+# --- undeclared outputs ---------------------------------------------------------------------------
 
 
 def extra(spec: TaskSpec, name: str = "pub:0") -> ObjectId:
     return ObjectId(f"{spec.id}:{name}")
 
 
-def test_what_a_task_publishes_under_its_own_name_is_its_output_and_made_again() -> None:
+def test_an_undeclared_output_belongs_to_its_task_and_is_recomputed_when_lost() -> None:
     maker = a_task("a")
     reader = a_task("b", inputs=[extra(maker)])
     scene = Scene(maker, reader, wanted=["a", "b"])
@@ -44,7 +44,7 @@ def test_what_a_task_publishes_under_its_own_name_is_its_output_and_made_again()
     assert scene.drop_all() == {}
 
 
-def test_an_output_that_was_made_once_and_not_again_is_an_error_for_those_who_wait() -> None:
+def test_readers_fail_if_a_rerun_does_not_produce_an_undeclared_output_again() -> None:
     maker = a_task("a")
     reader = a_task("b", inputs=[extra(maker)])
     scene = Scene(maker, reader, wanted=["a", "b"])
@@ -59,8 +59,11 @@ def test_an_output_that_was_made_once_and_not_again_is_an_error_for_those_who_wa
 
 
 def handed_over(*, times: int) -> tuple[Scene, TaskSpec, TaskSpec]:
-    """A task whose output was handed over, again and again. What the first of those that took it
-    over needs is lost, so that the task runs again; it is returned with the last of them.
+    """Build a task that delegated its output to a child, which delegated it to its child, and so
+    on.
+
+    The input of the first child is lost, so the task runs again. Return the scene, the task, and
+    the last child.
     """
     maker = a_task("a")
     scene = Scene(maker, wanted=["a"])
@@ -80,8 +83,10 @@ def handed_over(*, times: int) -> tuple[Scene, TaskSpec, TaskSpec]:
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_the_child_that_was_created_last_for_an_output_produces_it(times: int) -> None:
-    """The task stops elsewhere than before, and does not produce again what it had for that."""
+def test_the_child_created_last_for_an_output_produces_it(times: int) -> None:
+    """The task stops at another point than before, so it does not produce the first child's
+    input.
+    """
     scene, maker, former = handed_over(times=times)
     heir = a_task("a", parent=maker, salt="otherwise")
     scene.add(heir)
@@ -91,7 +96,7 @@ def test_the_child_that_was_created_last_for_an_output_produces_it(times: int) -
     assert scene.ref("a") == stored("a", W1)
 
 
-def test_a_child_that_runs_is_called_off_when_its_output_is_handed_to_another() -> None:
+def test_a_running_child_is_cancelled_when_its_output_is_delegated_to_another() -> None:
     scene, maker, former = handed_over(times=1)
     scene.graph.publish(stored(extra(maker), W1))
     scene.start(former)
@@ -101,15 +106,15 @@ def test_a_child_that_runs_is_called_off_when_its_output_is_handed_to_another() 
     assert scene.state(heir) is TaskState.RUNNABLE
 
 
-def test_a_child_that_handed_its_output_on_keeps_it_so() -> None:
-    """The task that runs again creates the very same child: nothing changes by that."""
+def test_a_child_that_delegated_its_output_stays_delegated_when_it_is_created_again() -> None:
+    """The task that runs again creates the very same child, so the delegation does not change."""
     scene, _, former = handed_over(times=2)
     successor = scene.graph.tasks[former.parent].spec
     scene.add(successor)
     assert scene.graph.objects.nodes["a"].producer is scene.node(former)
 
 
-def test_of_several_the_one_who_took_outputs_over_the_last_time_makes_them() -> None:
+def test_of_several_children_the_one_created_last_produces_the_outputs() -> None:
     scene, maker, former = handed_over(times=1)
     others = [a_task("a", parent=maker, salt=salt) for salt in ("otherwise", "again otherwise")]
     for heir in (*others, others[0]):
@@ -119,7 +124,7 @@ def test_of_several_the_one_who_took_outputs_over_the_last_time_makes_them() -> 
     scene.run(others[0])
 
 
-def test_each_output_may_be_handed_to_another_child() -> None:
+def test_each_output_may_be_redelegated_to_a_different_child() -> None:
     maker = a_task("a", "b")
     first = [a_task(name, inputs=[extra(maker)], parent=maker) for name in ("a", "b")]
     scene = Scene(maker, wanted=["a", "b"])
@@ -150,7 +155,7 @@ def test_a_known_id_with_other_outputs_is_refused_before_anything_changes() -> N
     assert ObjectId("c") not in scene.graph.objects.nodes
 
 
-def test_an_heir_who_lacks_the_same_is_no_help() -> None:
+def test_redelegation_fails_if_the_new_child_lacks_the_same_input() -> None:
     scene, maker, former = handed_over(times=1)
     heir = a_task("a", inputs=[extra(maker)], parent=maker, salt="otherwise")
     scene.add(heir)
@@ -160,19 +165,19 @@ def test_an_heir_who_lacks_the_same_is_no_help() -> None:
     assert scene.state(former) is TaskState.DORMANT
 
 
-def test_a_task_that_makes_its_outputs_by_itself_when_it_runs_again_needs_no_heir() -> None:
+def test_a_task_that_produces_its_outputs_when_it_runs_again_needs_no_child() -> None:
     scene, maker, former = handed_over(times=2)
     scene.finish(maker, stored("a", W2))
     assert scene.ref("a") == stored("a", W2)
     assert scene.state(former) is TaskState.DORMANT
 
 
-def test_what_a_child_awaits_under_the_name_of_its_parent_is_for_that_to_make() -> None:
+def test_a_parent_must_produce_the_undeclared_outputs_that_its_child_awaits() -> None:
     parent = a_task("a")
     child = a_task("b", inputs=[extra(parent), extra(parent, "pub:1")], parent=parent)
     scene = Scene(parent, child, wanted=["a", "b"])
     scene.start(parent)
-    scene.graph.publish(stored(extra(parent), W2))  # an earlier attempt made it
+    scene.graph.publish(stored(extra(parent), W2))  # an earlier attempt produced it
     scene.lose(extra(parent), W2)
     assert scene.ref(extra(parent)) == Future(extra(parent))
     scene.finish(parent, inline("a"), inline(extra(parent)))
@@ -180,7 +185,7 @@ def test_what_a_child_awaits_under_the_name_of_its_parent_is_for_that_to_make() 
     assert scene.state(child) is TaskState.FAILED
 
 
-def test_what_bears_the_name_of_another_task_is_not_adopted() -> None:
+def test_an_object_named_after_another_task_is_not_an_output() -> None:
     maker, other = a_task("a"), a_task("b")
     scene = Scene(maker, other, wanted=["a"])
     scene.start(maker)
@@ -188,7 +193,7 @@ def test_what_bears_the_name_of_another_task_is_not_adopted() -> None:
     assert scene.node(maker).extras == scene.node(other).extras == ()
 
 
-def test_what_a_child_is_told_of_is_there_before_its_parent_ends() -> None:
+def test_an_input_that_a_parent_publishes_early_is_available_before_the_parent_ends() -> None:
     parent = a_task("a")
     child = a_task("b", inputs=[extra(parent)], parent=parent)
     scene = Scene(parent, wanted=["a"])
@@ -204,7 +209,7 @@ def test_what_a_child_is_told_of_is_there_before_its_parent_ends() -> None:
 
 
 @pytest.mark.parametrize("mentions", [Mentions.NOTHING, Mentions.ANYTHING])
-def test_an_output_that_was_not_promised_is_kept_like_the_others(mentions: Mentions) -> None:
+def test_an_undeclared_output_is_retained_like_a_declared_one(mentions: Mentions) -> None:
     maker = a_task("a", mentions=mentions)
     scene = Scene(maker, wanted=["a"])
     scene.start(maker)
@@ -215,7 +220,7 @@ def test_an_output_that_was_not_promised_is_kept_like_the_others(mentions: Menti
     assert not scene.graph.objects.nodes
 
 
-def test_a_task_is_not_forgotten_before_what_it_did_not_promise() -> None:
+def test_a_task_is_not_forgotten_before_its_undeclared_outputs() -> None:
     maker = a_task("a")
     scene = Scene(maker, wanted=["a"])
     scene.start(maker)
@@ -226,11 +231,11 @@ def test_a_task_is_not_forgotten_before_what_it_did_not_promise() -> None:
     assert not scene.graph.tasks
 
 
-# --- processes that wait --------------------------------------------------------------------------
+# --- suspended processes --------------------------------------------------------------------------
 
 
 class Blocked(Scene):
-    """A task that left a process at W1, and the continuation that it delegated its output to."""
+    """A task that left a suspended process at W1, and the continuation that it delegated to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,14 +257,14 @@ class Blocked(Scene):
         self.finish(self.first, fixed)
 
 
-def test_what_goes_on_with_a_process_can_run_where_that_waits() -> None:
+def test_the_continuation_of_a_process_can_run_only_at_its_worker() -> None:
     scene = Blocked()
     scene.said(runnable=["out", "out"])
     assert scene.graph.fixed.location_of(scene.node(scene.rest)) == {W1}
     assert scene.graph.fixed.forget_released() == {}
 
 
-def test_a_process_that_is_lost_is_made_again_by_who_left_it() -> None:
+def test_a_lost_process_is_created_again_by_the_task_that_left_it() -> None:
     scene = Blocked()
     scene.start(scene.rest)
     scene.graph.requeue(scene.node(scene.rest))
@@ -270,7 +275,7 @@ def test_a_process_that_is_lost_is_made_again_by_who_left_it() -> None:
     assert scene.state(scene.rest) is TaskState.RUNNABLE
 
 
-def test_a_task_that_did_not_wait_the_second_time_leaves_its_continuation_asleep() -> None:
+def test_a_continuation_stays_dormant_if_the_rerun_does_not_wait() -> None:
     scene = Blocked()
     lose_location(scene.graph, W1)
     assert not scene.graph.is_ready(scene.node(scene.rest))
@@ -282,7 +287,7 @@ def test_a_task_that_did_not_wait_the_second_time_leaves_its_continuation_asleep
 
 
 @pytest.mark.parametrize("end", ["done", "failed", "cancelled", "asleep", "job over"])
-def test_a_process_ends_with_who_goes_on_with_it(end: str) -> None:
+def test_a_process_is_released_when_its_continuation_ends(end: str) -> None:
     scene = Blocked()
     if end == "asleep":
         scene.unwant("out")
@@ -306,8 +311,8 @@ def test_a_process_ends_with_who_goes_on_with_it(end: str) -> None:
     validate(scene.graph)
 
 
-def test_a_process_that_nobody_goes_on_with_is_let_go_at_once() -> None:
+def test_a_process_without_a_needed_continuation_is_released_at_once() -> None:
     scene = Blocked()
-    scene.graph.publish(stored("out", W2))  # it came otherwise
+    scene.graph.publish(stored("out", W2))  # another producer published it
     assert scene.state(scene.rest) is TaskState.DORMANT
     assert scene.graph.fixed.forget_released() == {W1: [scene.process]}

@@ -1,4 +1,4 @@
-"""The task graph in scenes: ends of jobs, news, and another try."""
+"""Scenes with the task graph: how jobs end, are removed, and are retried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ciel_tests.scenes.graph import W1, W2, Scene
 # --- the end of a job -----------------------------------------------------------------------------
 
 
-def test_cancelling_ends_all_that_is_unfinished() -> None:
+def test_cancelling_ends_all_unfinished_tasks() -> None:
     first, second, third = a_chain(3)
     scene = Scene(first, second, third, a_task("aside"), wanted=["c2", "nobody makes it"])
     scene.run(first)
@@ -33,7 +33,7 @@ def test_cancelling_ends_all_that_is_unfinished() -> None:
     assert scene.job.unsettled == 0
 
 
-def test_removing_a_job_forgets_all_of_it_and_says_what_lies_where() -> None:
+def test_removing_a_job_forgets_it_and_returns_the_copies_to_delete() -> None:
     first, second = a_chain(2)
     scene = Scene()
     scene.upload(stored("upload", W2))
@@ -52,7 +52,7 @@ def test_removing_a_job_forgets_all_of_it_and_says_what_lies_where() -> None:
     validate(scene.graph)
 
 
-def test_removing_a_job_leaves_what_another_job_wants() -> None:
+def test_removing_a_job_leaves_objects_that_another_job_wants() -> None:
     task = a_task("a")
     scene = Scene(task, wanted=["a"])
     scene.run(task)
@@ -62,7 +62,7 @@ def test_removing_a_job_leaves_what_another_job_wants() -> None:
     assert scene.ref("a") == stored("a", W1)
 
 
-def test_failed_results_include_those_that_a_result_lists() -> None:
+def test_failed_results_include_failed_objects_that_a_result_lists() -> None:
     bad, good = a_task("bad"), a_task("good")
     listing = a_task("list", inputs=["good", "bad"], mentions=Mentions.INPUTS, sees_errors=True)
     scene = Scene(bad, good, listing, wanted=["list", "bad"])
@@ -74,7 +74,7 @@ def test_failed_results_include_those_that_a_result_lists() -> None:
     assert at_once(failed_results(scene.graph, scene.job)) == ["bad"]
 
 
-def test_stuck_names_what_nobody_makes() -> None:
+def test_stuck_names_objects_without_a_producer() -> None:
     scene = Scene(a_task("a", inputs=["orphan"]), a_task("b", inputs=["a"]), wanted=["b"])
     assert stuck(scene.graph, scene.job) == ["orphan"]
     scene.want("other orphan")
@@ -87,7 +87,7 @@ def test_stuck_names_a_circle() -> None:
     assert sorted(stuck(scene.graph, scene.job)) == ["a", "b"]
 
 
-def test_a_circle_can_be_failed() -> None:
+def test_a_circle_can_be_made_to_fail() -> None:
     scene = Scene(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), wanted=["a"])
     scene.graph.publish(failed("b", "NEVER_MADE", "a circle"))
     validate(scene.graph)
@@ -95,10 +95,10 @@ def test_a_circle_can_be_failed() -> None:
     assert scene.error("a").reason == "DEPENDENCY_FAILED"
 
 
-# --- news of objects ------------------------------------------------------------------------------
+# --- updates of objects ---------------------------------------------------------------------------
 
 
-def test_news_of_nothing_new_is_not_told_again() -> None:
+def test_an_update_without_news_is_not_reported_again() -> None:
     task = a_task("a")
     scene = Scene(task, wanted=["a"])
     scene.run(task)
@@ -111,7 +111,7 @@ def test_news_of_nothing_new_is_not_told_again() -> None:
     assert scene.ref("a") == stored("a", W1, W2)
 
 
-def test_a_place_is_told_all_that_it_holds() -> None:
+def test_the_objects_held_at_a_worker_are_listed() -> None:
     scene = Scene()
     for name in ("a", "b"):
         scene.upload(stored(name, W1, W2))
@@ -122,7 +122,7 @@ def test_a_place_is_told_all_that_it_holds() -> None:
     assert scene.graph.objects.held_at(W2) == ["a", "b"]
 
 
-def test_removing_a_job_leaves_what_a_task_of_another_reads() -> None:
+def test_removing_a_job_leaves_objects_that_another_jobs_task_reads() -> None:
     scene = Scene()
     scene.upload(stored("upload", W1))
     first, second = a_chain(2)
@@ -145,17 +145,17 @@ def test_removing_a_job_leaves_what_a_task_of_another_reads() -> None:
     assert not scene.graph.objects.nodes
 
 
-# --- another try for what failed ------------------------------------------------------------------
+# --- retrying failed tasks ------------------------------------------------------------------------
 
 
 def try_again(scene: Scene) -> int:
-    """Try a job's failed tasks again; return how many may run."""
+    """Retry a job's failed tasks; return how many may run."""
     count = at_once(revive(scene.graph, scene.job))
     stop_reviving(scene.graph, scene.job)
     return count
 
 
-def test_what_failed_is_revived_with_all_that_failed_by_it() -> None:
+def test_a_failed_task_is_revived_with_all_tasks_that_failed_by_it() -> None:
     first, second = a_chain(2)
     good = a_task("good")
     scene = Scene(first, second, good, wanted=["c1", "good"])
@@ -172,7 +172,7 @@ def test_what_failed_is_revived_with_all_that_failed_by_it() -> None:
     assert scene.job.unsettled == 0
 
 
-def test_what_failed_under_a_task_that_was_not_needed_any_more_is_revived() -> None:
+def test_a_failed_task_below_a_dormant_one_is_revived() -> None:
     bad = a_task("bad")
     deep, middle = a_task("deep", inputs=["bad"]), a_task("middle", inputs=["deep"])
     top = a_task("top", inputs=["bad", "middle"])
@@ -186,7 +186,7 @@ def test_what_failed_under_a_task_that_was_not_needed_any_more_is_revived() -> N
     assert scene.state(top) is scene.state(middle) is scene.state(deep) is TaskState.WAITING
 
 
-def test_an_output_that_was_not_made_is_tried_again() -> None:
+def test_a_task_that_left_out_an_output_is_retried() -> None:
     task = a_task("a", "b")
     scene = Scene(task, wanted=["a", "b"])
     scene.start(task)
@@ -197,15 +197,15 @@ def test_an_output_that_was_not_made_is_tried_again() -> None:
     assert scene.ref("b") == stored("b", W1)
 
 
-def test_where_nothing_failed_there_is_nothing_to_revive() -> None:
+def test_a_job_without_failures_has_nothing_to_revive() -> None:
     task = a_task("a")
     scene = Scene(task, wanted=["a"])
     scene.run(task)
     assert try_again(scene) == 0
 
 
-def test_what_was_lost_while_its_job_was_called_off_is_made_again() -> None:
-    """Also for a task that had not failed by it, and runs again only later."""
+def test_an_object_lost_while_its_job_was_cancelled_is_recomputed() -> None:
+    """This also covers a task that had not failed by it and runs again only later."""
     maker, reader, other = a_task("a"), a_task("b", inputs=["a"]), a_task("other")
     scene = Scene(maker, reader, other, wanted=["b", "other"])
     scene.run(maker, reader)
@@ -219,8 +219,8 @@ def test_what_was_lost_while_its_job_was_called_off_is_made_again() -> None:
     assert scene.ref("b") == stored("b", W1)
 
 
-def test_who_needs_what_is_not_put_back_yet_waits_for_that() -> None:
-    """A task that is needed again while others are put back would fail by their old errors."""
+def test_a_task_waits_for_an_input_whose_producer_is_not_revived_yet() -> None:
+    """Without this, a task that becomes needed during the retry would fail by the old errors."""
     maker, reader = a_task("a"), a_task("b", inputs=["a"])
     scene = Scene(maker, reader, wanted=["b"])
     scene.run(maker, reader)

@@ -1,4 +1,4 @@
-"""The task graph in scenes: objects that are lost, or that nobody wants any more."""
+"""Scenes with the task graph: objects that are lost, or no longer wanted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ciel_tests.scenes.graph import LONG, W1, W2, Scene
 # --- loss -----------------------------------------------------------------------------------------
 
 
-def test_a_copy_elsewhere_makes_a_loss_harmless() -> None:
+def test_losing_one_of_two_copies_changes_nothing() -> None:
     task = a_task("a")
     scene = Scene(task, wanted=["a"])
     scene.run(task)
@@ -32,7 +32,7 @@ def test_a_copy_elsewhere_makes_a_loss_harmless() -> None:
     assert scene.job.unsettled == 1
 
 
-def test_a_loss_that_nobody_minds_starts_nothing() -> None:
+def test_losing_an_object_that_is_not_needed_starts_nothing() -> None:
     task = a_task("a", "b")
     scene = Scene(task, wanted=["a"])
     scene.run(task)
@@ -42,7 +42,7 @@ def test_a_loss_that_nobody_minds_starts_nothing() -> None:
     assert scene.ref("b") == Future(ObjectId("b"))
 
 
-def test_a_loss_where_it_never_lay_changes_nothing() -> None:
+def test_losing_an_object_at_a_worker_without_a_copy_changes_nothing() -> None:
     task = a_task("a")
     scene = Scene(task, wanted=["a"])
     scene.run(task, place=W1)
@@ -52,7 +52,7 @@ def test_a_loss_where_it_never_lay_changes_nothing() -> None:
     scene.said()
 
 
-def test_only_producers_of_what_is_missing_run_again() -> None:
+def test_only_producers_of_missing_objects_run_again() -> None:
     first, second, third = a_chain(3)
     scene = Scene(first, second, third, wanted=["c2"])
     scene.run(first, place=W2)
@@ -66,7 +66,7 @@ def test_only_producers_of_what_is_missing_run_again() -> None:
     assert scene.start(third, W2) == 2
 
 
-def test_a_runnable_task_learns_of_a_loss_when_it_is_to_start() -> None:
+def test_a_runnable_task_notices_a_lost_input_when_it_is_to_start() -> None:
     first, second = a_chain(2)
     scene = Scene(first, second, wanted=["c1"])
     scene.run(first)
@@ -81,7 +81,7 @@ def test_a_runnable_task_learns_of_a_loss_when_it_is_to_start() -> None:
     scene.said(settled=["c1"], droppable=["c0"])
 
 
-def test_an_upload_that_is_lost_is_an_error_that_says_so() -> None:
+def test_losing_an_upload_is_an_error_that_says_so() -> None:
     reader = a_task("a", inputs=["upload"])
     scene = Scene()
     scene.upload(stored("upload", W1))
@@ -97,7 +97,7 @@ def test_an_upload_that_is_lost_is_an_error_that_says_so() -> None:
     assert scene.error("a").details == details
 
 
-def test_a_stream_that_is_lost_is_made_again() -> None:
+def test_a_lost_stream_is_recomputed() -> None:
     task, reader = a_chain(2)
     scene = Scene(task, reader, wanted=["c0", "c1"])
     scene.said(runnable=["c0"])
@@ -122,7 +122,7 @@ def a_long_chain_that_ran() -> tuple[Scene, list[TaskSpec]]:
 
 
 def run_all(scene: Scene) -> int:
-    """Run whatever is runnable without checks between, which would take quadratic time."""
+    """Run all runnable tasks without validating in between, which would take quadratic time."""
     count = 0
     graph = scene.graph
     while graph.runnable:
@@ -148,7 +148,7 @@ def test_a_chain_of_twenty_thousand_is_rebuilt_from_its_end(drop_first: bool) ->
     assert scene.job.unsettled == 0
 
 
-def test_a_chain_of_twenty_thousand_fails_at_once_and_goes_to_sleep_at_once() -> None:
+def test_a_chain_of_twenty_thousand_can_become_dormant_and_can_fail() -> None:
     chain = a_chain(LONG)
     scene = Scene(*chain, wanted=[f"c{LONG - 1}"])
     scene.unwant(f"c{LONG - 1}")
@@ -159,7 +159,7 @@ def test_a_chain_of_twenty_thousand_fails_at_once_and_goes_to_sleep_at_once() ->
     assert scene.error(f"c{LONG - 1}").reason == "DEPENDENCY_FAILED"
 
 
-# --- losing interest ------------------------------------------------------------------------------
+# --- objects that are no longer wanted ------------------------------------------------------------
 
 
 def test_unwanting_puts_everything_upstream_to_sleep() -> None:
@@ -176,7 +176,7 @@ def test_unwanting_puts_everything_upstream_to_sleep() -> None:
     assert scene.job.unsettled == 0
 
 
-def test_what_another_reader_needs_goes_on() -> None:
+def test_a_producer_that_another_reader_needs_stays_runnable() -> None:
     first, second = a_chain(2)
     other = a_task("other", inputs=["c0"])
     scene = Scene(first, second, other, wanted=["c1", "other"])
@@ -216,7 +216,7 @@ def test_a_requeued_task_gets_the_next_number() -> None:
     assert scene.start(task) == 2
 
 
-def test_a_requeued_task_that_nobody_needs_any_more_sleeps() -> None:
+def test_a_requeued_task_that_is_no_longer_needed_becomes_dormant() -> None:
     task = a_task("a")
     scene = Scene(task, wanted=["a"])
     scene.start(task)
@@ -225,7 +225,7 @@ def test_a_requeued_task_that_nobody_needs_any_more_sleeps() -> None:
     assert scene.state(task) is TaskState.DORMANT
 
 
-def test_a_step_that_makes_no_sense_is_refused_with_the_state_it_met() -> None:
+def test_an_invalid_transition_is_refused_with_the_state_of_the_task() -> None:
     task = a_task("a")
     scene = Scene(task)
     with pytest.raises(InvalidTransitionError, match="dormant: cannot become assigned"):

@@ -1,5 +1,5 @@
-"""The graph against a model that knows only the rules: after each step, every task's state is
-recomputed.
+"""Compares the graph with a model that knows only the rules: after each step, the model recomputes
+every task's state.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ModelTask:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sees_errors: bool
-    any_count: int = 0  # of so many of its inputs, the last ones, one is enough
+    any_count: int = 0  # one of the last `any_count` inputs is enough
     status: str = (
-        "idle"  # idle, assigned, failed; "idle" is also what has finished and could run again
+        "idle"  # idle, assigned, failed; "idle" tasks may have finished, and could run again
     )
 
     @property
@@ -55,16 +55,14 @@ class ModelTask:
 
 @dataclass
 class Model:
-    """Lazy evaluation by brute force: nothing is remembered but facts, everything else is
-    recomputed.
-    """
+    """Evaluates lazily by brute force: it remembers only facts, and recomputes all else."""
 
     tasks: dict[str, ModelTask] = field(default_factory=dict)
     producer: dict[str, str] = field(default_factory=dict)
     wanted: set[str] = field(default_factory=set)
     places: dict[str, set[str]] = field(
         default_factory=dict
-    )  # where an object is; {"inline"} for a value
+    )  # the workers that hold an object; {"inline"} for a value
     failed: set[str] = field(default_factory=set)
 
     def settle(self) -> set[str]:
@@ -86,7 +84,7 @@ class Model:
         return none_left or not self.failed.isdisjoint(task.needed)
 
     def has_choice(self, name: str) -> bool:
-        """Whether a task that chooses can do so now."""
+        """Return whether a task with any-of inputs has one that it can run with."""
         task = self.tasks[name]
         return not task.any_count or any(
             self.places.get(i) or (task.sees_errors and i in self.failed) for i in task.alternatives
@@ -128,7 +126,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         self.job = Job(JobSpec(JobId("job"), "", open=True, detached=False, keep=False), 1, 0.0)
         self.model = Model()
         self.count = 0
-        self.reads: dict[str, set[str]] = {}  # by tasks that run, of what is not whole yet
+        self.reads: dict[str, set[str]] = {}  # unfinished streams that each running task reads
 
     # --- choosing ---------------------------------------------------------------------------------
 
@@ -223,14 +221,18 @@ class GraphAgainstModel(RuleBasedStateMachine):
         return name, self.graph.tasks[name]
 
     def _countable(self) -> list[str]:
-        """Those whose reports would count: what they read is whole."""
+        """Return the running tasks whose reports would count, because all their inputs are
+        complete.
+        """
         tasks, reading = self.graph.tasks, self.graph.streams.reading
         return [name for name in self._in_state(ASSIGNED) if tasks[name] not in reading]
 
     @precondition(lambda self: self._in_state(ASSIGNED))
     @rule(data=st.data())
     def open_streams(self, data: st.DataObject) -> None:
-        """Any output may be opened, be it there, lost before, or delegated."""
+        """Open the outputs of a running task as streams, even if they are there, lost or
+        delegated.
+        """
         _, task = self._running(data)
         assert task.worker is not None
         place = frozenset((task.worker,))
@@ -239,7 +241,9 @@ class GraphAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self._in_state(ASSIGNED))
     @rule(data=st.data())
     def pipe(self, data: st.DataObject) -> None:
-        """A running task opens its outputs, and a new one runs that reads one of them."""
+        """Open the missing outputs of a running task, and start a new task that reads one of
+        them.
+        """
         name, task = self._running(data)
         mine = [o for o in task.spec.outputs if self.model.producer[o] == name]
         growing = [o for o in mine if self.model.is_missing(o)]
@@ -255,7 +259,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.producer) > 1)
     @rule(data=st.data(), sees_errors=st.booleans())
     def choose(self, data: st.DataObject, sees_errors: bool) -> None:
-        """A task is needed that chooses, most often among what is not there."""
+        """Add a wanted task with any-of inputs, most often missing ones."""
         known = sorted(self.model.producer)
         missing = [o for o in known if self.model.is_missing(o)]
         pool = missing if len(missing) > 1 else known
@@ -277,7 +281,8 @@ class GraphAgainstModel(RuleBasedStateMachine):
         for output in task.spec.outputs:
             if self.model.producer[output] != name:
                 continue
-            if data.draw(st.integers(0, 9)) == 0:  # forgotten: an error
+            # the task does not produce this output, which is an error
+            if data.draw(st.integers(0, 9)) == 0:
                 if self.model.is_missing(output):
                     self.model.failed.add(output)
                 continue
@@ -285,7 +290,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
                 published.append(Value.of(output, b"content"))
             else:
                 published.append(Concrete(output, 5000, frozenset((worker,))))
-            if inline:  # a value wins over whatever was known, an error included
+            if inline:  # a value replaces all earlier states, errors included
                 self.model.failed.discard(output)
             if output not in self.model.failed:
                 places = self.model.places.setdefault(output, set())
@@ -344,7 +349,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def release(self) -> None:
-        """Drop all that may be dropped, and hold that none of it is still needed."""
+        """Drop all droppable objects, and check that no task still needs them."""
         retention = self.graph.retention
         droppable, retention.droppable = retention.droppable, []
         for object_id in droppable:
@@ -359,7 +364,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
                 assert all(object_id not in task.inputs for task in waiting)
                 self.model.places[object_id].clear()
 
-    # --- what must hold ---------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------
 
     @invariant()
     def states_agree(self) -> None:
@@ -393,7 +398,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
             assert there == bool(self.model.places.get(object_id)), ref
 
     def _follow_streams(self) -> None:
-        """Stop who reads what broke."""
+        """Requeue tasks whose streams broke."""
         while self.graph.streams.broken:
             task, attempt = self.graph.streams.broken.pop()
             if task.state in (WAITING, RUNNABLE):
@@ -404,7 +409,9 @@ class GraphAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def who_reads_is_known(self) -> None:
-        """Whoever runs with an object that grows, or is to, counts on it; its maker is needed."""
+        """Check that every task that reads a growing object is registered as its reader, and that
+        the producer of a read object is needed.
+        """
         for object_id in self.graph.objects.growing:
             readers = self.graph.streams.readers.get(object_id, {})
             for name in self._in_state(WAITING, RUNNABLE):
@@ -420,8 +427,8 @@ class GraphAgainstModel(RuleBasedStateMachine):
             self.reads[name] = left
 
     def _never_asked(self, name: str) -> None:
-        """The model fails all at once; where a consumer failed first, its producer is simply not
-        needed.
+        """Reset a task that the model failed but the graph did not: the model fails all tasks at
+        once; where a consumer failed first, the graph no longer needs its producer.
         """
         self.model.tasks[name].status = "idle"
         for output in self.model.tasks[name].outputs:
@@ -434,7 +441,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         validate(self.graph)
 
     def teardown(self) -> None:
-        """Liveness: with nothing failing any more, all that is wanted comes to be."""
+        """Check liveness: when no task fails any more, all wanted objects are produced."""
         for _ in range(10 * len(self.graph.tasks) + 10):
             self.states_agree()
             ready = self._in_state(RUNNABLE)

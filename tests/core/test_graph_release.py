@@ -1,4 +1,4 @@
-"""The task graph in scenes: what is released, and when."""
+"""Scenes with the task graph: which objects are released, and when."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_intermediate_object_is_dropped_with_its_last_reader() -> None:
 
 
 @pytest.mark.parametrize("name", ["c1", "upload", "failed", "unknown"])
-def test_what_is_needed_or_cannot_be_made_is_never_dropped(name: str) -> None:
+def test_an_object_that_is_needed_or_cannot_be_recomputed_is_never_dropped(name: str) -> None:
     first, second = a_chain(2)
     bad = a_task("failed")
     scene = Scene()
@@ -45,7 +45,7 @@ def test_what_is_needed_or_cannot_be_made_is_never_dropped(name: str) -> None:
     assert scene.ref(name) == before
 
 
-def test_what_a_list_mentions_stays_as_long_as_the_list() -> None:
+def test_objects_that_a_list_mentions_stay_as_long_as_the_list() -> None:
     item = a_task("item")
     listing = a_task("list", inputs=["item"], mentions=Mentions.INPUTS)
     scene = Scene(item, listing, wanted=["list"])
@@ -57,7 +57,7 @@ def test_what_a_list_mentions_stays_as_long_as_the_list() -> None:
     assert scene.drop_all() == {"item": [W1]}
 
 
-def test_a_lost_list_is_made_again_from_what_it_mentioned() -> None:
+def test_a_lost_list_is_recomputed_from_the_objects_it_mentioned() -> None:
     item = a_task("item")
     listing = a_task("list", inputs=["item"], mentions=Mentions.INPUTS)
     scene = Scene(item, listing, wanted=["list"])
@@ -83,7 +83,7 @@ def test_a_list_that_failed_mentions_nothing() -> None:
     assert scene.drop_all() == {"item": [W1]}
 
 
-def test_what_a_task_that_mentions_anything_saw_stays_for_good() -> None:
+def test_inputs_of_a_task_that_may_mention_anything_are_never_released() -> None:
     item = a_task("item")
     free = a_task("free", inputs=["item"], mentions=Mentions.ANYTHING)
     scene = Scene(item, free, wanted=["free"])
@@ -92,7 +92,7 @@ def test_what_a_task_that_mentions_anything_saw_stays_for_good() -> None:
     assert scene.drop_all() == {}
 
 
-def test_what_children_of_a_free_task_make_stays_for_good() -> None:
+def test_objects_of_children_of_a_task_that_may_mention_anything_are_never_released() -> None:
     free = a_task("free", mentions=Mentions.ANYTHING)
     child = a_task("part", parent=free)
     reader = a_task("free", inputs=["part"], parent=free, ordinal=1)
@@ -104,7 +104,7 @@ def test_what_children_of_a_free_task_make_stays_for_good() -> None:
     assert scene.drop_all() == {}
 
 
-def test_a_task_that_made_nothing_besides_names_nothing() -> None:
+def test_inputs_are_released_once_a_task_ended_without_undeclared_objects() -> None:
     item = a_task("item", mentions=Mentions.OWN)
     own = a_task("own", inputs=["item"], mentions=Mentions.OWN)
     scene = Scene(item, own, wanted=["own"])
@@ -116,7 +116,7 @@ def test_a_task_that_made_nothing_besides_names_nothing() -> None:
     assert scene.drop_all() == {"own": [W1]}
 
 
-def test_a_task_that_spawned_keeps_what_its_children_made() -> None:
+def test_objects_of_children_stay_as_long_as_their_parent() -> None:
     own = a_task("own", mentions=Mentions.OWN)
     child = a_task("part", parent=own, mentions=Mentions.OWN)
     scene = Scene(own, wanted=["own"])
@@ -129,7 +129,7 @@ def test_a_task_that_spawned_keeps_what_its_children_made() -> None:
     assert scene.drop_all() == {}
 
 
-def test_a_task_that_named_nothing_may_do_so_when_it_runs_again() -> None:
+def test_a_childless_task_may_spawn_when_it_runs_again() -> None:
     item = a_task("item", mentions=Mentions.NOTHING)
     own = a_task("own", inputs=["item"], mentions=Mentions.OWN)
     scene = Scene(item, own, wanted=["own"])
@@ -144,7 +144,7 @@ def test_a_task_that_named_nothing_may_do_so_when_it_runs_again() -> None:
     assert scene.drop_all() == {}
 
 
-def test_an_upload_that_is_handed_over_goes_with_the_last_task_that_read_it() -> None:
+def test_a_handed_over_upload_is_deleted_with_the_last_task_that_read_it() -> None:
     first = a_task("first", inputs=["up"], mentions=Mentions.OWN)
     other = a_task("other", inputs=["up"], mentions=Mentions.OWN)
     scene = Scene(wanted=[])
@@ -161,7 +161,7 @@ def test_an_upload_that_is_handed_over_goes_with_the_last_task_that_read_it() ->
     validate(scene.graph)
 
 
-def test_a_dropped_object_is_made_again_when_a_lost_result_needs_it() -> None:
+def test_a_dropped_object_is_recomputed_when_a_lost_result_needs_it() -> None:
     first, second = a_chain(2)
     scene = Scene(first, second, wanted=["c1"])
     scene.run(first, second)
@@ -175,7 +175,7 @@ def test_a_dropped_object_is_made_again_when_a_lost_result_needs_it() -> None:
     scene.said(settled=["c1"], droppable=["c0"])
 
 
-def test_a_dropped_object_is_made_again_for_a_late_reader() -> None:
+def test_a_dropped_object_is_recomputed_for_a_late_reader() -> None:
     first, second = a_chain(2)
     scene = Scene(first, second, wanted=["c1"])
     scene.run(first, second)
@@ -193,7 +193,7 @@ def programs(count: int) -> list[TaskSpec]:
     return [a_task(f"p{number}", mentions=Mentions.NOTHING) for number in range(count)]
 
 
-def test_a_result_that_is_handed_over_is_forgotten_with_its_task() -> None:
+def test_a_handed_over_result_is_forgotten_with_its_task() -> None:
     first, second = programs(2)
     scene = Scene(first, second, wanted=["p0", "p1"])
     scene.run(first)
@@ -205,7 +205,7 @@ def test_a_result_that_is_handed_over_is_forgotten_with_its_task() -> None:
     assert scene.job.handed_over == 1
 
 
-def test_what_is_still_needed_is_not_forgotten_when_it_is_handed_over() -> None:
+def test_a_handed_over_result_that_is_still_needed_is_not_forgotten() -> None:
     first, second = programs(2)
     reader = a_task("reader", inputs=["p0"], mentions=Mentions.NOTHING)
     scene = Scene(first, second, reader, wanted=["p0", "p1", "reader"])

@@ -1,4 +1,4 @@
-"""The task graph in scenes: objects that grow, and any_inputs."""
+"""Scenes with the task graph: growing objects, and any-of inputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from ciel.testing.builders import a_chain, a_task, failed, inline, stored
 from ciel.testing.operations import at_once
 from ciel_tests.scenes.graph import LONG, W1, Scene
 
-# --- objects that grow ----------------------------------------------------------------------------
+# --- growing objects ------------------------------------------------------------------------------
 
 
 def streaming(length: int) -> tuple[Scene, list[TaskSpec]]:
-    """Tasks that all run: each opened its output as a stream, and the next one reads it."""
+    """Start a chain of tasks, each of which opened its output as a stream that the next one
+    reads.
+    """
     tasks = a_chain(length)
     scene = Scene(*tasks, wanted=[tasks[-1].outputs[0]])
     for task in tasks:
@@ -34,7 +36,7 @@ def streaming(length: int) -> tuple[Scene, list[TaskSpec]]:
     return scene, tasks
 
 
-def test_a_reader_runs_while_what_it_reads_grows_and_its_maker_is_needed_for_it() -> None:
+def test_a_reader_runs_while_its_input_grows_and_keeps_the_producer_needed() -> None:
     scene, (maker, reader) = streaming(2)
     assert scene.graph.is_needed(scene.node(maker))
     assert scene.node(reader) in scene.graph.streams.reading
@@ -44,7 +46,7 @@ def test_a_reader_runs_while_what_it_reads_grows_and_its_maker_is_needed_for_it(
     scene.said(unneeded=["c0"])
 
 
-def test_a_reader_counts_when_all_it_reads_is_whole() -> None:
+def test_the_report_of_a_reader_counts_when_all_its_inputs_are_complete() -> None:
     one, two = a_task("one"), a_task("two")
     reader = a_task("both", inputs=["one", "two"])
     scene = Scene(one, two, reader, wanted=["both"])
@@ -60,7 +62,7 @@ def test_a_reader_counts_when_all_it_reads_is_whole() -> None:
 
 
 @pytest.mark.parametrize("end", ["requeued", "lost", "not made"])
-def test_readers_stop_and_wait_when_what_they_read_breaks(end: str) -> None:
+def test_readers_stop_and_wait_when_their_stream_breaks(end: str) -> None:
     scene, (maker, reader) = streaming(2)
     idle = a_task("idle", inputs=["c0"])
     scene.add(idle)
@@ -81,7 +83,7 @@ def test_readers_stop_and_wait_when_what_they_read_breaks(end: str) -> None:
         assert scene.state(maker) is TaskState.ASSIGNED
 
 
-def test_who_waits_for_more_counts_on_a_stream_too() -> None:
+def test_a_task_that_waits_for_further_inputs_also_needs_the_stream() -> None:
     maker, other = a_task("grows"), a_task("late")
     early = a_task("early", inputs=["grows", "late"])
     scene = Scene(maker, other, early, wanted=["early"])
@@ -98,7 +100,7 @@ def test_who_waits_for_more_counts_on_a_stream_too() -> None:
     assert scene.graph.waiting.missing_of(scene.node(later)) == 2
 
 
-def test_a_maker_that_sleeps_breaks_its_streams() -> None:
+def test_a_producer_that_becomes_dormant_breaks_its_streams() -> None:
     scene, (maker, reader) = streaming(2)
     scene.unwant("c1")
     scene.graph.sleep(scene.node(reader))
@@ -107,7 +109,7 @@ def test_a_maker_that_sleeps_breaks_its_streams() -> None:
     assert scene.follow() == []
 
 
-def test_readers_of_what_failed_fail_unless_they_see_errors() -> None:
+def test_readers_of_a_failed_stream_fail_unless_they_see_errors() -> None:
     maker, reader = a_chain(2)
     seer = a_task("seer", inputs=["c0"], sees_errors=True)
     scene = Scene(maker, reader, seer, wanted=["c1", "seer"])
@@ -131,7 +133,7 @@ def test_a_broken_stream_stops_a_long_pipeline_without_recursion() -> None:
     assert not scene.graph.objects.growing
 
 
-def test_a_stream_breaks_when_its_maker_delegates_it() -> None:
+def test_a_stream_breaks_when_its_producer_delegates_it() -> None:
     parent = a_task("a")
     child = a_task("a", parent=parent)
     reader = a_task("b", inputs=["a"])
@@ -149,7 +151,7 @@ def test_a_stream_breaks_when_its_maker_delegates_it() -> None:
     assert scene.state(reader) is TaskState.RUNNABLE
 
 
-def test_only_its_maker_opens_a_stream() -> None:
+def test_only_the_producer_can_open_a_stream() -> None:
     maker, other = a_chain(2)
     scene = Scene(maker, other, wanted=["c1"])
     scene.start(maker)
@@ -163,11 +165,11 @@ def test_an_upload_cannot_be_a_stream() -> None:
     assert scene.ref("upload") == Future(ObjectId("upload"))
 
 
-# --- choices --------------------------------------------------------------------------------------
+# --- any-of inputs --------------------------------------------------------------------------------
 
 
 def a_choice(*, sees_errors: bool = False) -> tuple[TaskSpec, TaskSpec, TaskSpec]:
-    """Two tasks, and one that needs what either of them makes."""
+    """Return two tasks, and one that needs the output of either."""
     first = a_task("either", any_of=["a", "b"], sees_errors=sees_errors)
     return a_task("a"), a_task("b", ordinal=1), first
 
@@ -176,7 +178,7 @@ def given(scene: Scene, spec: TaskSpec) -> list[Reference]:
     return list(any_inputs.given(scene.graph.objects, spec))
 
 
-def test_one_that_is_there_is_enough_and_the_others_stay_wanted_until_the_end() -> None:
+def test_one_available_alternative_is_enough_and_the_others_stay_wanted_until_the_end() -> None:
     a, b, either = a_choice()
     scene = Scene(a, b, either, wanted=["either"])
     scene.said(runnable=["b", "a"])
@@ -191,7 +193,7 @@ def test_one_that_is_there_is_enough_and_the_others_stay_wanted_until_the_end() 
     scene.said(settled=["either"], unneeded=["a"], droppable=["b"])
 
 
-def test_who_chooses_waits_for_what_it_needs_as_any_task_does() -> None:
+def test_a_task_with_any_of_inputs_also_waits_for_its_other_inputs() -> None:
     both = a_task("both", inputs=["n"], any_of=["a", "b"])
     a, n = a_task("a"), a_task("n", ordinal=1)
     scene = Scene(a, n, both, wanted=["both"])
@@ -202,7 +204,7 @@ def test_who_chooses_waits_for_what_it_needs_as_any_task_does() -> None:
     assert given(scene, both) == [stored("n", W1), stored("a", W1), Future(ObjectId("b"))]
 
 
-def test_what_nobody_is_going_to_make_keeps_nobody_waiting() -> None:
+def test_an_alternative_without_a_producer_does_not_block_the_task() -> None:
     either = a_task("either", any_of=["nobody's", "a"])
     a = a_task("a")
     scene = Scene(either, a, wanted=["either"])
@@ -210,7 +212,7 @@ def test_what_nobody_is_going_to_make_keeps_nobody_waiting() -> None:
     assert scene.state(either) is TaskState.RUNNABLE
 
 
-def test_who_sees_errors_may_choose_one() -> None:
+def test_a_task_that_sees_errors_may_run_with_a_failed_alternative() -> None:
     a, b, either = a_choice(sees_errors=True)
     scene = Scene(a, b, either, wanted=["either"])
     scene.fail(a)
@@ -219,7 +221,7 @@ def test_who_sees_errors_may_choose_one() -> None:
     assert scene.state(b) is TaskState.RUNNABLE
 
 
-def test_who_sees_no_errors_chooses_another_and_fails_with_the_last() -> None:
+def test_a_task_that_sees_no_errors_fails_when_all_its_alternatives_have_failed() -> None:
     a, b, either = a_choice()
     scene = Scene(a, b, either, wanted=["either"])
     scene.fail(b)
@@ -233,7 +235,7 @@ def test_who_sees_no_errors_chooses_another_and_fails_with_the_last() -> None:
     assert scene.state(again) is TaskState.FAILED
 
 
-def test_an_error_is_not_given_to_who_sees_none() -> None:
+def test_a_failed_alternative_is_not_passed_to_a_task_that_sees_no_errors() -> None:
     a, b, either = a_choice()
     scene = Scene(a, b, either, wanted=["either"])
     scene.fail(a)
@@ -241,7 +243,7 @@ def test_an_error_is_not_given_to_who_sees_none() -> None:
     assert given(scene, either) == [Future(ObjectId("a")), stored("b", W1)]
 
 
-def test_what_failed_and_is_made_after_all_can_be_chosen() -> None:
+def test_a_failed_alternative_that_is_produced_later_can_be_chosen() -> None:
     maker, other = a_task("a", "made"), a_task("b", ordinal=1)
     either = a_task("either", any_of=["a", "b"])
     scene = Scene(maker, other, either, wanted=["either", "made"])
@@ -254,7 +256,7 @@ def test_what_failed_and_is_made_after_all_can_be_chosen() -> None:
     assert scene.state(either) is TaskState.RUNNABLE
 
 
-def test_a_choice_that_is_lost_before_the_task_runs_is_waited_for_again() -> None:
+def test_a_task_waits_again_if_its_only_available_alternative_is_lost() -> None:
     a, b, either = a_choice()
     scene = Scene(a, b, either, wanted=["either"])
     scene.run(a)
@@ -267,7 +269,7 @@ def test_a_choice_that_is_lost_before_the_task_runs_is_waited_for_again() -> Non
     assert scene.graph.is_ready(scene.node(either))
 
 
-def test_of_two_that_are_there_one_may_be_lost_and_is_made_again() -> None:
+def test_losing_one_of_two_available_alternatives_leaves_the_task_ready() -> None:
     a, b, either = a_choice()
     scene = Scene(a, b, either, wanted=["either"])
     scene.run(a, b)
@@ -277,7 +279,7 @@ def test_of_two_that_are_there_one_may_be_lost_and_is_made_again() -> None:
     assert scene.state(a) is TaskState.RUNNABLE
 
 
-def test_what_grows_cannot_be_chosen_and_is_given_as_a_future() -> None:
+def test_a_growing_alternative_is_passed_as_a_future_and_cannot_be_chosen() -> None:
     a, b, either = a_choice()
     scene = Scene(a, b, either, wanted=["either"])
     scene.start(a)
@@ -291,7 +293,7 @@ def test_what_grows_cannot_be_chosen_and_is_given_as_a_future() -> None:
     scene.said(runnable=["b", "a", "either"], settled=["either"], unneeded=["a"], droppable=["b"])
 
 
-def test_a_growing_alternative_is_made_again_if_it_breaks() -> None:
+def test_a_growing_alternative_is_recomputed_if_it_breaks() -> None:
     a, b, either = a_choice()
     scene = Scene(a, b, either, wanted=["either"])
     scene.start(a)
@@ -303,7 +305,7 @@ def test_a_growing_alternative_is_made_again_if_it_breaks() -> None:
 
 
 @pytest.mark.parametrize("is_made", [False, True])
-def test_nothing_is_made_for_a_choice_that_nobody_needs_any_more(is_made: bool) -> None:
+def test_alternatives_become_dormant_when_the_task_is_no_longer_needed(is_made: bool) -> None:
     a, b, either = a_choice()
     scene = Scene(a, b, either, wanted=["either"])
     if is_made:
@@ -314,7 +316,7 @@ def test_nothing_is_made_for_a_choice_that_nobody_needs_any_more(is_made: bool) 
     assert scene.state(a) is TaskState.RUNNABLE
 
 
-def test_an_attempt_that_came_to_nothing_and_is_not_needed_lets_its_alternatives_sleep() -> None:
+def test_alternatives_become_dormant_when_an_unneeded_attempt_is_requeued() -> None:
     a, b, either = a_choice()
     scene = Scene(a, b, either, wanted=["either"])
     scene.run(b)
@@ -325,8 +327,8 @@ def test_an_attempt_that_came_to_nothing_and_is_not_needed_lets_its_alternatives
     assert scene.state(either) is scene.state(a) is TaskState.DORMANT
 
 
-def test_a_child_that_chooses_keeps_awake_what_its_parent_was_waiting_for() -> None:
-    """So goes a script that selects in a loop: nothing stops between two steps of it."""
+def test_a_child_with_any_of_inputs_keeps_its_parents_alternative_running() -> None:
+    """A script that selects in a loop does this: nothing may stop between two steps of it."""
     a, b, either = a_choice()
     either = either._replace(mentions=Mentions.ANYTHING)
     scene = Scene(a, b, either, wanted=["either"])

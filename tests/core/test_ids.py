@@ -46,7 +46,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_text_is_no_id(text: str) -> None:
+def test_hostile_text_is_not_an_id(text: str) -> None:
     with pytest.raises(InvalidIdError) as caught:
         check_id(text)
     assert caught.value.text == text
@@ -54,13 +54,13 @@ def test_hostile_text_is_no_id(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 7, 7.5, True, b"a", ["a"], {"a": 1}])
-def test_what_is_no_text_is_no_id(value: object) -> None:
+def test_a_value_that_is_not_text_is_not_an_id(value: object) -> None:
     with pytest.raises(InvalidIdError, match="not text"):
         check_id(value)
 
 
 @pytest.mark.parametrize("text", ["a", "_", "7", "root:J", "a.b-c_d:0", "a..b", "x" * 128])
-def test_what_the_grammar_allows_is_an_id(text: str) -> None:
+def test_text_that_the_grammar_allows_is_an_id(text: str) -> None:
     assert check_id(text) == text
 
 
@@ -79,7 +79,7 @@ def test_accepted_text_is_safe_to_show(text: str) -> None:
     assert text[0] not in ":.-"
 
 
-def test_a_childs_name_is_the_digest_that_is_written_down() -> None:
+def test_a_childs_name_is_the_documented_digest() -> None:
     expected = blake2b(b"root:J\n7\nabc", digest_size=16).hexdigest()
     assert child_id("root:J", 7, "abc") == expected
     assert check_id(expected) == expected
@@ -94,11 +94,11 @@ def test_children_share_a_name_only_if_they_are_the_same(first: tuple[str, int, 
     assert child_id(*first) != child_id(parent + "1", ordinal, digest)
 
 
-def test_ordinal_and_parent_do_not_run_into_each_other() -> None:
+def test_ordinal_and_parent_are_separated_in_the_digest() -> None:
     assert child_id("a1", 1, "") != child_id("a", 11, "")
 
 
-def test_names_of_a_packages_job() -> None:
+def test_the_names_in_a_packages_job_are_derived_from_its_id() -> None:
     job = JobId("J")
     assert root_task_id(job) == "root:J"
     assert job_output_id(job) == "J:job_output"

@@ -15,7 +15,9 @@ A, B = ObjectId("a"), ObjectId("b")
 
 
 def kinds(value: Any) -> Any:
-    """Tell values apart that Python holds to be equal (1, 1.0, True), but JSON writes otherwise."""
+    """Distinguish values that Python holds to be equal (1, 1.0, True) but that JSON writes
+    differently.
+    """
     if isinstance(value, Reference):
         return ("ref", value.id)
     if isinstance(value, dict):
@@ -58,12 +60,12 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("pair", ALIKE.values(), ids=ALIKE)
-def test_values_that_look_alike_keep_apart(pair: tuple[Any, Any]) -> None:
+def test_values_that_look_alike_have_different_forms(pair: tuple[Any, Any]) -> None:
     assert canonical(pair[0]) != canonical(pair[1])
 
 
 @given(references(st.just(A)), references(st.just(A)))
-def test_a_reference_counts_by_its_id_alone(one: Reference, other: Reference) -> None:
+def test_a_reference_is_identified_by_its_id_alone(one: Reference, other: Reference) -> None:
     assert canonical({"in": [one]}) == canonical({"in": [other]}) == b'{"in":[{"__ref__":"a"}]}'
 
 
@@ -90,7 +92,7 @@ UNNAMEABLE = {
 
 
 @pytest.mark.parametrize("value", UNNAMEABLE.values(), ids=UNNAMEABLE)
-def test_what_has_no_canonical_form_is_refused(value: Any) -> None:
+def test_a_value_without_canonical_form_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         canonical(value)
 

@@ -66,13 +66,15 @@ def test_ties_keep_the_candidates_order(loads: list[Load], candidates: list[Cand
 
 
 @given(loads, st.permutations([W1, W2, W3]))
-def test_a_cost_does_not_depend_on_who_else_is_there(loads: list[Load], names: list[str]) -> None:
+def test_the_cost_of_a_worker_does_not_depend_on_the_other_candidates(
+    loads: list[Load], names: list[str]
+) -> None:
     together = {c.location: c.cost_s for c in rank(loads, [candidate(n) for n in names], HOSTS)}
     for name in names:
         assert rank(loads, [candidate(name)], HOSTS)[0].cost_s == together[name]
 
 
-def test_the_holder_comes_first_then_its_host_then_the_others() -> None:
+def test_the_holder_ranks_first_then_its_host_then_other_hosts() -> None:
     held = [Load(MIB, frozenset((W1,)))]
     assert order(held, candidate(W2), candidate(W3), candidate(W1)) == [W1, W3, W2]
 
@@ -82,43 +84,43 @@ def test_the_holder_of_more_bytes_comes_first() -> None:
     assert order(held, candidate(W1), candidate(W2)) == [W2, W1]
 
 
-def test_a_copy_on_the_same_host_counts_wherever_it_lies() -> None:
+def test_a_copy_on_the_same_host_counts_whichever_worker_holds_it() -> None:
     held = [Load(MIB, frozenset((W2, W1)))]
     assert order(held, candidate(W3), candidate(W1)) == [W1, W3]
     assert rank(held, [candidate(W3)], HOSTS)[0].cost_s == MIB / SAME_HOST_BYTES_PER_S
 
 
-def test_a_holder_that_is_busy_for_long_loses_to_one_who_must_fetch() -> None:
+def test_a_holder_that_is_busy_for_long_loses_to_a_worker_that_must_fetch() -> None:
     held = [Load(100_000_000, frozenset((W1,)))]
     fetch_s = 100_000_000 / OTHER_HOST_BYTES_PER_S
     assert order(held, candidate(W1, fetch_s * 0.9), candidate(W2)) == [W1, W2]
     assert order(held, candidate(W1, fetch_s * 1.1), candidate(W2)) == [W2, W1]
 
 
-def test_an_unknown_place_counts_as_another_host() -> None:
+def test_an_unknown_worker_counts_as_another_host() -> None:
     held = [Load(MIB, frozenset(("gone:8001",)))]
     assert rank(held, [candidate(W1)], HOSTS)[0].cost_s == MIB / OTHER_HOST_BYTES_PER_S
 
 
-def test_the_reason_tells_the_bytes_and_both_times() -> None:
+def test_the_reason_states_the_bytes_and_both_times() -> None:
     reason = rank([Load(100_000_000, frozenset((W1,)))], [candidate(W2, 0.25)], HOSTS)[0].reason
     assert reason == "100000000 bytes to fetch (about 1 s), a slot in about 0.25 s"
 
 
-def test_what_must_come_from_another_host_waits_for_the_disk() -> None:
+def test_an_input_from_another_host_waits_for_the_disk() -> None:
     held = [Load(100_000_000, frozenset((W2,)))]
     busy = Candidate(W1, "h1", 0.0, disk_s=3.0)
     assert rank(held, [busy], HOSTS)[0].cost_s == 4.0
     assert order(held, busy, candidate(W3)) == [W3, W1]
 
 
-def test_what_lies_on_the_host_waits_for_no_disk() -> None:
+def test_an_input_on_the_same_host_waits_for_no_disk() -> None:
     busy = Candidate(W1, "h1", 0.0, disk_s=3.0)
     assert rank([Load(0, frozenset((W1,)))], [busy], HOSTS)[0].cost_s == 0
     assert rank([Load(0, frozenset((W3,)))], [busy], HOSTS)[0].cost_s == 0
 
 
-def test_the_reason_tells_of_a_busy_disk() -> None:
+def test_the_reason_mentions_a_busy_disk() -> None:
     busy = Candidate(W1, "h1", 0.25, disk_s=3.0)
     reason = rank([Load(100_000_000, frozenset((W2,)))], [busy], HOSTS)[0].reason
     assert reason == (
@@ -127,12 +129,12 @@ def test_the_reason_tells_of_a_busy_disk() -> None:
     )
 
 
-# --- what was measured ----------------------------------------------------------------------------
+# --- measured bandwidths --------------------------------------------------------------------------
 
 S_OF_MIB = MIB / OTHER_HOST_BYTES_PER_S
 
 
-def test_a_bandwidth_that_was_measured_counts_instead_of_a_guess() -> None:
+def test_a_measured_bandwidth_replaces_the_default() -> None:
     measured = Bandwidths()
     measured.learn("h2", "h1", 10 * MIB, 20.0)
     best = rank([Load(MIB, frozenset((W2,)))], [candidate(W1)], HOSTS, measured)[0]
@@ -142,7 +144,7 @@ def test_a_bandwidth_that_was_measured_counts_instead_of_a_guess() -> None:
     )
 
 
-def test_a_copy_comes_by_the_quickest_way_that_is_known() -> None:
+def test_a_copy_is_fetched_from_the_host_with_the_highest_bandwidth() -> None:
     measured = Bandwidths()
     measured.learn("h2", "h1", 10 * MIB, 20.0)
     held = Load(MIB, frozenset((W2, "h3:1")))
@@ -152,7 +154,7 @@ def test_a_copy_comes_by_the_quickest_way_that_is_known() -> None:
     assert rank([held], [candidate(W1)], hosts, measured)[0].cost_s == pytest.approx(1.0)
 
 
-def test_the_latest_copies_count_most_and_small_ones_not_at_all() -> None:
+def test_recent_copies_weigh_most_in_a_bandwidth_and_small_ones_are_ignored() -> None:
     measured = Bandwidths()
     for run_s in (1.0, 3.0):
         measured.learn("a", "b", MEASURED_FROM_BYTES, run_s)
@@ -162,7 +164,7 @@ def test_the_latest_copies_count_most_and_small_ones_not_at_all() -> None:
     assert measured.s_per_byte("b", "a") is None
 
 
-def test_hosts_that_are_gone_are_forgotten() -> None:
+def test_bandwidths_of_hosts_that_left_are_forgotten() -> None:
     measured = Bandwidths()
     for source, target in (("a", "b"), ("b", "a"), ("a", "c"), ("a", "a")):
         measured.learn(source, target, MEASURED_FROM_BYTES, 1.0)
@@ -179,14 +181,14 @@ def asked(loads: list[Load], *candidates: Candidate, **options: float) -> list[s
     return [c.location for c in rank(loads, candidates, HOSTS, scheduling=scheduling)]
 
 
-def test_too_little_to_save_is_no_reason() -> None:
+def test_a_saving_below_the_threshold_does_not_count() -> None:
     held = [Load(MIB, frozenset((W2,)))]
     both = candidate(W1, 0.001), candidate(W2, 0.002)
     assert asked(held, *both, min_saving_threshold=MIB) == [W2, W1]
     assert asked(held, *both, min_saving_threshold=MIB + 1) == [W1, W2]
 
 
-def test_who_holds_about_as_much_as_the_best_is_as_good() -> None:
+def test_a_worker_that_holds_nearly_as_much_as_the_best_ranks_as_equal() -> None:
     held = [Load(10 * MIB, frozenset((W1, W2))), Load(MIB, frozenset((W1,)))]
     both = candidate(W1, 0.003), candidate(W2, 0.001)
     assert asked(held, *both) == [W1, W2]
@@ -194,12 +196,12 @@ def test_who_holds_about_as_much_as_the_best_is_as_good() -> None:
     assert asked(held, *both, candidate(W3), equally_local_margin=1.0) == [W1]
 
 
-def test_a_preference_may_be_made_weaker() -> None:
+def test_the_weight_of_a_sweetheart_can_be_set() -> None:
     ref = Sweetheart(ObjectId("a"), W1, 100, frozenset((W1,)))
     assert loads_of([ref], 2.5) == [Load(250, frozenset((W1,)))]
 
 
-def test_what_lies_nowhere_weighs_nothing() -> None:
+def test_inputs_without_a_location_weigh_nothing() -> None:
     assert loads_of([inline("a"), failed("b")]) == []
 
 
@@ -216,8 +218,8 @@ def test_what_lies_nowhere_weighs_nothing() -> None:
         (SocketStream(ObjectId("a"), W2, 9000), Load(STREAM_BYTES, frozenset((W2,)))),
     ],
 )
-def test_an_input_weighs_what_would_have_to_move(ref: object, expected: Load) -> None:
-    assert loads_of([ref]) == [expected]  # type: ignore[list-item]  # the table's references
+def test_an_input_weighs_as_much_as_the_bytes_to_move(ref: object, expected: Load) -> None:
+    assert loads_of([ref]) == [expected]  # type: ignore[list-item]  # references of the table
 
 
 def test_an_empty_object_weighs_nothing() -> None:

@@ -31,7 +31,7 @@ TABLE: list[tuple[Reference, list[Plan]]] = [
 
 
 @pytest.mark.parametrize("ref, plans", TABLE, ids=range(len(TABLE)))
-def test_links_come_first_then_near_then_far_and_unknown_addresses_never(
+def test_plans_prefer_links_then_the_same_host_and_never_use_unknown_addresses(
     ref: Reference, plans: list[Plan]
 ) -> None:
     assert list(plans_for(ref, "own:1", "h1", HOSTS)) == plans

@@ -1,4 +1,6 @@
-"""Merging: one test for each row of the original's table, then what holds for all rows."""
+"""Tests merging: one test for each row of the original's table, then rules that hold for all
+rows.
+"""
 
 import pytest
 from hypothesis import given
@@ -60,22 +62,22 @@ def test_row_1_the_first_value_stays() -> None:
 
 
 @pytest.mark.parametrize("old", [ref for ref in ALL if ref != VALUE])
-def test_row_2_a_value_is_taken_always(old: Reference) -> None:
+def test_row_2_a_value_replaces_all_else(old: Reference) -> None:
     assert merge(old, VALUE) == VALUE
 
 
 @pytest.mark.parametrize("old", [ref for ref in ALL if ref not in (VALUE, CONCRETE, SWEETHEART)])
-def test_row_3_a_sweetheart_is_taken(old: Reference) -> None:
+def test_row_3_a_sweetheart_replaces_the_reference(old: Reference) -> None:
     assert merge(old, SWEETHEART) == SWEETHEART
 
 
-def test_row_3_a_sweetheart_inherits_the_places_of_copies() -> None:
+def test_row_3_a_sweetheart_inherits_the_locations_of_copies() -> None:
     assert merge(CONCRETE, SWEETHEART) == Sweetheart(X, W2, 5000, at(W1, W2))
     assert merge(Sweetheart(X, W3, 1, at(W3)), SWEETHEART) == Sweetheart(X, W2, 5000, at(W2, W3))
 
 
 @pytest.mark.parametrize("old", [FUTURE, STREAM, SOCKET])
-def test_row_4_what_was_in_the_making_becomes_concrete(old: Reference) -> None:
+def test_row_4_a_future_or_stream_becomes_concrete(old: Reference) -> None:
     assert merge(old, CONCRETE) == CONCRETE
 
 
@@ -88,17 +90,17 @@ def test_row_6_a_future_becomes_an_error() -> None:
     assert merge(FUTURE, FAILURE) == FAILURE
 
 
-def test_row_7_streams_join_their_places() -> None:
+def test_row_7_merging_streams_unites_their_locations() -> None:
     assert merge(STREAM, Stream(X, at(W2))) == Stream(X, at(W1, W2))
     assert merge(STREAM, SocketStream(X, W3, 9000)) == Stream(X, at(W1, W3))
 
 
 @pytest.mark.parametrize("update", [STREAM, SocketStream(X, W2, 9001)])
-def test_row_7_a_socket_stream_has_one_place_and_keeps_it(update: Reference) -> None:
+def test_row_7_a_socket_stream_keeps_its_only_location(update: Reference) -> None:
     assert merge(SOCKET, update) == SOCKET
 
 
-def test_row_8_copies_join_their_places() -> None:
+def test_row_8_merging_copies_unites_their_locations() -> None:
     assert merge(CONCRETE, Concrete(X, 5000, at(W2))) == Concrete(X, 5000, at(W1, W2))
     assert merge(SWEETHEART, CONCRETE) == Sweetheart(X, W2, 5000, at(W1, W2))
 
@@ -109,32 +111,32 @@ def test_row_8_a_size_is_filled_in_but_not_replaced() -> None:
     assert merge(CONCRETE, Concrete(X, 7, at(W1))) == CONCRETE
 
 
-def test_row_9_buried_places_are_taken_off() -> None:
+def test_row_9_a_tombstone_removes_its_locations() -> None:
     assert merge(Concrete(X, 5, at(W1, W2)), TOMBSTONE) == Concrete(X, 5, at(W2))
     assert merge(Sweetheart(X, W2, 5, at(W1, W2)), TOMBSTONE) == Sweetheart(X, W2, 5, at(W2))
     assert merge(Stream(X, at(W1, W2)), TOMBSTONE) == Stream(X, at(W2))
 
 
 @pytest.mark.parametrize("old", [CONCRETE, Sweetheart(X, W1, 5, at(W1)), STREAM, SOCKET])
-def test_row_9_without_a_place_it_is_a_future_again(old: Reference) -> None:
+def test_row_9_a_reference_without_locations_becomes_a_future(old: Reference) -> None:
     assert merge(old, TOMBSTONE) == FUTURE
 
 
 @pytest.mark.parametrize("old", [CONCRETE, SWEETHEART, STREAM, SOCKET, FIXED])
-def test_rows_9_and_10_other_graves_do_not_matter(old: Reference) -> None:
+def test_rows_9_and_10_a_tombstone_for_another_location_changes_nothing(old: Reference) -> None:
     assert merge(old, Tombstone(X, at(W3))) == old
 
 
-def test_row_10_a_lost_fixed_object_is_an_error_that_says_where() -> None:
+def test_row_10_a_lost_fixed_object_is_an_error_with_its_location() -> None:
     assert merge(FIXED, TOMBSTONE) == Failure(X, "LOST_FIXED_OBJECT", W1)
 
 
 @pytest.mark.parametrize("old", [STREAM, SOCKET])
-def test_row_11_decided_anew_an_error_ends_a_stream(old: Reference) -> None:
+def test_row_11_unlike_the_original_an_error_ends_a_stream(old: Reference) -> None:
     assert merge(old, FAILURE) == FAILURE
 
 
-def test_row_11_decided_anew_a_future_may_become_fixed() -> None:
+def test_row_11_unlike_the_original_a_future_may_become_fixed() -> None:
     assert merge(FUTURE, FIXED) == FIXED
 
 
@@ -155,7 +157,7 @@ def test_row_11_covers_what_the_original_left_undecided() -> None:
 
 
 @given(references(), references())
-def test_merging_keeps_the_id_and_refuses_another(one: Reference, other: Reference) -> None:
+def test_merging_keeps_the_id_and_refuses_two_ids(one: Reference, other: Reference) -> None:
     assert merge(one, other._replace(id=one.id)).id == one.id
     if other.id != one.id:
         with pytest.raises(ValueError, match="two objects"):
@@ -163,34 +165,34 @@ def test_merging_keeps_the_id_and_refuses_another(one: Reference, other: Referen
 
 
 @given(references(), references())
-def test_hearing_news_twice_changes_nothing(old: Reference, update: Reference) -> None:
+def test_merging_the_same_update_twice_changes_nothing(old: Reference, update: Reference) -> None:
     update = update._replace(id=old.id)
     once = merge(old, update)
     assert merge(once, update) == once
 
 
 @given(references(), references())
-def test_only_a_tombstone_takes_something_away(old: Reference, update: Reference) -> None:
+def test_only_a_tombstone_makes_a_reference_unconsumable(old: Reference, update: Reference) -> None:
     new = merge(old, update._replace(id=old.id))
     if type(old) in CONSUMABLE and not isinstance(update, Tombstone):
         assert type(new) in CONSUMABLE
 
 
 @given(references(), places())
-def test_a_buried_place_is_named_no_more(old: Reference, place: str) -> None:
+def test_a_location_in_a_tombstone_is_removed(old: Reference, place: str) -> None:
     new = merge(old, Tombstone(old.id, at(place)))
     if type(old) in CONSUMABLE:
         assert place not in locations_of(new)
 
 
-def test_the_kinds_that_let_a_task_run() -> None:
+def test_consumable_kinds_let_a_task_run() -> None:
     assert [type(ref) in CONSUMABLE for ref in ALL] == [
         False, True, True, True, True, True, True, True, False, False, False,
     ]  # fmt: skip
     assert tuple(type(ref) for ref in ALL) == REFERENCE_TYPES
 
 
-def test_places_are_told_for_kinds_that_have_one() -> None:
+def test_locations_are_listed_for_kinds_that_have_them() -> None:
     assert [sorted(locations_of(ref)) for ref in ALL] == [
         [], [W1], [W2], [W1], [W1], [], [W1], [], [], [], [],
     ]  # fmt: skip
@@ -202,12 +204,12 @@ def test_a_value_holds_its_content() -> None:
     assert INLINE_MAX_BYTES == 1023
 
 
-def test_a_value_that_is_no_base64_is_not_guessed_at() -> None:
+def test_a_value_that_is_not_base64_is_refused() -> None:
     with pytest.raises(ValueError, match="base64"):
         _ = Value(X, "not base64!").content
 
 
-def test_a_failure_is_passed_on_with_what_programs_are_told_of_it() -> None:
+def test_a_failure_is_passed_on_with_its_details_for_programs() -> None:
     failure = Failure(ObjectId("x"), "RAISED", {"text": "no luck", "error": "packed"})
     reason, details = failure.passed_on()
     assert (reason, details["error"]) == ("DEPENDENCY_FAILED", "packed")

@@ -20,7 +20,7 @@ def test_without_retries_the_first_failure_is_the_last() -> None:
     )
 
 
-def test_a_failure_is_retried_as_often_as_was_asked_for() -> None:
+def test_a_failure_is_retried_as_often_as_requested() -> None:
     blame = Blame()
     verdicts = [
         after_failure(blame, Needs(retries=2), "RUNTIME_ERROR", "exit status 3") for _ in range(3)
@@ -32,7 +32,7 @@ def test_a_failure_is_retried_as_often_as_was_asked_for() -> None:
     ]
 
 
-def test_what_programs_are_told_of_a_failure_stays_beside_its_text() -> None:
+def test_the_details_of_a_failure_for_programs_are_kept() -> None:
     blame = Blame(failures=1)
     verdict = after_failure(
         blame, Needs(retries=1), "RAISED", {"text": "no luck", "error": "packed"}
@@ -53,7 +53,7 @@ def test_the_delay_doubles_up_to_a_limit() -> None:
     assert delays[-1] == BACK_OFF_MAX_S
 
 
-def test_only_those_failures_are_retried_that_were_named() -> None:
+def test_only_the_named_failures_are_retried() -> None:
     needs, blame = Needs(retries=2, retry_on=("TIMED_OUT", "SIGNAL")), Blame()
     assert after_failure(blame, needs, "SIGNAL", "") == Again(BACK_OFF_FIRST_S)
     verdict = after_failure(blame, needs, "RUNTIME_ERROR", "exit status 3")
@@ -62,26 +62,28 @@ def test_only_those_failures_are_retried_that_were_named() -> None:
 
 
 @pytest.mark.parametrize("reason, first_s", BACK_OFF_FIRST_BY_KIND_S.items())
-def test_what_takes_longer_to_pass_is_retried_later(reason: str, first_s: float) -> None:
+def test_failures_that_take_longer_to_pass_have_a_longer_first_delay(
+    reason: str, first_s: float
+) -> None:
     assert first_s > BACK_OFF_FIRST_S
     assert after_failure(Blame(), Needs(retries=1), reason, "") == Again(first_s)
 
 
 @pytest.mark.parametrize("first_s, expected", [(5.0, [5, 10, 20, 30, 30]), (60.0, [60] * 5)])
-def test_the_first_delay_may_be_asked_for(first_s: float, expected: list[float]) -> None:
+def test_the_first_delay_can_be_set(first_s: float, expected: list[float]) -> None:
     needs, blame = Needs(retries=9, retry_delay_s=first_s), Blame()
     verdicts = [after_failure(blame, needs, "NO_SPACE", "") for _ in expected]
     assert verdicts == [Again(delay_s) for delay_s in expected]
 
 
 @pytest.mark.parametrize("reason", sorted(NOT_RETRIED))
-def test_a_fault_that_another_attempt_cannot_mend_is_not_retried(reason: str) -> None:
+def test_a_failure_that_would_repeat_is_not_retried(reason: str) -> None:
     assert after_failure(Blame(), Needs(retries=5), reason, "so it is") == GiveUp(
         reason, "so it is"
     )
 
 
-def test_lost_workers_are_not_the_tasks_fault_until_the_third() -> None:
+def test_a_task_fails_when_it_loses_its_third_worker() -> None:
     blame = Blame()
     verdicts = [after_worker_loss(blame, f"w{number}") for number in range(1, 4)]
     assert verdicts[:2] == [Again(0.0), Again(0.0)]

@@ -1,4 +1,4 @@
-"""What tasks wait for while they run."""
+"""Tests `RunningWaits`, which tracks the objects that running tasks are blocked on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _node(output: str) -> TaskNode:
     return TaskNode(a_task(output), Job(a_job_spec(), 1, 0.0))
 
 
-def test_errands_end_with_their_owner() -> None:
+def test_waits_end_with_their_task() -> None:
     running_waits, one, other = RunningWaits(), _node("one"), _node("other")
     running_waits.add(one, [X])
     running_waits.add(one, [Y])
@@ -26,7 +26,7 @@ def test_errands_end_with_their_owner() -> None:
     assert not running_waits.awaited
 
 
-def test_of_two_that_wait_for_one_object_the_last_counts() -> None:
+def test_of_two_tasks_that_wait_for_one_object_the_last_counts() -> None:
     running_waits, one, other = RunningWaits(), _node("one"), _node("other")
     running_waits.add(one, [X])
     running_waits.add(other, [X])

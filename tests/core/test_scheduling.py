@@ -4,11 +4,11 @@ from ciel.core.errors import InvalidSchedulingError
 from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
 
 
-def test_what_is_usual_is_one_value() -> None:
+def test_the_default_options_are_one_shared_value() -> None:
     assert read_scheduling("locality", {}) is USUAL_SCHEDULING
 
 
-def test_options_are_told_in_any_order() -> None:
+def test_options_can_be_given_in_any_order() -> None:
     options = {"sweetheart_factor": 5, "min_saving_threshold": 1e6}
     read = read_scheduling("locality", options)
     assert read == read_scheduling("locality", dict(reversed(options.items())))
@@ -35,7 +35,7 @@ def test_the_other_policies_have_no_options(policy: str) -> None:
         ("locality", {"sweetheart_factor": "2"}, "must be a number"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(
+def test_an_unknown_policy_or_option_is_refused_by_name(
     policy: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(InvalidSchedulingError, match=message):

@@ -1,18 +1,18 @@
 from ciel.core.task_history import STORY_MAX_LENGTH, TEXT_MAX_LENGTH, Story
 
 
-def test_it_tells_the_oldest_first_with_ages() -> None:
+def test_a_history_lists_events_with_ages_oldest_first() -> None:
     story = Story()
     story.tell(10.0, "attempt 1 failed")
     story.tell(12.5, "attempt 2 failed")
     assert story.lines(13.0) == ["3.0 s ago: attempt 1 failed", "0.5 s ago: attempt 2 failed"]
 
 
-def test_an_untold_story_is_empty() -> None:
+def test_a_history_without_events_is_empty() -> None:
     assert Story().lines(0.0) == []
 
 
-def test_a_long_story_keeps_its_beginning_and_its_end() -> None:
+def test_a_long_history_keeps_its_first_and_last_events() -> None:
     story = Story()
     for number in range(100):
         story.tell(float(number), f"event {number}")

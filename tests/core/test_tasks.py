@@ -30,7 +30,7 @@ PARENT = a_task("p")
         a_root_task(),
     ],
 )
-def test_a_well_formed_task_passes(spec: TaskSpec) -> None:
+def test_a_well_formed_task_is_accepted(spec: TaskSpec) -> None:
     check_task(spec)
 
 
@@ -46,7 +46,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("spec", FORGED.values(), ids=FORGED)
-def test_an_id_that_does_not_follow_from_the_parent_is_refused(spec: TaskSpec) -> None:
+def test_an_id_that_is_not_derived_from_the_parent_is_refused(spec: TaskSpec) -> None:
     with pytest.raises(InvalidTaskError, match="give the id"):
         check_task(spec)
 
@@ -84,18 +84,18 @@ def test_a_task_that_contradicts_itself_is_refused(spec: TaskSpec, reason: str) 
         ("memory_bytes", 2**63),
     ],
 )
-def test_needs_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
+def test_resource_needs_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     spec = a_task("a")._replace(needs=Needs()._replace(**{field: value}))
     with pytest.raises(InvalidTaskError, match=field):
         check_task(spec)
 
 
-def test_a_childs_id_is_that_of_its_place_in_its_parent() -> None:
+def test_a_childs_id_is_derived_from_its_place_in_its_parent() -> None:
     child = a_task("a", parent=PARENT, ordinal=3)
     assert child.id == child_id(PARENT.id, 3, child.digest)
 
 
-def test_a_finished_task_stays_so_unless_it_is_to_run_again() -> None:
+def test_a_finished_task_changes_state_only_to_run_again() -> None:
     for state in FINISHED:
         assert TRANSITIONS[state] == {TaskState.DORMANT}
     assert TRANSITIONS[TaskState.DONE] == {TaskState.DORMANT}

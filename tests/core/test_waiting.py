@@ -14,9 +14,11 @@ steps = st.lists(
 
 
 @given(steps)
-def test_it_agrees_with_a_table_of_sets(steps: list[tuple[str, object, set[str] | None]]) -> None:
+def test_the_waiting_table_agrees_with_a_table_of_sets(
+    steps: list[tuple[str, object, set[str] | None]],
+) -> None:
     waiting: Waiting[int] = Waiting()
-    model: dict[int, set[str]] = {}  # in the order in which they came
+    model: dict[int, set[str]] = {}  # in the order of their arrival
     for step, subject, objects in steps:
         if step == "release":
             assert isinstance(subject, str)
@@ -46,7 +48,7 @@ def test_it_agrees_with_a_table_of_sets(steps: list[tuple[str, object, set[str] 
             assert waiting.is_awaited(name) == bool(waiting.waiters_of(name))
 
 
-def test_a_waiter_is_ready_with_the_last_of_its_objects() -> None:
+def test_a_waiter_is_released_with_the_last_of_its_objects() -> None:
     waiting: Waiting[str] = Waiting()
     waiting.wait("total", ["a", "b"])
     assert waiting.release("a") == []
@@ -56,7 +58,7 @@ def test_a_waiter_is_ready_with_the_last_of_its_objects() -> None:
     assert len(waiting) == 0
 
 
-def test_many_waiters_are_released_in_the_order_in_which_they_came() -> None:
+def test_many_waiters_are_released_in_their_order_of_arrival() -> None:
     waiting: Waiting[int] = Waiting()
     everyone = list(range(3 * LIST_MAX_LENGTH))
     for waiter in everyone:
@@ -66,7 +68,7 @@ def test_many_waiters_are_released_in_the_order_in_which_they_came() -> None:
     assert waiting.release("a") == everyone[1::2]
 
 
-def test_nothing_stays_of_whoever_was_forgotten() -> None:
+def test_a_forgotten_waiter_leaves_nothing_behind() -> None:
     waiting: Waiting[int] = Waiting()
     for waiter in range(2 * LIST_MAX_LENGTH):
         waiting.wait(waiter, ["a", "b"])
@@ -77,7 +79,7 @@ def test_nothing_stays_of_whoever_was_forgotten() -> None:
     assert waiting.release("b") == []
 
 
-def test_who_does_not_wait_can_be_forgotten() -> None:
+def test_a_task_that_does_not_wait_can_be_forgotten() -> None:
     waiting: Waiting[str] = Waiting()
     waiting.wait("total", ["a"])
     waiting.forget("other", ["a"])

@@ -1,5 +1,5 @@
-"""A fixture that runs a page. Tests find the benchmarks, which are not installed, by the path that
-is added here for a moment.
+"""Provides a fixture that runs a page, and imports the benchmarks, which are not installed, by a
+path that is added for a moment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.remove(ROOT)
 
 @pytest.fixture
 def run_page(tmp_path: Path) -> Iterator[Callable[[Page, Path], None]]:
-    """Run a page with files of a source tree; fail with a text for each example that fails."""
+    """Run a page with files of a source tree; fail with a text for each failed example."""
     home = Home(tmp_path)
 
     def run(page: Page, root: Path) -> None:

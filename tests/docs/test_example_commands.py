@@ -1,4 +1,4 @@
-"""The commands in help texts, and those by which the programs in `examples` are run."""
+"""Runs the commands in help texts, and the commands that run the programs in `examples`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from ciel.cli.parsing.grammar import programs
 from ciel_tests.documents.pages import Page
 from ciel_tests.installed.languages import build_jars, require_java, require_ocaml
 
-pytestmark = pytest.mark.timeout(300)  # on a busy machine
+pytestmark = pytest.mark.timeout(300)  # enough for a busy machine
 
 ROOT = Path(__file__).parents[2]
 HELP = Path(__file__).parent / "help"
-"""The files that the examples of help texts name; the jars are made of its `java`."""
+"""The files that examples of help texts name; the jars are built from its `java`."""
 BINDINGS = ROOT / "tests" / "integration" / "java" / "com"
 """A stand-in for the original's bindings for Java."""
 PROGRAMS = sorted([*ROOT.glob("examples/*/*.sw"), *ROOT.glob("examples/**/*.py")])
 HEADER = re.compile(r"\| `(.*?)` \||(?://|#)? {4,5}((?:sw-job|make|python) .*)")
-"""Matches a command: in the first column of a table, or where an example says how it is run."""
+"""Matches a command in the first column of a table, or in the comment of an example that says how
+to run it.
+"""
 
 
 def page_of_commands(files: Iterable[str], commands: Iterable[tuple[str, str]]) -> Page:
-    """Make a page of commands, each with the place where it stands. The place follows the command
-    as a comment, so that a failure shows it.
+    """Build a page of commands with their places. Each place follows its command as a comment, so
+    that a failure shows it.
     """
     first: dict[str, str] = {}
     for place, command in commands:
@@ -38,7 +40,7 @@ def page_of_commands(files: Iterable[str], commands: Iterable[tuple[str, str]]) 
 
 
 def commands_of_help() -> Iterator[tuple[str, str]]:
-    """Yield the examples of all help texts: their indented lines."""
+    """Yield the examples of all help texts, which are the indented lines."""
     for command in (each for program in programs() for each in program.with_verbs()):
         text = "" if command.parser is None else command.parser.epilog or ""
         for example in re.findall(r"^  (\S.*)$", text, re.MULTILINE):
@@ -46,11 +48,13 @@ def commands_of_help() -> Iterator[tuple[str, str]]:
 
 
 def commands_of_programs() -> Iterator[tuple[str, str]]:
-    """Yield how the programs in `examples` are run, as their table and their first lines say."""
+    """Yield the commands that run the programs in `examples`, from their table and their first
+    lines.
+    """
     for path in [ROOT / "examples/README.md", *PROGRAMS]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if found := HEADER.match(line):
-                command = re.sub(r" \[.*\]", "", found[1] or found[2])  # what may be left out
+                command = re.sub(r" \[.*\]", "", found[1] or found[2])  # optional parts
                 yield f"{path.relative_to(ROOT)}:{number}", command
 
 
@@ -67,7 +71,7 @@ def test_examples_of_help_texts_run_as_printed(
     run_page(page_of_commands(names, commands_of_help()), files)
 
 
-def test_programs_among_the_examples_run_as_they_say(
+def test_example_programs_run_with_their_documented_commands(
     run_page: Callable[[Page, Path], None],
 ) -> None:
     require_java()

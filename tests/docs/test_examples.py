@@ -1,4 +1,4 @@
-"""The examples of all documents run as they are printed (`ciel_tests.documents.pages`)."""
+"""Checks that the examples of all documents run as printed (`ciel_tests.documents.pages`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from ciel_tests.documents.pages import Page
 
-pytestmark = pytest.mark.timeout(300)  # of the longest page, on a busy machine
+pytestmark = pytest.mark.timeout(300)  # for the longest page, on a busy machine
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {
@@ -19,7 +19,7 @@ ELSEWHERE = {
 }
 """Blocks that other tests check, by page."""
 NOT_RUN_MAX = 7
-"""Raise it only for a block that no machine of the tests can run."""
+"""Raise it only for a block that no test machine can run."""
 
 
 def documents() -> Iterator[Page]:
@@ -49,12 +49,12 @@ def test_examples_of_a_document_run_as_printed(
     run_page(page, ROOT)
 
 
-def test_every_block_is_run_or_says_why_not() -> None:
+def test_every_block_runs_or_gives_a_reason() -> None:
     mistakes = [text for page in DOCUMENTS for text in page.mistakes(ELSEWHERE.get(page.name, ()))]
     assert not mistakes, "\n".join(mistakes)
     assert len(LEFT_OUT) <= NOT_RUN_MAX
 
 
 @pytest.mark.parametrize("place, reason", LEFT_OUT)
-def test_a_block_that_is_left_out(place: str, reason: str) -> None:
-    pytest.xfail(f"{place} is not run: {reason}")  # the summary lists it
+def test_a_block_that_does_not_run(place: str, reason: str) -> None:
+    pytest.xfail(f"{place} is not run: {reason}")  # the summary of pytest lists it

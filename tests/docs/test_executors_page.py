@@ -1,4 +1,6 @@
-"""`docs/executors.md`: its tables can be read, and it leaves no executor out."""
+"""Checks that the tables of `docs/executors.md` can be read, and that it describes every
+executor.
+"""
 
 from __future__ import annotations
 

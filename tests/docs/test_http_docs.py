@@ -1,4 +1,4 @@
-"""`docs/http.md`: its tables name every route of the master and of a worker."""
+"""Checks that the tables of `docs/http.md` name every route of the master and of a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 SPOKEN_OF = frozenset(
     ("ping", "stopping", "report", "failed", "publish", "log", "unsubscribe", "advert")
 )
-"""The last words of paths that are only listed in a sentence."""
+"""The last components of paths that only a sentence mentions."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def cluster(tmp_path: Path) -> Iterator[HandCluster]:
     cluster.stop()
 
 
-def test_a_key_of_a_role_can_be_had_by_its_owner_alone(cluster: HandCluster) -> None:
+def test_a_role_key_is_written_to_a_private_file(cluster: HandCluster) -> None:
     home, file = cluster.home, cluster.home.path / "read.key"
     assert home.run("ciel", "key", "read", "-o", str(file)).stdout == ""
     assert file.stat().st_mode & 0o777 == 0o600
@@ -37,7 +37,7 @@ def test_a_key_of_a_role_can_be_had_by_its_owner_alone(cluster: HandCluster) -> 
     assert home.run("ciel", "key", "read", "-o", str(home.path)).returncode == 2
 
 
-def test_every_route_of_the_master_stands_on_the_page() -> None:
+def test_every_route_of_the_master_is_on_the_page() -> None:
     text = PAGE.read_text()
     for path, route in master_table():
         shown = re.sub(r"\{(\w+)\}", lambda name: name[1].upper(), path)
@@ -50,7 +50,7 @@ def test_every_route_of_the_master_stands_on_the_page() -> None:
         assert not known or last in text or "browse" in path
 
 
-def test_every_route_of_a_worker_stands_on_the_page() -> None:
+def test_every_route_of_a_worker_is_on_the_page() -> None:
     text = PAGE.read_text().partition("## The worker")[2]
     for path, _ in worker_table():
         shown = re.sub(r"\{(\w+)\}", lambda name: name[1].upper(), path)

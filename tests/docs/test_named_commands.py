@@ -1,4 +1,4 @@
-"""Commands within sentences of the documents: each command, verb and option exists."""
+"""Checks that each command, verb and option that a sentence of a document names exists."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     path
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("e[dx]*/**/*.md")]
-    if path.name != "CHANGELOG.md" and path.parent.name != "adr"  # they tell of the past
+    if path.name != "CHANGELOG.md" and path.parent.name != "adr"  # these describe the past
 ]
 PASS_ON = ("submit", "run", "java", "sw-job", "sw")
-"""The words after the first argument of these are a program's own."""
+"""Commands whose words after the first argument belong to a program."""
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"`((?:ciel|ciel-master|ciel-worker|sw-job) [^`]+)`")
 
@@ -34,7 +34,7 @@ def named(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def unknown(commands: dict[tuple[str, ...], Command], text: str) -> Iterator[str]:
-    """Yield the words that should be verbs or options and are none."""
+    """Yield the words that should be verbs or options but are not."""
     words = re.split(r"[\s\[\]|]+", text.partition("&&")[0].partition(";")[0])
     length = max(n for n in range(len(words) + 1) if tuple(words[:n]) in commands)
     command, rest = commands[tuple(words[:length])], words[length:]
@@ -53,7 +53,7 @@ def unknown(commands: dict[tuple[str, ...], Command], text: str) -> Iterator[str
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_that_a_document_names_exist(
+def test_commands_named_in_a_document_exist(
     commands: dict[tuple[str, ...], Command], path: Path
 ) -> None:
     found = [

@@ -1,4 +1,6 @@
-"""`docs/packages.md` has an example of each form of an entry, template and substitution."""
+"""Checks that `docs/packages.md` has an example of each form of an entry, template and
+substitution.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def test_every_example_is_on_the_page() -> None:
 
 
 def objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object inside a value."""
+    """Yield every object inside a value."""
     if isinstance(value, dict):
         yield value
     for item in value.values() if isinstance(value, dict) else value:

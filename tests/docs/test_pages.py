@@ -1,4 +1,4 @@
-"""How pages are read and run: an example that is wrong is named with file and line."""
+"""Tests how pages are read and run: a wrong example is named with its file and line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def page(*lines: str) -> Page:
     return Page("page.md", "\n".join([*lines, ""]))
 
 
-def test_a_page_is_cut_into_blocks() -> None:
+def test_a_page_is_split_into_blocks() -> None:
     found = page("# Title", "<!-- not run: minutes -->", "```sh", "make", "```", "```c a.c", "```")
     assert found.blocks == [Block(4, "sh", "", "minutes", "make\n"), Block(7, "c", "a.c", "", "")]
 
@@ -46,7 +46,7 @@ def test_a_block_that_would_not_be_found_is_a_mistake(lines: list[str]) -> None:
     assert page(*lines).mistakes() != []
 
 
-def test_blocks_that_other_tests_check_are_no_mistake() -> None:
+def test_blocks_that_other_tests_check_are_accepted() -> None:
     assert page("```grammar", "a = b ;", "```").mistakes(["grammar"]) == []
 
 
@@ -64,7 +64,7 @@ def test_dots_stand_for_any_text(shown: str, printed: str, does: bool) -> None:
     assert matches(shown, printed) is does
 
 
-def test_a_console_has_commands_what_is_typed_and_what_is_shown() -> None:
+def test_a_console_block_has_commands_input_and_output() -> None:
     text = "$ one\n1\n2\n$ ciel sw\nsw> f(\n...  1);\n3\n"
     assert list(steps(Block(7, "console", "", "", text))) == [
         (7, "one", "", "1\n2\n"),
@@ -83,7 +83,7 @@ def test_commands_of_a_script_may_have_several_lines() -> None:
     ]
 
 
-def test_what_an_example_leaves_the_next_one_finds(tmp_path: Path) -> None:
+def test_examples_of_a_page_share_files_and_variables(tmp_path: Path) -> None:
     lines = [
         *("```sh", "mkdir sub", "cd sub", "export A=b", "```"),
         *("```text note", "hello", "```"),

@@ -1,4 +1,4 @@
-"""The README's table of figures, its history and the benchmarks say the same."""
+"""Checks that the README's table of measurements, its history and the benchmarks agree."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def value_of(cell: str) -> float:
     return float(number[0].replace(",", ""))
 
 
-def test_every_figure_has_a_name_of_its_own() -> None:
+def test_every_figure_has_a_unique_name() -> None:
     assert len(FIGURE) == len(FIGURES)
 
 
-def test_readme_tells_of_figures_with_their_goals_and_whether_they_are_met() -> None:
+def test_the_readme_lists_figures_with_their_goals_and_verdicts() -> None:
     _, head, rows, _ = read_table(README.read_text(), README_HEAD)
     assert tuple(head) == README_HEAD
     assert list(rows) == [key for key in ORDER if key in rows]
@@ -54,31 +54,31 @@ def test_readme_tells_of_figures_with_their_goals_and_whether_they_are_met() -> 
         assert verdict == ("met" if figure.is_met(value_of(here)) else "missed"), key
 
 
-def test_history_has_the_goals_that_benchmarks_have() -> None:
+def test_the_history_has_the_goals_of_the_benchmarks() -> None:
     _, _, rows, _ = read_table(HISTORY.read_text(), HISTORY_HEAD)
     told = {key: cells[1] for key, cells in rows.items() if key in FIGURE}
     assert told == {key: FIGURE[key].cells(0)[0] for key in told}
     assert len(told) == len(rows)
 
 
-def test_history_has_what_the_readme_tells() -> None:
+def test_the_history_contains_the_readmes_values() -> None:
     _, _, told, _ = read_table(README.read_text(), README_HEAD)
     _, _, rows, _ = read_table(HISTORY.read_text(), HISTORY_HEAD)
     newest = {key: [cell for cell in cells[2:] if cell][-1] for key, cells in rows.items()}
     assert {key: cells[2] for key, cells in told.items()} == {key: newest[key] for key in told}
 
 
-def test_what_was_not_measured_stays_in_the_readme_as_it_was() -> None:
+def test_rows_that_were_not_measured_stay_in_the_readme_unchanged() -> None:
     page = in_readme(PAGE, TWO, {TWO[0]: ["≤ 5 s", "6 s", "missed"]})
     assert page == PAGE.replace("| 4 s | met |", "| 6 s | missed |")
 
 
-def test_a_row_that_is_measured_anew_loses_its_mark() -> None:
+def test_a_row_that_is_measured_again_loses_its_mark() -> None:
     page = in_readme(PAGE, TWO, {TWO[1]: ["≥ 2 x", "3 x", "met"]})
     assert "| - of two | ≥ 2 x | 3 x | met |" in page
 
 
-def test_history_gets_a_column_with_what_was_measured() -> None:
+def test_the_history_gets_a_column_with_the_measured_values() -> None:
     page = in_history(HISTORY_PAGE, TWO, {TWO[0]: ["≤ 3 s", "2 s", "met"]}, "second")
     assert page.splitlines()[2:6] == [
         "| figure | goal | first | second |",
@@ -88,12 +88,12 @@ def test_history_gets_a_column_with_what_was_measured() -> None:
     ]
 
 
-def test_history_has_one_column_of_a_name() -> None:
+def test_the_history_has_one_column_for_each_name() -> None:
     once = in_history(HISTORY_PAGE, TWO, {TWO[0]: ["≤ 5 s", "2 s", "met"]}, "second")
     twice = in_history(once, TWO, {TWO[0]: ["≤ 5 s", "1 s", "met"]}, "second")
     assert twice == once.replace("2 s", "1 s")
 
 
-def test_a_page_without_the_table_is_told() -> None:
+def test_a_page_without_the_table_is_an_error() -> None:
     with pytest.raises(ValueError, match="there is no table"):
         in_readme("nothing", TWO, {})

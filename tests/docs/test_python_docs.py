@@ -1,4 +1,4 @@
-"""`docs/python/reference.md` lists every public name."""
+"""Checks that `docs/python/reference.md` lists every public name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTED = re.compile(r"^- `(?:await |with )?([\w.]+)", re.MULTILINE)
 
 
 def listed() -> dict[str, list[str]]:
-    """What the reference lists below each heading."""
+    """Return the names that the reference lists below each heading."""
     parts = re.split(r"^## (.*)$", REFERENCE.read_text(), flags=re.MULTILINE)
     return {
         heading.strip("`"): LISTED.findall(text)
@@ -25,7 +25,7 @@ def listed() -> dict[str, list[str]]:
 
 
 def public(kind: type[Any]) -> set[str]:
-    """The names of a class that are for users: its own, and those of bases of ours."""
+    """Return the public names of a class and of its base classes in ciel."""
     found: set[str] = set()
     for base in kind.__mro__:
         if base.__module__.startswith("ciel."):
@@ -34,13 +34,13 @@ def public(kind: type[Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["Client", "Future", "Task", "LocalCluster"])
-def test_the_reference_lists_what_a_class_has(name: str) -> None:
+def test_the_reference_lists_all_public_names_of_a_class(name: str) -> None:
     found = listed()[f"ciel.{name}"]
     assert len(found) == len(set(found))
     assert set(found) == public(getattr(ciel, name))
 
 
-def test_the_reference_lists_what_ciel_has() -> None:
+def test_the_reference_lists_all_names_of_ciel() -> None:
     names: list[str] = []
     for heading, found in listed().items():
         names += [heading] if heading.startswith("ciel.") else found
@@ -65,10 +65,10 @@ NAMED = re.compile(r"(?<![\w./@-])ciel\.([A-Z]\w*)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_e8_classes_that_a_document_names_exist(page: Path) -> None:
+def test_e8_classes_named_in_a_document_exist(page: Path) -> None:
     assert set(NAMED.findall(page.read_text())) <= set(ciel.__all__)
 
 
 @pytest.mark.parametrize("page", [*REFERENCE.parent.glob("*.md")], ids=lambda page: page.name)
-def test_e8_no_page_for_python_names_variables_that_functions_do_not_have(page: Path) -> None:
+def test_e8_pages_for_python_name_no_variables_of_programs(page: Path) -> None:
     assert not re.findall(r"CIEL_(?:TASK|ATTEMPT|JOB)\b", page.read_text())

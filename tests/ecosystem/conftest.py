@@ -1,4 +1,6 @@
-"""A cluster on which the tests of others run, in processes that can import these tests."""
+"""Provides a cluster that runs test suites of other projects, in processes that can import those
+suites.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
     cluster = HandCluster.start(home, 1, "--slots", str(SLOTS))
     yield cluster
     cluster.stop()
-    wait_for(lambda: not home.processes(), "the end of all processes")  # what failed keeps files
+    # files of failed tasks are kept
+    wait_for(lambda: not home.processes(), "the end of all processes")
 
 
 @pytest.fixture(scope="module")
 def client(cluster: HandCluster) -> Iterator[Client]:
-    """The client of a file of tests; programs that are started find the cluster, too."""
+    """Connect a client for one test file; started programs find the cluster, too."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CIEL_ACCESS", "PYTHONPATH"):
             patch.setenv(name, cluster.home.environ[name])

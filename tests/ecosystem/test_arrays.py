@@ -1,4 +1,4 @@
-"""Arrays, data frames and tables go from task to task without copies."""
+"""Checks that arrays, data frames and tables are passed between tasks without copies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parts_of_table(table: Any) -> list[tuple[int, bool]]:
 
 
 def mapped_file(address: int) -> str:
-    """Return of which file a place in memory is; nothing if it is the process's own."""
+    """Return the file that is mapped at an address; an empty text for private memory."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, device, _, *file = line.split(maxsplit=5)
         start, end = (int(bound, 16) for bound in span.split("-"))
@@ -65,7 +65,7 @@ def look(value: Any, parts: Callable[[Any], list[tuple[int, bool]]]) -> list[tup
     "make, parts, count",
     [(an_array, parts_of_array, 1), (a_frame, parts_of_frame, 2), (a_table, parts_of_table, 3)],
 )
-def test_a_reader_maps_the_one_object_that_the_maker_stored(
+def test_readers_map_the_one_object_that_the_producer_stored(
     client: Client, make: Any, parts: Any, count: int
 ) -> None:
     made = client.submit(make)
@@ -76,12 +76,12 @@ def test_a_reader_maps_the_one_object_that_the_maker_stored(
 
 
 @pytest.mark.parametrize("make", [an_array, a_frame, a_table])
-def test_what_a_task_makes_arrives_as_it_was(client: Client, make: Any) -> None:
+def test_the_result_of_a_task_arrives_unchanged(client: Client, make: Any) -> None:
     made, expected = client.submit(make).result(60), make()
     assert made.equals(expected) if hasattr(made, "equals") else np.array_equal(made, expected)
 
 
-def test_an_argument_and_a_result_are_the_own_ones_of_who_has_them(client: Client) -> None:
+def test_changing_an_argument_or_a_result_does_not_change_the_stored_value(client: Client) -> None:
     def fill(array: Any) -> bool:
         array.fill(0)
         return bool(array.any())

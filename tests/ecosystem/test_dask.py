@@ -1,4 +1,6 @@
-"""dask's own tests of schedulers, from its package, on `ciel.dask.get`; and what is ours alone."""
+"""Runs dask's own tests of schedulers, from its package, on `ciel.dask.get`; and further tests of
+`ciel.dask`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from ciel import Client
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("client")
 
-delayed: Any = importlib.import_module("dask").delayed  # dask is typed in parts
+delayed: Any = importlib.import_module("dask").delayed  # dask is only partly typed
 compute: Any = importlib.import_module("dask").compute
 ProgressBar: Any = importlib.import_module("dask.diagnostics").ProgressBar
 
@@ -34,7 +36,7 @@ MODULES: tuple[ModuleType, ...] = (
     dask.tests.test_callbacks, dask.tests.test_multiprocessing, dask.tests.test_threaded,
 )  # fmt: skip
 GETS = ("get", "get_sync", "get_threaded")
-"""What a scheduler is called in those."""
+"""The names of schedulers in dask's tests."""
 
 OWN = "of that scheduler's own parts: no `get` of ours is asked"
 POOLS = "of pools that are handed to a scheduler"
@@ -76,7 +78,7 @@ def theirs() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in theirs() if name not in LEFT_OUT])
-def test_of_dask(name: str) -> None:
+def test_dasks_test(name: str) -> None:
     file, _, function = name.partition(".")
     module: Any = next(m for m in MODULES if m.__name__.endswith(file))
     ours: dict[str, Any] = {get: ciel.dask.get for get in GETS if hasattr(module, get)}
@@ -85,11 +87,11 @@ def test_of_dask(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_what_is_left_out_is_still_there(name: str) -> None:
+def test_a_left_out_test_still_exists(name: str) -> None:
     assert name in set(theirs())
 
 
-# --- ours -----------------------------------------------------------------------------------------
+# --- tests of ciel.dask ---------------------------------------------------------------------------
 
 
 def test_an_array_is_computed_from_its_blocks() -> None:
@@ -98,18 +100,18 @@ def test_an_array_is_computed_from_its_blocks() -> None:
     assert found == 2 * sum(range(1_000_000))
 
 
-def test_only_what_is_wanted_is_computed() -> None:
+def test_only_wanted_keys_are_computed() -> None:
     graph = {"good": (abs, -1), "bad": (divmod, 1, 0), "none": (abs, "bad")}
     assert ciel.dask.get(graph, "good") == 1
 
 
-def test_what_a_task_raises_is_raised_for_what_needs_it() -> None:
+def test_an_exception_is_raised_for_the_tasks_that_need_the_result() -> None:
     graph = {"bad": (divmod, 1, 0), "left": (abs, "bad"), "both": (max, "left", "bad")}
     with pytest.raises(ZeroDivisionError):
         ciel.dask.get(graph, "both")
 
 
-def test_data_are_stored_once_however_many_read_them(client: Client) -> None:
+def test_data_are_stored_once_for_any_number_of_readers(client: Client) -> None:
     data = np.ones(1 << 20)
     graph: dict[str, Any] = {"data": data} | {f"sum{n}": (np.sum, "data") for n in range(4)}
     with mock.patch.object(client, "put", wraps=client.put) as put:
@@ -126,7 +128,7 @@ def test_random_numbers_differ_from_task_to_task() -> None:
     assert len(set(compute(*drawn, scheduler=ciel.dask.get))) == 8
 
 
-def test_dasks_progress_bar_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dasks_progress_bar_shows_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar():
         assert delayed(abs)(-2).compute(scheduler=ciel.dask.get) == 2
     assert "100% Completed" in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""The standard library's own tests of executors on `ciel.Executor`; and what is ours alone."""
+"""Runs the standard library's own tests of executors on `ciel.Executor`; and further tests of
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ from ciel_tests.installed import borrowed
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 AT_ONCE = 12
-"""So many of their tests run beside each other: nearly all sleep."""
+"""The number of library tests that run at the same time, which is high because nearly all sleep."""
 SLOTS = 16
 
-# Those that say what every executor does, and those of process pools that are not about processes.
+# Tests of every executor, and tests of process pools that do not depend on processes.
 CLASSES = (
     "ExecutorShutdownTest", "WaitTests", "AsCompletedTests", "ExecutorTest", "InitializerMixin",
     "FailingInitializerMixin", "ProcessPoolExecutorTest", "ExecutorDeadlockTest",
@@ -61,14 +63,16 @@ needs_theirs = pytest.mark.skipif(not THEIRS, reason=borrowed.MISSING)
 
 
 class OnCiel(Executor):
-    """As their tests make executors: of processes, in some context."""
+    """Creates executors with the arguments that the library's tests pass."""
 
     def __init__(self, max_workers: int | None = None, mp_context: Any = None, **rest: Any) -> None:
         super().__init__(max_workers, **rest)
 
 
 def test_case(theirs: ModuleType, name: str) -> unittest.TestCase:
-    """Return one of their tests, of a class made as they make it for each kind of executor."""
+    """Return a library test, in a class that is built as the library builds it for each kind of
+    executor.
+    """
     class_name, method = name.split(".")
     tests: Any = getattr(theirs, class_name)
     mixin: Any = theirs.ExecutorMixin
@@ -81,7 +85,7 @@ def test_case(theirs: ModuleType, name: str) -> unittest.TestCase:
     return case
 
 
-test_case.__test__ = False  # type: ignore[attr-defined]  # it makes them
+test_case.__test__ = False  # type: ignore[attr-defined]  # a factory of tests
 
 
 def warm_up() -> None:
@@ -91,8 +95,8 @@ def warm_up() -> None:
 
 @pytest.fixture(scope="module")
 def large_worker(client: Client, cluster: HandCluster) -> Iterator[None]:
-    """A worker on which much may sleep, and whose processes are there: their tests say what comes
-    first by seconds.
+    """Start a worker with many slots, whose processes run already: the library's tests order events
+    by seconds.
     """
     worker = cluster.start_worker("--slots", str(SLOTS))
     client.gather([client.submit(warm_up) for _ in range(client.slot_count())])
@@ -104,7 +108,7 @@ def large_worker(client: Client, cluster: HandCluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def outcomes(large_worker: None) -> Iterator[dict[str, Future[str]]]:
-    """What came of each of their tests, which run beside each other."""
+    """Run the library's tests concurrently; return their outcomes."""
     theirs = importlib.import_module("test.test_concurrent_futures")
 
     def run_script(*argv: str, **environ: str) -> Any:
@@ -129,18 +133,18 @@ def outcomes(large_worker: None) -> Iterator[dict[str, Future[str]]]:
 
 @needs_theirs
 @pytest.mark.parametrize("name", [name for name in THEIRS if name not in LEFT_OUT])
-def test_of_the_standard_library(name: str, outcomes: dict[str, Future[str]]) -> None:
+def test_the_standard_librarys_test(name: str, outcomes: dict[str, Future[str]]) -> None:
     wrong = outcomes[name].result()
     assert not wrong, wrong
 
 
 @needs_theirs
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_what_is_left_out_is_still_there(name: str) -> None:
+def test_a_left_out_test_still_exists(name: str) -> None:
     assert name in THEIRS
 
 
-# --- ours -----------------------------------------------------------------------------------------
+# --- tests of ciel.Executor -----------------------------------------------------------------------
 
 
 def fail(text: str) -> None:
@@ -151,7 +155,7 @@ def process_id(_: object = None) -> int:
     return os.getpid()
 
 
-def test_what_a_call_raises_has_the_remote_traceback_as_its_cause(client: Client) -> None:
+def test_an_exception_has_the_remote_traceback_as_its_cause(client: Client) -> None:
     with Executor() as executor, pytest.raises(ValueError, match="this") as found:
         executor.submit(fail, "this").result()
     assert isinstance(found.value.__cause__, ciel.RemoteTraceback)
@@ -177,7 +181,7 @@ def test_no_more_calls_run_at_once_than_workers(client: Client, tmp_path: Path) 
         assert max(executor.map(run, range(12))) <= 2
 
 
-def test_the_iterables_of_a_map_are_read_ahead_so_far_only(client: Client) -> None:
+def test_the_iterables_of_a_map_are_read_ahead_only_as_far_as_buffersize(client: Client) -> None:
     read: list[int] = []
 
     def numbers() -> Iterator[int]:
@@ -191,7 +195,7 @@ def test_the_iterables_of_a_map_are_read_ahead_so_far_only(client: Client) -> No
         assert list(results) == list(range(1, 10))
 
 
-def test_a_map_in_chunks_goes_up_to_what_fails(client: Client) -> None:
+def test_a_map_in_chunks_returns_results_up_to_the_one_that_fails(client: Client) -> None:
     with Executor() as executor:
         results = executor.map(divmod, [1, 2, 3, 4], [1, 1, 0, 1], chunksize=4)
         assert [next(results), next(results)] == [(1, 0), (2, 0)]
@@ -199,7 +203,7 @@ def test_a_map_in_chunks_goes_up_to_what_fails(client: Client) -> None:
             next(results)
 
 
-def test_an_initializer_that_fails_breaks_it(client: Client) -> None:
+def test_an_initializer_that_fails_breaks_the_executor(client: Client) -> None:
     executor = Executor(initializer=fail, initargs=("no",))
     with pytest.raises(BrokenExecutor, match="initializer of the executor raised ValueError: no"):
         executor.submit(abs, -1).result()
@@ -209,7 +213,7 @@ def test_an_initializer_that_fails_breaks_it(client: Client) -> None:
     executor.shutdown()
 
 
-def test_options_are_for_every_call(client: Client) -> None:
+def test_options_apply_to_every_call(client: Client) -> None:
     with pytest.raises(ValueError, match="slots"):
         Executor(slots=0)
     with Executor(timeout_s=0.5) as executor, pytest.raises(ciel.TaskTimeoutError):
@@ -222,11 +226,11 @@ def in_a_task() -> list[int]:
         return [*executor.map(abs, [-1, -2]), found.result()]
 
 
-def test_a_task_has_executors_too(client: Client) -> None:
+def test_an_executor_works_within_a_task(client: Client) -> None:
     assert client.submit(in_a_task).result(60) == [1, 2, 3]
 
 
-def test_without_a_cluster_it_has_one_of_its_own(tmp_path: Path) -> None:
+def test_without_a_cluster_an_executor_starts_its_own(tmp_path: Path) -> None:
     script = (
         "import ciel\n"
         "ex = ciel.Executor(2)\n"

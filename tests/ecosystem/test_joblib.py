@@ -1,5 +1,5 @@
-"""joblib's own tests of `joblib.Parallel`, from its package, with the backend "ciel" in the place
-of its own; and what is ours alone.
+"""Runs joblib's own tests of `joblib.Parallel`, from its package, with the backend "ciel" in place
+of joblib's; and further tests of the backend.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 
-# Why what joblib has is not run, or not so.
+# The reasons why tests of joblib are left out, or run with other values.
 OWN = "of joblib's own backends, or of none: nothing of ours takes part"
 THREADS = "of threads, which share memory"
 MANAGER = "the proxies of a multiprocessing.Manager are for children of its process; see below"
@@ -94,7 +94,7 @@ FEW: dict[str, tuple[Any, ...]] = {
     "define_func": (theirs.SQUARE_LAMBDA,),
     "batch_size": ("auto",),
 }
-"""Where many values would say the same, those that are tried (all with CIEL_LONG=1)."""
+"""Values that replace long lists of equivalent parameters (with CIEL_LONG=1 all are tested)."""
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -102,7 +102,7 @@ CONTEXTS = ("backend", "parent_backend", "child_backend", "outer_backend", "inne
 
 
 def cases() -> Iterator[Any]:
-    """Yield every test that is not left out, with the values it is to be called with."""
+    """Yield every test that is not left out, with the values of its parameters."""
     for name, function in vars(theirs).items():
         if not name.startswith("test_") or name in LEFT_OUT or not inspect.isfunction(function):
             continue
@@ -125,7 +125,7 @@ def is_wanted(name: str, values: dict[str, Any]) -> bool:
 
 
 def rows(names: list[str], values: Any) -> list[dict[str, Any]]:
-    """Return the values of a parametrisation, with our backend where it names one."""
+    """Return the values of a parametrisation, with the backend "ciel" where it names one."""
     values = list(values)
     if len(names) == 1 and not IS_LONG:
         values = [value for value in values if value in FEW.get(names[0], (value,))] or values
@@ -138,9 +138,9 @@ def rows(names: list[str], values: Any) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.filterwarnings("default::UserWarning")  # what a loop says that is left in the middle
+@pytest.mark.filterwarnings("default::UserWarning")  # warnings of a loop that is abandoned
 @pytest.mark.parametrize("name, values", list(cases()))
-def test_of_joblib(name: str, values: dict[str, Any], request: pytest.FixtureRequest) -> None:
+def test_joblibs_test(name: str, values: dict[str, Any], request: pytest.FixtureRequest) -> None:
     monkeypatch = request.getfixturevalue("monkeypatch")
     monkeypatch.setattr(theirs, "check_subprocess_call", run_script)
     function = getattr(theirs, name)
@@ -154,7 +154,7 @@ def test_of_joblib(name: str, values: dict[str, Any], request: pytest.FixtureReq
 
 
 def run_script(command: list[str], **expected: Any) -> None:
-    """Run a script of theirs as they do, where the backend is known."""
+    """Run a script as joblib's tests do, with the backend registered."""
     *options, script = command
     known = "import ciel.joblib\n"
     if "-c" in options:
@@ -166,11 +166,11 @@ def run_script(command: list[str], **expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*LEFT_OUT, *NOT_SO])
-def test_what_is_left_out_is_still_there(name: str) -> None:
+def test_a_left_out_test_still_exists(name: str) -> None:
     assert inspect.isfunction(getattr(theirs, name, None))
 
 
-# --- ours -----------------------------------------------------------------------------------------
+# --- tests of the backend -------------------------------------------------------------------------
 
 
 def process_id(_: object = None) -> int:
@@ -183,7 +183,7 @@ def test_batches_run_in_the_cluster() -> None:
     assert os.getpid() not in found
 
 
-def test_all_slots_are_used_if_nobody_says_how_many(client: Client) -> None:
+def test_all_slots_are_used_by_default(client: Client) -> None:
     with parallel_config("ciel"):
         assert Parallel()._effective_n_jobs() == client.slot_count()
 
@@ -196,7 +196,7 @@ def look_at(array: Any) -> tuple[bool, float]:
     "mmap_mode, max_nbytes, is_writeable",
     [("r", "1M", False), ("r", None, True), ("c", "1M", True), (None, "1M", True)],
 )
-def test_large_arrays_are_mapped_read_only_unless_copies_are_asked_for(
+def test_large_arrays_are_mapped_read_only_unless_copies_are_requested(
     mmap_mode: str | None, max_nbytes: str | None, is_writeable: bool
 ) -> None:
     large, small = np.ones(1 << 18), np.ones(16)
@@ -206,8 +206,8 @@ def test_large_arrays_are_mapped_read_only_unless_copies_are_asked_for(
     assert found == [(is_writeable, 1 << 18), (True, 16)]
 
 
-def test_what_is_written_to_a_shared_file_mapping_arrives_there(tmp_path: Path) -> None:
-    """As joblib's manual has it for results that are too large to be sent."""
+def test_tasks_can_write_to_a_shared_file_mapping(tmp_path: Path) -> None:
+    """joblib's manual recommends this for results that are too large to be sent."""
     shared = np.memmap(tmp_path / "shared", dtype="int64", shape=(4,), mode="w+")
 
     def fill(array: Any, place: int) -> None:
@@ -217,12 +217,12 @@ def test_what_is_written_to_a_shared_file_mapping_arrives_there(tmp_path: Path) 
     assert shared.tolist() == [1, 2, 3, 4]
 
 
-def test_a_store_cannot_be_written_to() -> None:
+def test_a_writable_mapping_of_the_store_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be changed"):
         Parallel(n_jobs=2, backend="ciel", mmap_mode="r+")(delayed(abs)(n) for n in range(2))
 
 
-def test_results_can_be_written_to() -> None:
+def test_results_are_writable() -> None:
     for array in Parallel(n_jobs=2, backend="ciel")(delayed(np.zeros)(n) for n in (4, 1 << 20)):
         array[0] = 1
 
@@ -234,7 +234,7 @@ def nested(depth: int) -> list[str]:
     return [backend, *Parallel(n_jobs=2)(delayed(nested)(depth - 1) for _ in range(2))[0]]
 
 
-def test_loops_within_a_loop_are_tasks_and_within_those_are_not() -> None:
+def test_nested_loops_are_tasks_and_loops_within_those_are_sequential() -> None:
     with parallel_config("ciel", n_jobs=2):
         names = nested(3)
     assert names == ["CielBackend", "CielBackend", "SequentialBackend", "SequentialBackend"]
@@ -266,7 +266,7 @@ def test_threads_within_a_call_can_be_limited() -> None:
     assert set().union(*found) <= {1}
 
 
-def test_a_loop_may_read_what_another_yields() -> None:
+def test_a_loop_may_read_the_generator_of_another() -> None:
     parallel = functools.partial(Parallel, n_jobs=2, backend="ciel", return_as="generator")
     first = parallel()(delayed(abs)(-n) for n in range(20))
     second = parallel()(delayed(abs)(-n) for n in first)
@@ -278,5 +278,5 @@ def loop() -> list[int]:
         return list(Parallel(n_jobs=2)(delayed(abs)(-n) for n in range(5)))
 
 
-def test_a_task_runs_loops(client: Client) -> None:
+def test_a_loop_runs_within_a_task(client: Client) -> None:
     assert client.submit(loop).result(60) == list(range(5))

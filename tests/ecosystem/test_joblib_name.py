@@ -1,4 +1,6 @@
-"""joblib knows the name `"ciel"`, whichever of both is imported first, and nobody notices how."""
+"""Checks that joblib knows the backend "ciel", whichever of the two packages is imported first, and
+that the import hook has no other effect.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(client: Client, cluster: HandCluster, tmp_path: Path) -> Run:
-    del client  # it is in the environment
+    del client  # its address is in the environment
 
     def run(script: str, *options: str) -> str:
         ended = subprocess.run(
@@ -53,11 +55,11 @@ def run(client: Client, cluster: HandCluster, tmp_path: Path) -> Run:
         "import ciel, joblib",
     ],
 )
-def test_the_name_is_known_whichever_is_imported_first(run: Run, begin: str) -> None:
+def test_the_backend_is_known_whichever_package_is_imported_first(run: Run, begin: str) -> None:
     assert run(begin + ASKED) == ANSWERED
 
 
-def test_what_is_loaded_is_as_it_would_be_without_us(run: Run) -> None:
+def test_joblib_is_loaded_exactly_as_without_the_hook(run: Run) -> None:
     said = run(
         "import sys, importlib.util, importlib.resources\n"
         "before = list(sys.meta_path)\n"
@@ -78,7 +80,7 @@ def test_what_is_loaded_is_as_it_would_be_without_us(run: Run) -> None:
     assert said == "False False\n"
 
 
-def test_where_there_is_no_joblib_nothing_is_different(run: Run) -> None:
+def test_without_joblib_the_hook_has_no_effect(run: Run) -> None:
     said = run(
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import ciel, importlib.util\n"
@@ -90,12 +92,12 @@ def test_where_there_is_no_joblib_nothing_is_different(run: Run) -> None:
     assert said == "None\nNo module named 'joblib'\n"
 
 
-def test_a_file_of_that_name_is_left_alone(run: Run, tmp_path: Path) -> None:
+def test_another_module_called_joblib_is_not_changed(run: Run, tmp_path: Path) -> None:
     (tmp_path / "joblib.py").write_text("value = 7")
     assert run("import ciel, joblib; print(joblib.value)") == "7\n"
 
 
-def test_a_joblib_that_fails_does_so_in_its_own_words(run: Run, tmp_path: Path) -> None:
+def test_an_exception_while_importing_joblib_is_raised_unchanged(run: Run, tmp_path: Path) -> None:
     (tmp_path / "joblib.py").write_text("1 / 0")
     said = run(
         "import ciel\n"

@@ -1,4 +1,6 @@
-"""The standard library's own tests of `multiprocessing.Pool` on ours; and what is ours alone."""
+"""Runs the standard library's own tests of `multiprocessing.Pool` on `ciel.multiprocessing.Pool`;
+and further tests of it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ needs_theirs = pytest.mark.skipif(not THEIRS, reason=borrowed.MISSING)
 
 @pytest.fixture(scope="module")
 def made(client: Client) -> Iterator[Any]:
-    """Make a test case of one of theirs; the pool that they share is made when it is first used."""
+    """Return a factory for test cases of the library; they share a pool, which is created at its
+    first use.
+    """
     theirs: Any = importlib.import_module("test._test_multiprocessing")
     classes = {}
     for name in CLASSES:
@@ -59,14 +63,14 @@ def made(client: Client) -> Iterator[Any]:
 
 @needs_theirs
 @pytest.mark.parametrize("name", [name for name in THEIRS if name not in LEFT_OUT])
-def test_of_the_standard_library(name: str, made: Any) -> None:
+def test_the_standard_librarys_test(name: str, made: Any) -> None:
     wrong = borrowed.outcome(made(name))
     assert not wrong, wrong
 
 
 @needs_theirs
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_what_is_left_out_is_still_there(name: str) -> None:
+def test_a_left_out_test_still_exists(name: str) -> None:
     assert name in THEIRS
 
 
@@ -87,7 +91,7 @@ def in_a_task() -> list[int]:
         return pool.map(abs, [-1, -2]) + list(pool.imap(abs, [-3]))
 
 
-def test_a_pool_needs_no_processes_of_its_own(client: Client) -> None:
+def test_a_pool_runs_calls_in_processes_of_the_cluster(client: Client) -> None:
     with Pool(2) as pool:
         assert os.getpid() not in pool.map(process_id, range(4))
 
@@ -97,15 +101,15 @@ def test_an_initializer_runs_in_every_process_before_its_first_call(client: Clie
         assert set(pool.map(remembered, range(50), chunksize=1)) == {"this"}
 
 
-def test_a_pool_is_as_good_in_a_task(client: Client) -> None:
+def test_a_pool_works_within_a_task(client: Client) -> None:
     assert client.submit(in_a_task).result(60) == [1, 2, 3]
 
 
-def test_the_cluster_says_how_many_run_at_a_time(client: Client) -> None:
+def test_cpu_count_is_the_number_of_slots_of_the_cluster(client: Client) -> None:
     assert ciel.multiprocessing.cpu_count() == client.slot_count()
 
 
-def test_a_pool_says_what_state_it_is_in(client: Client) -> None:
+def test_the_repr_of_a_pool_shows_its_state(client: Client) -> None:
     pool = Pool(3)
     assert repr(pool) == "<ciel.multiprocessing.Pool state=RUN pool_size=3>"
     pool.close()
@@ -115,7 +119,7 @@ def test_a_pool_says_what_state_it_is_in(client: Client) -> None:
 
 
 class Endless:
-    """Counts, and knows how far, and whether it was dropped."""
+    """Counts, and records how far it was read and whether it was closed."""
 
     def __init__(self) -> None:
         self.read = 0
@@ -132,7 +136,7 @@ class Endless:
 
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("chunksize", [1, 100])
-def test_an_iterable_is_read_only_so_far_ahead(
+def test_an_iterable_is_read_only_a_limited_number_of_items_ahead(
     client: Client, in_order: bool, chunksize: int
 ) -> None:
     numbers = Endless()
@@ -147,7 +151,7 @@ def test_an_iterable_is_read_only_so_far_ahead(
         assert numbers.dropped.wait(20)
 
 
-def test_a_loop_that_is_left_ends_the_reading(client: Client) -> None:
+def test_leaving_a_loop_closes_the_iterable(client: Client) -> None:
     numbers = Endless()
     with Pool() as pool:
         for value in pool.imap_unordered(abs, numbers):
@@ -162,7 +166,7 @@ def count_in(place: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_calls_whose_results_nobody_reads_are_made_all_the_same(
+def test_calls_run_even_if_their_results_are_not_read(
     client: Client, tmp_path: Path, is_kept: bool
 ) -> None:
     path, count = tmp_path / "calls", 2 * ITEMS_AHEAD
@@ -177,7 +181,7 @@ def test_calls_whose_results_nobody_reads_are_made_all_the_same(
         assert len(list(results)) == count
 
 
-def test_what_cannot_be_sent_fails_in_its_place(client: Client) -> None:
+def test_an_item_that_cannot_be_sent_fails_at_its_position(client: Client) -> None:
     items = [-1, threading.Lock(), -3]
     cases: list[tuple[int, list[Any]]] = [(1, [1, "argument 1", 3]), (2, ["arguments of abs", 3])]
     for chunksize, expected in cases:
@@ -192,7 +196,7 @@ def test_what_cannot_be_sent_fails_in_its_place(client: Client) -> None:
             assert list(results) == []
 
 
-def test_what_the_iterable_raises_is_the_last_result(client: Client) -> None:
+def test_an_exception_of_the_iterable_is_the_last_result(client: Client) -> None:
     with Pool() as pool:
         results = pool.imap(abs, (1 // (3 - number) for number in range(9)))
         assert [next(results), next(results), next(results)] == [0, 0, 1]
@@ -201,7 +205,7 @@ def test_what_the_iterable_raises_is_the_last_result(client: Client) -> None:
         assert list(results) == []
 
 
-def test_who_reads_hears_of_the_end_of_the_pool(client: Client) -> None:
+def test_reading_results_after_the_end_of_the_pool_raises(client: Client) -> None:
     with Pool() as pool:
         results = pool.imap(abs, itertools.count())
         assert next(results) == 0
@@ -218,5 +222,5 @@ def far_in_a_task() -> int:
         return sum(kept)
 
 
-def test_a_task_reads_ahead_too(client: Client) -> None:
+def test_an_iterable_is_read_ahead_within_a_task(client: Client) -> None:
     assert client.submit(far_in_a_task).result(60) == sum(range(3000))

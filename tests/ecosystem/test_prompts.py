@@ -1,4 +1,6 @@
-"""What a user types, at the prompt of `python -i` and in a Jupyter kernel, as it stands."""
+"""Runs the input of a user at the prompt of `python -i` and in a Jupyter kernel, exactly as
+typed.
+"""
 
 from __future__ import annotations
 
@@ -81,10 +83,10 @@ print(c.submit(f, 1).result(), list(c.map(f, range(3))))
 """
 
 
-def test_what_is_typed_anew_is_seen_by_functions_that_were_called_before(
+def test_functions_called_before_see_names_that_are_typed_again(
     client: Client, cluster: HandCluster, tmp_path: Path
 ) -> None:
-    del client  # it is in the environment
+    del client  # its address is in the environment
     ended = subprocess.run(
         [sys.executable, "-q", "-i"], input=ANEW + "c.close()\n", cwd=tmp_path,
         env=cluster.home.environ, capture_output=True, text=True, timeout=60, check=False,
@@ -92,8 +94,10 @@ def test_what_is_typed_anew_is_seen_by_functions_that_were_called_before(
     assert (ended.stdout, ended.returncode) == ("2\n11\n-1 [0, -1, -2]\n", 0), ended.stderr
 
 
-def test_the_prompt_of_python(client: Client, cluster: HandCluster, tmp_path: Path) -> None:
-    del client  # it is in the environment
+def test_typed_input_runs_at_the_prompt_of_python(
+    client: Client, cluster: HandCluster, tmp_path: Path
+) -> None:
+    del client  # its address is in the environment
     ended = subprocess.run(
         [sys.executable, "-q", "-i"], input=PREPARED + TYPED + "c.close()\n", cwd=tmp_path,
         env=cluster.home.environ, capture_output=True, text=True, timeout=60, check=False,
@@ -104,7 +108,7 @@ def test_the_prompt_of_python(client: Client, cluster: HandCluster, tmp_path: Pa
 
 @pytest.fixture
 def cells(cluster: HandCluster, tmp_path: Path) -> Any:
-    """Run the cells of a notebook; returned is what they print, and what the last one says."""
+    """Run cells of a notebook; return their output and the value of the last one."""
     environ = cluster.home.environ | {"IPYTHONDIR": str(tmp_path / "ipython")}
     manager, kernel = start_new_kernel(
         startup_timeout=60, kernel_name="python3", env=environ, cwd=str(tmp_path)
@@ -126,7 +130,7 @@ def cells(cluster: HandCluster, tmp_path: Path) -> Any:
     manager.shutdown_kernel(now=True)
 
 
-def test_a_notebook(cells: Any) -> None:
+def test_typed_input_runs_in_a_notebook(cells: Any) -> None:
     cells(PREPARED)
     assert cells(TYPED) == SAID
     assert cells("value = await c.submit(work, x)\nvalue") == "42"

@@ -1,4 +1,4 @@
-"""Tasks that a running attempt creates, whatever the executors are."""
+"""Tests tasks that a running attempt spawns, for any executors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USUAL = Needs()
 
 
 class Simple(Executor):
-    """Somebody's executor, as it is by default."""
+    """An executor that overrides nothing."""
 
     name = "simple"
 
@@ -31,7 +31,7 @@ class Simple(Executor):
 
 
 class Talkative(Executor):
-    """One that takes its keywords as they are, and refuses those that say so."""
+    """An executor that passes its keywords on, and refuses `wrong`."""
 
     name = "talkative"
     mentions = Mentions.INPUTS
@@ -58,7 +58,7 @@ def attempt(tmp_path: Path) -> Iterator[FakeAttempt]:
         yield FakeAttempt(task, store, tmp_path)
 
 
-def test_a_child_is_made_as_its_executor_says(attempt: FakeAttempt) -> None:
+def test_a_child_has_the_form_that_its_executor_returns(attempt: FakeAttempt) -> None:
     outputs, form = attempt.spawn("talkative", {"x": Future(ObjectId("i"))}, Needs(slots=2))
     (child,) = attempt.children
     spec, parent = child.spec, attempt.task.spec
@@ -71,7 +71,7 @@ def test_a_child_is_made_as_its_executor_says(attempt: FakeAttempt) -> None:
     assert not form.as_list
 
 
-def test_children_are_counted_and_named_by_their_number(attempt: FakeAttempt) -> None:
+def test_children_are_counted_and_their_ids_depend_on_their_number(attempt: FakeAttempt) -> None:
     for _ in range(3):
         attempt.spawn("talkative", {}, USUAL)
     specs = [child.spec for child in attempt.children]
@@ -81,7 +81,7 @@ def test_children_are_counted_and_named_by_their_number(attempt: FakeAttempt) ->
     assert attempt.children_count == 3
 
 
-def test_a_simple_executor_takes_its_arguments_in_two_ways(attempt: FakeAttempt) -> None:
+def test_a_default_executor_takes_its_arguments_in_two_ways(attempt: FakeAttempt) -> None:
     args = {"command_line": ["x"]}
     given, _ = attempt.spawn("simple", {"args": args, "other": 1}, USUAL)
     direct, form = attempt.spawn("simple", args, USUAL)
@@ -93,14 +93,14 @@ def test_a_simple_executor_takes_its_arguments_in_two_ways(attempt: FakeAttempt)
     assert read_arguments(attempt.children[2].spec.payload) == {"args": args, "n_outputs": 3}
 
 
-def test_a_package_is_handed_on_to_those_who_look_things_up(attempt: FakeAttempt) -> None:
+def test_a_package_is_passed_on_to_executors_that_want_it(attempt: FakeAttempt) -> None:
     attempt.spawn("simple", {"args": {}}, USUAL)
     attempt.spawn("talkative", {}, USUAL)
     arguments = [read_arguments(child.spec.payload) for child in attempt.children]
     assert arguments == [{"args": {}}, {"package_ref": inline("package")}]
 
 
-def test_what_was_published_replaces_what_was_known_before(attempt: FakeAttempt) -> None:
+def test_a_published_output_replaces_its_future_in_arguments(attempt: FakeAttempt) -> None:
     value = attempt.outputs.publish(0, b"content")
     old, other = Future(ObjectId("a")), Future(ObjectId("c"))
     attempt.spawn("talkative", {"x": [{"y": old}, other], "package_ref": 1}, USUAL)
@@ -108,7 +108,7 @@ def test_what_was_published_replaces_what_was_known_before(attempt: FakeAttempt)
     assert read_arguments(attempt.children[0].spec.payload)["x"] == [{"y": value}, other]
 
 
-def test_delegated_outputs_are_the_parents(attempt: FakeAttempt) -> None:
+def test_a_delegating_child_has_the_parents_outputs(attempt: FakeAttempt) -> None:
     attempt.outputs.allocate("")
     outputs, _ = attempt.spawn("simple", {"args": {}}, USUAL, delegates=True)
     assert outputs == ("a", "b")
@@ -130,7 +130,7 @@ def test_a_child_may_take_over_some_outputs(attempt: FakeAttempt) -> None:
 
 
 @pytest.mark.parametrize("takes", [[], [2], [0, 0], [1], ["0"], [-1]])
-def test_only_what_is_still_promised_can_be_taken_over(attempt: FakeAttempt, takes: Any) -> None:
+def test_only_unpublished_outputs_can_be_taken_over(attempt: FakeAttempt, takes: Any) -> None:
     attempt.outputs.publish(1, b"made")
     with pytest.raises(BadCallError, match="cannot take over"):
         attempt.spawn("simple", {"args": {}, "n_outputs": max(1, len(takes))}, USUAL, takes=takes)
@@ -142,12 +142,12 @@ def test_a_child_takes_over_as_many_outputs_as_it_has(attempt: FakeAttempt) -> N
         attempt.spawn("talkative", {}, USUAL, takes=[0])
 
 
-def test_who_goes_on_later_may_see_errors(attempt: FakeAttempt) -> None:
+def test_a_continuation_may_see_errors(attempt: FakeAttempt) -> None:
     attempt.go_on_later("talkative", [Future(ObjectId("x"))], [], sees_errors=True)
     assert attempt.children[0].spec.sees_errors
 
 
-def test_a_process_goes_on_under_a_name_that_only_it_has(attempt: FakeAttempt) -> None:
+def test_a_suspended_process_has_a_unique_id(attempt: FakeAttempt) -> None:
     attempt.go_on_later("talkative", [Future(ObjectId("x"))], [])
     fixed = Fixed(ObjectId(f"{attempt.task.spec.id}:fixed..{attempt.task.attempt}:0"), "here:1")
     (child,) = attempt.children
@@ -171,7 +171,7 @@ def test_a_process_goes_on_under_a_name_that_only_it_has(attempt: FakeAttempt) -
         ("simple", {"n_outputs": 0}, USUAL, "number of outputs must be 1 to"),
     ],
 )
-def test_a_child_that_cannot_be_is_refused_and_not_counted(
+def test_an_invalid_child_is_refused_and_not_counted(
     attempt: FakeAttempt, executor: str, keywords: dict[str, Any], needs: Needs, words: str
 ) -> None:
     with pytest.raises(BadCallError) as caught:
@@ -181,15 +181,15 @@ def test_a_child_that_cannot_be_is_refused_and_not_counted(
 
 
 @pytest.mark.parametrize("executor", ["simple", "cobol"])
-def test_only_what_talks_goes_on_later(attempt: FakeAttempt, executor: str) -> None:
+def test_only_an_interactive_program_can_be_suspended(attempt: FakeAttempt, executor: str) -> None:
     with pytest.raises(BadCallError, match=executor):
         attempt.go_on_later(executor, [], [])
     assert attempt.fixed is None
     assert attempt.outputs.published == {}
 
 
-def test_a_value_of_a_program_is_no_output(attempt: FakeAttempt) -> None:
-    """What it hands on without having published it is an input like any other."""
+def test_a_value_created_by_a_program_is_not_an_output(attempt: FakeAttempt) -> None:
+    """A value that the program did not publish is passed to the child like any other input."""
     made = Value.of(ObjectId("mine"), b"content")
     attempt.spawn("talkative", {"x": made}, USUAL)
     assert attempt.children[0].known == (made, inline("package"))

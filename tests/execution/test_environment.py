@@ -20,21 +20,21 @@ OTHERS = ["PATH", "HOME", "CIEL_MASTER", "KEYBOARD", "LANG", "SSH_AUTH_SOCK", "K
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_is_known_by_its_name(name: str) -> None:
+def test_a_secret_is_recognised_by_its_name(name: str) -> None:
     assert is_secret(name)
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_secret_is_inherited(name: str) -> None:
+def test_other_variables_are_not_secrets(name: str) -> None:
     assert not is_secret(name)
 
 
-def test_tasks_inherit_all_but_secrets() -> None:
+def test_tasks_inherit_all_variables_except_secrets() -> None:
     environ = dict.fromkeys([*SECRETS, *OTHERS], "x")
     assert inherited(environ) == dict.fromkeys(OTHERS, "x")
 
 
-def test_a_task_knows_what_it_is() -> None:
+def test_the_environment_describes_the_task() -> None:
     spec = a_task("out", slots=3)
     assert task_environment(spec, 2, "w1", "/scratch/", {}) == {
         "CIEL_JOB": "job",
@@ -47,31 +47,31 @@ def test_a_task_knows_what_it_is() -> None:
     }
 
 
-def test_c12_temporary_files_go_with_a_task_unless_sockets_there_had_no_names() -> None:
+def test_c12_tmpdir_is_the_scratch_directory_unless_its_path_is_too_long_for_sockets() -> None:
     found = task_environment(a_task("out"), 1, "w", f"/{'long' * 20}/", {})
     assert "TMPDIR" not in found
     found = task_environment(a_task("out"), 1, "w", "/scratch/", {"TMPDIR": "/mine"})
     assert found["TMPDIR"] == "/mine"
 
 
-def test_a_limit_of_memory_is_told_where_there_is_one() -> None:
+def test_a_memory_limit_is_in_the_environment() -> None:
     spec = a_task("out")
     spec = spec._replace(needs=spec.needs._replace(memory_bytes=1 << 30))
     assert task_environment(spec, 1, "w", "/", {})["CIEL_MEMORY_BYTES"] == "1073741824"
 
 
-def test_the_tasks_own_wishes_come_last() -> None:
+def test_variables_of_the_task_override_all_others() -> None:
     found = task_environment(a_task("out"), 1, "w", "/", {"CIEL_JOB": "mine", "X": "y"})
     assert (found["CIEL_JOB"], found["X"]) == ("mine", "y")
 
 
-def test_b4_neither_secrets_nor_what_describes_a_machine_travels() -> None:
+def test_b4_secrets_and_variables_that_describe_a_machine_are_not_sent() -> None:
     kept = {"FOO": "bar", "PATH": "/opt/bin", "OMP_NUM_THREADS": "4", "VIRTUAL_ENV": "/venv"}
     stays = dict.fromkeys([*SECRETS, "HOME", "TMPDIR", "CIEL_STORE", "SSH_TTY", "HOSTNAME"], "x")
     assert travelling({**kept, **stays, "LATIN": "\udcff"}) == kept
 
 
-def test_b4_a_callers_environment_takes_the_place_of_the_workers() -> None:
+def test_b4_a_callers_environment_replaces_the_workers() -> None:
     own = {"HOME": "/root", "CIEL_STORE": "shm", "SAME": "1", "OTHER": "2", "ONLY_HERE": "3"}
     context = CallerContext("/", {"SAME": "1", "OTHER": "two", "NEW": "4", "HOME": "/theirs"})
     assert changes(context, own) == {"ONLY_HERE": None, "OTHER": "two", "NEW": "4"}
@@ -82,11 +82,11 @@ def test_b4_named_variables_are_added_to_the_workers_environment() -> None:
     assert changes(context, {"HOME": "/root", "SAME": "1", "OTHER": "2"}) == {"HOME": "/theirs"}
 
 
-def test_b4_callers_are_told_apart_by_what_their_programs_see() -> None:
+def test_b4_callers_differ_if_their_programs_see_different_environments() -> None:
     callers = Callers({"A": "1"})
     contexts = {
         "first": CallerContext("/", {"A": "1"}),
-        "same": CallerContext("/", {}, replaces_env=False),  # as it comes to
+        "same": CallerContext("/", {}, replaces_env=False),  # gives the same environment
         "other": CallerContext("/", {"A": "2"}),
         "elsewhere": CallerContext("/usr", {"A": "1"}),
     }
@@ -104,6 +104,6 @@ def test_b1_a_caller_is_forgotten_with_its_job_or_its_master() -> None:
     callers.describe("one", None)
     callers.describe("never known", None)
     assert callers.find("one") is None
-    assert callers.find("two") == Caller("/two", {}, callers.find("two").digest)  # type: ignore[union-attr]  # it is there
+    assert callers.find("two") == Caller("/two", {}, callers.find("two").digest)  # type: ignore[union-attr]  # not None
     callers.clear()
     assert callers.find("two") is None

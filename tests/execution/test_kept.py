@@ -1,4 +1,6 @@
-"""What is kept of failed attempts has a bound; whatever fills the device, it gives way."""
+"""Tests the limits on kept files of failed attempts, which are also deleted when the device fills
+up.
+"""
 
 import os
 import re
@@ -24,7 +26,7 @@ def names(kept: KeptAttempts) -> list[str]:
     return sorted(entry.name for entry in kept.path.iterdir())
 
 
-def test_the_oldest_goes_when_there_are_too_many(tmp_path: Path) -> None:
+def test_the_oldest_attempt_is_deleted_when_there_are_too_many(tmp_path: Path) -> None:
     kept = KeptAttempts(tmp_path, attempts_max=3)
     for name in "edcba":
         make(kept, name)
@@ -32,7 +34,7 @@ def test_the_oldest_goes_when_there_are_too_many(tmp_path: Path) -> None:
     assert names(kept) == ["a", "b", "c"]
 
 
-def test_the_oldest_go_when_they_take_too_much(tmp_path: Path) -> None:
+def test_the_oldest_attempts_are_deleted_when_they_take_too_many_bytes(tmp_path: Path) -> None:
     kept = KeptAttempts(tmp_path, bytes_max=3 * MIB + MIB // 2)
     for name in "edcba":
         make(kept, name, MIB)
@@ -43,7 +45,7 @@ def test_the_oldest_go_when_they_take_too_much(tmp_path: Path) -> None:
     assert names(kept) == ["a", "f"]
 
 
-def test_what_alone_takes_too_much_is_not_kept(tmp_path: Path) -> None:
+def test_an_attempt_that_exceeds_the_limit_alone_is_not_kept(tmp_path: Path) -> None:
     kept = KeptAttempts(tmp_path, bytes_max=2 * MIB)
     make(kept, "before")
     assert kept.admit("before") == ""
@@ -53,7 +55,7 @@ def test_what_alone_takes_too_much_is_not_kept(tmp_path: Path) -> None:
     assert names(kept) == ["before"]
 
 
-def test_what_an_earlier_worker_kept_counts_by_its_age(tmp_path: Path) -> None:
+def test_attempts_kept_by_an_earlier_worker_count_by_their_age(tmp_path: Path) -> None:
     before = KeptAttempts(tmp_path)
     for age, name in enumerate("bca"):
         make(before, name)
@@ -64,13 +66,13 @@ def test_what_an_earlier_worker_kept_counts_by_its_age(tmp_path: Path) -> None:
     assert names(kept) == ["b", "c", "d"]
 
 
-def test_a_directory_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+def test_a_missing_directory_counts_as_empty(tmp_path: Path) -> None:
     kept = KeptAttempts(tmp_path / "absent")
     kept.make_room()
     assert not kept.path.exists()
 
 
-def test_a_directory_that_somebody_removed_is_begun_anew(tmp_path: Path) -> None:
+def test_a_removed_directory_counts_as_empty(tmp_path: Path) -> None:
     kept = KeptAttempts(tmp_path / "kept", attempts_max=1)
     for name in ("a", "b"):
         make(kept, name)
@@ -81,7 +83,7 @@ def test_a_directory_that_somebody_removed_is_begun_anew(tmp_path: Path) -> None
     assert kept.admit("c") == ""
 
 
-def test_the_bounds_are_what_the_documentation_says() -> None:
+def test_the_limits_are_as_documented() -> None:
     assert (KEPT_ATTEMPTS_MAX, KEPT_BYTES_MAX) == (100, 1 << 30)
 
 
@@ -113,7 +115,7 @@ print(kept.admit("d") or "kept")
 
 
 @pytest.mark.parametrize("what", ["bytes", "files"])
-def test_a_device_that_fills_up_is_given_room(tmp_path: Path, what: str) -> None:
+def test_kept_attempts_are_deleted_when_the_device_fills_up(tmp_path: Path, what: str) -> None:
     mount = ["-t", "tmpfs", "-o", "size=32m,nr_inodes=50", "none"]
     command = [sys.executable, "-c", ON_A_SMALL_DEVICE, str(tmp_path), what]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Outputs that a program makes one by one, with a real store."""
+"""Tests outputs that a program publishes one by one, with a real store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL, LARGE = b"x" * 1023, b"x" * 1024
 
 
 class Made:
-    """Outputs of a task `t`, and what of them turned out to be otherwise before."""
+    """Outputs of a task `t`, and conflicts with earlier contents."""
 
     def __init__(self, store: FileStore, *expected: str) -> None:
         self.conflicts: list[ObjectConflictError] = []
@@ -31,7 +31,7 @@ class Made:
         return getattr(self._outputs, name)
 
     def write(self, index: int, content: bytes) -> None:
-        """Begin an output, and write to its file as a program does."""
+        """Open an output, and write to its file as a program does."""
         path = self._outputs.open(index).path
         assert path is not None
         Path(path).write_bytes(content)
@@ -55,7 +55,7 @@ def temporaries(tmp_path: Path) -> list[Path]:
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def test_an_only_output_needs_no_number(store: FileStore) -> None:
+def test_a_single_output_needs_no_number(store: FileStore) -> None:
     assert Made(store, "a").index(None) == 0
     alone = Made(store, "a")
     alone.allocate("")
@@ -63,12 +63,12 @@ def test_an_only_output_needs_no_number(store: FileStore) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "0", 0.0, True, [0], -1, 2, 10**30])
-def test_what_is_no_number_of_an_output_is_refused(made: Made, value: object) -> None:
+def test_an_invalid_output_number_is_refused(made: Made, value: object) -> None:
     with pytest.raises(BadCallError):
         made.index(value)
 
 
-def test_the_last_number_is_one_less_than_there_are(made: Made) -> None:
+def test_output_numbers_start_at_zero(made: Made) -> None:
     assert made.index(1) == 1
     with pytest.raises(BadCallError, match="no output 2; the task has 2"):
         made.index(2)
@@ -85,13 +85,13 @@ def test_allocated_outputs_are_counted_across_prefixes(made: Made) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["a b", "é", "x" * 200, "a/b", "\n"])
-def test_a_prefix_that_makes_no_id_is_refused(made: Made, prefix: str) -> None:
+def test_a_prefix_that_gives_no_valid_id_is_refused(made: Made, prefix: str) -> None:
     with pytest.raises(BadCallError, match="'prefix'"):
         made.allocate(prefix)
     assert len(made.ids) == 2
 
 
-def test_no_output_is_allocated_under_the_name_of_an_expected_one(made: Made) -> None:
+def test_an_allocated_output_cannot_have_the_id_of_an_expected_one(made: Made) -> None:
     with pytest.raises(BadCallError, match="t:out:0"):
         made.allocate("out")
     made.allocate("")
@@ -101,7 +101,7 @@ def test_no_output_is_allocated_under_the_name_of_an_expected_one(made: Made) ->
     assert made.ids[made.allocate("out")] == "t:out:2"
 
 
-def test_a_loop_that_allocates_without_end_meets_a_limit(
+def test_the_number_of_allocated_outputs_is_limited(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ciel.execution.outputs.ALLOCATED_MAX", 3)
@@ -116,7 +116,7 @@ def test_a_loop_that_allocates_without_end_meets_a_limit(
 
 
 @pytest.mark.parametrize("content", [b"", b"x", SMALL], ids=len)
-def test_what_is_small_rides_in_its_reference(
+def test_a_small_output_becomes_an_inline_value(
     made: Made, store: FileStore, content: bytes, tmp_path: Path
 ) -> None:
     assert made.publish(0, content) == Value.of(ObjectId("t:out:0"), content)
@@ -127,7 +127,9 @@ def test_what_is_small_rides_in_its_reference(
 
 
 @pytest.mark.parametrize("content", [LARGE, os.urandom(300_000)], ids=len)
-def test_the_rest_is_stored(made: Made, store: FileStore, content: bytes, tmp_path: Path) -> None:
+def test_a_larger_output_is_stored(
+    made: Made, store: FileStore, content: bytes, tmp_path: Path
+) -> None:
     first = made.publish(0, content)
     made.write(1, content)
     second = made.close(1, len(content))
@@ -137,7 +139,7 @@ def test_the_rest_is_stored(made: Made, store: FileStore, content: bytes, tmp_pa
     assert temporaries(tmp_path) == []
 
 
-def test_what_was_published_is_found_by_its_id(made: Made) -> None:
+def test_a_published_output_is_found_by_its_id(made: Made) -> None:
     assert made.reference("t:out:0") is None
     value = made.publish(0, b"x")
     extra = made.publish(made.allocate("e"), LARGE)
@@ -147,7 +149,7 @@ def test_what_was_published_is_found_by_its_id(made: Made) -> None:
     assert made.reference("other") is None
 
 
-def test_what_is_no_content_is_published_too(made: Made) -> None:
+def test_a_reference_without_content_can_be_published(made: Made) -> None:
     index = made.allocate("fixed")
     made.add(index, Fixed(ObjectId("t:fixed:0"), "here:1"))
     assert made.reference("t:fixed:0") == Fixed(ObjectId("t:fixed:0"), "here:1")
@@ -170,15 +172,13 @@ def test_each_output_is_published_once(made: Made) -> None:
         made.close(1)
 
 
-def test_only_what_is_open_is_closed_or_rolled_back(made: Made) -> None:
+def test_only_an_open_output_can_be_closed_or_rolled_back(made: Made) -> None:
     for wrong in (made.close, made.roll_back):
         with pytest.raises(BadCallError, match="output 0 is not open"):
             wrong(0)
 
 
-def test_an_output_that_lacks_what_its_program_says_is_no_output(
-    made: Made, tmp_path: Path
-) -> None:
+def test_an_output_shorter_than_its_program_says_is_refused(made: Made, tmp_path: Path) -> None:
     made.write(0, LARGE)
     with pytest.raises(BadCallError, match="said to have 1025 bytes, 1024 were written"):
         made.close(0, 1025)
@@ -198,7 +198,7 @@ def test_an_output_that_was_rolled_back_may_be_opened_again(
     assert store.get("t:out:0") == LARGE
 
 
-def test_all_that_is_open_is_rolled_back_together(made: Made, tmp_path: Path) -> None:
+def test_all_open_outputs_can_be_rolled_back_together(made: Made, tmp_path: Path) -> None:
     made.write(0, LARGE)
     made.write(1, LARGE)
     made.roll_back_all()
@@ -221,9 +221,7 @@ def test_the_same_content_again_is_no_conflict(made: Made, store: FileStore) -> 
     assert made.conflicts == []
 
 
-def test_a_file_that_was_taken_away_is_told_as_its_programs_doing(
-    made: Made, tmp_path: Path
-) -> None:
+def test_a_removed_output_file_is_a_corrupt_object(made: Made, tmp_path: Path) -> None:
     path = made.open(0).path
     assert path is not None
     os.unlink(path)
@@ -234,7 +232,7 @@ def test_a_file_that_was_taken_away_is_told_as_its_programs_doing(
     made.roll_back_all()
 
 
-def test_what_a_store_has_no_room_for_is_not_published(tmp_path: Path) -> None:
+def test_an_output_without_room_in_the_store_is_not_published(tmp_path: Path) -> None:
     with open_disk({"capacity": "64KiB"}, tmp_path / "store") as store:
         made = Made(store, "a", "b")
         with pytest.raises(NoSpaceError):

@@ -13,7 +13,7 @@ from ciel.execution.report import (
 from ciel.storage.errors import NoSpaceError
 
 
-def test_a_command_reads_as_one_would_type_it() -> None:
+def test_a_command_is_quoted_as_in_a_shell() -> None:
     assert command_text(["grep", "-e", "a b", "$HOME"]) == "grep -e 'a b' '$HOME'"
 
 
@@ -36,7 +36,7 @@ TAILS = [
 
 
 @pytest.mark.parametrize("tail, whole_size_bytes, text", TAILS, ids=str)
-def test_the_end_of_a_text(tail: bytes, whole_size_bytes: int, text: str) -> None:
+def test_the_tail_of_standard_error_is_shown(tail: bytes, whole_size_bytes: int, text: str) -> None:
     assert tail_text(tail, whole_size_bytes) == text
 
 
@@ -44,18 +44,18 @@ def test_a_tail_is_short_enough_for_a_message() -> None:
     assert STDERR_TAIL_BYTES <= 1 << 16
 
 
-def test_a_failure_tells_command_end_worker_and_complaint() -> None:
+def test_a_failure_names_command_end_worker_and_standard_error() -> None:
     text = failure_text("ended with exit status 2", "w1", ["ls", "x y"], "one\ntwo")
     assert text == (
         "ls 'x y' ended with exit status 2 on worker w1\nits standard error ends:\n  one\n  two"
     )
 
 
-def test_a_silent_failure_tells_no_complaint() -> None:
+def test_a_failure_without_standard_error_is_one_line() -> None:
     assert failure_text("failed", "w1", ["ls"], "") == "ls failed on worker w1"
 
 
-def test_an_output_without_room_tells_wanted_and_available() -> None:
+def test_an_output_without_room_names_wanted_and_available_bytes() -> None:
     text = no_room_text("w1", ["seq", "9"], NoSpaceError(20, 10))
     assert text == (
         "seq 9 made more than the store of worker w1 has room for: wanted 20 B, 10 B available; "
@@ -66,6 +66,6 @@ def test_an_output_without_room_tells_wanted_and_available() -> None:
     assert "w1 has room for: all names are in use; give the worker a larger store" in text
 
 
-def test_what_cannot_be_seen_is_escaped_and_lines_stay() -> None:
+def test_control_characters_are_escaped_and_lines_stay() -> None:
     assert visible("a\x1b[31m\n\x9bä…") == "a\\x1b[31m\\n\\x9bä…"
     assert visible_text("a\x07\tb\n\x1b\n") == "a\\x07\tb\n\\x1b\n"

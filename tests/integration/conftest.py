@@ -1,4 +1,6 @@
-"""Fixtures: a home, a cluster started by hand in it, and one that the tests of a file share."""
+"""Provides a home, a cluster that is started by hand in it, and clusters that the tests of a file
+share.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 @pytest.fixture
 def hand_cluster(home: Home) -> Iterator[HandCluster]:
-    """A master and two workers, as a person would start them."""
+    """Start a master and two workers as a user would."""
     cluster = HandCluster.start(home)
     yield cluster
     cluster.stop()
@@ -32,7 +34,9 @@ def hand_cluster(home: Home) -> Iterator[HandCluster]:
 
 @pytest.fixture(scope="session")
 def lasting_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
-    """Such a cluster, for all tests that leave it as it was; its `home` is theirs."""
+    """Start such a cluster for all tests of a file that leave it unchanged; its `home` is
+    theirs.
+    """
     cluster = HandCluster.start(Home(tmp_path_factory.mktemp("lasting")))
     yield cluster
     cluster.stop()
@@ -41,7 +45,9 @@ def lasting_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCl
 
 @pytest.fixture(scope="session")
 def jars(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Jars of what lies in `java`: `com`, the bindings' stand-in, and `apps`, what runs on it."""
+    """Build the jars of `java`: `com`, a stand-in for the original's bindings, and `apps`, programs
+    for it.
+    """
     return build_jars(Path(__file__).parent / "java", tmp_path_factory.mktemp("java"))
 
 
@@ -53,6 +59,6 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoSlot
 
 @pytest.fixture
 def cluster(shared_cluster: TwoSlots) -> Iterator[TwoSlots]:
-    """A cluster of two slots that must be as it was before when a test has ended."""
+    """Return a cluster of two slots, and check after the test that it is as it was before."""
     yield shared_cluster
     shared_cluster.expect_as_before()

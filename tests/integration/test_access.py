@@ -1,4 +1,4 @@
-"""Who may come in, and what becomes of keys (test_routes has who is answered over HTTP)."""
+"""Tests access control and where keys may appear (test_routes covers access over HTTP)."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_a_worker_with_a_wrong_key_is_refused_and_both_sides_say_so(
     wait_for(lambda: "does not match" in lasting_cluster.log("master"), "the master's line")
 
 
-def test_an_access_file_that_others_can_read_is_refused(
+def test_an_access_file_that_other_users_can_read_is_refused(
     lasting_cluster: HandCluster,
 ) -> None:
     home = lasting_cluster.home

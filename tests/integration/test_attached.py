@@ -1,5 +1,5 @@
-"""Processes that were there before any cluster knew of them: each becomes the root task of a job,
-and ends it with its end; what becomes of them when that ends otherwise.
+"""Tests attached processes, which run before a cluster knows of them: each becomes the root task of
+a job and ends it with its own end. They also cover jobs that end in other ways.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ sys.stdin.read()
 
 
 class Guest:
-    """A process that runs, and is not ours but for this test."""
+    """A process that was started outside of any cluster."""
 
     def __init__(self, home: Home, what: str, *command: str) -> None:
         argv = (sys.executable, "-IS", "-c", PROGRAM, what, *command)
@@ -65,7 +65,7 @@ class Guest:
         return self.process.pid
 
     def hears(self, *expected: str) -> None:
-        """Wait for what it says."""
+        """Wait until the process prints these lines."""
         assert self.process.stdout is not None
         assert [self.process.stdout.readline().strip() for _ in expected] == [*expected]
 
@@ -75,14 +75,14 @@ class Guest:
         self.process.stdin.flush()
 
     def end(self) -> str:
-        """Have it end by itself; return what it said besides."""
+        """Make the process end by itself; return the rest of its output."""
         said, _ = self.process.communicate(timeout=20)
         assert self.process.returncode == 0
         return said
 
 
 class Site(NamedTuple):
-    """A cluster of one worker with one slot, and the doors of both daemons."""
+    """A cluster of one worker with one slot, and the HTTP sides of both daemons."""
 
     cluster: HandCluster
     master: Door
@@ -98,7 +98,7 @@ class Site(NamedTuple):
         return self.worker.ask_as(role, "POST", "/control/process/", [pid, "json"])
 
     def take_in(self, guest: Guest) -> dict[str, Any]:
-        """Attach a process, and have it know; return what was answered."""
+        """Attach a process, and tell it where its FIFOs are; return the worker's answer."""
         told = self.attach(guest.pid)
         assert told.status == 200, told
         facts: dict[str, Any] = told.json()
@@ -165,12 +165,12 @@ def guest_of(site: Site) -> Iterator[Callable[..., Guest]]:
 Start = Callable[..., Guest]
 
 
-def test_a_process_that_runs_is_the_root_task_of_a_job(site: Site, guest_of: Start) -> None:
+def test_a_running_process_can_become_the_root_task_of_a_job(site: Site, guest_of: Start) -> None:
     open_before = descriptors_of(site.cluster.workers[0].pid)
     guest = guest_of("goes", "echo", "made by a child")
     facts = site.take_in(guest)
     job = facts["job_id"]
-    guest.hears("begun")  # then it waits in no slot for its child, which has the only one
+    guest.hears("begun")  # it then waits, without a slot, for its child, which has the only one
     ended = site.ended(job)
     assert (ended["state"], ended["counts"]) == ("completed", {"done": 3})
     assert ended["name"].startswith(f"process {guest.pid} (")
@@ -187,7 +187,7 @@ def test_a_process_that_runs_is_the_root_task_of_a_job(site: Site, guest_of: Sta
     assert done.returncode == 0, done.stderr
 
 
-def test_one_that_is_attached_is_listed_and_described(site: Site, guest_of: Start) -> None:
+def test_an_attached_process_is_listed_and_described(site: Site, guest_of: Start) -> None:
     guest = guest_of("waits", "true")
     facts = site.take_in(guest)
     assert facts["protocol"] == "json"
@@ -199,7 +199,7 @@ def test_one_that_is_attached_is_listed_and_described(site: Site, guest_of: Star
     assert site.job(facts["job_id"])["counts"] == {"assigned": 1}
     guest.tell("go on")
     assert site.ended(facts["job_id"])["state"] == "completed"
-    guest.hears("served")  # and may be attached again
+    guest.hears("served")  # it can be attached again
     again = site.attach(guest.pid)
     assert again.status == 200
     site.cancel(again.json()["job_id"])
@@ -208,8 +208,8 @@ def test_one_that_is_attached_is_listed_and_described(site: Site, guest_of: Star
 
 @pytest.mark.parametrize("when", ["before", "running", "waiting"])
 def test_the_death_of_a_process_fails_its_job(site: Site, guest_of: Start, when: str) -> None:
-    """Before it has opened its FIFOs; in the midst; and while it waits for its child, which is
-    ended with it.
+    """The process dies before it has opened its FIFOs, while it runs, or while it waits for its
+    child, which ends with it.
     """
     guest = guest_of("waits" if when == "running" else "goes", "sleep", "1000")
     if when == "before":
@@ -229,7 +229,9 @@ def test_the_death_of_a_process_fails_its_job(site: Site, guest_of: Start, when:
     site.expect_nothing_left(facts["to_worker_fifo"])
 
 
-def test_who_closes_its_end_and_lives_on_fails_its_job(site: Site, guest_of: Start) -> None:
+def test_a_process_that_closes_its_connection_but_lives_on_fails_its_job(
+    site: Site, guest_of: Start
+) -> None:
     guest = guest_of("waits", "true")
     facts = site.attach(guest.pid).json()
     with (
@@ -245,7 +247,7 @@ def test_who_closes_its_end_and_lives_on_fails_its_job(site: Site, guest_of: Sta
 
 
 @pytest.mark.parametrize("when", ["in line", "running", "waiting"])
-def test_cancelling_its_job_cuts_a_process_off_and_sends_no_signal(
+def test_cancelling_the_job_disconnects_its_process_without_a_signal(
     site: Site, guest_of: Start, when: str
 ) -> None:
     guest = guest_of("waits" if when == "running" else "goes", "sleep", "1000")
@@ -276,7 +278,7 @@ def test_cancelling_its_job_cuts_a_process_off_and_sends_no_signal(
 
 @pytest.mark.parametrize("daemon", ["master", "worker"])
 @pytest.mark.parametrize("what", ["waits", "goes"])
-def test_a_process_hears_of_the_end_of_a_daemon(
+def test_a_process_is_disconnected_when_a_daemon_ends(
     tmp_path: Path, guest_of: Start, daemon: str, what: str
 ) -> None:
     site = Site.start(tmp_path)
@@ -289,7 +291,8 @@ def test_a_process_hears_of_the_end_of_a_daemon(
             expected = {"done": 1, "assigned": 1, "waiting": 1}
             wait_for(lambda: site.job(facts["job_id"])["counts"] == expected, "its child")
         (site.cluster.master if daemon == "master" else site.cluster.workers[0]).kill()
-        if daemon == "master":  # its worker waits for another one, and keeps the process meanwhile
+        # the worker waits for another master, and keeps the process meanwhile
+        if daemon == "master":
             site.cluster.workers[0].terminate()
         else:
             ended = site.ended(facts["job_id"])
@@ -298,13 +301,15 @@ def test_a_process_hears_of_the_end_of_a_daemon(
             guest.tell("go on")
         guest.hears("cut off")
         assert guest.end() == ""
-        if daemon == "worker":  # which sweeps up what one that is killed leaves in memory
+        if daemon == "worker":  # it deletes what a killed worker leaves in memory
             site.cluster.start_worker()
     finally:
         site.cluster.stop()
 
 
-def test_only_who_may_submit_may_attach_and_only_what_is_there(site: Site, guest_of: Start) -> None:
+def test_attaching_needs_the_submit_role_and_an_existing_process(
+    site: Site, guest_of: Start
+) -> None:
     guest = guest_of("goes", "true")
     assert site.attach(guest.pid, role=READ).status == 403
     assert site.attach(site.cluster.workers[0].pid).error.endswith("is this worker")
@@ -313,7 +318,7 @@ def test_only_who_may_submit_may_attach_and_only_what_is_there(site: Site, guest
     for body in ([guest.pid], [str(guest.pid), "json"], [True, "json"], [0, "json"], [-1, "json"]):
         assert site.worker.ask_as(SUBMIT, "POST", "/control/process/", body).status == 400
     guest.process.kill()
-    os.waitid(os.P_PID, guest.pid, os.WEXITED | os.WNOWAIT)  # a zombie keeps its number
+    os.waitid(os.P_PID, guest.pid, os.WEXITED | os.WNOWAIT)  # a zombie keeps its process id
     told = site.attach(guest.pid)
     assert (told.status, told.error) == (404, f"process {guest.pid} has ended")
     assert site.attached() == []

@@ -1,4 +1,4 @@
-"""Clusters that are not there, not any more, or short of something: one sentence each, and the
+"""Tests clusters that do not exist, have ended, or lack a resource: each gives one sentence and the
 right exit status.
 """
 
@@ -34,7 +34,7 @@ Typed = Callable[..., tuple[int, str, str]]
 
 
 def run(home: Home, *argv: str) -> tuple[int, str, str]:
-    """Run a command; return its status and what it said, less what differs from run to run."""
+    """Run a command; return its status and output, without details that differ between runs."""
     done = home.run(*argv)
     return done.returncode, plain(home, done.stdout), plain(home, done.stderr)
 
@@ -63,10 +63,10 @@ CRASHED: Final = (
 HAD_CRASHED: Final = "(process PID is gone)\n"
 
 
-# --- up, down, and crashes ------------------------------------------------------------------------
+# --- up, down and crashes -------------------------------------------------------------------------
 
 
-def test_up_and_down_may_be_said_twice(home: Home) -> None:
+def test_up_and_down_may_be_repeated(home: Home) -> None:
     assert run(home, "ciel", "down") == (3, "", NONE_UP)
     assert run(home, *UP_COMMAND) == (0, "http://127.0.0.1:PORT\n", UP)
     assert run(home, *UP_COMMAND) == (
@@ -82,7 +82,7 @@ def test_up_and_down_may_be_said_twice(home: Home) -> None:
     assert not list(home.tmp.iterdir())
 
 
-def test_a_cluster_whose_master_was_killed_is_told_of_by_every_command(home: Home) -> None:
+def test_every_command_reports_a_cluster_whose_master_was_killed(home: Home) -> None:
     assert run(home, *UP_COMMAND)[0] == 0
     kill_master(home)
     for words in (["status"], ["job", "list"], ["submit", "--detach", "--", "true"]):
@@ -113,7 +113,7 @@ def test_a_cluster_whose_master_was_killed_is_told_of_by_every_command(home: Hom
     assert told == "ciel: master was ended by SIGKILL\n" * 2
 
 
-def test_a_cluster_that_was_shut_down_by_http_is_down_and_has_not_crashed(home: Home) -> None:
+def test_a_cluster_shut_down_over_http_has_not_crashed(home: Home) -> None:
     assert run(home, *UP_COMMAND)[0] == 0
     found = access_file.read(current(home))
     netloc = found.url.removeprefix("http://")
@@ -136,8 +136,8 @@ def kill_master(home: Home) -> None:
     assert not list(home.tmp.iterdir())
 
 
-def test_a_process_that_took_a_dead_clusters_number_is_left_alone(home: Home) -> None:
-    """The access file names this very process, which started at another time."""
+def test_a_process_that_reuses_the_id_of_a_dead_master_is_not_killed(home: Home) -> None:
+    """The access file names the process of this test, which started at another time."""
     path = current(home).parent / f"localhost@{host_name()}_8000" / "access.json"
     start = (process_start(os.getpid()) or 0) + 1
     AccessFile("http://127.0.0.1:8000", "unix:@gone", "c", KEY, os.getpid(), start).write(path)
@@ -161,7 +161,7 @@ UPS: Final = {
 
 
 @pytest.mark.parametrize("words, said", UPS.values(), ids=UPS)
-def test_an_address_that_up_cannot_listen_on_is_said(
+def test_up_reports_an_address_that_it_cannot_listen_on(
     home: Home, typed: Typed, words: list[str], said: str
 ) -> None:
     assert typed(home, "up", *words) == (2, "", f"ciel: {said}\n")
@@ -177,8 +177,8 @@ STORES: Final = {
 }
 
 
-def test_a_store_that_cannot_be_is_said_and_only_once(home: Home) -> None:
-    """Each start says what was wrong with itself, not with those before."""
+def test_up_reports_an_invalid_store_only_once(home: Home) -> None:
+    """Each start reports only its own error, and no earlier ones."""
     for spec, said in STORES.items():
         assert run(home, "ciel", "up", "--listen", "127.0.0.1:0", "--store", spec) == (
             2, "", f"ciel: {said}\n",
@@ -212,7 +212,7 @@ FILES: Final[dict[str, tuple[object, str]]] = {
 
 
 @pytest.mark.parametrize("content, said", FILES.values(), ids=FILES)
-def test_an_access_file_that_is_none_is_said(
+def test_an_invalid_access_file_is_reported(
     home: Home, typed: Typed, content: object, said: str
 ) -> None:
     path = home.path / "access.json"
@@ -222,7 +222,7 @@ def test_an_access_file_that_is_none_is_said(
     assert typed(home, "status", "--access", str(path)) == (3, "", text)
 
 
-def test_every_program_says_alike_what_is_wrong_with_an_access_file(home: Home) -> None:
+def test_all_programs_report_a_bad_access_file_in_the_same_words(home: Home) -> None:
     path = home.path / "access.json"
     path.write_text(json.dumps(GOOD))
     path.chmod(0o644)
@@ -249,7 +249,7 @@ def test_every_program_says_alike_what_is_wrong_with_an_access_file(home: Home) 
         )  # fmt: skip
 
 
-def test_a_damaged_link_of_up_is_said_by_every_command(home: Home) -> None:
+def test_every_command_reports_a_damaged_current_link(home: Home) -> None:
     current(home).parent.mkdir(parents=True)
     current(home).write_text("{")
     current(home).chmod(0o600)
@@ -266,7 +266,7 @@ def with_few_files(number: int, *argv: str) -> list[str]:
     return ["sh", "-c", f'ulimit -n {number} && exec "$@"', "sh", *argv]
 
 
-def test_a_cluster_gets_by_with_few_open_files(home: Home) -> None:
+def test_a_cluster_works_with_few_open_files(home: Home) -> None:
     words = ("submit", "--quiet", "--array", "1-300", "--", "seq", "{}", "2000")
     done = home.run(*with_few_files(64, "ciel", *words))
     assert done.returncode == 0, done.stderr
@@ -285,15 +285,16 @@ with Client() as client, client.job("wide") as job:
 """
 
 
-def test_too_few_open_files_for_one_task_are_its_own_fault(home: Home) -> None:
+def test_too_few_open_files_for_one_task_fail_only_that_task(home: Home) -> None:
     done = home.run(*with_few_files(64, "python", "-c", MANY_INPUTS))
     said = re.sub(r"worker \S+ ", "worker W ", done.stdout)
-    said = re.sub(r"it: (open|copy): ", "it: OPENING: ", said)  # as stores call it
+    # each store has its own word for opening
+    said = re.sub(r"it: (open|copy): ", "it: OPENING: ", said)
     advice = "Too many open files; raise the limit of open files (ulimit -n, now 64)"
     assert said == f"worker W could not start it: OPENING: {advice}\n", done.stderr
 
 
-def test_too_few_open_files_for_anything_are_said(home: Home) -> None:
+def test_too_few_open_files_for_a_command_are_reported(home: Home) -> None:
     done = home.run(*with_few_files(12, "ciel", "submit", "--", "true"))
     assert done.returncode == 1
     assert done.stderr.endswith(
@@ -304,7 +305,7 @@ def test_too_few_open_files_for_anything_are_said(home: Home) -> None:
 
 
 def run_on_small_disk(home: Home, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script where the state directory lies on a disk of 1 MiB."""
+    """Run a script whose state directory is on a disk of 1 MiB."""
     place = home.path / "state"
     place.mkdir()
     mount = ["-t", "tmpfs", "-o", "size=1m,mode=0700", "none"]
@@ -312,7 +313,7 @@ def run_on_small_disk(home: Home, script: str) -> subprocess.CompletedProcess[st
     return home.run(*on_mount(mount, place, ["sh", "-c", fill + script]))
 
 
-def test_a_full_disk_where_the_access_file_should_be_is_said(home: Home) -> None:
+def test_a_full_disk_for_the_access_file_is_reported(home: Home) -> None:
     done = run_on_small_disk(
         home,
         "fill; ciel up --listen 127.0.0.1:0; echo $?; "
@@ -330,7 +331,7 @@ def test_a_full_disk_where_the_access_file_should_be_is_said(home: Home) -> None
     assert not home.processes()
 
 
-def test_a_disk_that_fills_up_beside_a_cluster_costs_only_its_logs(home: Home) -> None:
+def test_a_disk_that_fills_up_while_a_cluster_runs_stops_only_its_logs(home: Home) -> None:
     done = run_on_small_disk(
         home,
         "ciel up --slots 1 --listen 127.0.0.1:0 >/dev/null && fill; "

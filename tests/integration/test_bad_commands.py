@@ -1,6 +1,6 @@
-"""Command lines that ask for what cannot be: one message that says who is at fault, and status 2.
+"""Tests invalid command lines: each gives one message that names the cause, and status 2.
 
-One cluster serves them all, and is afterwards as it was before.
+One cluster serves all of them, and is as it was before when they have ended.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Cluster(NamedTuple):
     typed: Callable[..., tuple[int, str, str]]
 
     def ciel(self, *words: str | bytes) -> tuple[int, str, str]:
-        """Run a command in this process; return its status and what it said."""
+        """Run a command in this process; return its status and output."""
         status, out, said = self.typed(self.home, *words)
         return status, out, said.replace(str(self.home.path), "HOME")
 
     def run(self, *argv: str | bytes, stdin: bytes = b"") -> tuple[int, str, str]:
-        """Run a command; return its status and what it said."""
+        """Run a command; return its status and output."""
         done = subprocess.run(
             argv, env=self.home.environ, cwd=self.home.path, input=stdin, capture_output=True,
             timeout=40, check=False,
@@ -38,7 +38,7 @@ class Cluster(NamedTuple):
         return done.returncode, done.stdout.decode(), said.replace(str(self.home.path), "HOME")
 
     def descriptors(self) -> int:
-        """Count what the daemons have open, but for files that wait for outputs to come."""
+        """Count the open descriptors of the daemons, except files that a store keeps for reuse."""
         return sum(descriptors_of(pid) for pid in self.daemons)
 
 
@@ -106,16 +106,14 @@ OPTIONS: Final = {
 
 
 @pytest.mark.parametrize("option, value, said", OPTIONS.values(), ids=OPTIONS)
-def test_an_option_that_makes_no_sense_is_named(
-    cluster: Cluster, option: str, value: str, said: str
-) -> None:
+def test_an_invalid_option_is_named(cluster: Cluster, option: str, value: str, said: str) -> None:
     assert cluster.ciel("submit", option, value, "--", "true") == (
         2, "", f"ciel submit: argument {option}: {said} {MORE}\n",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("value", ["0", "0ms", "99999999999d"])
-def test_a_time_that_is_none_or_too_long_is_named(cluster: Cluster, value: str) -> None:
+def test_a_time_that_is_zero_or_too_long_is_named(cluster: Cluster, value: str) -> None:
     status, out, said = cluster.ciel("submit", "--timeout", value, "--", "true")
     assert (status, out) == (2, "")
     assert said.startswith(f"ciel submit: argument --timeout: '{value}' ")
@@ -146,7 +144,7 @@ WORDS: Final = {
 
 
 @pytest.mark.parametrize("words, said", WORDS.values(), ids=WORDS)
-def test_what_a_job_cannot_be_given_is_named(
+def test_an_invalid_input_of_a_job_is_named(
     cluster: Cluster, words: list[str | bytes], said: str
 ) -> None:
     assert cluster.ciel("submit", *words, "--", "true") == (2, "", f"ciel: {said}\n")
@@ -158,7 +156,7 @@ PROGRAMS: Final = {
 
 
 @pytest.mark.parametrize("words, said", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_program_that_nobody_can_start_is_named(
+def test_an_impossible_program_name_is_refused(
     cluster: Cluster, words: list[str | bytes], said: str
 ) -> None:
     assert cluster.ciel("submit", "--", *words) == (2, "", f"ciel: {said}\n")
@@ -173,7 +171,7 @@ ODD_NAMES: Final = [
 ]  # fmt: skip
 
 
-def test_whatever_an_element_is_called_arrives_as_it_is(cluster: Cluster) -> None:
+def test_odd_names_of_elements_arrive_unchanged(cluster: Cluster) -> None:
     lines = "".join(f"{name}\n" for name in ODD_NAMES).encode()
     program = ("sh", "-c", 'printf "<%s><%s>\\n" "$1" "$CIEL_ELEMENT"', "sh", "{}")
     done = cluster.run("ciel", "submit", "--each-line", "-", "--", *program, stdin=lines)
@@ -182,13 +180,13 @@ def test_whatever_an_element_is_called_arrives_as_it_is(cluster: Cluster) -> Non
 
 
 @pytest.mark.parametrize("content", [b"a\n\nb\n", b"a\n\nb"])
-def test_lines_may_end_in_any_way(cluster: Cluster, content: bytes) -> None:
+def test_lines_may_have_any_ending(cluster: Cluster, content: bytes) -> None:
     (cluster.home.path / "lines").write_bytes(content)
     done = cluster.ciel("submit", "--each-line", "lines", "--", "echo", "<{}>")
     assert done == (0, "<a>\n<>\n<b>\n", "")
 
 
-def test_an_empty_file_is_an_array_of_nothing(cluster: Cluster) -> None:
+def test_an_empty_file_is_an_empty_array(cluster: Cluster) -> None:
     assert cluster.ciel("submit", "--each-line", "/dev/null", "--", "echo", "{}") == (
         0, "", "",
     )  # fmt: skip
@@ -204,7 +202,7 @@ LINES: Final = {
 
 
 @pytest.mark.parametrize("content, number, said", LINES.values(), ids=LINES)
-def test_a_line_that_no_program_can_be_given_ends_the_job(
+def test_a_line_that_cannot_be_an_argument_ends_the_job(
     cluster: Cluster, content: bytes, number: int, said: str
 ) -> None:
     (cluster.home.path / "lines").write_bytes(content)
@@ -214,7 +212,7 @@ def test_a_line_that_no_program_can_be_given_ends_the_job(
     assert " cancelled " in state or number == 1, state
 
 
-def test_an_element_that_is_too_long_where_it_is_put_ends_the_job(cluster: Cluster) -> None:
+def test_an_element_that_makes_an_argument_too_long_ends_the_job(cluster: Cluster) -> None:
     words = ("submit", "--each-line", "-", "--", "echo", "{}{}")
     status, _, text = cluster.run("ciel", *words, stdin=b"x" * 100_000)
     assert (status, text) == (
@@ -224,10 +222,10 @@ def test_an_element_that_is_too_long_where_it_is_put_ends_the_job(cluster: Clust
     )
 
 
-# --- where output goes ----------------------------------------------------------------------------
+# --- output of commands ---------------------------------------------------------------------------
 
 
-def test_output_that_cannot_be_written_is_said_once(cluster: Cluster) -> None:
+def test_output_that_cannot_be_written_is_reported_once(cluster: Cluster) -> None:
     script = "ciel submit --array 1-3 -- seq {}000 >/dev/full"
     assert cluster.run("sh", "-c", script) == (
         1, "", "ciel: standard output: No space left on device\n",
@@ -237,7 +235,7 @@ def test_output_that_cannot_be_written_is_said_once(cluster: Cluster) -> None:
     )  # fmt: skip
 
 
-def test_messages_that_cannot_be_written_change_no_status(cluster: Cluster) -> None:
+def test_messages_that_cannot_be_written_do_not_change_the_status(cluster: Cluster) -> None:
     assert cluster.run("sh", "-c", "ciel submit -- echo out 2>/dev/full") == (0, "out\n", "")
     assert cluster.run("sh", "-c", "ciel submit --slots 0 -- true 2>/dev/full")[0] == 2
     assert cluster.run("sh", "-c", "ciel job info 9999 2>&-")[0] == 2
@@ -270,7 +268,7 @@ DAEMONS: Final = {
 
 
 @pytest.mark.parametrize("command, said", DAEMONS.values(), ids=DAEMONS)
-def test_a_daemon_says_which_option_is_wrong(cluster: Cluster, command: str, said: str) -> None:
+def test_a_daemon_names_the_wrong_option(cluster: Cluster, command: str, said: str) -> None:
     name, *words = command.split()
     assert cluster.run(f"ciel-{name}", *words) == (
         2, "", f"ciel-{name}: {said} (ciel-{name} --help tells more)\n",
@@ -308,7 +306,7 @@ STARTS: Final = {
 
 
 @pytest.mark.parametrize("command, status, said", STARTS.values(), ids=STARTS)
-def test_a_daemon_that_cannot_start_says_why(
+def test_a_daemon_that_cannot_start_gives_the_reason(
     cluster: Cluster, command: str, status: int, said: str
 ) -> None:
     name, *words = command.split()
@@ -318,7 +316,7 @@ def test_a_daemon_that_cannot_start_says_why(
     assert all("#info]" in line or "[-]" in line for line in log), log
 
 
-def test_an_unknown_level_of_the_log_is_said(cluster: Cluster) -> None:
+def test_an_unknown_log_level_is_reported(cluster: Cluster) -> None:
     assert cluster.run("env", "CIEL_LOG_LEVEL=loud", "ciel-worker") == (
         2,
         "",

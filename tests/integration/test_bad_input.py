@@ -1,4 +1,4 @@
-"""Each mistake gets one clear message, the right exit status, and no traceback."""
+"""Checks that each mistake gives one clear message, the right exit status, and no traceback."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""What listens where a master was said to be, and is none, or another: clients and workers say so
-in one line. And a master that is one, but speaks nonsense.
+"""Tests listeners at the address of a master that are not a master, or another one: clients and
+workers report them in one line. Also tests a master that sends malformed messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIB: Final = 1 << 20
 
 
 class Listener:
-    """Listens where a master is said to be, and does something to each who connects."""
+    """Listens where a master should be, and applies `act` to each connection."""
 
     def __init__(self, act: Callable[[socket.socket], object]) -> None:
         self._act = act
@@ -70,7 +70,7 @@ class Listener:
                 connection.close()
 
     def write_access(self, home: Home, key: Key = KEY) -> str:
-        """Write an access file that says that the master is here."""
+        """Write an access file that names this listener as the master."""
         path = home.path / "its" / "access.json"
         AccessFile(
             f"http://{self.netloc}", self.netloc, CLUSTER_ID, key, os.getpid(), 1
@@ -79,7 +79,7 @@ class Listener:
 
 
 def acceptor(key: Key = KEY, cluster_id: str = CLUSTER_ID) -> Callable[[socket.socket], None]:
-    """Accept as a master does."""
+    """Accept a connection as a master does."""
 
     def accept(connection: socket.socket) -> None:
         session = Session.acceptor(key.derive, software="0.1", cluster_id=cluster_id)
@@ -112,7 +112,7 @@ OTHER_VERSION: Final = encode_frames(
 ELSE: Final = "no master at IT: another program listens there"
 REFUSED: Final = "the master at IT: refused:"
 
-# What listens there, what a client is told, and what a worker is (nothing: it tries again).
+# The listener, what a client reports, and what a worker reports (nothing if it retries).
 LISTENERS: Final[dict[str, tuple[Callable[[socket.socket], object], str, str]]] = {
     "an HTTP server": (
         say(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
@@ -161,8 +161,8 @@ LISTENERS: Final[dict[str, tuple[Callable[[socket.socket], object], str, str]]] 
 }
 
 
-def test_what_is_no_master_of_ours_is_said(tmp_path: Path) -> None:
-    """Workers come to all of them at a time."""
+def test_a_listener_that_is_not_the_master_is_reported(tmp_path: Path) -> None:
+    """Workers connect to all listeners at the same time."""
     with ExitStack() as stack:
         homes, listeners, accesses, workers = {}, {}, {}, {}
         for name, (act, _, _) in LISTENERS.items():
@@ -199,8 +199,8 @@ def drip(connection: socket.socket) -> None:
 def waiting(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[list[tuple[str, subprocess.Popen[str]]]]:
-    """Commands that wait while the tests of this file go by: for a listener without a word, and for
-    a slow one.
+    """Start commands that wait while the other tests of this file run: one for a silent listener,
+    and one for a slow one.
     """
     home = Home(tmp_path_factory.mktemp("waiting"))
     with Listener(lambda connection: None) as silent, Listener(drip) as slow:
@@ -212,7 +212,7 @@ def waiting(
         yield waiting
 
 
-def test_where_nothing_is_it_is_said(home: Home) -> None:
+def test_an_address_without_a_listener_is_reported(home: Home) -> None:
     with Listener(lambda connection: None) as listener:
         access = listener.write_access(home)
     for words, said in (
@@ -232,11 +232,11 @@ def test_where_nothing_is_it_is_said(home: Home) -> None:
         assert plain.count("\n") == 1
 
 
-# --- a master that is none ------------------------------------------------------------------------
+# --- a malformed master ---------------------------------------------------------------------------
 
 
 class Master:
-    """A hand-made master, to which one worker comes again and again."""
+    """A hand-made master, to which one worker connects repeatedly."""
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
@@ -252,7 +252,7 @@ class Master:
 
     @staticmethod
     def hear(connection: socket.socket, session: Session) -> list[Any]:
-        """Return the next record that is no sign of life, nor tells how full stores are."""
+        """Return the next record that is neither a heartbeat nor a report of full stores."""
         while True:
             for fields, _ in session.receive(connection.recv(65536)):
                 if fields[0] not in ("alive", "stores"):
@@ -267,8 +267,8 @@ def order(ordinal: int, executor: str, arguments: dict[str, Any]) -> tuple[list[
     return list(fields), payload
 
 
-def test_a_master_that_speaks_nonsense_does_no_harm(home: Home) -> None:
-    """The worker says why, joins anew, and runs what can be run."""
+def test_a_master_that_sends_malformed_messages_does_no_harm(home: Home) -> None:
+    """The worker reports the reason, joins again, and runs valid tasks."""
     good, payload = order(1, "stdinout", {"args": {"command_line": ["echo", "well"]}})
     bad_id = list(good)
     bad_id[1] = "../x"
@@ -309,7 +309,7 @@ def test_a_master_that_speaks_nonsense_does_no_harm(home: Home) -> None:
     assert "Traceback" not in log.read_text()
 
 
-def test_what_never_answers_is_given_up_in_time(
+def test_a_listener_that_never_answers_is_given_up_in_time(
     waiting: list[tuple[str, subprocess.Popen[str]]],
 ) -> None:
     for netloc, process in waiting:

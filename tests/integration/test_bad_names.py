@@ -1,5 +1,5 @@
-"""Names of jobs, tasks and objects that nothing can have, at the limits and beyond them: every
-command says in one line that there is no such thing, and ends with status 2.
+"""Tests names of jobs, tasks and objects that cannot exist, at the limits and beyond them: every
+command reports in one line that it is unknown, and ends with status 2.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LINE_MAX_LENGTH: Final = 400
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_name_that_nothing_has_is_said_in_a_line(
+def test_an_unknown_name_is_reported_in_one_line(
     lasting_cluster: HandCluster, typed: Callable[..., tuple[int, str, str]], command: str
 ) -> None:
     for kind, name in NAMES.items():

@@ -1,5 +1,5 @@
-"""Peers of a running cluster that are not what they should be: frames that are none, and thousands
-of connections that say nothing. Each is told why; nobody else notices.
+"""Tests malformed peers of a running cluster: invalid frames, and thousands of silent connections.
+Each peer is sent the reason, and no other peer is affected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ciel.testing.homes import HandCluster, Home, descriptors_of, private_bytes,
 from ciel.wire.session import Session
 from ciel_tests.clusters.peers import frame, shake_hands
 
-GROWTH_MAX_BYTES: Final = 8 << 20  # of a daemon, whatever it is sent
+GROWTH_MAX_BYTES: Final = 8 << 20  # of a daemon, whatever it receives
 
 # --- frames to a master ---------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ WORKERS: Final[dict[str, tuple[dict[str, object], str]]] = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
-    """A cluster that is afterwards as it was before, but for what it says in its logs."""
+    """Start a cluster, and check afterwards that only its logs have changed."""
     home = Home(tmp_path_factory.mktemp("peers"))
     cluster = HandCluster.start(home, workers=1)
     try:
@@ -164,7 +164,7 @@ def call(
 
 
 def last_words(connection: socket.socket) -> str:
-    """Return why the master refuses to go on; nothing if it does not say."""
+    """Return the reason of the master's refusal; an empty text if it gives none."""
     data = b""
     while piece := connection.recv(65536):
         data += piece
@@ -173,7 +173,7 @@ def last_words(connection: socket.socket) -> str:
 
 
 @pytest.mark.parametrize("data, reason", BEFORE_PROOF.values(), ids=BEFORE_PROOF)
-def test_a_stranger_who_speaks_nonsense_is_told_so(
+def test_an_unauthenticated_peer_that_sends_malformed_frames_gets_the_reason(
     cluster: HandCluster, data: bytes, reason: str
 ) -> None:
     with call(cluster) as connection:
@@ -183,7 +183,7 @@ def test_a_stranger_who_speaks_nonsense_is_told_so(
 
 
 @pytest.mark.parametrize("data, reason", AFTER_PROOF.values(), ids=AFTER_PROOF)
-def test_a_client_that_speaks_nonsense_is_told_so(
+def test_a_client_that_sends_malformed_frames_gets_the_reason(
     cluster: HandCluster, data: bytes, reason: str
 ) -> None:
     with call(cluster, Role.SUBMIT) as connection:
@@ -194,7 +194,7 @@ def test_a_client_that_speaks_nonsense_is_told_so(
 
 
 @pytest.mark.parametrize("about, reason", WORKERS.values(), ids=WORKERS)
-def test_a_worker_that_is_none_is_told_so(
+def test_a_worker_with_invalid_facts_gets_the_reason(
     cluster: HandCluster, about: dict[str, object], reason: str
 ) -> None:
     facts = {"worker": "w", "netloc": "h:1", "host": "h", "slots": 1, "executors": []}
@@ -211,7 +211,7 @@ def own_name(cluster: HandCluster) -> str:
     return str(re.findall(r"worker (\S+) at", cluster.log("worker1"))[0])
 
 
-def test_questions_that_make_no_sense_are_answered(cluster: HandCluster) -> None:
+def test_invalid_queries_are_answered(cluster: HandCluster) -> None:
     for topic, argument in (
         ("nothing", {}), ("job", None), ("job", {"job": []}), ("job", {"job": -1}),
         ("job", {"job": "9" * 5000}), ("job", {"job": "../x"}), ("task", {"job": 1, "task": 1}),
@@ -224,11 +224,11 @@ def test_questions_that_make_no_sense_are_answered(cluster: HandCluster) -> None
             assert b'[["answer",1,"",' not in answer, (topic, argument, answer)
 
 
-# --- thousands who say nothing --------------------------------------------------------------------
+# --- thousands of silent connections --------------------------------------------------------------
 
 
 class FewFiles(Home):
-    """A home whose programs may open 256 files, or 2,048 if they ask for it."""
+    """A home whose programs may open 256 files, or 2,048 if they raise their limit."""
 
     def start(self, *argv: str, **options: Any) -> subprocess.Popen[str]:
         limited = ("sh", "-c", 'ulimit -Sn 256 && ulimit -Hn 2048 && exec "$@"', "sh")
@@ -237,14 +237,14 @@ class FewFiles(Home):
 
 @pytest.fixture
 def open_files_max() -> Iterator[int]:
-    """Let this process open as many files as it may."""
+    """Raise the limit of open files of this process as far as possible."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield before[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_two_thousand_silent_connections_keep_nobody_out(
+def test_two_thousand_silent_connections_do_not_block_clients(
     tmp_path: Path, open_files_max: int
 ) -> None:
     home = FewFiles(tmp_path)
@@ -262,11 +262,13 @@ def test_two_thousand_silent_connections_keep_nobody_out(
                 silent.append(socket.socket())
                 silent[-1].setblocking(False)
                 silent[-1].connect_ex((host, int(port)))
-        for words in (["submit"], ["submit", "-m", cluster.url]):  # by its socket, and by TCP
+        # through its socket, and through TCP
+        for words in (["submit"], ["submit", "-m", cluster.url]):
             script = "ulimit -n; head -c 5000 /dev/zero | tr '\\0' x"
             done = home.run("ciel", *words, "--", "sh", "-c", script)
             assert (done.returncode, done.stderr) == (0, "")
-            assert done.stdout == "256\n" + "x" * 5000  # the daemons' own limit is theirs alone
+            # the daemons' higher limit does not apply to their programs
+            assert done.stdout == "256\n" + "x" * 5000
         for netloc, pid in daemons.items():
             assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (2048, 2048)
             assert descriptors_of(pid) < before[netloc] + 200

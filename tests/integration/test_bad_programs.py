@@ -1,4 +1,6 @@
-"""Programs that cannot start, do not end, meddle or fail: each costs its own task and no more."""
+"""Tests programs that cannot start, do not end, tamper with their files or fail: each costs only
+its own task.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def test_a_program_that_cannot_start(cluster: TwoSlots) -> None:
     assert cluster.kept() == kept
 
 
-# --- programs that do not end, or leave something -------------------------------------------------
+# --- programs that do not end, or leave processes -------------------------------------------------
 
 
 def test_standard_input_is_empty(cluster: TwoSlots) -> None:
@@ -111,7 +113,7 @@ def test_a_program_that_ignores_signals_is_cancelled(cluster: TwoSlots, how: str
 def submit_each(
     cluster: TwoSlots, elements: Iterable[str], *argv: str, options: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Run a program for each element; what is told of them, in order."""
+    """Run a program for each element; return the results in order."""
     (cluster.home.path / "elements").write_text("\n".join(elements))
     done = cluster.submit("--json", *options, "--each-line", "elements", "--", *argv)
     return [json.loads(line) for line in done.stdout.splitlines()[:-1]]
@@ -134,7 +136,7 @@ def test_children_end_with_their_program(cluster: TwoSlots) -> None:
         assert (line["state"], line.get("output")) == ("done", "done\n"), name
 
 
-# --- programs that meddle with their files --------------------------------------------------------
+# --- programs that tamper with their files --------------------------------------------------------
 
 MEDDLING = {
     "its directory": 'rm -rf "$CIEL_SCRATCH"',
@@ -161,8 +163,8 @@ exit "$2"
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_programs_that_meddle_with_their_files(cluster: TwoSlots, status: int) -> None:
-    """What stands where a file stood is neither followed, nor waited for, nor left behind."""
+def test_programs_that_tamper_with_their_files(cluster: TwoSlots, status: int) -> None:
+    """A file that replaces another is neither followed, nor waited for, nor left behind."""
     cluster.add_program("meddle", MEDDLE)
     lines = submit_each(cluster, MEDDLING.values(), "./meddle", "{}", str(status))
     stories = [cluster.plain(line.get("story", line["state"])) for line in lines]
@@ -196,17 +198,17 @@ echo done
 
 @pytest.fixture
 def counting(cluster: TwoSlots) -> str:
-    """A program that notes its directory in a file, and fails so many times."""
+    """Return a program that records its directory in a file, and fails a given number of times."""
     return cluster.add_program("counting", COUNTING)
 
 
 def deleted(name: str) -> str:
-    """The line that tells of a file in a private directory."""
+    """Return the message about a file in a private directory."""
     what = f"ciel: files made in a private directory are deleted with it: {name}"
     return f"{what}; without --scratch it runs in this directory, where they stay\n"
 
 
-def test_a_program_that_fails_twice_is_tried_a_third_time(cluster: TwoSlots, counting: str) -> None:
+def test_a_program_that_fails_twice_runs_a_third_time(cluster: TwoSlots, counting: str) -> None:
     notes, before = cluster.home.path / "thrice", set(cluster.kept())
     done = cluster.submit("--scratch", "--retries", "2", "--", counting, str(notes), "2")
     assert cluster.ends(done) == Ends(0, "done\n", deleted("attempt-3"))
@@ -217,7 +219,7 @@ def test_a_program_that_fails_twice_is_tried_a_third_time(cluster: TwoSlots, cou
     assert (second / "stderr").read_text() == "attempt 2\n"
 
 
-def test_a_program_that_fails_always_is_told_of_with_its_attempts(
+def test_a_program_that_always_fails_is_reported_with_its_attempts(
     cluster: TwoSlots, counting: str
 ) -> None:
     notes = cluster.home.path / "always"
@@ -235,7 +237,7 @@ def test_a_program_that_fails_always_is_told_of_with_its_attempts(
     assert len(notes.read_text().splitlines()) == 3
 
 
-def test_a_directory_is_gone_with_its_success(cluster: TwoSlots, counting: str) -> None:
+def test_the_directory_of_a_successful_program_is_deleted(cluster: TwoSlots, counting: str) -> None:
     notes, before = cluster.home.path / "once", cluster.kept()
     done = cluster.submit("--scratch", "--", counting, str(notes), "0")
     assert cluster.ends(done) == Ends(0, "done\n", deleted("attempt-1"))

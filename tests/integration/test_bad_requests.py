@@ -1,5 +1,5 @@
-"""HTTP that no client of ours would send, to a real master and a real worker: each request is
-answered or hung up on, and costs neither memory nor descriptors.
+"""Tests HTTP requests that no ciel client sends, to a real master and a real worker: each is
+answered or disconnected, and leaks neither memory nor descriptors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CAPACITY_BYTES: Final = 4 * MIB  # of the worker's store
 
 
 class Answer(NamedTuple):
-    """What came back, and how much of the body was taken before."""
+    """The answer, and how many bytes of the body were accepted before it."""
 
     status: int
     headers: dict[str, str]
@@ -32,14 +32,14 @@ class Answer(NamedTuple):
 
 
 class Site:
-    """One daemon's HTTP side."""
+    """The HTTP side of one daemon."""
 
     def __init__(self, netloc: str, key: str) -> None:
         self.netloc = netloc
         self._key = key
 
     def begin(self, method: str, target: str, *headers: str) -> socket.socket:
-        """Send a request's header, but for its end."""
+        """Send the header of a request, without its end."""
         host, _, port = self.netloc.partition(":")
         connection = socket.create_connection((host, int(port)), 10)
         lines = (f"Host: {self.netloc}", f"Authorization: Bearer {self._key}", *headers)
@@ -50,7 +50,7 @@ class Site:
     def ask(
         self, method: str, target: str, *headers: str, body: bytes = b"", times: int = 1
     ) -> Answer:
-        """Send a request with a body that is sent so often, as far as it is taken."""
+        """Send a request whose body repeats `body` a number of times, as far as it is accepted."""
         with self.begin(method, target, "Connection: close", *headers) as connection:
             connection.sendall(b"\r\n")
             sent_bytes = send(connection, body, times)
@@ -58,7 +58,7 @@ class Site:
 
 
 def send(connection: socket.socket, data: bytes, times: int) -> int:
-    """Send something so often, or until nobody takes it any more; return how many bytes."""
+    """Send data repeatedly until the peer stops accepting it; return the number of bytes."""
     for number in range(times):
         try:
             connection.sendall(data)
@@ -73,7 +73,7 @@ def read_answer(connection: socket.socket, sent_bytes: int = 0) -> Answer:
         while piece := connection.recv(65536):
             data += piece
     except ConnectionResetError:
-        pass  # of what it did not read; what it said before that is here
+        pass  # the peer did not read all; its earlier answer has arrived
     head, _, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
@@ -87,7 +87,7 @@ class Sites(NamedTuple):
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
-    """Both sites of a cluster that is afterwards as it was before."""
+    """Return both sites of a cluster, and check afterwards that it is as it was before."""
     home = Home(tmp_path_factory.mktemp("requests"))
     cluster = HandCluster.start(home, workers=0)
     try:
@@ -119,7 +119,7 @@ BOTH: Final = pytest.mark.parametrize("name", ["master", "worker"])
 
 @BOTH
 @pytest.mark.parametrize("piece", [b"X-A: b\r\n" * 1000, b"x" * 10_000], ids=["lines", "a line"])
-def test_a_header_without_end_is_cut_off(sites: Sites, name: str, piece: bytes) -> None:
+def test_an_endless_header_is_cut_off(sites: Sites, name: str, piece: bytes) -> None:
     site: Site = getattr(sites, name)
     with site.begin("GET", "/healthz") as connection:
         assert send(connection, piece, 10_000) < 10 * MIB
@@ -152,7 +152,7 @@ def test_a_body_that_is_too_large_is_refused_and_not_kept(
     assert "internal error" not in answer.error
 
 
-def test_an_upload_that_a_full_store_cannot_take_says_what_is_missing(sites: Sites) -> None:
+def test_an_upload_into_a_full_store_reports_wanted_and_available_bytes(sites: Sites) -> None:
     known = sites.worker.ask("POST", "/control/data/x", "Content-Length: 5000000")
     assert known.error == "no space: wanted 5001216 bytes, 4194304 available"
     chunk = b"10000\r\n%b\r\n" % bytes(65536)
@@ -175,7 +175,7 @@ LENGTHS: Final = {
 
 @BOTH
 @pytest.mark.parametrize("headers", LENGTHS.values(), ids=LENGTHS)
-def test_a_body_of_no_sensible_length_is_no_request(
+def test_a_request_with_an_invalid_length_is_refused(
     sites: Sites, name: str, headers: list[str]
 ) -> None:
     answer = getattr(sites, name).ask("POST", "/control/data/x", *headers, body=b"abcdef")
@@ -183,7 +183,7 @@ def test_a_body_of_no_sensible_length_is_no_request(
 
 
 @BOTH
-def test_what_comes_after_a_body_is_not_taken_for_it(sites: Sites, name: str) -> None:
+def test_bytes_after_a_body_are_not_part_of_it(sites: Sites, name: str) -> None:
     site: Site = getattr(sites, name)
     answer = site.ask("GET", "/healthz", "Content-Length: 3", body=b"x" * 100_000)
     assert (answer.status, json.loads(answer.body)["status"]) == (200, "ok")
@@ -207,7 +207,7 @@ IDS: Final = {
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_a_name_that_no_object_can_have_is_said(sites: Sites, name: str) -> None:
+def test_an_invalid_object_id_is_reported(sites: Sites, name: str) -> None:
     answer = sites.worker.ask("GET", f"/data/{name}")
     assert (answer.status, answer.error) == IDS[name]
     answer = sites.worker.ask("POST", f"/control/data/{name}", "Content-Length: 1", body=b"x")
@@ -215,7 +215,7 @@ def test_a_name_that_no_object_can_have_is_said(sites: Sites, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["x", "%00", "..%2f", "-1", "1e9", "9" * 300, "9" * 5000])
-def test_a_job_that_is_not_there_is_said(sites: Sites, name: str) -> None:
+def test_an_unknown_job_is_reported(sites: Sites, name: str) -> None:
     answer = sites.master.ask("GET", f"/api/v1/jobs/{name}")
     assert answer.status == 404
     assert answer.error.startswith("there is no job ")
@@ -228,7 +228,7 @@ RANGES: Final = {
     "bytes=0-99999": (206, "bytes 0-4999/5000"),
     "bytes=5000-": (416, "bytes */5000"),
     "bytes=-0": (416, "bytes */5000"),
-    "bytes=5-2": (200, None),  # what is no range is no request for one
+    "bytes=5-2": (200, None),  # an invalid range is ignored
     "bytes=9000-2": (200, None),
     "bytes=a-b": (200, None),
     "bytes=0-1,5-6": (200, None),
@@ -247,9 +247,7 @@ def upload(sites: Sites) -> bytes:
 
 
 @pytest.mark.parametrize("header", RANGES)
-def test_a_part_of_an_object_is_what_the_range_says(
-    sites: Sites, upload: bytes, header: str
-) -> None:
+def test_a_range_selects_a_part_of_an_object(sites: Sites, upload: bytes, header: str) -> None:
     answer = sites.worker.ask("GET", "/data/whole", f"Range: {header}")
     status, said = RANGES[header]
     assert (answer.status, answer.headers.get("Content-Range")) == (status, said)

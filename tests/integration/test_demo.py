@@ -1,4 +1,4 @@
-"""The demo: its second stage is decided by what the first one finds."""
+"""Tests the demo, whose second stage depends on the results of the first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILES = 8
 
 
 def write_sources(directory: Path) -> None:
-    """Files 0 to 7, of which each has as many lines with the word as its number says."""
+    """Write files 0 to 7; file N has N lines with the word."""
     directory.mkdir()
     for number in range(FILES):
         lines = ["def speak():", *["    yield 1"] * number, ""]
@@ -20,7 +20,7 @@ def write_sources(directory: Path) -> None:
 
 
 def search(home: Home, directory: Path) -> tuple[str, set[str]]:
-    """Run the demo; return what it printed and the names of the tasks that it made."""
+    """Run the demo; return its output and the names of its tasks."""
     done = home.run("python", SEARCH, "yield", str(directory))
     assert done.returncode == 0, done.stderr
     listed = home.run("ciel", "task", "list", "last", "--json")
@@ -31,7 +31,7 @@ def looked_into(names: set[str]) -> set[str]:
     return {name.rpartition(" ")[2] for name in names if name.startswith("look into ")}
 
 
-def test_the_second_stage_depends_on_what_the_first_one_found(
+def test_the_second_stage_depends_on_the_results_of_the_first(
     lasting_cluster: HandCluster, tmp_path: Path
 ) -> None:
     home, directory = lasting_cluster.home, tmp_path / "sources"

@@ -1,4 +1,4 @@
-"""Disk jobs of real daemons: what waits for a disk keeps nobody else from working."""
+"""Tests disk jobs of real daemons: a task that waits for a disk does not block others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITHIN_S = 30.0
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """A directory that is not in memory, as a rule of the system."""
+    """Return a directory that is not in memory, which is the default of the system."""
     with tempfile.TemporaryDirectory(prefix="ciel-disk-", dir="/var/tmp") as directory:
         yield Path(directory)
 
@@ -30,7 +30,7 @@ def places(device: Device) -> int:
     return len(os.listdir(f"/dev/shm/ciel-io-{os.geteuid()}/{device.name}"))
 
 
-def test_while_a_task_waits_for_the_disk_another_has_its_slots(home: Home, disk: Path) -> None:
+def test_a_task_that_waits_for_the_disk_leaves_its_slots_to_others(home: Home, disk: Path) -> None:
     device = device_of(disk)
     assert device.is_limited, f"{disk} lies in memory"
     cluster = HandCluster.start(home, 1, "--store", "shm:capacity=64MiB")
@@ -39,7 +39,7 @@ def test_while_a_task_waits_for_the_disk_another_has_its_slots(home: Home, disk:
             large = client.upload_content(bytes(SIZE_BYTES), "large")
             spool = str(disk / "spool")
             cluster.start_worker("--slots", "2", "--store", "disk", "--spool", spool, "--io", "1")
-            whole = Needs(slots=2)  # so both run on the second worker, and not at the same time
+            whole = Needs(slots=2)  # so both run on the second worker, in sequence
             with Claim(device.name, 1) as other:  # as another process that reads from the disk
                 assert other.wait(WITHIN_S)
                 reader = job.run(["wc", "-c"], inputs=[large], needs=whole)

@@ -1,4 +1,4 @@
-"""Faults of an installation are planted, one at a time, and `ciel doctor` is asked."""
+"""Plants faults of an installation, one at a time, and checks the findings of `ciel doctor`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ciel.testing.homes import HandCluster, Home
 
 Typed = Callable[..., tuple[int, str, str]]
 Finding = dict[str, str]
-DEAD_PID = 1 << 22  # beyond what the kernel gives
+DEAD_PID = 1 << 22  # higher than any process id of the kernel
 
 
 def found_by(out: str) -> list[Finding]:
@@ -38,7 +38,7 @@ def faults(findings: list[Finding]) -> list[Finding]:
 
 @pytest.fixture(scope="module")
 def of_this_machine(tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> set[str]:
-    """Checks that find a fault here before anything was planted."""
+    """Return the checks that find a fault on this machine before a fault is planted."""
     home = Home(tmp_path_factory.mktemp("sound"))
     _, out, _ = typed(home, "doctor", "--json", "--listen", "127.0.0.1:0")
     return {finding["check"] for finding in faults(found_by(out))}
@@ -46,7 +46,7 @@ def of_this_machine(tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> s
 
 @pytest.fixture
 def expect(home: Home, typed: Typed, of_this_machine: set[str]) -> Callable[..., None]:
-    """Ask the doctor in the home, and expect one fault more than this machine has."""
+    """Run the doctor in the home, and expect one fault more than this machine has."""
 
     def ask(check: str, said: str, advised: str, *words: str, out: str | None = None) -> None:
         if out is None:
@@ -63,7 +63,7 @@ def expect(home: Home, typed: Typed, of_this_machine: set[str]) -> Callable[...,
 
 @pytest.fixture
 def free_address() -> str:
-    """An address where nobody listens."""
+    """Return an address without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -78,27 +78,25 @@ def access_file_at(path: Path, address: str, pid: int | None = None) -> None:
 # --- this computer --------------------------------------------------------------------------------
 
 
-def test_a_setting_that_there_is_not(home: Home, expect: Callable[..., None]) -> None:
+def test_an_unknown_setting(home: Home, expect: Callable[..., None]) -> None:
     path = home.path / "config/ciel/config.toml"
     path.parent.mkdir(parents=True)
     path.write_text('master = "127.0.0.1:1"\nmaste = "x"\n')
     expect("settings", "config.toml line 2: unknown setting 'maste'", "correct it")
 
 
-def test_a_master_that_is_no_address(home: Home, expect: Callable[..., None]) -> None:
+def test_a_master_with_an_invalid_address(home: Home, expect: Callable[..., None]) -> None:
     expect("settings", "--master: 'http://[' is not a master", "correct it", "--master", "http://[")
     home.environ["CIEL_MASTER"] = "http://h:x"
     expect("settings", "CIEL_MASTER: 'http://h:x' is not a master", "correct it")
 
 
-def test_a_store_that_there_is_not(
-    home: Home, expect: Callable[..., None], free_address: str
-) -> None:
+def test_an_unknown_store(home: Home, expect: Callable[..., None], free_address: str) -> None:
     home.environ["CIEL_STORE"] = "dsik"
     expect("store", "CIEL_STORE=dsik", "set it to: disk, scc, shm", "--listen", free_address)
 
 
-def test_a_state_directory_that_cannot_be_made(
+def test_a_state_directory_that_cannot_be_created(
     home: Home, expect: Callable[..., None], free_address: str
 ) -> None:
     (home.path / "file").touch()
@@ -113,7 +111,7 @@ def test_a_state_directory_that_cannot_be_made(
         (lambda path: path.write_text("{"), "not JSON", "rm "),
     ],
 )
-def test_a_key_that_is_not_safe(
+def test_a_key_file_that_is_not_safe(
     home: Home,
     expect: Callable[..., None],
     free_address: str,
@@ -127,7 +125,7 @@ def test_a_key_that_is_not_safe(
     expect("keys", said, advised, "--listen", free_address)
 
 
-def test_a_temporary_directory_that_is_not_there(
+def test_a_missing_temporary_directory(
     home: Home, expect: Callable[..., None], free_address: str
 ) -> None:
     home.environ["TMPDIR"] = str(home.path / "nowhere")
@@ -171,7 +169,7 @@ def test_a_library_that_cannot_be_loaded(
     expect("libraries", "xxhash cannot be loaded: wrong ELF class", advice, out=ended.stdout)
 
 
-def test_a_launcher_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_launcher(tmp_path: Path) -> None:
     found = list(doctor_host.look_at_software(tmp_path / "ciel-launcher"))
     (launcher,) = [one for one in found if one.check == "launcher"]
     assert "is missing" in launcher.found
@@ -188,7 +186,7 @@ def test_a_cluster_that_has_crashed(
     expect("crash", f"process {DEAD_PID} is gone", advised, "--listen", free_address)
 
 
-def test_an_address_that_another_program_has(home: Home, expect: Callable[..., None]) -> None:
+def test_an_address_that_another_program_uses(home: Home, expect: Callable[..., None]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -199,7 +197,7 @@ def test_an_address_that_another_program_has(home: Home, expect: Callable[..., N
 # --- the cluster ----------------------------------------------------------------------------------
 
 
-def test_a_master_that_is_not_there(
+def test_a_master_that_does_not_run(
     home: Home, expect: Callable[..., None], free_address: str
 ) -> None:
     access = home.path / "access.json"
@@ -207,7 +205,7 @@ def test_a_master_that_is_not_there(
     expect("master", "nothing listens there", "start it there", "--access", str(access))
 
 
-def test_a_key_file_that_is_not_there(home: Home, expect: Callable[..., None]) -> None:
+def test_a_missing_key_file(home: Home, expect: Callable[..., None]) -> None:
     home.environ["CIEL_ACCESS"] = str(home.path / "nowhere.json")
     expect("master", "no such file", "copy the master's access file")
 
@@ -228,7 +226,7 @@ def cluster_home(home: Home, lasting_cluster: HandCluster) -> Home:
     return home
 
 
-def test_clocks_that_are_apart(cluster_home: Home, expect: Callable[..., None]) -> None:
+def test_clocks_that_differ(cluster_home: Home, expect: Callable[..., None]) -> None:
     with mock.patch("time.time", return_value=time.time() + 3600):
         expect("clocks", " s behind ours", "timedatectl set-ntp true")
 
@@ -238,7 +236,7 @@ def test_versions_that_differ(cluster_home: Home, expect: Callable[..., None]) -
         expect("versions", "this command has 99.0, the master has", "the same version everywhere")
 
 
-def test_a_cluster_without_workers_and_then_with_one_that_is_not_reached(
+def test_a_cluster_without_workers_and_then_with_an_unreachable_one(
     home: Home, expect: Callable[..., None]
 ) -> None:
     cluster = HandCluster.start(home, workers=0)
@@ -254,7 +252,7 @@ def test_a_cluster_without_workers_and_then_with_one_that_is_not_reached(
 
 
 def unreachable(netloc: str) -> Callable[..., socket.socket]:
-    """Return a way to connect that leads anywhere else than there."""
+    """Return a function that connects to any address except this one."""
     connect = socket.create_connection
 
     def connect_unless(address: tuple[str, int], *args: Any, **named: Any) -> socket.socket:

@@ -1,7 +1,7 @@
-"""A client is killed at whatever byte of a submit: the master keeps nothing of it, and serves on.
+"""Kills a client at any byte of a submit: the master keeps nothing of it, and goes on serving.
 
-Between each client and the master stands a relay that kills the client when so many of its bytes
-have been passed on, wherever in a frame that is.
+A relay between each client and the master kills the client when it has forwarded a given number of
+its bytes, at any position in a frame.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ciel.client.client import Client
 from ciel.testing.homes import HandCluster, Home, descriptors_of, wait_for
 
 PHASES: Final = 5
-"""At how many places of its bytes a client is killed, besides never."""
+"""The number of positions at which a client is killed; one more case is never."""
 
 
 class Relay:
-    """Passes bytes between one client and a master; when so many of the client's have been passed
-    on it kills the client and hangs up.
+    """Forwards bytes between one client and a master. After a given number of the client's bytes it
+    kills the client and disconnects.
     """
 
     def __init__(self, master: tuple[str, int], limit: int | None) -> None:
@@ -86,7 +86,7 @@ class Relay:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
-    """A cluster of one worker, which logs nothing that went wrong."""
+    """Start a cluster of one worker, and check that its logs contain no fault."""
     cluster = HandCluster.start(Home(tmp_path_factory.mktemp("dying")), 1, "--slots", "2")
     yield cluster
     cluster.stop()
@@ -95,7 +95,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
 
 
 def submit_through(cluster: HandCluster, limit: int | None, number: int) -> Relay:
-    """Begin a submit whose client is killed after `limit` bytes."""
+    """Start a submit whose client is killed after `limit` bytes."""
     home = cluster.home
     known = json.loads(cluster.access.read_text())
     host, _, port = known["url"].removeprefix("http://").rpartition(":")
@@ -117,7 +117,7 @@ def ask(cluster: HandCluster, topic: str, argument: Any = None) -> Any:
 
 
 def held(cluster: HandCluster) -> int:
-    """Count what the workers hold."""
+    """Count the objects that workers hold."""
     return sum(int(level["objects"]) for level in ask(cluster, "stores"))
 
 
@@ -144,7 +144,7 @@ def test_a_client_may_die_at_any_byte_of_a_submit(served: HandCluster) -> None:
 
     wait_for(is_quiet, "the end of all that was begun")
     wait_for(lambda: sum(map(descriptors_of, daemons)) <= descriptors, "as few descriptors")
-    # What was uploaded for tasks that never came is nobody's, and the worker's to forget.
+    # Uploads for tasks that never arrived belong to no job; the worker deletes them.
     came = [job[2] for job in ask(served, "jobs", {}) if job[5] or job[10]]
     removed = home.run("ciel", "job", "rm", "all")
     assert removed.returncode == 0, removed.stderr

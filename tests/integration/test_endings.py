@@ -1,4 +1,4 @@
-"""However a command ends, nothing of it is left but its logs."""
+"""Checks that a command leaves nothing but its logs, however it ends."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import pytest
 from ciel.testing.homes import HandCluster, Home, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-AT_ONCE_S = 10.0  # a tenth of it is usual, and the programs would run for minutes
+AT_ONCE_S = 10.0  # a tenth of it is usual; the programs would run for minutes
 STUBBORN = "trap '' TERM INT; (setsid sleep 333 &) ; sleep 333 & touch {mark}; wait"
 
 
@@ -28,7 +28,9 @@ def start_stubborn(home: Home) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def forsaken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
-    """A cluster whose client was killed: it is waited for while the tests of this file go by."""
+    """Start a cluster whose client is killed; its grace period passes while the other tests of this
+    file run.
+    """
     cluster = HandCluster.start(Home(tmp_path_factory.mktemp("forsaken")), 1)
     client = start_stubborn(cluster.home)
     client.kill()
@@ -81,7 +83,7 @@ with LocalCluster(workers=2, store="shm:capacity=64MiB") as cluster, Client(clus
 """
 
 
-def test_a_killed_program_leaves_no_segment_of_its_memory_stores(home: Home) -> None:
+def test_a_killed_program_leaves_no_segments_of_its_memory_stores(home: Home) -> None:
     process = home.start("python", "-c", IN_MEMORY)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -97,7 +99,7 @@ def test_a_killed_program_leaves_no_segment_of_its_memory_stores(home: Home) -> 
     "victim", ["the first launcher", "a worker's launcher", "worker", "master"]
 )
 def test_a_killed_part_of_an_embedded_cluster_leaves_nothing(home: Home, victim: str) -> None:
-    """Whatever is killed, the command ends by itself or is cancelled, and all of it goes."""
+    """The command ends by itself or is cancelled, whichever process is killed."""
     process = start_stubborn(home)
     launchers = sorted(pid for pid, c in home.processes().items() if c.startswith("ciel-launcher"))
     found = {
@@ -115,7 +117,7 @@ def test_a_killed_part_of_an_embedded_cluster_leaves_nothing(home: Home, victim:
     home.expect_nothing_left()
 
 
-def test_a_client_that_is_killed_has_its_job_cancelled(forsaken: HandCluster) -> None:
+def test_the_job_of_a_killed_client_is_cancelled(forsaken: HandCluster) -> None:
     home = forsaken.home
     wait_for(lambda: "cancelled" in home.run("ciel", "job", "list").stdout, "the job's end", 60)
     wait_for(lambda: not any("sleep 333" in c for c in home.processes().values()), "its programs")

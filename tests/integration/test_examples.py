@@ -1,5 +1,5 @@
-"""The examples: each gives what is computed here in another way, the same bytes wherever objects
-lie, also when a worker is killed.
+"""Checks that each example gives the value that this file computes in another way, with the same
+bytes in every store, and also when a worker is killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Run = Callable[..., Any]
 
 
 def command(name: str, given: dict[str, object]) -> list[str]:
-    """Return how an example is run; what is given is a file to send along if it is a path."""
+    """Return the command of an example; a path among the variables is a file to send."""
     words = ["sw-job"]
     for key, value in given.items():
         words += ["-p", key, str(value)] if isinstance(value, Path) else ["-E", f"{key}={value}"]
@@ -48,7 +48,7 @@ def command(name: str, given: dict[str, object]) -> list[str]:
 
 
 class Lab:
-    """A cluster of three workers, of which one may be killed and is then replaced."""
+    """A cluster of three workers, one of which may be killed and is then replaced."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -62,8 +62,8 @@ class Lab:
         assert not self.home.processes()
 
     def run_and_kill(self, number: int, name: str, **given: object) -> Any:
-        """Run an example, and kill a worker when some of its tasks are done. It may be over by
-        then, so it is tried a few times.
+        """Run an example, and kill a worker when some of its tasks are done. The example may have
+        ended by then, so it runs up to a few times.
         """
         for _ in range(TRIES):
             known = len(list_jobs(self._client))
@@ -91,7 +91,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     lab.close()
 
 
-# --- what is right --------------------------------------------------------------------------------
+# --- expected values ------------------------------------------------------------------------------
 
 
 def flat(table: list[list[float]]) -> list[float]:
@@ -103,7 +103,7 @@ def fib(run: Run, path: Path) -> None:
 
 
 def wordcount(run: Run, path: Path) -> None:
-    """Over the text of Python's reference, which every Python has for `help`."""
+    """Count words in the text of Python's reference, which every Python has for `help`."""
     text = path / "text"
     text.write_text("\n".join(topics.values()))
     counts = Counter(re.findall("[a-z]+", text.read_text().lower()))
@@ -112,7 +112,7 @@ def wordcount(run: Run, path: Path) -> None:
 
 
 def library() -> list[Path]:
-    """The sources of the standard library, but for its tests."""
+    """Return the sources of the standard library without its tests."""
     root = Path(sysconfig.get_path("stdlib"))
     found = (path for path in root.rglob("*.py") if path.is_file())
     return [
@@ -166,7 +166,9 @@ def smithwaterman(run: Run, path: Path) -> None:
 
 
 def mandelbrot(run: Run, path: Path) -> None:
-    """The picture is read again; the set is black, and the same above the real axis and below."""
+    """Read the picture; the set is black, and the halves above and below the real axis are
+    equal.
+    """
     width, height, file = 96, 64, path / "set.png"
     assert run(WIDTH=width, HEIGHT=height, STRIP=10, OUT=str(file)) == str(file)
     content = file.read_bytes()
@@ -183,7 +185,7 @@ def mandelbrot(run: Run, path: Path) -> None:
 
 
 def stays(x: float, y: float) -> bool:
-    """Whether a point is not lost after 120 steps."""
+    """Return whether a point is still bounded after 120 steps."""
     a = b = 0.0
     for _ in range(120):
         a, b = a * a - b * b + x, 2 * a * b + y
@@ -193,7 +195,7 @@ def stays(x: float, y: float) -> bool:
 
 
 def pi(run: Run, path: Path) -> None:
-    """By Machin's formula."""
+    """Compute pi by Machin's formula."""
     places = 4000
     one: int = 10 ** (places + 10)
 
@@ -211,7 +213,7 @@ def pi(run: Run, path: Path) -> None:
 
 
 def bsp(run: Run, path: Path) -> None:
-    """The same in one go; and where heat no longer flows, it falls evenly along the rod."""
+    """Compute it in one process; where heat no longer flows, it falls evenly along the rod."""
     parts, cells, settled = 3, 3, 0.5
     rod, steps, change = [0.0] * parts * cells, 0, math.inf
     while change > settled:
@@ -237,7 +239,9 @@ def mapreduce(run: Run, path: Path) -> None:
 
 
 def nbody(run: Run, path: Path) -> None:
-    """By direct summation, which a tree that is never blurred gives exactly, and others nearly."""
+    """Sum forces directly, which equals a tree without approximation exactly, and other trees
+    nearly.
+    """
     random, places, speeds = 1, [], []
     for _ in range(40):
         place = []
@@ -275,14 +279,14 @@ KILLED = [
 ]
 
 
-def test_every_script_is_here() -> None:
+def test_this_file_checks_every_script() -> None:
     found = {path.stem for path in EXAMPLES.glob("*/*.sw") if path.parent.name != "packages"}
     assert found == {run.__name__ for run in CHECKS}
 
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Home]]:
-    """One with a cluster of two workers for each store."""
+    """Start a cluster of two workers for each store, in its own home."""
     with ExitStack() as undo:
         homes = []
         for store in STORES:
@@ -294,7 +298,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Home]]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_an_example_gives_what_is_right_and_the_same_bytes_in_every_store(
+def test_an_example_gives_the_expected_value_and_the_same_bytes_in_every_store(
     homes: list[Home], tmp_path: Path, check: Callable[[Run, Path], None]
 ) -> None:
     def run(**given: object) -> Any:
@@ -311,14 +315,14 @@ def test_an_example_gives_what_is_right_and_the_same_bytes_in_every_store(
 
 
 @pytest.mark.parametrize("number, check", KILLED)
-def test_an_example_gives_the_same_when_a_worker_is_killed_meanwhile(
+def test_an_example_gives_the_same_value_when_a_worker_is_killed(
     lab: Lab, tmp_path: Path, number: int, check: Callable[[Run, Path], None]
 ) -> None:
     check(partial(lab.run_and_kill, number, check.__name__), tmp_path)
 
 
 @pytest.mark.parametrize("check", CHECKS if IS_LONG else CHECKS[:1])
-def test_an_example_gives_the_same_on_a_cluster_of_its_own(
+def test_an_example_gives_the_same_value_on_its_own_temporary_cluster(
     home: Home, tmp_path: Path, check: Callable[[Run, Path], None]
 ) -> None:
     def run(**given: object) -> Any:

@@ -1,4 +1,4 @@
-"""Executors by their packages, on a real cluster: what programs get, and what becomes of it."""
+"""Tests executors through packages on a real cluster: what programs get, and their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ciel_task.serve(run)
 
 
 def run(cluster: TwoSlots, package: dict[str, Any]) -> Any:
-    """Run a package; its result."""
+    """Run a package; return its result."""
     (cluster.home.path / "job.pack").write_text(json.dumps(package))
     done = cluster.run("run", "job.pack")
     assert done.returncode == 0, done.stderr
@@ -54,7 +54,7 @@ def test_env_names_its_inputs_and_outputs_in_files(shared_cluster: TwoSlots) -> 
         assert f"hello by {name} from env.sh" in shared_cluster.run("job", "log", "last").stdout
 
 
-def test_what_is_grabbed_is_read_by_its_reference(shared_cluster: TwoSlots) -> None:
+def test_a_fetched_url_is_read_by_its_reference(shared_cluster: TwoSlots) -> None:
     contents = ["first", "second" * 1000]
     for number, content in enumerate(contents):
         (shared_cluster.home.path / f"file{number}").write_text(content)
@@ -67,7 +67,7 @@ def test_what_is_grabbed_is_read_by_its_reference(shared_cluster: TwoSlots) -> N
     assert run(shared_cluster, package) == contents
     assert run(shared_cluster, package) == contents
     programs = [line for line in shared_cluster.home.processes().values() if "grab" in line]
-    assert len(programs) == 1  # which is kept warm
+    assert len(programs) == 1  # it is kept warm
     urls[1] += ".absent"
     (shared_cluster.home.path / "job.pack").write_text(json.dumps(package))
     done = shared_cluster.run("run", "job.pack")
@@ -75,7 +75,7 @@ def test_what_is_grabbed_is_read_by_its_reference(shared_cluster: TwoSlots) -> N
     assert f"{urls[1]} could not be fetched: No such file or directory" in done.stderr
 
 
-def test_a_program_looks_things_up_in_a_package_of_any_size(shared_cluster: TwoSlots) -> None:
+def test_a_program_looks_up_entries_in_a_package_of_any_size(shared_cluster: TwoSlots) -> None:
     names = [f"part{number}" for number in range(30)]
     for name in names:
         (shared_cluster.home.path / name).write_text(f"I am {name}, not ")
@@ -90,7 +90,7 @@ def test_a_program_looks_things_up_in_a_package_of_any_size(shared_cluster: TwoS
     assert run(shared_cluster, package) == ["I am part17, not None"]
 
 
-def test_a_package_may_say_that_a_program_has_one_output(shared_cluster: TwoSlots) -> None:
+def test_a_package_may_declare_the_single_output_of_a_program(shared_cluster: TwoSlots) -> None:
     package = {
         "start": {
             "handler": "stdinout",
@@ -113,8 +113,8 @@ ONE_PIECE = 'read -r in <"$INPUT_FILES"; read -r out <"$OUTPUT_FILES"; : >"$0"; 
 
 
 def read_along(cluster: TwoSlots, script: str, **options: Any) -> tuple[bytes, str]:
-    """Have a program read what another writes that waits for it; return what it read, and the
-    job's log.
+    """Start a program that reads the output of another one, which waits for it; return the bytes
+    that it read, and the job's log.
     """
     mark = str(cluster.home.path / f"{script[-5:].strip()}.mark")
     with Client(environ=cluster.home.environ) as client, client.job(keep=True) as job:
@@ -126,7 +126,7 @@ def read_along(cluster: TwoSlots, script: str, **options: Any) -> tuple[bytes, s
     return content, cluster.run("job", "log", "last").stdout
 
 
-def test_what_a_program_pipes_is_read_while_it_writes_and_the_waiting_is_traced(
+def test_a_piped_output_is_read_while_it_is_written_and_waits_are_traced(
     shared_cluster: TwoSlots,
 ) -> None:
     content, log = read_along(shared_cluster, READER, debug_options=["trace_io"])
@@ -135,14 +135,16 @@ def test_what_a_program_pipes_is_read_while_it_writes_and_the_waiting_is_traced(
     assert re.fullmatch(r"C0\.000,(I0\|\d+\.\d{3},C\d+\.\d{3},)+", traced)
 
 
-def test_what_grows_is_fed_in_pieces_of_the_size_that_is_asked_for(
+def test_a_growing_input_is_fed_in_pieces_of_the_requested_size(
     shared_cluster: TwoSlots,
 ) -> None:
     content, _ = read_along(shared_cluster, ONE_PIECE, stream_chunk_size=1 << 20)
     assert content == b"first\nsecond\n", "in one piece, since it is smaller"
 
 
-def test_an_input_may_be_preferred_where_it_was_read(shared_cluster: TwoSlots) -> None:
+def test_an_input_may_become_a_sweetheart_of_the_worker_that_read_it(
+    shared_cluster: TwoSlots,
+) -> None:
     with Client(environ=shared_cluster.home.environ) as client, client.job() as job:
         sent = client.upload_content(b"x" * 5000, "what is sent")
         args = {"command_line": ["wc", "-c"], "inputs": [sent], "make_sweetheart": sent}

@@ -1,4 +1,4 @@
-"""`ciel job graph` as it is typed, on one cluster that is up for all of it."""
+"""Runs `ciel job graph` on one cluster that all tests share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A cluster with a job of twelve elements of which two failed, and one that spawned."""
+    """Start a cluster with a job of twelve elements, two of which fail, and a job that spawns."""
     home = Home(tmp_path_factory.mktemp("graph"))
     started = home.run("ciel", "up", "--workers", "1", "--slots", "2", "--listen", "127.0.0.1:0")
     assert started.returncode == 0, started.stderr
@@ -34,7 +34,7 @@ Graph = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def graph(up: Home, typed: Callable[..., tuple[int, str, str]]) -> Graph:
-    """Type `ciel job graph` and more; return status, output and what is said."""
+    """Run `ciel job graph` with arguments; return status, output and standard error."""
     return lambda *words: typed(up, "job", "graph", *words)
 
 
@@ -49,7 +49,7 @@ def test_svg_is_drawn_by_graphviz(up: Home, graph: Graph) -> None:
     assert texts.count("failed, stdinout") == 2
 
 
-def test_what_was_spawned_and_delegated_is_drawn(graph: Graph) -> None:
+def test_spawned_tasks_and_delegation_are_drawn(graph: Graph) -> None:
     status, document, said = graph("2")
     assert (status, said) == (0, "")
     assert "label=spawns]" in document
@@ -67,7 +67,7 @@ def test_what_was_spawned_and_delegated_is_drawn(graph: Graph) -> None:
         (["-o", "-", "--json"], '{"job": {"id": '),
     ],
 )
-def test_the_format_is_named_or_follows_from_the_file(
+def test_the_format_is_given_or_follows_from_the_file_name(
     up: Home, graph: Graph, words: list[str], begins: str
 ) -> None:
     status, out, said = graph("2", *words)
@@ -78,7 +78,7 @@ def test_the_format_is_named_or_follows_from_the_file(
     assert (out == "") == (name != "-")
 
 
-def test_json_has_all_of_the_graph(graph: Graph) -> None:
+def test_json_contains_the_whole_graph(graph: Graph) -> None:
     graph_of = json.loads(graph("last", "--json")[1])
     assert graph_of["job"]["counts"] == {"done": 3}
     root, first, join = graph_of["tasks"]
@@ -102,7 +102,7 @@ def test_json_has_all_of_the_graph(graph: Graph) -> None:
         (["last", "-o", "tmp", "--format", "dot"], 1, "tmp: Is a directory"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(
+def test_an_invalid_request_is_reported_in_one_sentence(
     up: Home, graph: Graph, words: list[str], status: int, said: str
 ) -> None:
     ended, out, err = graph(*words)

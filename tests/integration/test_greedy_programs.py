@@ -1,4 +1,6 @@
-"""Programs that write too much, and a thousand that misbehave: the cluster stays as it was."""
+"""Tests programs that write too much, and a thousand that misbehave: the cluster stays as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def occupied_bytes(path: Path) -> int:
 
 
 def most_while(sample: Callable[[], int], action: Callable[[], Any]) -> tuple[int, Any]:
-    """Do something; return the most that was sampled meanwhile, and what came of it."""
+    """Call `action`; return the largest sample taken meanwhile, and the result."""
     most, over = [0], threading.Event()
 
     def watch() -> None:
@@ -53,7 +55,7 @@ def most_while(sample: Callable[[], int], action: Callable[[], Any]) -> tuple[in
     return max(most), done
 
 
-def test_a_gigabyte_of_complaints_fills_neither_disk_nor_memory(cluster: TwoSlots) -> None:
+def test_a_gigabyte_on_standard_error_fills_neither_disk_nor_memory(cluster: TwoSlots) -> None:
     before_bytes = cluster.memory_bytes()
     script = f"#!/bin/sh\nyes wrong!! | head -c {GIB} >&2\necho 'the last words' >&2\nexit 1\n"
     cluster.add_program("complain", script)
@@ -76,7 +78,7 @@ def test_a_gigabyte_of_complaints_fills_neither_disk_nor_memory(cluster: TwoSlot
 
 
 @pytest.mark.parametrize("store", ["disk:", "shm:spill=no,"], ids=["disk", "shm"])
-def test_an_output_that_outgrows_its_store_ends_its_program(tmp_path: Path, store: str) -> None:
+def test_a_program_whose_output_exceeds_the_store_is_ended(tmp_path: Path, store: str) -> None:
     with TwoSlots(tmp_path, "--store", f"{store}capacity=100MiB") as cluster:
         place = cluster.spool / "store"
         if store.startswith("shm"):
@@ -97,11 +99,11 @@ def test_an_output_that_outgrows_its_store_ends_its_program(tmp_path: Path, stor
         assert most_bytes < GIB
         assert cluster.kept() == []
         whole = cluster.submit("--", "sh", "-c", f"head -c {100 * MIB} /dev/zero; exit 3")
-        assert "ended with exit status 3" in whole.stderr  # what was refused holds no space
+        assert "ended with exit status 3" in whole.stderr  # the refused output holds no space
         cluster.expect_as_before()
 
 
-# --- a thousand of them ---------------------------------------------------------------------------
+# --- a thousand misbehaving programs --------------------------------------------------------------
 
 LINE_BYTES = 10_000_000
 MIXED = f"""#!/bin/sh
@@ -118,7 +120,7 @@ esac
 
 
 def expected(number: int) -> tuple[str, str | int]:
-    """What is to be told of a run: its output or size, or the words of its failure."""
+    """Return the expected result of a run: its output or size, or the text of its failure."""
     match number * 7919 % 50:
         case 0:
             return "done", LINE_BYTES
@@ -167,8 +169,8 @@ def test_a_thousand_programs_that_misbehave_leave_the_cluster_as_it_was(cluster:
     run("201-1000")
     cluster.expect_as_before()
     last_bytes = cluster.memory_bytes()
-    # The worker remembers the latest ten thousand.
+    # The worker remembers the latest ten thousand attempts.
     assert last_bytes["worker"] < 1.05 * first_bytes["worker"] + 800 * 1024
-    # The master remembers what became of each, until its job is removed.
+    # The master remembers the result of each task until its job is removed.
     assert last_bytes["master"] < 1.05 * first_bytes["master"] + 800 * 4096
     assert len(cluster.kept()) == KEPT_ATTEMPTS_MAX

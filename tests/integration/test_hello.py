@@ -1,4 +1,6 @@
-"""The original's README package, on every kind of cluster (ciel-interfaces, section 10)."""
+"""Runs the package of the original's README on every kind of cluster (ciel-interfaces, section
+10).
+"""
 
 import json
 from pathlib import Path
@@ -20,7 +22,7 @@ def test_hello_on_a_cluster_started_by_hand(lasting_cluster: HandCluster) -> Non
     done = lasting_cluster.home.run("ciel", "run", HELLO)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["Hello, world!\n"]
-    assert done.stderr == ""  # nothing of its own was started
+    assert done.stderr == ""  # the command started no cluster
 
 
 def test_an_array_runs_on_both_workers_in_order(lasting_cluster: HandCluster) -> None:
@@ -34,7 +36,7 @@ def test_an_array_runs_on_both_workers_in_order(lasting_cluster: HandCluster) ->
 
 
 def test_large_objects_move_between_workers(lasting_cluster: HandCluster) -> None:
-    """Each of two tasks makes 3 MB; the last reads both, wherever it runs."""
+    """Each of two tasks produces 3 MB; the last task reads both, on whichever worker it runs."""
     program = (
         "from ciel import Client\n"
         "with Client() as client, client.job('large') as job:\n"

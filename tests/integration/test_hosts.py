@@ -1,5 +1,5 @@
-"""Several hosts: who may come in from another one, what crosses between them, and cables that are
-pulled.
+"""Tests several hosts: access from another host, transfers between hosts, and network cables that
+are unplugged.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ command = ["{sys.executable}", "{PROGRAMS}/where.py"]
 
 
 class Cluster:
-    """A master and a worker on the first host, a worker on the second, each with a slot. Commands
-    on both find it by an access file, which was carried over by hand.
+    """A master and a worker on the first host, and a worker on the second, each worker with a slot.
+
+    Commands on both hosts find the master by an access file that was copied by hand.
     """
 
     def __init__(self, here: Host, there: Host) -> None:
@@ -61,27 +62,27 @@ class Cluster:
         return sorted(str(worker["netloc"]) for worker in json.loads(done.stdout))
 
     def suspected(self) -> list[str]:
-        """Return where those workers serve that the master does not hear."""
+        """Return the addresses of workers that the master suspects."""
         done = self.here.run("ciel", "worker", "list", "--json")
         return [str(each["netloc"]) for each in json.loads(done.stdout) if each["suspicion"]]
 
     def python(self, host: Host, script: str) -> str:
-        """Run a script on a host; return what it prints."""
+        """Run a script on a host; return its output."""
         done = host.run("python", "-c", script, timeout_s=60)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def stored(self) -> list[dict[str, int]]:
-        """Return what lies in the stores of either host, with sizes."""
+        """Return the objects in the stores of each host, with their sizes."""
         found: list[dict[str, int]] = [{}, {}]
         for host, stored in zip((self.here, self.there), found, strict=True):
             for path in host.path.glob("*-spool/store/objects/*"):
-                with suppress(FileNotFoundError):  # it has gone meanwhile
+                with suppress(FileNotFoundError):  # it has been deleted meanwhile
                     stored[path.name] = path.stat().st_size
         return found
 
     def traffic_bytes(self) -> int:
-        """Return what has come in over the second host's cable, and what went out."""
+        """Return the bytes that the second host has received and sent over its network link."""
         return sum(self.there.traffic_bytes())
 
 
@@ -103,22 +104,22 @@ def shared_cluster(hosts: list[Host]) -> Cluster:
 
 @pytest.fixture
 def cluster(shared_cluster: Cluster) -> Cluster:
-    """The cluster of this file, with both workers there."""
+    """Return the cluster of this file, with both workers connected."""
     assert len(shared_cluster.workers()) == 2
     return shared_cluster
 
 
 def said(host: Host, *argv: str) -> tuple[int, str]:
-    """How a daemon ends that cannot start, and what it says last."""
+    """Run a daemon that cannot start; return its exit status and last message."""
     done = host.run("timeout", "20", *argv)
     (text,) = [line for line in done.stderr.splitlines() if line.startswith(f"{argv[0]}: ")]
     return done.returncode, text.removeprefix(f"{argv[0]}: ")
 
 
-# --- who may come in ------------------------------------------------------------------------------
+# --- access from another host ---------------------------------------------------------------------
 
 
-def test_a_master_listens_beyond_its_host_only_with_a_key_that_is_known(hosts: list[Host]) -> None:
+def test_a_master_listens_beyond_its_host_only_with_an_existing_key(hosts: list[Host]) -> None:
     here = hosts[0]
     assert said(here, "ciel-master", "--listen", f"{here.address}:0") == (
         3,
@@ -135,7 +136,7 @@ def test_a_master_listens_beyond_its_host_only_with_a_key_that_is_known(hosts: l
         ["ciel-worker", "--listen", "0.0.0.0:0"],
     ],
 )
-def test_whoever_listens_everywhere_must_say_where_others_find_it(
+def test_a_daemon_that_listens_on_all_addresses_needs_an_advertised_one(
     cluster: Cluster, words: list[str]
 ) -> None:
     assert said(cluster.here, *words) == (
@@ -145,7 +146,7 @@ def test_whoever_listens_everywhere_must_say_where_others_find_it(
     )
 
 
-def test_without_the_key_nobody_from_another_host_comes_in(cluster: Cluster) -> None:
+def test_access_from_another_host_needs_the_key(cluster: Cluster) -> None:
     there = cluster.there
     place = re.sub(r"http://(.*):", r"\1_", cluster.url)
     no_key = (
@@ -164,10 +165,10 @@ def test_without_the_key_nobody_from_another_host_comes_in(cluster: Cluster) -> 
         there.environ["CIEL_ACCESS"] = carried
 
 
-# --- where others find a worker -------------------------------------------------------------------
+# --- addresses of workers -------------------------------------------------------------------------
 
 
-def test_a_worker_that_others_cannot_reach_is_told_what_to_say(cluster: Cluster) -> None:
+def test_a_worker_that_other_hosts_cannot_reach_names_the_option_to_use(cluster: Cluster) -> None:
     assert said(cluster.there, "ciel-worker") == (
         2,
         f"the master is at {cluster.url}, so that other hosts must reach this worker, too, "
@@ -176,7 +177,9 @@ def test_a_worker_that_others_cannot_reach_is_told_what_to_say(cluster: Cluster)
     )
 
 
-def test_a_worker_does_not_join_with_an_address_that_leads_elsewhere(cluster: Cluster) -> None:
+def test_a_worker_cannot_join_with_an_advertised_address_of_another_process(
+    cluster: Cluster,
+) -> None:
     there, before = cluster.there, cluster.workers()
     another = next(place for place in before if place.startswith(cluster.here.address))
     for wrong, why in (
@@ -190,12 +193,13 @@ def test_a_worker_does_not_join_with_an_address_that_leads_elsewhere(cluster: Cl
     assert cluster.workers() == before
 
 
-# --- what crosses ---------------------------------------------------------------------------------
+# --- transfers between hosts ----------------------------------------------------------------------
 
 
 class Crossings(threading.Thread):
-    """Looks for objects that come to lie on both hosts within a `with`: each has crossed once. At
-    the end `size_bytes` is that of all of them.
+    """Polls for objects that appear on both hosts within a `with` block: each was transferred once.
+
+    At the end `size_bytes` is the size of all of them.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -225,8 +229,8 @@ class Crossings(threading.Thread):
 
 
 def demo(host: Host) -> list[str]:
-    """Run the demo on a host, which compares what it finds with plain grep; return what it says,
-    but for the time that it took.
+    """Run the demo on a host, which compares its findings with plain grep; return its output
+    without the time that it took.
     """
     done = host.run("python", str(ROOT / "examples" / "search.py"))
     assert done.returncode == 0, done.stderr
@@ -234,9 +238,9 @@ def demo(host: Host) -> list[str]:
     return [line for line in said.splitlines() if not line.startswith("logs: ")]
 
 
-def test_the_demo_finds_the_same_on_two_hosts_as_on_one(cluster: Cluster) -> None:
+def test_the_demo_has_the_same_result_on_two_hosts_as_on_one(cluster: Cluster) -> None:
     master = cluster.here.environ.pop("CIEL_MASTER")
-    expected = demo(cluster.here)  # on a cluster of its own
+    expected = demo(cluster.here)  # on its own temporary cluster
     cluster.here.environ["CIEL_MASTER"] = master
     for host in (cluster.here, cluster.there):
         before_bytes = cluster.traffic_bytes()
@@ -265,7 +269,7 @@ with Client() as client, client.job("both ways", keep=True) as job:
 """
 
 
-def test_objects_of_all_sizes_cross_whole_in_both_directions(cluster: Cluster) -> None:
+def test_objects_of_all_sizes_are_transferred_in_both_directions(cluster: Cluster) -> None:
     before_bytes = cluster.traffic_bytes()
     with Crossings(cluster) as crossings:
         first, *others = cluster.python(cluster.there, BOTH_WAYS).splitlines()
@@ -274,7 +278,7 @@ def test_objects_of_all_sizes_cross_whole_in_both_directions(cluster: Cluster) -
     assert [line.split()[0] for line in others] == [digest, digest]
     assert len({line.split()[1] for line in others}) == 2, "both were read on one host"
     assert crossings.size_bytes == sum(size for size in SIZES if size > INLINE_MAX_BYTES)
-    to_client_bytes = SIZES[0]  # at least: one of the large ones was not made where it is
+    to_client_bytes = SIZES[0]  # at least: one large object was produced on the second host
     assert cluster.traffic_bytes() - before_bytes >= crossings.size_bytes + to_client_bytes
 
 
@@ -294,7 +298,7 @@ with Client() as client, client.job("damaged", keep=True) as job:
 """
 
 
-def test_damage_is_found_when_an_object_crosses_and_it_is_made_again(cluster: Cluster) -> None:
+def test_a_damaged_object_is_detected_during_transfer_and_recomputed(cluster: Cluster) -> None:
     command = cluster.here.start("python", "-c", DAMAGED, stdin=subprocess.PIPE)
     assert command.stdout is not None
     object_id = command.stdout.readline().strip()
@@ -319,7 +323,7 @@ def test_damage_is_found_when_an_object_crosses_and_it_is_made_again(cluster: Cl
 
 @pytest.fixture(scope="module")
 def brought(hosts: list[Host], jars: dict[str, Path]) -> Path:
-    """What programs are loaded from, on the second host, as it is called there."""
+    """Copy programs that executors load to the second host; return their directory there."""
     there = hosts[1]
     (there.path / "brought").mkdir()
     for jar in jars.values():
@@ -334,7 +338,7 @@ def brought(hosts: list[Host], jars: dict[str, Path]) -> Path:
 
 @pytest.fixture
 def installed(hosts: list[Host], tmp_path: Path) -> Path:
-    """Programs that are on both hosts, where they are called the same."""
+    """Install programs on both hosts under the same path; return that path."""
     require_haskell()
     require_pypy()
     where = build_ocaml(PROGRAMS / "where.ml", tmp_path)
@@ -361,10 +365,10 @@ def test_a_job_in_java_spreads_over_both_hosts(cluster: Cluster, brought: Path) 
     assert done.stdout == "91" + " hello" * 6 + ", on hosts: 2"
 
 
-# --- a cable is pulled ----------------------------------------------------------------------------
+# --- an unplugged cable ---------------------------------------------------------------------------
 
 
-def test_a_job_goes_on_when_a_cable_was_out_for_seconds(cluster: Cluster) -> None:
+def test_a_job_goes_on_after_a_cable_was_unplugged_for_seconds(cluster: Cluster) -> None:
     before = cluster.workers()
     script = "sleep 0.1; echo {}; head -c 65536 /dev/zero"
     job = cluster.there.start(

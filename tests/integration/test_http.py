@@ -1,4 +1,6 @@
-"""A cluster driven over HTTP alone: as the original's programs do it, by `/api/v1`, and by eye."""
+"""Drives a cluster over HTTP alone: as the original's programs do, through `/api/v1`, and through
+the HTML pages.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,15 @@ def door(cluster: HandCluster) -> Door:
 
 
 class Client:
-    """A program that follows the original's steps (ciel-interfaces, 4.2), with JSON for pickle."""
+    """A program that follows the original's steps (ciel-interfaces, 4.2), with JSON instead of
+    pickle.
+    """
 
     def __init__(self, door: Door) -> None:
         self.door = door
 
     def put(self, content: bytes) -> Any:
-        """Post data to the master, which says to which worker it goes; return the reference."""
+        """Post data to the master, which redirects to a worker; return the reference."""
         told = self.door.ask("POST", "/control/data/", self.door.key_of(SUBMIT), content)
         assert told.status == 307
         place = urlsplit(told.headers["location"])
@@ -55,7 +59,7 @@ class Client:
         return told.json()
 
     def run(self, private: Any, *dependencies: Any, **options: Any) -> Any:
-        """Begin a job with an `init` task and wait for its end; return its description."""
+        """Start a job with an `init` task and wait for its end; return its description."""
         root = {"handler": "init", "dependencies": [*dependencies], "task_private": private}
         body = {"root_task": root, "job_options": options}
         told = self.door.ask_as(SUBMIT, "POST", "/control/job/", body)
@@ -101,7 +105,7 @@ def get(door: Door, target: str) -> Any:
 
 @pytest.mark.parametrize("size", ["short", "long"])
 def test_the_originals_steps_run_a_package(client: Client, size: str) -> None:
-    """The data is inline or lies on a worker, and so does what says what to run."""
+    """The data and the description of the task are inline, or stored on a worker."""
     text = b"b\na\n" if size == "short" else b"".join(b"%05d\n" % (9999 - n) for n in range(5000))
     words = client.put(text)
     assert words["__ref__"][0] == ("val" if size == "short" else "c2")
@@ -130,7 +134,7 @@ def test_the_originals_steps_run_a_package(client: Client, size: str) -> None:
     assert (told.status, told.body) == (200, expected)
 
 
-def test_an_error_is_the_result_of_a_job_of_the_originals_form(client: Client) -> None:
+def test_an_error_is_the_result_of_a_job_in_the_originals_format(client: Client) -> None:
     private = {"start_handler": "stdinout", "start_args": {"command_line": ["false"]}}
     described = client.run(private, scheduler="random", journal=True)
     assert described["state"] == "FAILED"
@@ -171,7 +175,7 @@ BAD_ROOTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("root, said", BAD_ROOTS.values(), ids=BAD_ROOTS)
-def test_a_root_task_that_is_none_is_refused(door: Door, root: Any, said: str) -> None:
+def test_an_invalid_root_task_is_refused(door: Door, root: Any, said: str) -> None:
     before = get(door, "/control/job")
     body = {"root_task": root} if root else {}
     told = door.ask_as(SUBMIT, "POST", "/control/job", body)
@@ -180,7 +184,7 @@ def test_a_root_task_that_is_none_is_refused(door: Door, root: Any, said: str) -
     assert get(door, "/control/job") == before
 
 
-def test_ids_of_jobs_are_good_up_to_their_limit(door: Door) -> None:
+def test_job_ids_may_be_as_long_as_their_limit(door: Door) -> None:
     plain = {"handler": "sync", "task_private": {"args": {"inputs": []}}}
     given = plain | {"expected_outputs": ["o"]}
     for length, root, status, most in (
@@ -198,7 +202,7 @@ def test_ids_of_jobs_are_good_up_to_their_limit(door: Door) -> None:
             assert again.status == 409
 
 
-def test_any_number_may_wait_for_a_job(door: Door, client: Client) -> None:
+def test_any_number_of_clients_may_wait_for_a_job(door: Door, client: Client) -> None:
     gate = client.door
     begun = begin(gate, program("wait", "sleep", "1000"))["job"]["id"]
     target = f"/control/job/{begun}/completion"
@@ -226,7 +230,7 @@ def test_any_number_may_wait_for_a_job(door: Door, client: Client) -> None:
 
 
 def figures(door: Door) -> dict[str, float]:
-    """Read what Prometheus would."""
+    """Read the metrics as Prometheus does."""
     told = door.ask_as(READ, "GET", "/metrics")
     assert told.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = [line for line in told.body.decode().splitlines() if not line.startswith("#")]
@@ -237,7 +241,9 @@ def waiting(door: Door) -> float:
     return figures(door)["ciel_http_waiting"]
 
 
-def test_who_waits_for_workers_is_told_when_one_comes(cluster: HandCluster, door: Door) -> None:
+def test_a_client_that_waits_for_workers_is_answered_when_one_joins(
+    cluster: HandCluster, door: Door
+) -> None:
     known = get(door, "/control/worker/versioned")
     assert len(known["workers"]) == 2
     target = f"/control/worker/await_event_count?version={known['version']}"
@@ -286,7 +292,7 @@ def test_tasks_of_one_body_read_each_others_outputs(door: Door) -> None:
     assert door.ask_as(READ, "GET", f"/data/{begun['outputs']['all'][0]}").status == 404
 
 
-def test_what_a_result_names_stays_as_long_as_its_job(door: Door, home: Home) -> None:
+def test_objects_named_by_a_result_stay_as_long_as_its_job(door: Door, home: Home) -> None:
     page = home.path / "page"
     page.write_bytes(b"a page " * 1000)
     task = {"name": "g", "executor": "grab", "arguments": {"args": {"urls": [page.as_uri()]}}}
@@ -298,7 +304,7 @@ def test_what_a_result_names_stays_as_long_as_its_job(door: Door, home: Home) ->
     assert (told.status, get(door, f"/api/v1/objects/{fetched}")["state"]) == (307, "there")
 
 
-def test_what_is_answered_is_what_the_schemas_say(door: Door) -> None:
+def test_answers_match_the_schemas(door: Door) -> None:
     schemas = Schemas()
     body = {
         "name": "shown",
@@ -325,8 +331,8 @@ def test_what_is_answered_is_what_the_schemas_say(door: Door) -> None:
     schemas.check("http-error", door.ask_as(READ, "GET", "/api/v1/jobs/none").json())
 
 
-def test_a_long_body_is_a_job_as_well(door: Door) -> None:
-    """It is read on a thread."""
+def test_a_long_body_is_accepted_as_a_job(door: Door) -> None:
+    """The master parses it in a thread."""
     tasks = [program(f"task {number}", "true", "x" * 200) for number in range(100)]
     begun = begin(door, *tasks, want=["task 17"])
     assert len(begun["outputs"]) == 100
@@ -342,12 +348,12 @@ def test_a_long_body_is_a_job_as_well(door: Door) -> None:
     "method, target",
     [("GET", "/healthz"), ("GET", "/api/v1/jobs"), ("POST", "/control/job/last/completion")],
 )
-def test_who_looks_sends_little(door: Door, method: str, target: str) -> None:
+def test_the_body_of_a_read_request_is_limited(door: Door, method: str, target: str) -> None:
     told = door.ask_as(Role.READ, method, target, {"timeout": ["long"] * 4000})
     assert (told.status, told.error) == (413, "the body may have 16384 bytes here")
 
 
-def test_what_failed_can_be_tried_again(cluster: HandCluster, door: Door) -> None:
+def test_a_failed_job_can_be_retried(cluster: HandCluster, door: Door) -> None:
     path = str(cluster.home.path / "there")
     twice = {"retries": 1, "retry_delay_s": 0.01}
     job = begin(door, program("look", "cat", path, needs=twice))["job"]["id"]
@@ -359,12 +365,12 @@ def test_what_failed_can_be_tried_again(cluster: HandCluster, door: Door) -> Non
     again = door.ask_as(SUBMIT, "POST", f"/api/v1/jobs/{job}/retry")
     assert (again.status, again.json()["state"]) == (200, "active")
     assert get(door, f"/api/v1/jobs/{job}?wait_s=100")["state"] == "completed"
-    for _ in range(2):  # and what did not fail, cannot
+    for _ in range(2):  # a job that did not fail cannot be retried
         told = door.ask_as(SUBMIT, "POST", f"/control/job/{job}/resume")
         assert told.status == 409
 
 
-def test_lists_come_in_pages(door: Door) -> None:
+def test_lists_are_sent_in_pages(door: Door) -> None:
     begun = [begin(door, program("", "true"))["job"] for _ in range(5)]
     for job in begun:
         get(door, f"/api/v1/jobs/{job['id']}?wait_s=100")
@@ -418,7 +424,7 @@ BAD_JOBS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("body, said", BAD_JOBS.values(), ids=BAD_JOBS)
-def test_a_job_that_is_none_is_refused_and_leaves_nothing(door: Door, body: Any, said: str) -> None:
+def test_an_invalid_job_is_refused_and_leaves_nothing(door: Door, body: Any, said: str) -> None:
     before = figures(door)
     told = door.ask_as(SUBMIT, "POST", "/api/v1/jobs", body)
     assert told.status == 400
@@ -428,7 +434,7 @@ def test_a_job_that_is_none_is_refused_and_leaves_nothing(door: Door, body: Any,
         assert after[name] == before[name]
 
 
-def test_figures_count_what_happens(door: Door) -> None:
+def test_metrics_count_jobs_attempts_and_objects(door: Door) -> None:
     before = figures(door)
     job = begin(door, program("a", "true"), program("b", "false"))["job"]["id"]
     get(door, f"/api/v1/jobs/{job}?wait_s=100")
@@ -449,10 +455,10 @@ def test_figures_count_what_happens(door: Door) -> None:
     assert figures(door)['ciel_tasks{state="failed"}'] == before['ciel_tasks{state="failed"}']
 
 
-# --- by eye ---------------------------------------------------------------------------------------
+# --- HTML pages -----------------------------------------------------------------------------------
 
 
-def test_pages_lead_on_and_show_no_html_of_others(door: Door) -> None:
+def test_pages_link_to_each_other_and_escape_html_of_users(door: Door) -> None:
     evil = "<script>alert('x')</script>&\"'"
     begun = begin(door, program(evil, "sh", "-c", f'echo "{evil}" >&2; exit 3'), name=evil)
     get(door, f"/api/v1/jobs/{begun['job']['id']}?wait_s=100")
@@ -477,7 +483,7 @@ def test_pages_lead_on_and_show_no_html_of_others(door: Door) -> None:
     assert any("made by" in page for page in seen)
 
 
-def test_whether_a_master_lives_may_be_told_to_anybody(home: Home) -> None:
+def test_healthz_may_be_open_to_everyone(home: Home) -> None:
     access = home.path / "access.json"
     master = home.start(
         "ciel-master", "--listen", "127.0.0.1:0", "--access", str(access), "--open-healthz"

@@ -1,4 +1,4 @@
-"""Ctrl-C, whenever it comes, ends `ciel submit` and all that it started."""
+"""Checks that Ctrl-C at any moment ends `ciel submit` and all its processes."""
 
 import random
 import signal
@@ -12,7 +12,7 @@ MOMENTS = 6
 
 
 def catches_signals(process: subprocess.Popen[str]) -> bool:
-    """Whether a command has begun: before that, an interrupt is Python's affair."""
+    """Return whether a command handles signals; before that, Python handles an interrupt."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)

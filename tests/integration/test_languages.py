@@ -1,5 +1,5 @@
-"""Tasks in other languages than Python (CIB-5): loaders and what they load, programs that talk by
-their own executors, and executors that others bring. `test_hosts` has them on two hosts.
+"""Tests tasks in languages other than Python (CIB-5): loaders, interactive programs with their own
+executors, and third-party executors. `test_hosts` runs them on two hosts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Typed = Callable[..., tuple[int, str, str]]
 
 
 def add_example(target: Path) -> None:
-    """Bring the third-party example and what names it, as `pip install` would."""
+    """Install the third-party example and its metadata, as `pip install` would."""
     shutil.copytree(EXAMPLES / "executor", target)
     project = tomllib.loads((target / "pyproject.toml").read_text())["project"]
     about = target / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -78,7 +78,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoSlots]:
 
 @pytest.fixture
 def run(cluster: TwoSlots, typed: Typed) -> Callable[..., Any]:
-    """Run the first task of a package; return what its outputs contain, as text."""
+    """Run the first task of a package; return the contents of its outputs, as text."""
 
     def run(
         handler: str,
@@ -103,7 +103,7 @@ def run(cluster: TwoSlots, typed: Typed) -> Callable[..., Any]:
 
 
 class JobFailedError(Exception):
-    """A job has failed; the text is what its user reads."""
+    """A job has failed; the text is the message that its user reads."""
 
 
 Run = Callable[..., list[str]]
@@ -123,7 +123,7 @@ def lines(cluster: TwoSlots) -> Path:
     return path
 
 
-def test_a_class_is_given_streams_and_arguments(
+def test_a_class_gets_streams_and_arguments(
     cluster: TwoSlots, run: Run, jars: dict[str, Path], lines: Path
 ) -> None:
     args = {"class": "apps.Lines", "lib": [part("jar")], "inputs": [part("in")] * 2, "argv": ["an"]}
@@ -133,7 +133,7 @@ def test_a_class_is_given_streams_and_arguments(
     assert "looked for an\n" in cluster.run("job", "log", "last").stdout
 
 
-def test_an_exception_of_a_class_is_shown_as_its_author_knows_it(
+def test_an_exception_of_a_class_is_shown_with_its_own_frames_only(
     run: Run, jars: dict[str, Path]
 ) -> None:
     args = {"class": "apps.Lines", "lib": [part("jar")]}
@@ -196,7 +196,7 @@ int fail(int n_in, int *in_fds, int n_out, int *out_fds, int argc, char **argv) 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two shared objects, of which the second needs the first."""
+    """Build two shared objects, the second of which needs the first."""
     path = tmp_path_factory.mktemp("cso")
     include = EXAMPLES.parent / "executors" / "sdk" / "c"
     for name, source in (("powers", LIBRARY), ("copying", SHARED)):
@@ -206,7 +206,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: path / f"{name}.so" for name in ("powers", "copying")}
 
 
-def test_a_function_is_given_descriptors_and_arguments(
+def test_a_function_gets_descriptors_and_arguments(
     run: Run, libraries: dict[str, Path], lines: Path
 ) -> None:
     args = {
@@ -229,7 +229,7 @@ def test_a_function_is_given_descriptors_and_arguments(
     ],
     ids=str,
 )
-def test_what_is_wrong_with_a_function_is_said(
+def test_a_fault_of_a_function_is_reported(
     run: Run, libraries: dict[str, Path], args: dict[str, Any], said: str
 ) -> None:
     whole = {"lib": [part("powers"), part("copying")], "entry_point": "copy"} | args
@@ -241,7 +241,7 @@ def test_what_is_wrong_with_a_function_is_said(
 # --- java2 ----------------------------------------------------------------------------------------
 
 
-def test_java_spawns_waits_in_place_and_hands_over(
+def test_java_spawns_suspends_and_delegates(
     cluster: TwoSlots, jars: dict[str, Path], typed: Typed
 ) -> None:
     (cluster.home.path / "word").write_text("hello")
@@ -266,7 +266,7 @@ def test_an_exception_in_java_ends_the_job_with_its_trace(
     assert "\tat apps.Broken.invoke(Broken.java:" in err
 
 
-def test_a_jvm_without_bindings_says_what_is_missing(
+def test_a_jvm_without_bindings_names_the_missing_class(
     cluster: TwoSlots, jars: dict[str, Path], typed: Typed
 ) -> None:
     status, out, err = typed(cluster.home, "java", str(jars["apps"]), "apps.Squares", "1", "0")
@@ -286,7 +286,7 @@ def test_a_jvm_without_bindings_says_what_is_missing(
     ],
     ids=str,
 )
-def test_jars_that_are_not_there_are_missed_before_anything_is_sent(
+def test_missing_jars_are_reported_before_any_upload(
     cluster: TwoSlots, typed: Typed, lines: Path, words: list[str], said: str
 ) -> None:
     status, out, err = typed(cluster.home, "java", *words)
@@ -294,7 +294,7 @@ def test_jars_that_are_not_there_are_missed_before_anything_is_sent(
     assert said in err
 
 
-# --- languages that are set up --------------------------------------------------------------------
+# --- configured languages -------------------------------------------------------------------------
 
 TELLER: Final = f"""#!{sys.executable}
 from ciel.executors.sdk import ciel_task
@@ -347,10 +347,10 @@ def shout(text):
 
 
 @pytest.mark.parametrize("language", ["ocaml", "haskell"])
-def test_the_words_of_a_binary_are_run_and_told_their_task(
+def test_the_words_of_a_binary_are_run_with_their_task(
     cluster: TwoSlots, run: Run, lines: Path, language: str
 ) -> None:
-    if language == "haskell":  # where cabal puts it
+    if language == "haskell":  # the directory where cabal installs programs
         (cluster.home.path / ".cabal" / "bin").mkdir(parents=True)
         cluster.add_program(".cabal/bin/told", TELLER)
         binary = "told first"
@@ -363,7 +363,9 @@ def test_the_words_of_a_binary_are_run_and_told_their_task(
     assert fn == lines.read_text()
 
 
-def test_a_task_in_ocaml_hands_a_closure_over(cluster: TwoSlots, run: Run, tmp_path: Path) -> None:
+def test_a_task_in_ocaml_delegates_to_a_closure(
+    cluster: TwoSlots, run: Run, tmp_path: Path
+) -> None:
     cluster.add_program("closure.ml", CLOSURE)
     binary = str(build_ocaml(cluster.home.path / "closure.ml", tmp_path))
     assert run("ocaml", {"binary": binary, "args": [7]}) == ["42"]
@@ -373,7 +375,7 @@ def test_a_task_in_ocaml_hands_a_closure_over(cluster: TwoSlots, run: Run, tmp_p
     assert 'Fatal error: exception Failure("no number")' in str(caught.value)
 
 
-def test_a_script_in_pypy_goes_on_as_a_continuation(
+def test_a_script_in_pypy_continues_in_another_task(
     cluster: TwoSlots, run: Run, lines: Path
 ) -> None:
     require_pypy()
@@ -387,7 +389,7 @@ def test_a_script_in_pypy_goes_on_as_a_continuation(
     assert log.count("pypy begins\n") >= 2, "it has not left off"
 
 
-def test_a_further_language_is_a_table_of_the_configuration(
+def test_another_language_is_added_by_a_table_of_the_configuration(
     cluster: TwoSlots, run: Run, lines: Path
 ) -> None:
     require_perl()
@@ -395,7 +397,9 @@ def test_a_further_language_is_a_table_of_the_configuration(
     assert run("perl", args, files={"in": lines}) == ["3\n"]
 
 
-def test_an_executor_that_cannot_run_is_named_with_what_it_lacks(run: Run, lines: Path) -> None:
+def test_an_executor_that_cannot_run_is_named_with_its_missing_requirement(
+    run: Run, lines: Path
+) -> None:
     for handler, why in (
         (
             "julia",
@@ -419,7 +423,7 @@ def test_an_executor_that_cannot_run_is_named_with_what_it_lacks(run: Run, lines
         assert f"\nworker W: {why}\n" in str(caught.value)
 
 
-def test_a_worker_creates_tasks_that_only_another_one_can_run(home: Home, typed: Typed) -> None:
+def test_a_worker_creates_tasks_that_only_another_worker_can_run(home: Home, typed: Typed) -> None:
     require_pypy()
     cluster = HandCluster.start(home, workers=1)
     home.environ["CIEL_SKYPY_BASE"] = str(LANGUAGES / "skypy")
@@ -432,13 +436,13 @@ def test_a_worker_creates_tasks_that_only_another_one_can_run(home: Home, typed:
         "result": [{"__decode_ref__": "json"}],
     }
     (home.path / "job.pack").write_text(json.dumps(package))
-    for _ in range(4):  # either of them begins a job
+    for _ in range(4):  # either of them starts a job
         status, out, err = typed(home, "run", "--quiet", "job.pack")
         assert (status, json.loads(out)) == (0, [7]), err
     cluster.stop()
 
 
-# --- executors of others --------------------------------------------------------------------------
+# --- third-party executors ------------------------------------------------------------------------
 
 
 def test_an_executor_of_another_package_is_found_and_set_up(
@@ -449,7 +453,7 @@ def test_an_executor_of_another_package_is_found_and_set_up(
     assert (status, json.loads(out), err) == (0, ["place,mm\nBergen,445\nCairo,5\nLima,1\n"], "")
 
 
-def test_an_executor_of_another_package_says_in_its_words_what_failed(run: Run) -> None:
+def test_an_executor_of_another_package_reports_failures_in_its_own_words(run: Run) -> None:
     with pytest.raises(JobFailedError) as caught:
         run("sql", {"query": "SELECT * FROM nowhere"})
     assert "found something wrong with the query on worker W" in str(caught.value)

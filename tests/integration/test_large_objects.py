@@ -1,5 +1,7 @@
-"""An object of 1 GiB between two tasks of one host, in memory that all workers share: who maps
-reads it where it lies. `test_python_arrays` has the same in files. Takes 2.3 GiB of memory, 3 s.
+"""Passes an object of 1 GiB between two tasks of one host, in memory that all workers share: a
+reader that maps it makes no copy. `test_python_arrays` does the same with files.
+
+Takes 2.3 GiB of memory and 3 s.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from ciel.testing.homes import wait_for
 GIB = 1 << 30
 SPEC = {"capacity": "1280MiB", "cores": "4"}
 
-# Another core, for as long as it takes, that looks at both ends and at what it takes for itself.
+# Attaches as another core, and prints both ends of the object and the memory that it allocated.
 READER = """
 import re, sys
 from pathlib import Path
@@ -38,7 +40,7 @@ def copied_bytes(client: Client) -> int:
     return sum(int(level["copied_bytes"]) for level in client.ask("stores"))
 
 
-def test_who_maps_reads_a_gibibyte_without_a_copy(tmp_path: Path) -> None:
+def test_a_reader_maps_a_gibibyte_without_a_copy(tmp_path: Path) -> None:
     store = "scc:" + ",".join(f"{name}={value}" for name, value in SPEC.items())
     with (
         LocalCluster(workers=1, slots=1, store=store) as cluster, Client(cluster) as client,
@@ -46,7 +48,7 @@ def test_who_maps_reads_a_gibibyte_without_a_copy(tmp_path: Path) -> None:
     ):  # fmt: skip
         letters = f"head -c {GIB} /dev/zero | tr '\\0' a"
         made = job.result(job.run(["sh", "-c", letters]), timeout_s=60)
-        # Its program wrote a file, which was copied in.
+        # The program wrote a file, which was copied into the store.
         wait_for(lambda: copied_bytes(client) == GIB, "the count of what was copied")
         spec = {**SPEC, "instance": cluster._instances[0]}
         words = [sys.executable, "-c", READER, repr(spec), made.id, str(tmp_path)]

@@ -1,4 +1,4 @@
-"""The commands that look and act, as they are typed, on one cluster that is up for all of them."""
+"""Runs the commands that show and change jobs, on one cluster that all tests share."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Up(Home):
             os.kill(pid, signal.SIGKILL)
 
     def ciel(self, *words: str) -> tuple[int, str, str]:
-        """Run a command; return status, output and complaint."""
+        """Run a command; return its status, output and standard error."""
         return self._typed(self, *words)
 
     def shown(self, *words: str) -> str:
-        """What a command shows that ends well, with names instead of what differs each time."""
+        """Return the output of a command that succeeds, with names instead of parts that vary."""
         status, out, err = self.ciel(*words)
         assert (status, err) == (0, "")
         return normalised(out)
@@ -60,13 +60,13 @@ class Up(Home):
         return json.loads(line)
 
     def submit(self, *words: str) -> str:
-        """Submit a job that goes on by itself; return its number."""
+        """Submit a detached job; return its number."""
         status, out, err = self.ciel("submit", "--detach", *words)
         assert status == 0, err
         return out.strip()
 
     def fail_until(self, mark: Path) -> str:
-        """Submit three tasks of which two fail as long as there is no such file."""
+        """Submit three tasks, two of which fail as long as a file is missing."""
         script = f"echo {{}}; test {{}} = 2 || test -e {mark}"
         number = self.submit("--array", "1-3", "--", "sh", "-c", script)
         assert self.ciel("job", "wait", number)[0] == 1
@@ -98,7 +98,7 @@ def up(tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> Iterator[Up]:
 
 @pytest.fixture(scope="module")
 def array(up: Up) -> str:
-    """Thirty elements of which four failed."""
+    """Run thirty elements, four of which fail."""
     number = up.submit("--name", "thirty", "--array", "1-30", "--", "sh", "-c", SCRIPT)
     assert up.ciel("job", "wait", number)[0] == 1
     return number
@@ -106,7 +106,7 @@ def array(up: Up) -> str:
 
 @pytest.fixture
 def sleeper(up: Up, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A job that runs until it is cancelled."""
+    """Start a job that runs until it is cancelled."""
     number = up.submit("--name", "sleeper", "--", "sleep", "1000")
     yield number
     up.ciel("job", "cancel", number)
@@ -132,7 +132,7 @@ def sleeper(up: Up, request: pytest.FixtureRequest) -> Iterator[str]:
         (["task", "info", "1-2:3"], "more than one job"),
     ],
 )
-def test_a_selector_that_names_nothing_is_said_in_one_sentence(
+def test_a_selector_without_a_match_is_reported_in_one_sentence(
     up: Up, array: str, words: list[str], said: str
 ) -> None:
     status, out, err = up.ciel(*words)
@@ -140,7 +140,7 @@ def test_a_selector_that_names_nothing_is_said_in_one_sentence(
     assert said in err
 
 
-def test_jobs_are_named_in_every_way(up: Up, array: str) -> None:
+def test_jobs_can_be_selected_in_every_way(up: Up, array: str) -> None:
     other = up.submit("--", "true")
     (job,) = up.facts("job", "wait", other)
     for words in ([f"{array},{other}"], [array, other], [array, "last"], [array, job["id"]]):
@@ -163,7 +163,7 @@ def test_a_job_in_the_list(up: Up, array: str) -> None:
     assert row.split() == [array, "thirty", "failed", "30", "26", "4", "0", "TIME", "TIME"]
 
 
-def test_the_list_shows_the_newest_and_says_how_many_there_are(up: Up, array: str) -> None:
+def test_the_list_shows_the_newest_jobs_and_the_number_of_all(up: Up, array: str) -> None:
     up.submit("--name", "newest", "--", "true")
     status, out, err = up.ciel("job", "list", "--limit", "1")
     assert status == 0
@@ -198,7 +198,7 @@ def test_job_info(up: Up, array: str) -> None:
     assert len(others) == 3
 
 
-def test_json_of_a_job_tells_spans_and_times(up: Up, array: str) -> None:
+def test_json_of_a_job_contains_durations_and_times(up: Up, array: str) -> None:
     job = up.facts("job", "info", array)
     assert sorted(job) == [
         "age_s", "counts", "created_at_s", "elapsed_s", "ended_at_s", "failures", "first_task",
@@ -214,13 +214,13 @@ def test_json_of_a_job_tells_spans_and_times(up: Up, array: str) -> None:
     assert set(jobs[0]) == set(job) - {"failures", "first_task", "open", "ran_on", "tasks"}
 
 
-def test_status_tells_no_clock_of_the_master(up: Up) -> None:
+def test_status_does_not_show_the_clock_of_the_master(up: Up) -> None:
     status = up.facts("status")
     assert {key for key in status if key.endswith("_s")} == {"up_s"}
     assert 0 <= status["up_s"] < 1000
 
 
-def test_waiting_for_several_ends_as_the_worst_did(up: Up, array: str) -> None:
+def test_waiting_for_several_jobs_returns_the_worst_status(up: Up, array: str) -> None:
     good = up.submit("--", "true")
     assert up.ciel("job", "wait", good) == (0, "", "")
     status, _, err = up.ciel("job", "wait", f"{array},{good}")
@@ -251,7 +251,7 @@ def test_failed_tasks_run_again_and_the_job_goes_on(up: Up) -> None:
     assert err == f"ciel: job {number} cannot be tried again: {why}\n"
 
 
-def test_waiting_for_a_job_tried_again_ends_as_it_does(up: Up) -> None:
+def test_waiting_for_a_retried_job_returns_its_status(up: Up) -> None:
     number = up.fail_until(up.path / "never")
     assert up.ciel("job", "retry", number, "--wait")[0] == 1
 
@@ -269,7 +269,7 @@ def test_a_job_that_runs_is_not_removed(up: Up, sleeper: str) -> None:
     assert err == f"ciel: job {sleeper} has not ended; cancel it first\n"
 
 
-def test_all_means_what_it_can_mean(tmp_path: Path, typed: Typed) -> None:
+def test_all_selects_the_jobs_to_which_a_command_applies(tmp_path: Path, typed: Typed) -> None:
     up = Up(tmp_path, typed)
     try:
         assert up.ciel("job", "list") == (0, "no jobs\n", "")
@@ -292,20 +292,21 @@ def test_all_means_what_it_can_mean(tmp_path: Path, typed: Typed) -> None:
 # --- output ---------------------------------------------------------------------------------------
 
 
-def test_output_comes_in_order_and_failures_at_the_end(up: Up, array: str) -> None:
+def test_output_is_printed_in_order_and_failures_at_the_end(up: Up, array: str) -> None:
     status, out, err = up.ciel("job", "output", array)
     assert status == 1
-    assert out.split() == [str(n) for n in range(1, 31)]  # also what failed runs printed
+    assert out.split() == [str(n) for n in range(1, 31)]  # includes the output of failed elements
     first, *lines = err.splitlines()
     assert first == f"ciel: 4 of 30 results of job {array} failed:"
     told = [line.partition(": sh -c")[0] for line in lines if line.startswith("ciel: ")]
     assert told == ["ciel: 7", "ciel: 14", "ciel: 21", "ciel: 28"]
 
 
-def test_output_is_read_from_whoever_holds_it(up: Up) -> None:
+def test_output_is_read_from_the_workers_that_hold_it(up: Up) -> None:
     number = up.submit("--array", "1-4", "--", "seq", "{}", "3000")
     expected = ["".join(f"{n}\n" for n in range(start, 3001)) for start in range(1, 5)]
-    assert up.ciel("job", "output", number) == (0, "".join(expected), "")  # it waits by itself
+    # the command waits for the job
+    assert up.ciel("job", "output", number) == (0, "".join(expected), "")
     assert up.ciel("job", "output", number, "--out", "results") == (0, "", "")
     files = sorted((up.path / "results").iterdir())
     assert [(path.name, path.read_text()) for path in files] == list(
@@ -326,7 +327,7 @@ def test_output_as_json(up: Up, array: str) -> None:
     assert (rows[6]["state"], "why 7" in rows[6]["story"]) == ("failed", True)
 
 
-def test_what_was_handed_over_cannot_be_printed_and_that_is_said(up: Up) -> None:
+def test_handed_over_results_cannot_be_printed_which_is_reported(up: Up) -> None:
     program = (
         "from ciel import Client\n"
         "with Client() as client, client.job('taken') as job:\n"
@@ -349,11 +350,11 @@ def test_the_output_of_a_cancelled_job(up: Up) -> None:
     assert f"1 of 1 results of job {number} failed" in err
 
 
-def test_a_result_that_nobody_has_any_more_is_told_of(
+def test_a_lost_result_is_reported(
     tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_results, "LOSS_NOTICE_S", 0.1)
-    up = Up(tmp_path, typed, "--store", "disk")  # there a file can be removed behind its back
+    up = Up(tmp_path, typed, "--store", "disk")  # here a file can be removed unnoticed
     try:
         number = up.submit("--array", "1-3", "--", "seq", "{}", "1777")
         assert up.ciel("job", "wait", number)[0] == 0
@@ -369,7 +370,7 @@ def test_a_result_that_nobody_has_any_more_is_told_of(
         up.down()
 
 
-def test_results_that_went_with_their_worker_are_made_again(tmp_path: Path, typed: Typed) -> None:
+def test_results_lost_with_their_worker_are_recomputed(tmp_path: Path, typed: Typed) -> None:
     up = Up(tmp_path, typed)
     try:
         up.submit("--array", "1-8", "--", "seq", "{}", "1777")
@@ -400,7 +401,7 @@ def test_the_log_has_the_lines_of_all_workers(up: Up, array: str) -> None:
     assert sorted(line["line"] for line in lines) == sorted(f"[{n}] why {n}" for n in range(1, 31))
 
 
-def test_logs_of_several_jobs_say_which(up: Up, array: str) -> None:
+def test_logs_of_several_jobs_name_the_job(up: Up, array: str) -> None:
     other = up.submit("--", "sh", "-c", "echo else >&2")
     up.ciel("job", "wait", other)
     out = up.ciel("job", "log", array, other)[1]
@@ -412,7 +413,7 @@ def test_logs_of_several_jobs_say_which(up: Up, array: str) -> None:
     "task, numbers",
     [("3", [3]), ("2-4", [2, 3, 4]), ("1-30:10", [1, 11, 21]), ("", range(1, 31))],
 )
-def test_the_log_of_tasks_has_their_lines_alone(
+def test_the_log_of_tasks_contains_only_their_lines(
     up: Up, array: str, task: str, numbers: Sequence[int]
 ) -> None:
     status, out, err = up.ciel("task", "log", f"{array}:{task}" if task else array)
@@ -427,7 +428,7 @@ def test_a_log_is_followed_until_the_job_has_ended(up: Up) -> None:
     number = up.submit("--array", "1-12", "--", "sh", "-c", script)
     follower = up.start("ciel", "job", "log", "-f", number)
     assert follower.stdout is not None
-    lines = [follower.stdout.readline()]  # which comes while the job goes on
+    lines = [follower.stdout.readline()]  # it arrives while the job runs
     assert lines[0].startswith("[1] 111")
     gate.touch()
     ended_s = time.monotonic()
@@ -440,13 +441,13 @@ def test_a_log_is_followed_until_the_job_has_ended(up: Up) -> None:
     assert all(re.fullmatch(rf"\[{n}\] ({n})+\d?\n", line) for n, line in found.items())
 
 
-def test_following_is_interrupted_without_a_word_too_many(up: Up) -> None:
+def test_following_can_be_interrupted_with_one_message(up: Up) -> None:
     number = up.submit(
         "--array", "1-2", "--", "sh", "-c", "echo hear >&2; test {} = 1 || sleep 1000"
     )
     follower = up.start("ciel", "job", "log", "-f", number)
     assert follower.stdout is not None
-    lines = {"[1] hear\n", "[2] hear\n"}  # both run
+    lines = {"[1] hear\n", "[2] hear\n"}  # both are running
     lines.remove(follower.stdout.readline())
     follower.send_signal(signal.SIGINT)
     out, err = follower.communicate(timeout=20)
@@ -463,7 +464,7 @@ def command(number: int) -> str:
 
 
 def test_tasks_are_listed(up: Up, array: str) -> None:
-    listed = up.shown("task", "list", f"{array}:5-8")  # on a busy machine one may be given back
+    listed = up.shown("task", "list", f"{array}:5-8")  # on a busy machine a task may be given back
     assert re.sub(r"  (done|failed)  \d+  ", r"  \1  1  ", listed) == (
         "TASK  NAME  STATE  ATTEMPT  WORKER  STARTED  TIME  EXIT  RESULT  COMMAND\n"
         f"  5  5  done  1  WORKER  CLOCK  TIME  0  2 bytes  {command(5)}\n"
@@ -478,7 +479,7 @@ def test_tasks_are_listed(up: Up, array: str) -> None:
     assert err == "ciel: the first 3 tasks; --all lists them all\n"
 
 
-def test_a_task_is_told_of(up: Up, array: str) -> None:
+def test_a_task_is_described(up: Up, array: str) -> None:
     assert up.shown("task", "info", f"{array}:7") == (
         f"task 7 of job {array} (ID)\n"
         "state: failed, attempt 1\n"
@@ -501,7 +502,7 @@ def test_a_task_is_told_of(up: Up, array: str) -> None:
     assert up.facts("task", "info", f"{array}:{task['task']}") == task
 
 
-def test_why_tasks_run_and_wait(up: Up) -> None:
+def test_tasks_explain_why_they_run_or_wait(up: Up) -> None:
     number = up.submit("--array", "1-60", "--", "sleep", "1000")
     wait_for(
         lambda: "is running" in up.ciel("task", "explain", f"{number}:1")[1], "the first to run"
@@ -531,10 +532,10 @@ def test_the_workers_are_listed(up: Up) -> None:
     assert re.fullmatch(r"0/\S+iB", lines[1].split()[5])
 
 
-# --- what a terminal is shown ---------------------------------------------------------------------
+# --- output on a terminal -------------------------------------------------------------------------
 
 
-def test_a_name_cannot_reach_the_terminal(up: Up) -> None:
+def test_control_characters_of_a_name_do_not_reach_the_terminal(up: Up) -> None:
     number = up.submit("--name", "a\x1b[31m\nb", "--", "true")
     for words in (["job", "list"], ["job", "info", number]):
         _, out, _ = up.ciel(*words)
@@ -542,7 +543,7 @@ def test_a_name_cannot_reach_the_terminal(up: Up) -> None:
         assert "a\\x1b[31m\\nb" in out
 
 
-def test_nor_can_what_a_command_line_holds(up: Up) -> None:
+def test_control_characters_of_a_command_do_not_reach_the_terminal(up: Up) -> None:
     number = up.submit("--", "sh", "-c", "exit 3 # \x1b[31m\tx")
     for words in (["job", "wait", number], ["job", "info", number], ["task", "info", number]):
         _, out, err = up.ciel(*words)
@@ -574,7 +575,7 @@ def test_a_table_fits_the_terminal(up: Up) -> None:
     assert "…" not in up.ciel("job", "list")[1]
 
 
-def test_who_waits_at_a_terminal_sees_how_far_the_job_is(up: Up) -> None:
+def test_waiting_at_a_terminal_shows_the_progress_of_the_job(up: Up) -> None:
     gate = up.path / "progress"
     waits = f"test {{}} = 1 || while ! test -e {gate}; do sleep 0.05; done"
     number = up.submit("--array", "1-2", "--", "sh", "-c", waits)

@@ -1,7 +1,7 @@
-"""Workers that are killed, wiped, stopped and poisoned: a job costs what was lost, and no more.
+"""Kills, wipes, stops and poisons workers: a job repeats only the lost work.
 
-Half of the results are larger than 64 KiB, so that they live in stores; each run of a program
-leaves a byte behind, so that runs are counted.
+Half of the results are larger than 64 KiB, so that they live in stores. Each run of a program adds
+a byte to a file, so that runs can be counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ciel.testing.homes import HandCluster, Home, wait_for
 
 LARGE: Final = 70_000
 LEAVES: Final = 30
-UNREPORTED: Final = 2  # what ended in the last hundredth of a second, and what ran
+UNREPORTED: Final = 2  # a task that ended in the last hundredth of a second, and the running one
 LEAF: Final = 'printf x >>{runs}/{number}; sleep 0.03; head -c {size} /dev/zero | tr "\\0" {letter}'
 
 
@@ -40,7 +40,7 @@ def letter_of(number: int) -> str:
 
 
 class Lab:
-    """A cluster without workers at first; the spool of each is called by its number."""
+    """A cluster that starts without workers; the work directory of each worker has its number."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -50,7 +50,7 @@ class Lab:
         self.runs.mkdir()
 
     def start(self, number: int, *options: str) -> subprocess.Popen[str]:
-        own = ("--spool", f"spool{number}", "--store", "disk")  # one that outlives its worker
+        own = ("--spool", f"spool{number}", "--store", "disk")  # a store that outlives its worker
         return self.cluster.start_worker(*own, *options)
 
     def kill(self, worker: subprocess.Popen[str]) -> None:
@@ -61,13 +61,13 @@ class Lab:
         return [*(self.home.path / f"spool{number}" / "store" / "objects").glob("*")]
 
     def leaf(self, job: Job, number: int) -> Future:
-        """Add a task with a result of its own; of every four, two are large."""
+        """Add a task with a unique result; two of every four are large."""
         size, letter = size_of(number), letter_of(number)
         command = LEAF.format(runs=self.runs, number=number, size=size, letter=letter)
         return job.run(["sh", "-c", command])
 
     def count(self) -> list[int]:
-        """How often each leaf has run."""
+        """Return how often each leaf has run."""
         return [self.runs.joinpath(str(number)).stat().st_size for number in range(LEAVES)]
 
     def await_runs(self, count: int) -> None:
@@ -94,7 +94,7 @@ def client(lab: Lab) -> Iterator[Client]:
 # --- killed ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_killed_costs_what_it_ran_and_what_it_alone_held(
+def test_a_killed_worker_costs_its_running_tasks_and_its_only_copies(
     lab: Lab, client: Client
 ) -> None:
     first = lab.start(1)
@@ -114,7 +114,7 @@ def test_a_worker_that_is_killed_costs_what_it_ran_and_what_it_alone_held(
 
 
 @pytest.mark.parametrize("wiped", [False, True])
-def test_what_a_worker_made_is_there_again_when_it_is_back_unless_it_is_wiped(
+def test_results_of_a_worker_are_available_when_it_is_back_unless_wiped(
     lab: Lab, client: Client, wiped: bool
 ) -> None:
     worker = lab.start(1)
@@ -136,7 +136,9 @@ def test_what_a_worker_made_is_there_again_when_it_is_back_unless_it_is_wiped(
 LONG: Final = 200
 
 
-def test_a_long_chain_is_rebuilt_when_all_of_it_was_deleted(lab: Lab, client: Client) -> None:
+def test_a_long_chain_is_recomputed_when_all_its_objects_were_deleted(
+    lab: Lab, client: Client
+) -> None:
     lab.start(1)
     link = f"printf x >>{lab.runs}/links; cat; echo link"
     with client.job("chain", keep=True) as job:
@@ -159,7 +161,7 @@ POISON: Final = 'printf x >>{runs}/poison; kill -9 "$(cut -d" " -f4 /proc/$PPID/
 
 
 class Supervisor(threading.Thread):
-    """Starts a worker anew whenever one was killed."""
+    """Restarts a worker whenever one is killed."""
 
     def __init__(self, lab: Lab) -> None:
         super().__init__()
@@ -198,7 +200,7 @@ def test_a_task_that_kills_its_workers_fails_and_is_named_while_others_finish(
     assert isinstance(failure, Failure)
     assert failure.reason == "WORKER_FAILED"
     assert "3 workers ended while they ran it" in str(failure.details)
-    # Which of those that were here the first worker died of may not be known yet.
+    # The master may not know yet which of the tasks here the first worker died of.
     assert (lab.runs / "poison").stat().st_size in (3, 4)
     told = lab.home.run("ciel", "job", "info", "last").stdout
     assert f"{poison.id} failed (WORKER_FAILED)" in told
@@ -210,8 +212,10 @@ def test_a_task_that_kills_its_workers_fails_and_is_named_while_others_finish(
 RANDOM: Final = "printf x >>{runs}/{number}; sleep 0.5; head -c {size} /dev/urandom"
 
 
-def test_what_a_stopped_worker_answers_late_counts_for_nothing(lab: Lab, client: Client) -> None:
-    """A task that ran on both workers made two different results, of which everybody sees one."""
+def test_late_reports_of_a_stopped_worker_do_not_count(lab: Lab, client: Client) -> None:
+    """A task that ran on both workers produced two different results; every reader sees the same
+    one.
+    """
     first = lab.start(1)
     lab.start(2)
     with client.job("stopped", keep=True) as job:
@@ -247,11 +251,11 @@ $SIG{TERM} = "IGNORE";
 my $end = time + 30;
 while (time < $end) { my $pid = fork; setpgrp(0, 0) if defined $pid && !$pid; }
 """
-CLEANED_WITHIN_S: Final = 10.0  # of which it needs 0.3 s where nothing else runs
+CLEANED_WITHIN_S: Final = 10.0  # it needs 0.3 s on an idle machine
 
 
 def bombs() -> int:
-    """Count the bomb's processes that are alive."""
+    """Count the living processes of the bomb."""
     found = 0
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -263,7 +267,7 @@ def bombs() -> int:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may limit another user's processes")
-def test_a_fork_bomb_under_a_limit_of_processes_ends_with_its_time(
+def test_a_fork_bomb_with_a_limit_of_processes_ends_at_its_time_limit(
     lab: Lab, client: Client
 ) -> None:
     lab.start(1, "--slots", "2")

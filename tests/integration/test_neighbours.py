@@ -1,5 +1,5 @@
-"""Two block stores on one host: what one has and the other needs goes from store to store, in one
-hop, without HTTP and without the master (CIB-56).
+"""Tests two block stores on one host: an object is copied from store to store in one hop, without
+HTTP and without the master (CIB-56).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ciel.shm.client import ShmdClient
 from ciel.testing.homes import HandCluster, Home
 
 SIZE = 300_000
-# Each waits for the other to run, so that they run at two workers.
+# Each of the two tasks waits until both run, so that they run on two workers.
 TOGETHER = "touch {own}; until [ -e {other} ]; do sleep 0.01; done; "
 PRODUCER = f"{TOGETHER}head -c {SIZE} /dev/zero"
 READER = f"{TOGETHER}sha256sum"
@@ -25,7 +25,7 @@ Counters = dict[str, dict[str, int]]
 
 
 def counters(cluster: HandCluster) -> Counters:
-    """What all workers have counted, together."""
+    """Return the sums of all workers' counters."""
     total: Counters = {"fetches": {}, "shmd": {}, "messages": {}}
     for netloc in cluster.netlocs():
         headers = {"Authorization": f"Bearer {cluster.key}"}
@@ -37,7 +37,9 @@ def counters(cluster: HandCluster) -> Counters:
 
 
 def exchange(cluster: HandCluster, path: Path) -> Counters:
-    """Make an object at each of two workers, and have both read at both; what was counted more."""
+    """Produce an object on each of two workers, and read both on both; return the increase of the
+    counters.
+    """
     before = counters(cluster)
     marks = [path / name for name in ("one", "other", "third", "fourth")]
     with Client(access=str(cluster.access)) as client, client.job("neighbours") as job:
@@ -74,7 +76,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("one, other, expected", CASES.values(), ids=CASES)
-def test_between_two_stores_an_object_goes_in_one_hop_and_not_over_http(
+def test_an_object_is_copied_between_two_stores_in_one_hop_without_http(
     home: Home, tmp_path: Path, one: str, other: str, expected: dict[str, int]
 ) -> None:
     cluster = HandCluster.start(home, 0)
@@ -89,17 +91,19 @@ def test_between_two_stores_an_object_goes_in_one_hop_and_not_over_http(
     shmd = counted["shmd"]
     assert shmd["asked"] == shmd["found"] == 2
     assert shmd["not_served"] == 0
-    # Nothing was asked of the master. It heard of four tasks, and afterwards of the two copies.
+    # The master received no queries, only reports of four tasks, and later of the two copies.
     assert messages(counted) == {"report": 4, "stored": 2}
 
 
 def messages(counted: Counters) -> dict[str, int]:
-    """What the master was told, but for how full stores are, which is told each second."""
+    """Count the messages to the master, except reports of full stores, which are sent each
+    second.
+    """
     return {kind: n for kind, n in counted["messages"].items() if n and kind != "stores"}
 
 
 @pytest.mark.parametrize("one, other", [specs[:2] for specs in CASES.values()], ids=CASES)
-def test_a_program_loads_from_another_store_without_a_word_to_the_master(
+def test_a_program_loads_from_another_store_without_the_master(
     home: Home, one: str, other: str
 ) -> None:
     cluster = HandCluster.start(home, 0)

@@ -1,5 +1,5 @@
-"""What users of other engines expect of the Python API: a client within a task, bounded maps,
-results although some failed.
+"""Tests expectations of other engines' users for the Python API: a client within a task, bounded
+maps, and results when some calls fail.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def square_sum(count: int) -> int:
             number**2 for number in range(count)
         }
         total: int = client.submit(sum, futures).result()
-    assert client.submit(same, client.put(3)).result() == 3  # what a task has it does not close
+    assert client.submit(same, client.put(3)).result() == 3  # a task does not close its client
     return total
 
 
-def test_c6_a_client_in_a_task_is_the_tasks_own_cluster_and_waiting_takes_no_slot(
+def test_c6_a_client_in_a_task_uses_its_cluster_and_waiting_takes_no_slot(
     client: ciel.Client,
 ) -> None:
     futures = [client.submit(square_sum, 4) for _ in range(6)]  # three for each slot
@@ -94,7 +94,7 @@ def test_c6_the_calls_of_a_client_in_a_task_run_in_other_slots(
     assert client.submit(parent).result(WITHIN_S) == ["a", "b"]
 
 
-def test_c6_a_map_in_a_task_gives_results_in_order_and_reads_so_far_ahead_only(
+def test_c6_a_map_in_a_task_is_ordered_and_reads_a_limited_number_of_items_ahead(
     client: ciel.Client,
 ) -> None:
     def parent() -> tuple[list[int], list[int]]:
@@ -105,7 +105,7 @@ def test_c6_a_map_in_a_task_gives_results_in_order_and_reads_so_far_ahead_only(
     assert client.submit(parent).result(WITHIN_S) == ([0, 2, 4, 6, 8], [0, 2, 4, 6, 8, 10])
 
 
-def test_c6_a_client_in_a_task_names_what_it_does_not_have(client: ciel.Client) -> None:
+def test_c6_a_client_in_a_task_names_a_missing_method(client: ciel.Client) -> None:
     def parent() -> str:
         return str(ciel.Client().job("mine"))
 
@@ -113,7 +113,7 @@ def test_c6_a_client_in_a_task_names_what_it_does_not_have(client: ciel.Client) 
         client.submit(parent).result(WITHIN_S)
 
 
-def test_c6_a_global_client_is_the_tasks_own_in_each_task(client: ciel.Client) -> None:
+def test_c6_a_global_client_becomes_the_client_of_each_task(client: ciel.Client) -> None:
     def parent(number: int) -> int:
         return client.submit(double, number).result()
 
@@ -122,7 +122,7 @@ def test_c6_a_global_client_is_the_tasks_own_in_each_task(client: ciel.Client) -
         cloudpickle.loads(cloudpickle.dumps(client))
 
 
-def test_c6_a_module_with_a_client_can_be_imported_by_tasks_and_leaves_nothing(
+def test_c6_tasks_can_import_a_module_with_a_client(
     cluster: ciel.LocalCluster, tmp_path: Path
 ) -> None:
     code, temporary = tmp_path / "code", tmp_path / "tmp"
@@ -159,7 +159,7 @@ def _environ() -> dict[str, str]:
 # --- E7 -------------------------------------------------------------------------------------------
 
 
-def test_e7_a_bounded_map_reads_its_iterable_only_so_far_ahead(client: ciel.Client) -> None:
+def test_e7_a_bounded_map_reads_only_buffersize_items_ahead(client: ciel.Client) -> None:
     read: list[int] = []
 
     def numbers() -> Iterator[int]:
@@ -204,7 +204,7 @@ def test_e7_gather_returns_or_skips_errors_and_takes_dictionaries(
     assert found == (["0", "KeyError(1)", "2"], [0, 2], {"a": 0, "c": 2}, "KeyError(1)")
 
 
-def test_e7_a_client_gathers_as_ciel_does(client: ciel.Client) -> None:
+def test_e7_gather_of_a_client_works_like_that_of_ciel(client: ciel.Client) -> None:
     named = {"a": client.submit(same, 0), "b": client.submit(fail_at_one, 1)}
     assert client.gather(named, errors="skip") == {"a": 0}
     assert client.gather({}) == {}
@@ -214,7 +214,7 @@ def test_e7_a_client_gathers_as_ciel_does(client: ciel.Client) -> None:
         client.gather(named, errors="ignore")
 
 
-def test_e7_a_client_closes_in_a_thread_while_the_event_loop_goes_on(
+def test_e7_an_async_client_closes_in_a_thread(
     cluster: ciel.LocalCluster,
 ) -> None:
     closed_in: list[int] = []
@@ -233,7 +233,7 @@ def test_e7_a_client_closes_in_a_thread_while_the_event_loop_goes_on(
     assert threading.get_ident() not in closed_in
 
 
-def test_e7_the_error_of_a_program_that_died_of_sigsegv_shows_the_python_stack(
+def test_e7_a_task_killed_by_sigsegv_shows_the_python_stack(
     client: ciel.Client,
 ) -> None:
     def crash_here() -> None:
@@ -261,7 +261,7 @@ def test_e7_a_task_knows_its_id_attempt_name_and_job(client: ciel.Client, tmp_pa
         ciel.current_task()
 
 
-def test_e7_tasks_and_their_children_log_from_the_clients_level_on(
+def test_e7_tasks_and_their_children_log_at_the_clients_level(
     cluster: ciel.LocalCluster,
 ) -> None:
     def child() -> None:
@@ -304,7 +304,7 @@ def test_e7_a_function_may_refer_to_futures(client: ciel.Client, inside: bool) -
     assert found == (42, [41, 42, 43])
 
 
-def test_e7_what_a_function_refers_to_stays_until_it_has_run(
+def test_e7_futures_that_a_function_refers_to_stay_until_it_has_run(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     def submitted() -> Any:
@@ -317,10 +317,10 @@ def test_e7_what_a_function_refers_to_stays_until_it_has_run(
         assert len(large.result(WITHIN_S)) == 100_000
         return client.submit(wait_and_add)
 
-    future = submitted()  # which has dropped the other one
+    future = submitted()  # `submitted` has dropped its first future
     client.submit(same, 1).result(WITHIN_S)
     gc.collect()
-    time.sleep(1.2)  # after which what was dropped has been released
+    time.sleep(1.2)  # by then dropped objects have been released
     client.submit(same, 2).result(WITHIN_S)
     (tmp_path / "go").touch()
     assert future.result(WITHIN_S) == 1

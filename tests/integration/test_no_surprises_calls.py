@@ -1,5 +1,5 @@
-"""What users of pools expect of calls: they read what things were when the call was made, change
-only copies of their own, and what was sent for them does not stay.
+"""Tests expectations of pool users for calls: a call reads the values at the moment of the call and
+changes only copies, and data sent for it does not stay.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ WAYS: dict[str, Callable[[ciel.Client, Any], Any]] = {
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("way", WAYS)
-def test_a1_a_call_reads_what_things_are_when_it_is_made(client: ciel.Client, way: str) -> None:
+def test_a1_a_call_uses_the_values_at_the_moment_of_the_call(client: ciel.Client, way: str) -> None:
     for number in (1, 2, 3):
         settings["rate"] = number
         assert WAYS[way](client, rate) == number
 
 
-def test_a1_a_call_that_waits_reads_what_things_were(client: ciel.Client) -> None:
+def test_a1_a_queued_call_uses_the_values_at_the_moment_of_the_call(client: ciel.Client) -> None:
     futures = []
     for number in range(50):
         settings["rate"] = number
@@ -109,7 +109,7 @@ def test_a1_a_call_that_waits_reads_what_things_were(client: ciel.Client) -> Non
     assert client.gather(futures) == list(range(50))
 
 
-def test_a1_tasks_spawn_what_functions_are_at_that_moment(client: ciel.Client) -> None:
+def test_a1_a_spawn_uses_the_values_at_the_moment_of_the_spawn(client: ciel.Client) -> None:
     def parent() -> list[int]:
         first = [ciel.spawn(rate, 0), ciel.spawn(rate, 0)]
         settings["rate"] = 70
@@ -119,7 +119,7 @@ def test_a1_tasks_spawn_what_functions_are_at_that_moment(client: ciel.Client) -
     assert client.submit(parent).result(WITHIN_S) == [7, 7, 70]
 
 
-def test_a1_backends_of_joblib_and_dask_take_it_as_it_is(client: ciel.Client) -> None:
+def test_a1_backends_of_joblib_and_dask_use_current_values(client: ciel.Client) -> None:
     dask, joblib = pytest.importorskip("dask"), pytest.importorskip("joblib")
     for number in (1, 2):
         settings["rate"] = number
@@ -131,7 +131,7 @@ def test_a1_backends_of_joblib_and_dask_take_it_as_it_is(client: ciel.Client) ->
         assert dask.compute(delayed, scheduler=ciel.dask.get) == (number,)
 
 
-def test_a2_each_call_of_a_bound_method_has_an_object_of_its_own(client: ciel.Client) -> None:
+def test_a2_each_call_of_a_bound_method_has_its_own_object(client: ciel.Client) -> None:
     assert [client.submit(counter.inc).result(WITHIN_S) for _ in range(4)] == [1, 1, 1, 1]
     assert client.gather([client.submit(counter.inc) for _ in range(100)]) == [1] * 100
 
@@ -139,13 +139,13 @@ def test_a2_each_call_of_a_bound_method_has_an_object_of_its_own(client: ciel.Cl
 @pytest.mark.parametrize(
     "function, expected", [(in_class, [1] * 4), (sees, [[n] for n in range(4)])]
 )
-def test_a2_no_row_of_a_map_sees_another(
+def test_a2_rows_of_a_map_do_not_see_each_others_changes(
     client: ciel.Client, function: Any, expected: list[Any]
 ) -> None:
     assert list(client.map(function, range(4), chunksize=4)) == expected
 
 
-def test_a2_an_argument_of_many_rows_is_each_row_s_own(client: ciel.Client) -> None:
+def test_a2_each_row_of_a_map_has_its_own_copy_of_a_shared_argument(client: ciel.Client) -> None:
     def append(number: int, to: list[int], also: Any) -> tuple[list[int], float]:
         to.append(number)
         also[0] += 1
@@ -156,10 +156,10 @@ def test_a2_an_argument_of_many_rows_is_each_row_s_own(client: ciel.Client) -> N
     assert list(rows) == [([number], 1.0) for number in range(3)]
 
 
-def test_a2_what_a_module_holds_lasts_as_long_as_its_process(client: ciel.Client) -> None:
+def test_a2_attributes_of_a_module_last_as_long_as_the_process(client: ciel.Client) -> None:
     def count(_: int) -> tuple[int, int]:
-        sys.ciel_count = getattr(sys, "ciel_count", 0) + 1  # type: ignore[attr-defined]  # ours
-        return os.getpid(), sys.ciel_count  # type: ignore[attr-defined]  # ours
+        sys.ciel_count = getattr(sys, "ciel_count", 0) + 1  # type: ignore[attr-defined]  # own
+        return os.getpid(), sys.ciel_count  # type: ignore[attr-defined]  # set by this test
 
     found = list(client.map(count, range(20), chunksize=10))
     assert max(number for _, number in found) >= 10
@@ -204,7 +204,7 @@ def test_e1_a_dask_graph_may_assign(client: ciel.Client) -> None:
     assert found == (200_000, 100_000)
 
 
-def test_e1_what_a_child_made_may_be_written_to(client: ciel.Client) -> None:
+def test_e1_the_result_of_a_child_may_be_written_to(client: ciel.Client) -> None:
     def parent() -> tuple[float, float]:
         made = ciel.spawn(np.ones, 50_000)
         array = made.result()
@@ -226,7 +226,7 @@ def test_e1_what_a_child_made_may_be_written_to(client: ciel.Client) -> None:
         (GeneratorExit(), "GeneratorExit"),
     ],
 )
-def test_a6_what_would_end_a_program_does_not_end_the_client(
+def test_a6_exceptions_that_end_a_program_do_not_end_the_client(
     client: ciel.Client, raised: BaseException, text: str
 ) -> None:
     def ends(_: int) -> None:
@@ -261,7 +261,7 @@ def uses_both(circle: Circle) -> tuple[float, float, int, int | None]:
     return circle.area, circle.area, fib(30), fib.cache_info().maxsize
 
 
-def test_e3_cached_functions_and_properties_travel(client: ciel.Client) -> None:
+def test_e3_cached_functions_and_properties_can_be_sent(client: ciel.Client) -> None:
     assert client.submit(uses_both, Circle(2)).result(WITHIN_S) == (12, 12, 832_040, 100)
 
 
@@ -276,7 +276,7 @@ def uses_lock() -> Any:
     return locks()
 
 
-def test_e3_the_error_names_what_cannot_travel(client: ciel.Client) -> None:
+def test_e3_the_error_names_the_value_that_cannot_be_sent(client: ciel.Client) -> None:
     class Holder:
         def __init__(self) -> None:
             self.inner = {"locks": [lock]}
@@ -309,7 +309,7 @@ def stored_bytes(root: Path) -> int:
     return found
 
 
-def test_c7_what_functions_capture_does_not_pile_up(
+def test_c7_captured_values_of_functions_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -325,7 +325,7 @@ def test_c7_what_functions_capture_does_not_pile_up(
                 assert value == number
                 most = max(most, size_bytes)
         assert most < 200 << 20
-        assert stored_bytes(tmp_path) >= 20_000_000  # it is looked for in the right place
+        assert stored_bytes(tmp_path) >= 20_000_000  # it searches the right directory
         del function
         gc.collect()
 
@@ -340,7 +340,7 @@ def test_c7_what_functions_capture_does_not_pile_up(
 # --- C10 ------------------------------------------------------------------------------------------
 
 
-def test_c10_a_death_repeats_what_its_process_had_begun_and_says_so(
+def test_c10_calls_of_a_killed_process_run_again_and_this_is_reported(
     cluster: ciel.LocalCluster, tmp_path: Path
 ) -> None:
     log, mark = tmp_path / "log", tmp_path / "mark"
@@ -355,7 +355,7 @@ def test_c10_a_death_repeats_what_its_process_had_begun_and_says_so(
 
     told = io.StringIO()
     with ciel.Client(cluster, environ={}, prints=told) as client:
-        client.submit(note, -1).result(WITHIN_S)  # quick, so that calls travel in bundles
+        client.submit(note, -1).result(WITHIN_S)  # quick, so that calls are bundled
         futures = [client.submit(note, number) for number in range(1000)]
         assert [future.result(WITHIN_S) for future in futures] == list(range(1000))
         wait_for(lambda: "all that it ran runs again" in told.getvalue(), "what is said of that")
@@ -368,9 +368,7 @@ def test_c10_a_death_repeats_what_its_process_had_begun_and_says_so(
     assert max(counts.values()) == 2
 
 
-def test_c7_values_that_were_put_and_dropped_do_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_c7_dropped_values_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with (
         ciel.LocalCluster(workers=1, slots=1, store="disk") as up,
@@ -388,7 +386,7 @@ def test_c7_values_that_were_put_and_dropped_do_not_stay(
         assert total.result(WITHIN_S) == 1_000_000
         assert client.submit(lambda found: found[0].result().sum(), outer).result(WITHIN_S) == 1e6
         del outer, total
-        # What another client has named stays as long as that client's job.
+        # A value that another client names stays as long as that client's job.
         wait_for(lambda: stored_bytes(tmp_path) < 9 << 20, "the end of all values but one")
 
 
@@ -400,7 +398,7 @@ def test_g6_ten_thousand_small_values_are_inputs_of_one_call(client: ciel.Client
     assert client.submit(len, values).result(60) == 10_000
 
 
-def test_g6_more_than_a_message_holds_is_refused_with_words(client: ciel.Client) -> None:
+def test_g6_a_call_that_exceeds_a_message_is_refused_with_a_reason(client: ciel.Client) -> None:
     values = [client.put(os.urandom(740)) for _ in range(15_000)]
     refused = client.submit(len, values)
     served = client.submit(abs, -1)
@@ -409,7 +407,7 @@ def test_g6_more_than_a_message_holds_is_refused_with_words(client: ciel.Client)
     assert served.result(60) == 1
 
 
-# --- E2: loops of a function's own ----------------------------------------------------------------
+# --- event loops within a function ----------------------------------------------------------------
 
 
 async def squares_and_ticks() -> tuple[list[int], int]:
@@ -422,7 +420,7 @@ async def squares_and_ticks() -> tuple[list[int], int]:
             ticks += 1
 
     ticking = asyncio.create_task(tick())
-    far = ciel.task(slow_square, retries=1)  # which does not run in the process of its parent
+    far = ciel.task(slow_square, retries=1)  # it does not run in the process of its parent
     found = await asyncio.gather(*[far.spawn(number) for number in range(4)], far.spawn(5))
     near = await ciel.spawn(slow_square, 6)
     async with asyncio.timeout(20):
@@ -446,7 +444,7 @@ async def runs_a_function_with_a_loop() -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("function", [runs_a_loop, runs_a_function_with_a_loop])
-def test_e2_a_loop_of_a_function_s_own_awaits_tasks(
+def test_e2_an_event_loop_within_a_function_can_await_tasks(
     client: ciel.Client, function: Callable[[], tuple[list[int], int]]
 ) -> None:
     found, ticks = client.submit(function).result(WITHIN_S)
@@ -454,11 +452,11 @@ def test_e2_a_loop_of_a_function_s_own_awaits_tasks(
     assert ticks > 0
 
 
-# --- E4: processes of a task's own ----------------------------------------------------------------
+# --- processes that a task starts -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_e4_processes_of_a_task_get_what_the_main_module_defines(
+def test_e4_processes_that_a_task_starts_get_the_main_modules_definitions(
     method: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "swapped.py"
@@ -490,18 +488,18 @@ if __name__ == "__main__":
     assert done.stdout == "[(2, 1), (4, 3), (6, 5)]\n", done.stderr
 
 
-# --- E8: what the words promise -------------------------------------------------------------------
+# --- documented promises --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("address", [4, ["127.0.0.1:8000"], {"workers": 2}])
-def test_e8_what_is_no_address_is_refused_with_words(address: Any) -> None:
+def test_e8_an_invalid_address_is_refused_with_a_reason(address: Any) -> None:
     with pytest.raises(
         TypeError, match=r"takes the address .*ciel\.LocalCluster\(workers=1, slots"
     ):
         ciel.Client(address)
 
 
-def test_e8_a_closed_client_puts_nothing(cluster: ciel.LocalCluster) -> None:
+def test_e8_put_on_a_closed_client_raises(cluster: ciel.LocalCluster) -> None:
     client = ciel.Client(cluster, environ={})
     client.close()
     for value in (b"small", bytes(1 << 20)):
@@ -519,7 +517,7 @@ def returned(value: Any) -> Any:
     return value
 
 
-def test_e8_large_bytes_travel_as_what_they_are(client: ciel.Client) -> None:
+def test_e8_large_bytes_keep_their_type(client: ciel.Client) -> None:
     content = os.urandom(1 << 20)
     values = [content, bytearray(content), memoryview(content), memoryview(b"small")]
     expected = [("bytes", 1 << 20), ("bytearray", 1 << 20), ("memoryview", 1 << 20)]

@@ -1,4 +1,6 @@
-"""`ciel submit` and what it prints, as users of xargs, GNU parallel and plain commands expect."""
+"""Tests `ciel submit` and its output as users of xargs, GNU parallel and plain commands expect
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ TIMEOUT_S = 60
 
 @pytest.fixture
 def shared(lasting_cluster: HandCluster) -> Home:
-    """A home with a cluster of two workers, with a slot each."""
+    """Return a home with a cluster of two workers, with a slot each."""
     return lasting_cluster.home
 
 
 def run(
     home: Home, *argv: str | bytes, stdin: bytes | int | None = subprocess.DEVNULL
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command with bytes as its standard input, or with a descriptor."""
+    """Run a command with bytes or a descriptor as its standard input."""
     given: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
     done: subprocess.CompletedProcess[bytes] = subprocess.run(
         argv, env=home.environ, cwd=home.path, capture_output=True, timeout=TIMEOUT_S, **given
@@ -44,10 +46,10 @@ def lines_of(done: subprocess.CompletedProcess[bytes]) -> list[str]:
     return done.stdout.decode().splitlines()
 
 
-# --- A: files of earlier runs, texts of elements --------------------------------------------------
+# --- A: files of earlier runs, text of elements ---------------------------------------------------
 
 
-def test_a4_a_file_of_an_earlier_run_goes_before_the_element_runs(shared: Home) -> None:
+def test_a4_a_file_of_an_earlier_run_is_deleted_before_the_element_runs(shared: Home) -> None:
     command = ("ciel", "submit", "--out", "again", "--array")
     lines_of(run(shared, *command, "1-5", "echo", "old {}"))
     done = run(shared, *command, "1-3", "sh", "-c", "echo new {}; test {} != 2")
@@ -84,7 +86,7 @@ def test_a5_two_elements_are_never_written_to_one_file(shared: Home) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 300_000], ids=["little", "much"])
-def test_b3_standard_input_reaches_a_single_program(shared: Home, count: int) -> None:
+def test_b3_standard_input_is_passed_to_a_single_program(shared: Home, count: int) -> None:
     content = "".join([f"{number}\n" for number in range(count)]).encode()
     piped = run(shared, "ciel", "submit", "cat", stdin=content)
     assert (piped.returncode, piped.stdout == content) == (0, True), piped.stderr
@@ -94,10 +96,11 @@ def test_b3_standard_input_reaches_a_single_program(shared: Home, count: int) ->
         os.lseek(file.fileno(), 2, os.SEEK_SET)
         read = run(shared, "ciel", "submit", "cat", stdin=file.fileno())
         assert read.stdout == content[2:]
-        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == len(content)  # it is read, as by others
+        # the command has read it, as others do
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == len(content)
 
 
-def test_b3_pieces_of_standard_input_reach_the_runs_of_an_array(shared: Home) -> None:
+def test_b3_pieces_of_standard_input_are_passed_to_elements(shared: Home) -> None:
     content = "".join([f"{number}\n" for number in range(40_000)]).encode()
     counts = lines_of(
         run(shared, "ciel", "submit", "--pipe", "--block", "50K", "wc", "-l", stdin=content)
@@ -108,7 +111,7 @@ def test_b3_pieces_of_standard_input_reach_the_runs_of_an_array(shared: Home) ->
     assert same.stdout == content
 
 
-def test_b3_what_an_array_does_not_read_is_said_and_left_alone(shared: Home) -> None:
+def test_b3_standard_input_that_an_array_does_not_read_is_reported(shared: Home) -> None:
     (shared.path / "left").write_text("left alone\n")
     with (shared.path / "left").open("rb") as file:
         done = run(shared, "ciel", "submit", "--array", "1-2", "echo", "{}", stdin=file.fileno())
@@ -118,8 +121,8 @@ def test_b3_what_an_array_does_not_read_is_said_and_left_alone(shared: Home) -> 
 
 
 @pytest.mark.parametrize("kind", ["null", "closed", "empty", "idle"])
-def test_b3_standard_input_without_anything_disturbs_no_array(shared: Home, kind: str) -> None:
-    """As in cron, in continuous integration, behind ssh."""
+def test_b3_empty_or_idle_standard_input_does_not_disturb_an_array(shared: Home, kind: str) -> None:
+    """This occurs in cron, in continuous integration, and behind ssh."""
     closed = "<&-" if kind == "closed" else ""
     command = ("sh", "-c", f"ciel submit --array 1-2 echo {{}} {closed}")
     read_fd, write_fd = os.pipe()
@@ -141,7 +144,7 @@ def test_b3_a_program_without_standard_input_reads_nothing(shared: Home, redirec
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_b3_the_user_is_told_what_a_command_waits_for(shared: Home) -> None:
+def test_b3_a_command_that_waits_for_standard_input_says_so(shared: Home) -> None:
     process = shared.start("ciel", "submit", "cat", stdin=subprocess.PIPE)
     assert process.stderr is not None
     assert (
@@ -150,10 +153,10 @@ def test_b3_the_user_is_told_what_a_command_waits_for(shared: Home) -> None:
     assert process.communicate("late\n", timeout=TIMEOUT_S)[0] == "late\n"
 
 
-# --- B5: whose options ----------------------------------------------------------------------------
+# --- B5: options of the program -------------------------------------------------------------------
 
 
-def test_b5_options_of_the_program_are_the_programs(shared: Home) -> None:
+def test_b5_options_after_the_program_belong_to_it(shared: Home) -> None:
     (shared.path / "sim.sh").write_text('#!/bin/sh\necho "$@"\n')
     (shared.path / "sim.sh").chmod(0o755)
     given = ("./sim.sh", "--name", "run7", "--out", "results")
@@ -163,11 +166,11 @@ def test_b5_options_of_the_program_are_the_programs(shared: Home) -> None:
     assert lines_of(run(shared, "ciel", "submit", "ls", "-d", "/"))[0] == "/"
 
 
-# --- B7, B8: what programs write ------------------------------------------------------------------
+# --- B7, B8: output of programs -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [10, 30_000], ids=["short", "long"])
-def test_b8_what_a_failed_run_had_printed_is_printed_in_its_turn(shared: Home, size: int) -> None:
+def test_b8_output_of_a_failed_element_is_printed_in_order(shared: Home, size: int) -> None:
     script = f"head -c {size} /dev/zero | tr '\\0' {{}}; echo; test {{}} != 2"
     done = run(shared, "ciel", "submit", "--array", "1-3", "sh", "-c", script)
     assert done.returncode == 1
@@ -177,7 +180,7 @@ def test_b8_what_a_failed_run_had_printed_is_printed_in_its_turn(shared: Home, s
     assert again.returncode == 1
 
 
-def test_b8_a_run_that_took_too_long_shows_what_it_had_printed(shared: Home) -> None:
+def test_b8_output_of_a_program_that_timed_out_is_printed(shared: Home) -> None:
     script = "echo begun; exec sleep 60"
     done = run(shared, "ciel", "submit", "--timeout", "0.5s", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (1, b"begun\n")
@@ -212,7 +215,7 @@ def test_b8_standard_output_is_followed_line_by_line_while_programs_run(shared: 
     assert (out, process.returncode) == ("1-two", 1)
 
 
-def test_b8_who_follows_and_reads_no_more_ends_the_programs(shared: Home) -> None:
+def test_b8_closing_the_output_of_submit_follow_ends_the_programs(shared: Home) -> None:
     command = "ciel submit --quiet --follow yes | head -n 1; echo ${PIPESTATUS[0]}"
     done = run(shared, "bash", "-c", command)
     assert done.stdout.split() == [b"y", b"141"]
@@ -224,8 +227,8 @@ def test_b8_who_follows_and_reads_no_more_ends_the_programs(shared: Home) -> Non
     assert (whole.returncode, whole.stdout) == (2, b"")
 
 
-def test_b8_another_command_follows_a_job_line_by_line(shared: Home) -> None:
-    size = 30_000  # of a line without an end, which comes with the rest
+def test_b8_another_command_can_follow_a_job_line_by_line(shared: Home) -> None:
+    size = 30_000  # of a line without an end, which is printed with the rest
     script = f"echo {{}}-one; until [ -e also-{{}} ]; do sleep 0.02; done; printf %0{size}d 7"
     script = script.replace("also-", f"{shared.path}/also-") + "; test {} = 1"
     command = ("ciel", "submit", "--detach", "--follow", "--array", "1-2", "sh", "-c", script)
@@ -265,7 +268,7 @@ def test_b8_lines_of_an_attempt_that_failed_are_not_printed_again(shared: Home) 
     assert process.returncode == 0
 
 
-def test_b8_outputs_that_cannot_be_followed_come_when_their_programs_end(shared: Home) -> None:
+def test_b8_output_that_cannot_be_followed_is_printed_when_its_program_ends(shared: Home) -> None:
     script = "echo {}; until [ -e end-{} ]; do sleep 0.02; done; echo {}"
     script = script.replace("end-", f"{shared.path}/end-")
     command = ("ciel", "submit", "--detach", "--array", "1-2", "sh", "-c", script)
@@ -284,7 +287,7 @@ def test_b8_outputs_that_cannot_be_followed_come_when_their_programs_end(shared:
     assert process.returncode == 0
 
 
-def test_b8_who_follows_a_job_and_leaves_does_not_end_it(shared: Home) -> None:
+def test_b8_a_command_that_stops_following_does_not_end_the_job(shared: Home) -> None:
     number = lines_of(run(shared, "ciel", "submit", "--detach", "--follow", "yes"))[0]
     command = f"ciel job output --follow {number} | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = run(shared, "bash", "-c", command)
@@ -304,7 +307,7 @@ def test_b8_who_follows_a_job_and_leaves_does_not_end_it(shared: Home) -> None:
     assert (stays.returncode, "cancelled by its user" in err) == (4, True)
 
 
-def test_b8_what_is_whole_is_not_followed(shared: Home) -> None:
+def test_b8_follow_is_refused_with_options_that_need_whole_outputs(shared: Home) -> None:
     begun = run(shared, "ciel", "submit", "--detach", "--follow", "--json", "true")
     number = json.loads(lines_of(begun)[0])["job"]["number"]
     for option in (["--json"], ["--out", "followed"]):
@@ -314,7 +317,7 @@ def test_b8_what_is_whole_is_not_followed(shared: Home) -> None:
         assert done.stderr.decode() == said
 
 
-# --- B9: standard output that takes nothing -------------------------------------------------------
+# --- B9: standard output that cannot be written ---------------------------------------------------
 
 
 COMMANDS = (
@@ -336,17 +339,17 @@ def test_b9_output_that_cannot_be_written_is_an_error(shared: Home, command: str
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_b9_a_reader_that_goes_away_is_no_error_to_tell(shared: Home, command: str) -> None:
+def test_b9_a_closed_pipe_is_not_reported_as_an_error(shared: Home, command: str) -> None:
     script = f"{command} | true; echo ${{PIPESTATUS[0]}}"
     done = run(shared, "bash", "-c", script)
     assert done.stderr == b""
-    assert done.stdout in (b"141\n", b"0\n")  # the second if it was quicker
+    assert done.stdout in (b"141\n", b"0\n")  # the second one if it was faster
 
 
 # --- B10: names as bytes --------------------------------------------------------------------------
 
 
-def test_b10_names_are_bytes_wherever_they_go(shared: Home) -> None:
+def test_b10_names_are_passed_as_bytes_everywhere(shared: Home) -> None:
     name = b"caf\xe9"
     (Path(os.fsdecode(os.fsencode(shared.path) + b"/" + name))).write_bytes(b"inside\n")
     assert run(shared, "ciel", "submit", "printf", "%s", name).stdout == name
@@ -364,7 +367,7 @@ def test_b10_names_are_bytes_wherever_they_go(shared: Home) -> None:
     assert b"exit status 7" in failed.stderr
 
 
-def test_b10_names_end_with_nul_where_that_is_asked_for(shared: Home) -> None:
+def test_b10_names_may_end_with_nul(shared: Home) -> None:
     done = run(
         shared, "ciel", "submit", "-0", "--each-line", "-", "printf", "<%s>", "{}",
         stdin=b"a b\0c\nd\r\0",
@@ -372,18 +375,20 @@ def test_b10_names_end_with_nul_where_that_is_asked_for(shared: Home) -> None:
     assert done.stdout == b"<a b><c\nd\r>"
 
 
-def test_b10_a_carriage_return_belongs_to_its_line_and_is_told_of_once(shared: Home) -> None:
+def test_b10_a_carriage_return_belongs_to_its_line_and_is_reported_once(shared: Home) -> None:
     command = ("ciel", "submit", "--each-line", "-", "printf", "<%s>", "{}")
     done = run(shared, *command, stdin=b"a\r\nb\r\n")
     assert done.stdout == b"<a\r><b\r>"
     assert done.stderr.count(b"carriage return") == 1
 
 
-# --- D3: the line at a terminal -------------------------------------------------------------------
+# --- D3: the progress line at a terminal ----------------------------------------------------------
 
 
 def at_terminal(home: Home, argv: Sequence[str], columns: int, **environ: str) -> str:
-    """Run a command with a terminal of some width as its standard error; return what it drew."""
+    """Run a command with a terminal of some width as its standard error; return its output
+    there.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = home.environ | {"TERM": "xterm"} | environ
@@ -408,12 +413,12 @@ def at_terminal(home: Home, argv: Sequence[str], columns: int, **environ: str) -
 
 
 def drawn_lines(drawn: str) -> list[str]:
-    """What was drawn one over the other, without colours."""
+    """Return the successive contents of the progress line, without colours."""
     return re.sub("\x1b\\[[0-9]*m", "", drawn).split("\r\x1b[K")
 
 
 @pytest.mark.parametrize("columns", [20, 40, 200])
-def test_d3_the_line_never_wraps_and_a_summary_stays(shared: Home, columns: int) -> None:
+def test_d3_the_progress_line_never_wraps_and_a_summary_stays(shared: Home, columns: int) -> None:
     argv = ("ciel", "submit", "--name", "a rather long name", "--array", "1-6", "sleep", "0.25")
     *pictures, last = drawn_lines(at_terminal(shared, argv, columns))
     assert len(pictures) > 2
@@ -425,14 +430,14 @@ def test_d3_the_line_never_wraps_and_a_summary_stays(shared: Home, columns: int)
         assert max(running) in (1, 2)  # of two slots
 
 
-def test_d3_colours_are_for_terminals_that_have_them(shared: Home) -> None:
+def test_d3_colours_are_used_only_on_terminals_that_support_them(shared: Home) -> None:
     argv = ("ciel", "submit", "--array", "1-2", "sleep", "0.4")
     assert "\x1b[32m" in at_terminal(shared, argv, 100)
     assert "\x1b[32m" not in at_terminal(shared, argv, 100, NO_COLOR="1")
     assert "\x1b[32m" not in at_terminal(shared, argv, 100, TERM="dumb")
 
 
-def test_d3_the_line_is_drawn_anew_when_the_terminal_gets_another_size(shared: Home) -> None:
+def test_d3_the_progress_line_is_redrawn_when_the_terminal_is_resized(shared: Home) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     process = shared.start(
@@ -460,17 +465,17 @@ def test_d3_the_line_is_drawn_anew_when_the_terminal_gets_another_size(shared: H
     assert process.returncode == 0
 
 
-# --- F: what was asked for next -------------------------------------------------------------------
+# --- F: further requests --------------------------------------------------------------------------
 
 
-def test_f_sizes_and_times_are_written_as_elsewhere(shared: Home) -> None:
+def test_f_sizes_and_times_are_accepted_in_common_formats(shared: Home) -> None:
     options = ("--memory", "2M", "--timeout", "01:00:00")
     assert lines_of(
         run(shared, "ciel", "submit", *options, "sh", "-c", "echo $CIEL_MEMORY_BYTES")
     ) == [str(2 << 20)]
 
 
-def test_f_an_array_is_a_list_and_runs_few_at_once(shared: Home) -> None:
+def test_f_an_array_may_be_a_list_with_a_limit_of_running_elements(shared: Home) -> None:
     place = shared.path / "few"
     place.mkdir()
     script = f"touch {place}/{{}}; ls {place} | wc -l; sleep 0.05; rm {place}/{{}}"
@@ -478,7 +483,7 @@ def test_f_an_array_is_a_list_and_runs_few_at_once(shared: Home) -> None:
         assert lines_of(run(shared, "ciel", "submit", *words, "sh", "-c", script)) == ["1"] * 7
 
 
-def test_f_results_come_as_they_are_ready(shared: Home) -> None:
+def test_f_unordered_results_are_printed_as_they_are_ready(shared: Home) -> None:
     mark = shared.path / "second-is-out"
     script = f"if [ {{}} = 1 ]; then until [ -e {mark} ]; do sleep 0.02; done; fi; echo {{}}"
     process = shared.start("ciel", "submit", "--unordered", "--array", "1-2", "sh", "-c", script)
@@ -488,7 +493,7 @@ def test_f_results_come_as_they_are_ready(shared: Home) -> None:
     assert process.communicate(timeout=TIMEOUT_S)[0] == "1\n"
 
 
-def test_f_each_element_has_inputs_of_its_own(shared: Home) -> None:
+def test_f_each_element_can_have_its_own_inputs(shared: Home) -> None:
     lines_of(run(shared, "ciel", "submit", "--array", "1-3", "expr", "{}", "*", "10"))
     read = ("--object", "in=last:{}", "cat", "in")
     assert lines_of(run(shared, "ciel", "submit", "--array", "1-3", *read)) == ["10", "20", "30"]
@@ -520,7 +525,7 @@ def test_f_a_joblog_has_a_line_for_each_element(shared: Home) -> None:
     )
 
 
-def test_f_json_carries_what_is_no_text_without_loss(shared: Home) -> None:
+def test_f_json_carries_binary_output_without_loss(shared: Home) -> None:
     line = run(shared, "ciel", "submit", "--json", "printf", r"\377\351").stdout.splitlines()[0]
     told = json.loads(line)
     assert (told["output"], told["encoding"]) == ("/+k=", "base64")
@@ -531,7 +536,7 @@ def test_f_json_carries_what_is_no_text_without_loss(shared: Home) -> None:
         assert told["output"] == "x\n"
 
 
-# --- F: files that programs made ------------------------------------------------------------------
+# --- F: files that programs produced --------------------------------------------------------------
 
 
 def files_below(directory: Path) -> dict[str, bytes]:
@@ -542,7 +547,7 @@ def files_below(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_f_files_of_an_array_are_brought_from_private_directories(shared: Home) -> None:
+def test_f_files_of_an_array_are_collected_from_private_directories(shared: Home) -> None:
     (shared.path / "given.txt").write_text("given\n")
     script = (
         'mkdir parts; cat given.txt >"[$1].txt"; echo $1 >parts/a.csv; echo >parts/.hidden; echo'
@@ -551,7 +556,7 @@ def test_f_files_of_an_array_are_brought_from_private_directories(shared: Home) 
     names = ("--collect", "[[]{}].txt", "--collect", "**/*.csv")
     done = run(shared, *command, *names, "sh", "-c", f"{script} printed {{}}", "sh", "{}")
     assert lines_of(done) == ["printed 1", "printed 2", "printed 3"]
-    assert b".csv" not in done.stderr  # not among the files that were deleted
+    assert b".csv" not in done.stderr  # not among the deleted files
     expected = {f"{n}/[{n}].txt": b"given\n" for n in "123"}
     expected |= {f"{n}/parts/a.csv": f"{n}\n".encode() for n in "123"}
     assert files_below(shared.path / "brought") == expected
@@ -579,7 +584,7 @@ def test_f_a_program_in_the_callers_directory_leaves_its_file_there(shared: Home
     assert (shared.path / "made.txt").read_text() == "new\nmore\n"
 
 
-def test_f_a_named_file_that_was_not_made_is_an_error_of_its_element(shared: Home) -> None:
+def test_f_a_missing_collected_file_is_an_error_of_its_element(shared: Home) -> None:
     (shared.path / "stale.txt").write_text("old\n")
     script = "test $1 = 2 || echo $1 >made.txt"
     command = ("ciel", "submit", "--collect", "made.txt", "--out", "some")
@@ -595,12 +600,14 @@ def test_f_a_named_file_that_was_not_made_is_an_error_of_its_element(shared: Hom
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", ""])
-def test_f_only_names_below_the_programs_directory_are_collected(shared: Home, name: str) -> None:
+def test_f_only_files_below_the_programs_directory_can_be_collected(
+    shared: Home, name: str
+) -> None:
     done = run(shared, "ciel", "submit", "--collect", name, "--out", "o", "true")
     assert (done.returncode, b"--collect" in done.stderr) == (2, True), done.stderr
 
 
-def test_f_a_program_ends_as_it_would_without_collecting(shared: Home) -> None:
+def test_f_collecting_does_not_change_how_a_program_ends(shared: Home) -> None:
     command = ("ciel", "submit", "--collect", "x", "--out", "ends", "--scratch")
     for program, told in (
         (("sh", "-c", "exit 7"), b"exit status 7"),

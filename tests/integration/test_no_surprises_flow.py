@@ -1,5 +1,5 @@
-"""What users of pools expect of the flow of calls: short jobs do not wait for long ones, results
-come as they are ready, what nobody wants is not run, and time-outs hold.
+"""Tests expectations of pool users for the flow of calls: short jobs do not wait for long ones,
+results arrive as they are ready, unwanted calls do not run, and time-outs hold.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def wait_for_file(path: str) -> bool:
 # --- C4 -------------------------------------------------------------------------------------------
 
 
-def test_c4_a_call_waits_for_no_more_than_what_runs(
+def test_c4_a_call_waits_only_for_running_calls(
     cluster: ciel.LocalCluster, client: ciel.Client
 ) -> None:
     def nap(number: int) -> int:
@@ -68,7 +68,7 @@ def test_c4_a_call_waits_for_no_more_than_what_runs(
         client.cancel(long)
 
 
-def test_c4_calls_of_a_quick_function_travel_together_once_one_has_ended(
+def test_c4_calls_of_a_quick_function_are_bundled_once_one_has_ended(
     client: ciel.Client,
 ) -> None:
     def quick(value: int) -> int:
@@ -81,7 +81,7 @@ def test_c4_calls_of_a_quick_function_travel_together_once_one_has_ended(
     assert sum(read_summary(client.ask("jobs", {"job": job.id})[0]).counts.values()) < 500
 
 
-def test_c4_calls_that_only_fail_hold_no_others_back(client: ciel.Client) -> None:
+def test_c4_calls_that_fail_do_not_delay_others(client: ciel.Client) -> None:
     def bad(value: int) -> int:
         raise KeyError(value)
 
@@ -91,7 +91,7 @@ def test_c4_calls_that_only_fail_hold_no_others_back(client: ciel.Client) -> Non
     assert [repr(error) for error in errors] == [f"KeyError({number})" for number in range(60)]
 
 
-def test_c4_calls_that_are_held_back_can_be_arguments_of_another_client(
+def test_c4_queued_calls_can_be_arguments_of_another_client(
     cluster: ciel.LocalCluster, client: ciel.Client, tmp_path: Path
 ) -> None:
     flag = str(tmp_path / "flag")
@@ -116,7 +116,7 @@ def nap_on_the_clock(number: int) -> tuple[int, float]:
 
 
 def late_s(results: Iterator[tuple[int, float]]) -> list[float]:
-    """Return how long after each call its result came, in the order of the results."""
+    """Return the delay between each call and the arrival of its result, in the order of results."""
     found = []
     for place, (number, ended_s) in enumerate(results):
         assert number == place
@@ -125,7 +125,7 @@ def late_s(results: Iterator[tuple[int, float]]) -> list[float]:
 
 
 @pytest.mark.parametrize("how", ["client", "executor", "imap"])
-def test_c5_results_of_a_map_come_as_they_are_ready(client: ciel.Client, how: str) -> None:
+def test_c5_results_of_a_map_arrive_as_they_are_ready(client: ciel.Client, how: str) -> None:
     if how == "client":
         late = late_s(client.map(nap_on_the_clock, range(200)))
     elif how == "executor":
@@ -135,7 +135,7 @@ def test_c5_results_of_a_map_come_as_they_are_ready(client: ciel.Client, how: st
         with Pool() as pool:
             late = late_s(pool.imap(nap_on_the_clock, range(200)))
     assert len(late) == 200
-    assert sorted(late)[100] < 0.5  # all in large parts: seconds
+    assert sorted(late)[100] < 0.5  # large chunks would take seconds
 
 
 def test_c5_a_map_that_becomes_slow_is_divided_again(client: ciel.Client) -> None:
@@ -150,7 +150,7 @@ def test_c5_a_map_that_becomes_slow_is_divided_again(client: ciel.Client) -> Non
         assert pool.map_async(mixed, range(150)).get(WITHIN_S) == list(range(150))
 
 
-def test_c5_what_a_divided_map_raises_comes_in_its_place(client: ciel.Client) -> None:
+def test_c5_an_exception_in_a_map_is_raised_at_its_position(client: ciel.Client) -> None:
     def risky(number: int) -> int:
         time.sleep(0.01)
         if number == 70:
@@ -163,7 +163,7 @@ def test_c5_what_a_divided_map_raises_comes_in_its_place(client: ciel.Client) ->
         next(results)
 
 
-def test_c5_rows_that_wait_are_those_of_the_moment_of_the_call(client: ciel.Client) -> None:
+def test_c5_queued_rows_have_the_values_at_the_moment_of_the_call(client: ciel.Client) -> None:
     def first(items: list[int]) -> int:
         time.sleep(0.01)
         return items[0]
@@ -175,7 +175,7 @@ def test_c5_rows_that_wait_are_those_of_the_moment_of_the_call(client: ciel.Clie
     assert list(results) == list(range(100))
 
 
-def test_c5_a_given_size_of_chunks_is_kept(client: ciel.Client) -> None:
+def test_c5_a_given_chunksize_is_used(client: ciel.Client) -> None:
     def where(_: int) -> str:
         time.sleep(0.02)
         return os.environ.get("CIEL_TASK", "") + str(time.perf_counter_ns())
@@ -188,7 +188,7 @@ def test_c5_a_given_size_of_chunks_is_kept(client: ciel.Client) -> None:
 # --- C8 -------------------------------------------------------------------------------------------
 
 
-def test_c8_calls_whose_futures_were_dropped_are_not_run(
+def test_c8_calls_whose_futures_were_dropped_do_not_run(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     flag = str(tmp_path / "flag")
@@ -201,15 +201,15 @@ def test_c8_calls_whose_futures_were_dropped_are_not_run(
     last = futures[-1]
     del futures
     gc.collect()
-    client.submit(same, 1)  # what was dropped by then is released with this
+    client.submit(same, 1)  # this call releases the futures dropped before it
     Path(flag).touch()
     last.result(WITHIN_S)
     time.sleep(0.1)
     assert (tmp_path / "299").exists()
-    assert len(list(tmp_path.iterdir())) < 40  # but those that workers had already
+    assert len(list(tmp_path.iterdir())) < 40  # except the calls that workers already had
 
 
-def test_c8_a_dropped_future_that_another_call_needs_is_run(client: ciel.Client) -> None:
+def test_c8_the_call_of_a_dropped_future_runs_if_another_call_needs_it(client: ciel.Client) -> None:
     def slow(number: int) -> int:
         time.sleep(0.01)
         return number
@@ -219,7 +219,7 @@ def test_c8_a_dropped_future_that_another_call_needs_is_run(client: ciel.Client)
     assert total.result(WITHIN_S) == sum(range(50))
 
 
-def test_c8_fire_and_forget_has_calls_run_and_so_does_a_callback(
+def test_c8_fire_and_forget_or_a_callback_keeps_a_call_running(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     told: list[int] = []
@@ -237,7 +237,7 @@ def test_c8_fire_and_forget_has_calls_run_and_so_does_a_callback(
     wait_for(lambda: told == [31], "the callback")
 
 
-def test_c8_calls_of_an_executor_and_a_pool_are_run_as_those_of_the_standard_library(
+def test_c8_dropped_calls_of_an_executor_or_a_pool_run_as_in_the_standard_library(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     def mark(number: int) -> None:
@@ -259,13 +259,15 @@ def test_c8_calls_of_an_executor_and_a_pool_are_run_as_those_of_the_standard_lib
     assert len(list(tmp_path.iterdir())) == 90
 
 
-def test_c8_what_a_dropped_future_of_a_running_call_made_is_released(client: ciel.Client) -> None:
+def test_c8_the_result_of_a_running_call_is_released_if_its_future_was_dropped(
+    client: ciel.Client,
+) -> None:
     def large() -> bytes:
         time.sleep(0.3)
         return bytes(5_000_000)
 
     future = client.submit(large)
-    time.sleep(0.1)  # it runs
+    time.sleep(0.1)  # it is running
     del future
     gc.collect()
     client.submit(same, 1).result(WITHIN_S)
@@ -293,9 +295,7 @@ def test_c8_calls_that_are_cancelled_while_they_are_sent_do_not_run(client: ciel
 # --- E5 -------------------------------------------------------------------------------------------
 
 
-def test_e5_items_that_a_task_yields_reach_the_client_one_by_one(
-    client: ciel.Client, tmp_path: Path
-) -> None:
+def test_e5_items_that_a_task_yields_arrive_one_by_one(client: ciel.Client, tmp_path: Path) -> None:
     def items() -> Iterator[int]:
         for number in range(4):
             wait_for_file(str(tmp_path / str(number)))
@@ -303,13 +303,15 @@ def test_e5_items_that_a_task_yields_reach_the_client_one_by_one(
 
     found = []
     (tmp_path / "0").touch()
-    for item in client.submit(items):  # the next item is made only when this one was seen
+    for item in client.submit(items):  # the next item is produced only when this one was seen
         found.append(item)
         (tmp_path / str(item + 1)).touch()
     assert found == [0, 1, 2, 3]
 
 
-def test_e5_what_a_task_raises_comes_behind_its_items(client: ciel.Client, tmp_path: Path) -> None:
+def test_e5_an_exception_of_a_generator_is_raised_after_its_items(
+    client: ciel.Client, tmp_path: Path
+) -> None:
     def items() -> Iterator[int]:
         yield 1
         wait_for_file(str(tmp_path / "seen"))
@@ -322,7 +324,7 @@ def test_e5_what_a_task_raises_comes_behind_its_items(client: ciel.Client, tmp_p
         next(reading)
 
 
-def test_e5_no_item_is_lost_or_doubled_when_the_worker_is_lost(tmp_path: Path) -> None:
+def test_e5_no_item_is_lost_or_repeated_when_the_worker_is_lost(tmp_path: Path) -> None:
     def items() -> Iterator[int]:
         for number in range(6):
             if number == 3:
@@ -340,7 +342,7 @@ def test_e5_no_item_is_lost_or_doubled_when_the_worker_is_lost(tmp_path: Path) -
         assert list(reading) == [3, 4, 5]
 
 
-def test_e5_who_stops_reading_may_cancel_and_what_yields_nothing_has_no_items(
+def test_e5_a_generator_can_be_cancelled_and_may_yield_no_items(
     client: ciel.Client,
 ) -> None:
     def endless() -> Iterator[int]:
@@ -365,7 +367,7 @@ def test_e5_who_stops_reading_may_cancel_and_what_yields_nothing_has_no_items(
 # --- H4 -------------------------------------------------------------------------------------------
 
 
-def test_h4_a_timeout_holds_while_a_lost_result_is_made_again(tmp_path: Path) -> None:
+def test_h4_a_timeout_holds_while_a_lost_result_is_recomputed(tmp_path: Path) -> None:
     def large(flag: str) -> bytes:
         while not os.path.exists(flag):
             time.sleep(0.01)

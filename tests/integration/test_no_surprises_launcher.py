@@ -1,4 +1,4 @@
-"""Programs that signal the process that started them."""
+"""Tests programs that signal the process that started them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ciel.testing.homes import Home
 
 UP = "ciel up --listen 127.0.0.1:0 --workers 1 --slots 1 >&2 || exit; "
 DOWN = "; status=$?; ciel down >&2; exit $status"
-LATE_S = 60.0  # the program would sleep far longer
+LATE_S = 60.0  # the program would sleep much longer
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""What `tried as a user` showed about lost workers: results of other calls, jobs that hang.
+"""Tests faults with lost workers that `tried as a user` found: results of other calls, and jobs
+that hang.
 
-A0, G1, H3 and H5: each call gets its own result, whichever workers die and whatever they held.
+A0, G1, H3 and H5: each call gets its own result, whichever workers die and whatever objects they
+held.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def test_h3_results_are_produced_again_after_a_worker_was_killed(cluster: LocalC
 
 
 @pytest.mark.parametrize("cluster", ["shm:capacity=200MiB"], indirect=True)
-def test_h5_a_map_gives_all_results_though_workers_are_restarted(cluster: LocalCluster) -> None:
+def test_h5_a_map_returns_all_results_although_workers_are_restarted(cluster: LocalCluster) -> None:
     with ciel.Client(cluster) as client:
         results = client.map(make, range(24))
         time.sleep(0.1)
@@ -121,12 +123,12 @@ if any("master" in word for word in sys.orig_argv):
 """
 
 
-def test_g2_a_report_that_the_master_fails_at_costs_an_attempt_and_no_job(tmp_path: Path) -> None:
+def test_g2_a_report_that_makes_the_master_raise_costs_only_one_attempt(tmp_path: Path) -> None:
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "sitecustomize.py").write_text(PLANTED)
     home = Home(tmp_path)
     home.environ["PYTHONPATH"] = str(tmp_path / "planted")
-    home.environ["CIEL_PURE"] = "1"  # what is compiled cannot be made wrong
+    home.environ["CIEL_PURE"] = "1"  # compiled modules cannot be patched
     cluster = HandCluster.start(home, workers=1)
     try:
         done = home.run("ciel", "submit", "--", "echo", "served")

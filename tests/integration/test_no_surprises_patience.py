@@ -1,7 +1,8 @@
-"""Outages that end: daemons that are stopped for a while, cables that are pulled out and put back.
-Programs go on meanwhile and run once; what has ended for good is noticed at once.
+"""Tests temporary outages: daemons that are stopped for a while, and network cables that are
+unplugged.
 
-Each run of a program appends a byte to a file, so that runs are counted.
+Programs go on meanwhile and run once; the master notices permanent ends at once. Each run of a
+program appends a byte to a file, so that runs can be counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def submit(home: Home, *argv: str, elements: int = 1) -> subprocess.Popen[str]:
 
 
 def program(home: Home, name: str, sleep_s: float) -> list[str]:
-    """Return a command that notes each of its runs in a file."""
+    """Return a command that records each of its runs in a file."""
     place = home.path / name
     script = (
         f"echo $CIEL_WORKER >{place}.at; printf x >>{place}; sleep {sleep_s}; echo {name} is done"
@@ -64,7 +65,7 @@ def expect_done(job: subprocess.Popen[str], name: str) -> None:
     assert (job.returncode, out) == (0, f"{name} is done\n"), complaints
 
 
-def test_c1_a_worker_that_stands_still_is_suspected_and_what_it_ran_counts(home: Home) -> None:
+def test_c1_a_stopped_worker_is_suspected_and_its_tasks_count(home: Home) -> None:
     cluster = HandCluster.start(home)
     job = submit(home, *program(home, "a", 1.0))
     await_run(home, "a")
@@ -74,7 +75,7 @@ def test_c1_a_worker_that_stands_still_is_suspected_and_what_it_ran_counts(home:
     wait_for(lambda: any(worker["suspicion"] for worker in workers(home)), "a suspicion")
     told = home.run("ciel", "status").stdout
     assert told.count("(suspected)") == 1, told
-    other = submit(home, *program(home, "b", 0.1))  # is not sent to the one that is suspected
+    other = submit(home, *program(home, "b", 0.1))  # not sent to the suspected worker
     expect_done(other, "b")
     busy.send_signal(signal.SIGCONT)
     expect_done(job, "a")
@@ -83,12 +84,12 @@ def test_c1_a_worker_that_stands_still_is_suspected_and_what_it_ran_counts(home:
     cluster.stop()
 
 
-def test_c1_a_worker_that_was_killed_is_not_waited_for(home: Home) -> None:
+def test_c1_a_killed_worker_is_declared_dead_at_once(home: Home) -> None:
     cluster = HandCluster.start(home, workers=1)
     job = submit(home, *program(home, "a", 2.0))
     await_run(home, "a")
     cluster.workers[0].kill()
-    wait_for(lambda: not workers(home), "the master to know")  # which waits 60 s for the silent
+    wait_for(lambda: not workers(home), "the master to know")  # it waits 60 s for a silent worker
     cluster.start_worker()
     wait_for(lambda: runs(home, "a") == 2, "another run")
     expect_done(job, "a")
@@ -96,7 +97,7 @@ def test_c1_a_worker_that_was_killed_is_not_waited_for(home: Home) -> None:
     cluster.stop()
 
 
-def test_c1_a_worker_started_again_in_the_same_directory_takes_the_place_of_the_first(
+def test_c1_a_worker_restarted_in_the_same_directory_replaces_the_first(
     home: Home,
 ) -> None:
     cluster = HandCluster.start(home, 1, "--spool", "spool")
@@ -109,7 +110,7 @@ def test_c1_a_worker_started_again_in_the_same_directory_takes_the_place_of_the_
     cluster.stop()
 
 
-def test_g3_a_master_that_stands_still_ends_neither_programs_nor_workers(home: Home) -> None:
+def test_g3_a_stopped_master_ends_neither_programs_nor_workers(home: Home) -> None:
     cluster = HandCluster.start(home)
     first = submit(home, *program(home, "a", 4.0))
     second = submit(home, *program(home, "b", 11.0))
@@ -136,7 +137,7 @@ def test_g3_a_worker_with_a_wrong_key_ends_at_once(home: Home) -> None:
     cluster.stop()
 
 
-def test_c1_programs_go_on_while_a_cable_is_out(tmp_path: Path) -> None:
+def test_c1_programs_go_on_while_a_cable_is_unplugged(tmp_path: Path) -> None:
     with Hosts(tmp_path) as (here, there):
         master = here.start(
             "ciel-master", "--listen", f"{here.address}:0", "--new-key", "--log", "master.log"
@@ -169,7 +170,7 @@ def test_c1_programs_go_on_while_a_cable_is_out(tmp_path: Path) -> None:
         assert master.poll() is None
 
 
-# --- programs that are to end ---------------------------------------------------------------------
+# --- ending programs ------------------------------------------------------------------------------
 
 SAVES = (
     "trap 'sleep 1; echo saved >{place}.checkpoint; exit 1' TERM; printf x >{place}; "
@@ -178,7 +179,7 @@ SAVES = (
 
 
 def saving(home: Home, name: str) -> list[str]:
-    """Return a program that takes a second to write a checkpoint when it is sent SIGTERM."""
+    """Return a program that takes a second to write a checkpoint when it gets SIGTERM."""
     return ["sh", "-c", SAVES.replace("{place}", str(home.path / name))]
 
 
@@ -186,7 +187,7 @@ def expect_saved(home: Home, name: str) -> None:
     assert (home.path / f"{name}.checkpoint").read_text() == "saved\n"
 
 
-def test_c3_programs_may_write_a_checkpoint_when_they_are_to_end(home: Home) -> None:
+def test_c3_programs_can_write_a_checkpoint_before_they_are_killed(home: Home) -> None:
     cluster = HandCluster.start(home, 1)
     limited = home.run("ciel", "submit", "--timeout", "0.5", "--", *saving(home, "limited"))
     assert "it ran longer than its limit of 0.5 s" in limited.stderr
@@ -206,7 +207,7 @@ def test_c3_programs_may_write_a_checkpoint_when_they_are_to_end(home: Home) -> 
     cluster.stop()
 
 
-def test_c3_a_task_says_how_long_its_grace_is(home: Home) -> None:
+def test_c3_a_task_can_set_its_grace_period(home: Home) -> None:
     cluster = HandCluster.start(home, 1)
     options = ("--timeout", "0.2", "--kill-grace", "0.2")
     done = home.run("ciel", "submit", *options, "--", *saving(home, "a"))
@@ -215,8 +216,8 @@ def test_c3_a_task_says_how_long_its_grace_is(home: Home) -> None:
     cluster.stop()
 
 
-def test_c3_ciel_down_and_ctrl_c_give_programs_their_grace(home: Home) -> None:
-    job = submit(home, *saving(home, "interrupted"))  # on a cluster of its own
+def test_c3_ciel_down_and_ctrl_c_give_programs_their_grace_period(home: Home) -> None:
+    job = submit(home, *saving(home, "interrupted"))  # on its own temporary cluster
     await_run(home, "interrupted")
     job.send_signal(signal.SIGINT)
     job.communicate(timeout=20)
@@ -233,7 +234,7 @@ def test_c3_ciel_down_and_ctrl_c_give_programs_their_grace(home: Home) -> None:
 # --- one cluster per host -------------------------------------------------------------------------
 
 
-def test_c9_two_that_are_told_to_start_a_cluster_at_once_start_one(home: Home) -> None:
+def test_c9_two_commands_that_start_a_cluster_at_once_start_only_one(home: Home) -> None:
     both = [home.start("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1") for _ in range(2)]
     said = sorted(each.communicate(timeout=60)[1] for each in both)
     assert [each.returncode for each in both] == [0, 0]
@@ -247,7 +248,7 @@ def test_c9_two_that_are_told_to_start_a_cluster_at_once_start_one(home: Home) -
 ELSEWHERE = ("unshare", "-u", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh")
 
 
-def test_c9_a_host_that_shares_the_home_leaves_the_cluster_of_another_alone(home: Home) -> None:
+def test_c9_a_host_that_shares_the_home_does_not_touch_another_hosts_cluster(home: Home) -> None:
     if subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no host names of their own here")
     up = home.run("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1")
@@ -264,11 +265,11 @@ def test_c9_a_host_that_shares_the_home_leaves_the_cluster_of_another_alone(home
     wait_for(lambda: not home.processes(), "the end of all")
 
 
-# --- what ended daemons leave ---------------------------------------------------------------------
+# --- files of ended daemons -----------------------------------------------------------------------
 
 
 def start_master(home: Home) -> tuple[subprocess.Popen[str], Path]:
-    """Start a master at a port of its own; return its access file, too."""
+    """Start a master at a free port; return its access file, too."""
     state = Path(home.environ["XDG_STATE_HOME"], "ciel")
     before = set(state.glob("localhost@*/access.json"))
     master = home.start("ciel-master", "--listen", "127.0.0.1:0", "--log", str(home.path / "log"))
@@ -286,7 +287,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_c12_the_next_start_removes_keys_of_ended_masters_but_ten(
+def test_c12_starting_a_master_keeps_only_ten_keys_of_ended_masters(
     home: Home, by_hand: bool
 ) -> None:
     alive, of_alive = start_master(home)
@@ -314,7 +315,7 @@ def test_c12_the_next_start_removes_keys_of_ended_masters_but_ten(
     end(alive)
 
 
-def test_c12_the_next_worker_removes_files_of_ended_ones_but_ten(
+def test_c12_starting_a_worker_keeps_files_of_only_ten_ended_workers(
     hand_cluster: HandCluster, tmp_path: Path
 ) -> None:
     home = hand_cluster.home

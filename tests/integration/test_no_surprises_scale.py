@@ -1,4 +1,6 @@
-"""Large jobs, slow readers and hostile askers on a real cluster: nobody else notices."""
+"""Tests large jobs, slow readers and hostile requests on a real cluster: other users are not
+affected.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def job_ids(cluster: HandCluster) -> list[dict[str, object]]:
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
-def test_c2_a_large_array_is_cancelled_while_others_are_served(cluster: HandCluster) -> None:
+def test_c2_a_large_array_is_cancelled_while_other_jobs_are_served(cluster: HandCluster) -> None:
     home = cluster.home
     begun = home.run("ciel", "submit", "--detach", "--array", "1-20000", "--", "sleep", "5")
     assert begun.returncode == 0, begun.stderr
@@ -54,7 +56,7 @@ def test_c2_a_large_array_is_cancelled_while_others_are_served(cluster: HandClus
     assert done.returncode == 0, done.stderr
     quick = home.run("ciel", "submit", "--", "echo", "served")
     assert (quick.returncode, quick.stdout) == (0, "served\n"), quick.stderr
-    # The watcher gets all news, and is never cut off (which would be status 3).
+    # The watching command gets all messages, and is never disconnected, which would be status 3.
     waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 4
     removed = home.run("ciel", "job", "rm", "all")
@@ -74,7 +76,7 @@ def ask_by_hand(cluster: HandCluster, target: str, *lines: str) -> bytes:
     return data
 
 
-def test_g10_a_header_that_is_no_text_is_refused_with_the_promised_json(
+def test_g10_a_header_that_is_not_text_is_refused_with_the_documented_json(
     cluster: HandCluster,
 ) -> None:
     stranger = ask_by_hand(cluster, "/api/v1/status", "Authorization: \xff", "Connection: close")
@@ -87,7 +89,7 @@ def test_g10_a_header_that_is_no_text_is_refused_with_the_promised_json(
     }
 
 
-def test_g10_a_malformed_chunk_is_refused_with_the_promised_json(cluster: HandCluster) -> None:
+def test_g10_a_malformed_chunk_is_refused_with_the_documented_json(cluster: HandCluster) -> None:
     netloc = cluster.url.removeprefix("http://")
     host, _, port = netloc.partition(":")
     head = (
@@ -103,7 +105,7 @@ def test_g10_a_malformed_chunk_is_refused_with_the_promised_json(cluster: HandCl
     assert "error" in json.loads(data.partition(b"\r\n\r\n")[2])
 
 
-def test_g8_pipelined_requests_are_answered_in_turn_with_others(cluster: HandCluster) -> None:
+def test_g8_pipelined_requests_alternate_with_other_requests(cluster: HandCluster) -> None:
     netloc = cluster.url.removeprefix("http://")
     host, _, port = netloc.partition(":")
     one = (
@@ -124,7 +126,7 @@ def test_g8_pipelined_requests_are_answered_in_turn_with_others(cluster: HandClu
     assert private_bytes(cluster.master.pid) < before + GROWTH_MAX_BYTES
 
 
-def test_g8_questions_of_one_who_does_not_read_cost_little_memory(cluster: HandCluster) -> None:
+def test_g8_queries_of_a_client_that_does_not_read_need_little_memory(cluster: HandCluster) -> None:
     access = read_access(cluster.access)
     host, _, port = cluster.url.removeprefix("http://").partition(":")
     for _ in range(3):
@@ -146,7 +148,7 @@ def test_g8_questions_of_one_who_does_not_read_cost_little_memory(cluster: HandC
         assert private_bytes(cluster.master.pid) < before + GROWTH_MAX_BYTES
 
 
-def test_g13_memory_of_a_removed_job_goes_back_to_the_system(tmp_path: Path) -> None:
+def test_g13_memory_of_a_removed_job_is_returned_to_the_system(tmp_path: Path) -> None:
     cluster = HandCluster.start(Home(tmp_path), workers=1)
     try:
         before = private_bytes(cluster.master.pid)
@@ -159,7 +161,8 @@ def test_g13_memory_of_a_removed_job_goes_back_to_the_system(tmp_path: Path) -> 
             done = cluster.home.run("ciel", *words, last)
             assert done.returncode == 0, done.stderr
         assert full > before + (100 << 20)
-        # Uncompiled, small objects that outlive the job keep 0.65 to 0.75 of the memory.
+        # Without compiled modules, small objects that outlive the job keep 0.65 to 0.75 of the
+        # memory.
         share = 0.5 if graph.__file__.endswith(".so") else 0.85
         wait_for(
             lambda: private_bytes(cluster.master.pid) < before + (full - before) * share,
@@ -169,7 +172,7 @@ def test_g13_memory_of_a_removed_job_goes_back_to_the_system(tmp_path: Path) -> 
         cluster.stop()
 
 
-def test_g11_mutated_frames_of_a_known_client_do_no_harm(cluster: HandCluster) -> None:
+def test_g11_mutated_frames_of_an_authenticated_client_do_no_harm(cluster: HandCluster) -> None:
     access, chance = read_access(cluster.access), random.Random(20261124)
     host, _, port = cluster.url.removeprefix("http://").partition(":")
     whole = [["ask", 1, "jobs", 0], ["watch", "job", 0, 0], ["cancel", "job", "no reason", 0]]
@@ -189,7 +192,7 @@ def test_g11_mutated_frames_of_a_known_client_do_no_harm(cluster: HandCluster) -
     assert (quick.returncode, quick.stdout) == (0, "served\n"), quick.stderr
 
 
-def test_g5_very_many_small_inputs_cost_no_worker(tmp_path: Path) -> None:
+def test_g5_thousands_of_small_inputs_do_not_end_a_worker(tmp_path: Path) -> None:
     def kibibyte(number: int) -> bytes:
         return number.to_bytes(2, "big") * 500
 
@@ -201,7 +204,7 @@ def test_g5_very_many_small_inputs_cost_no_worker(tmp_path: Path) -> None:
         assert [daemon.pid for daemon in cluster.workers] == before
 
 
-def test_g4_a_worker_that_holds_thousands_of_objects_is_lost_and_all_are_made_again(
+def test_g4_thousands_of_objects_of_a_lost_worker_are_recomputed(
     tmp_path: Path,
 ) -> None:
     def page(number: int) -> bytes:
@@ -216,10 +219,12 @@ def test_g4_a_worker_that_holds_thousands_of_objects_is_lost_and_all_are_made_ag
         assert client.gather(firsts) == list(range(3000))
 
 
-def test_g7_more_news_than_a_connection_holds_arrive_later_and_none_is_lost(
+def test_g7_messages_beyond_the_buffer_of_a_connection_arrive_later_without_loss(
     cluster: HandCluster, tmp_path: Path
 ) -> None:
-    """40,000 tasks fail together, and the news of each repeats 2,000 bytes of a standard error."""
+    """40,000 tasks fail together, and the message about each repeats 2,000 bytes of standard
+    error.
+    """
     gate = tmp_path / "gate"
     script = (
         f"until [ -e {gate} ]; do sleep 0.05; done; head -c 2000 /dev/zero | tr '\\0' x >&2; false"

@@ -1,6 +1,7 @@
-"""What people see of their jobs: what ran, where, when, how it ended; and what they can do then.
+"""Tests what users see of their jobs: which tasks ran, where, when and how they ended; and what
+users can do then.
 
-Each test's name begins with the entry of the list of surprises that it settles.
+The name of each test begins with the entry of the list of surprises that it settles.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ class Cluster(Home):
         return self._typed(self, *words)
 
     def facts(self, *words: str) -> Any:
-        """The JSON that a command prints."""
+        """Return the JSON that a command prints."""
         status, out, err = self.ciel(*words, "--json")
         assert status in (0, 1), err
         return json.loads(out)
 
     def detach(self, *words: str) -> str:
-        """Submit a job that goes on by itself; return its number."""
+        """Submit a detached job; return its number."""
         status, out, err = self.ciel("submit", "--detach", *words)
         assert status == 0, err
         return out.strip()
 
     def runs(self, number: str) -> bool:
-        """Whether a program of a job has begun: its script makes a file `began-NUMBER`."""
+        """Return whether a program of a job has started, which creates a file `began-NUMBER`."""
         return (self.path / f"began-{number}").exists()
 
     def python(self, script: str) -> str:
-        """Run a Python program; return what it printed."""
+        """Run a Python program; return its output."""
         (self.path / "my.py").write_text(script)
         done = self.run("python", "my.py")
         assert done.returncode == 0, done.stderr
@@ -71,10 +72,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> Iterator[
     assert not cluster.processes()
 
 
-# --- D1: what ran, where, when, how it ended ------------------------------------------------------
+# --- D1: where and when tasks ran, and how they ended ---------------------------------------------
 
 
-def test_d1_of_each_finished_task_it_is_known_what_ran_where_when_and_how_it_ended(
+def test_d1_finished_tasks_show_command_host_times_and_exit_status(
     cluster: Cluster,
 ) -> None:
     script = "case {} in 2) exit 3;; 3) kill -KILL $$;; esac; sleep 0.05"
@@ -95,7 +96,7 @@ def test_d1_of_each_finished_task_it_is_known_what_ran_where_when_and_how_it_end
     assert rows[0]["run_s"] >= 0.045  # the clocks of the kernel and of the worker differ
 
 
-def test_d1_job_info_tells_it_in_words_with_the_names_of_hosts_first(cluster: Cluster) -> None:
+def test_d1_job_info_shows_this_with_names_of_hosts(cluster: Cluster) -> None:
     number = cluster.detach("--name", "two words", "--", "sh", "-c", "exit 3", "a b")
     assert cluster.ciel("job", "wait", number)[0] == 1
     status, text, _ = cluster.ciel("job", "info", number)
@@ -112,7 +113,7 @@ def test_d1_job_info_tells_it_in_words_with_the_names_of_hosts_first(cluster: Cl
     assert "exit status: 3\n" in told
 
 
-def test_d1_a_job_tells_what_it_was_when_its_tasks_are_forgotten(cluster: Cluster) -> None:
+def test_d1_a_job_keeps_its_description_when_its_tasks_are_forgotten(cluster: Cluster) -> None:
     cluster.python(
         "import ciel\n"
         "def double(x): return 2 * x\n"
@@ -125,7 +126,7 @@ def test_d1_a_job_tells_what_it_was_when_its_tasks_are_forgotten(cluster: Cluste
     assert found["created_at_s"] <= found["ended_at_s"] <= time.time() + 1
 
 
-def test_d1_http_tells_the_same(cluster: Cluster) -> None:
+def test_d1_http_returns_the_same_facts(cluster: Cluster) -> None:
     import urllib.request
 
     number = cluster.detach("--", "echo", "hello")
@@ -143,7 +144,7 @@ def test_d1_http_tells_the_same(cluster: Cluster) -> None:
 # --- D2, F: lists ---------------------------------------------------------------------------------
 
 
-def test_d2_done_failed_and_cancelled_are_counted_apart(cluster: Cluster) -> None:
+def test_d2_done_failed_and_cancelled_are_counted_separately(cluster: Cluster) -> None:
     script = f"case {{}} in 1) ;; 2) exit 1;; *) touch {cluster.path}/began-d2; sleep 60;; esac"
     number = cluster.detach("--name", "apart", "--array", "1-9", "--", "sh", "-c", script)
     wait_for(lambda: cluster.runs("d2"), "the third element")
@@ -170,7 +171,7 @@ def test_f_jobs_are_listed_by_their_state(cluster: Cluster) -> None:
     assert cluster.facts("job", "list", "--state", "active") == []
 
 
-def test_f_a_job_is_named_by_its_name_wherever_one_is_expected(cluster: Cluster) -> None:
+def test_f_a_job_can_be_selected_by_its_name_everywhere(cluster: Cluster) -> None:
     first = cluster.detach("--name", "my run", "--", "echo", "old")
     second = cluster.detach("--name", "my run", "--array", "4-5", "--", "echo", "{}")
     assert cluster.ciel("job", "wait", "my run")[0] == 0
@@ -183,11 +184,11 @@ def test_f_a_job_is_named_by_its_name_wherever_one_is_expected(cluster: Cluster)
     assert "no job my run; " in said
 
 
-# --- C11: to end, and to try again ----------------------------------------------------------------
+# --- C11: cancelling and retrying -----------------------------------------------------------------
 
 
-def test_c11_a_cancelled_job_can_be_tried_again(cluster: Cluster) -> None:
-    """As one that Ctrl-C has ended: what was done stays, the rest runs."""
+def test_c11_a_cancelled_job_can_be_retried(cluster: Cluster) -> None:
+    """The job was cancelled by Ctrl-C; finished elements stay, and the rest runs."""
     go = cluster.path / "go-c11"
     script = f"echo run >> {cluster.path}/ran-{{}}; test {{}} = 1 || test -e {go} || sleep 60"
     words = ("submit", "--array", "1-4", "--", "sh", "-c", script)
@@ -206,8 +207,8 @@ def test_c11_a_cancelled_job_can_be_tried_again(cluster: Cluster) -> None:
     assert (cluster.path / "ran-1").read_text() == "run\n"
 
 
-def test_c11_a_cancelled_python_tree_can_be_tried_again(cluster: Cluster) -> None:
-    """The parents find their children there, which were cancelled, too."""
+def test_c11_a_cancelled_python_tree_can_be_retried(cluster: Cluster) -> None:
+    """The parents refer to their children, which were cancelled, too."""
     script = """\
 import os, sys, time, ciel
 GO = {go!r}
@@ -238,12 +239,12 @@ with ciel.Client() as client:
     assert cluster.facts("job", "info", job)["state"] == "completed"
 
 
-def test_c11_one_element_is_cancelled_and_the_others_go_on(cluster: Cluster) -> None:
+def test_c11_one_element_can_be_cancelled_and_the_others_go_on(cluster: Cluster) -> None:
     go = cluster.path / "go-one"
     script = f"touch {cluster.path}/began-one-{{}}; while ! test -e {go}; do sleep 0.05; done"
     number = cluster.detach("--array", "1-3", "--", "sh", "-c", script)
     wait_for(lambda: cluster.runs("one-1") and cluster.runs("one-2"), "two elements")
-    for element in ("2", "3"):  # one that runs, and one that waits (or runs by then)
+    for element in ("2", "3"):  # a running element, and a waiting one (or running by then)
         status, _, said = cluster.ciel("task", "cancel", f"{number}:{element}")
         assert (status, said) == (0, f"ciel: task {element} of job {number} is cancelled\n")
     go.touch()
@@ -254,7 +255,7 @@ def test_c11_one_element_is_cancelled_and_the_others_go_on(cluster: Cluster) -> 
     assert (status, said) == (1, "ciel: task 1 cannot be cancelled: it is done\n")
 
 
-def test_c11_one_element_is_tried_again(cluster: Cluster) -> None:
+def test_c11_one_element_can_be_retried(cluster: Cluster) -> None:
     go = cluster.path / "go-again"
     script = f"echo run >> {cluster.path}/again-{{}}; test {{}} = 1 || test -e {go}"
     number = cluster.detach("--array", "1-3", "--", "sh", "-c", script)
@@ -274,7 +275,7 @@ def test_c11_one_element_is_tried_again(cluster: Cluster) -> None:
     assert (status, said) == (1, "ciel: task 1 cannot be tried again: it is done\n")
 
 
-def test_c11_down_does_not_end_unfinished_jobs_unless_it_is_told_to(home: Home) -> None:
+def test_c11_down_ends_unfinished_jobs_only_with_force(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     url = home.run("ciel", "up").stdout.strip()
     assert home.run("ciel", "submit", "--", "true").returncode == 0
@@ -292,8 +293,8 @@ def test_c11_down_does_not_end_unfinished_jobs_unless_it_is_told_to(home: Home) 
     home.expect_nothing_left()
 
 
-def test_c11_down_of_a_cluster_with_nothing_to_do_asks_nothing(home: Home) -> None:
-    """Though a client is there that has a job open, as a notebook has."""
+def test_c11_down_of_an_idle_cluster_does_not_ask(home: Home) -> None:
+    """This holds although a client has a job open, as a notebook does."""
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     script = "import ciel, time; c = ciel.Client(); c.submit(abs, 1).result(); time.sleep(60)"
     facts: Any = []
@@ -310,7 +311,7 @@ def test_c11_down_of_a_cluster_with_nothing_to_do_asks_nothing(home: Home) -> No
     assert done.stderr.endswith(" is down\n")
 
 
-def test_c11_force_asks_nothing(home: Home) -> None:
+def test_c11_down_with_force_does_not_ask(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     home.run("ciel", "submit", "--detach", "--", "sleep", "1000")
     assert home.run("ciel", "down", "--force").returncode == 0
@@ -318,7 +319,7 @@ def test_c11_force_asks_nothing(home: Home) -> None:
 
 
 def _answered(home: Home, answer: str) -> int:
-    """Say `ciel down` at a terminal, and answer its question; return its status."""
+    """Run `ciel down` at a terminal, and answer its question; return its status."""
     ours, theirs = pty.openpty()
     try:
         down = subprocess.Popen(
@@ -344,7 +345,7 @@ def test_d1_workers_have_ids_that_begin_with_the_names_of_their_hosts(cluster: C
         assert worker["hostname"] == host_name()
 
 
-# --- D4: who failed -------------------------------------------------------------------------------
+# --- D4: which task failed ------------------------------------------------------------------------
 
 CHAIN = """\
 import ciel
@@ -365,7 +366,7 @@ with ciel.Client() as client:
 """
 
 
-def test_d4_the_task_that_failed_is_named_first_then_the_one_that_needed_it(
+def test_d4_the_failed_task_is_named_first_and_then_the_task_that_needed_it(
     cluster: Cluster,
 ) -> None:
     chain, spawned, *explained = cluster.python(CHAIN).splitlines()
@@ -380,7 +381,7 @@ def test_d4_the_task_that_failed_is_named_first_then_the_one_that_needed_it(
     assert not any("ended well" in line for line in explained)
 
 
-def test_d4_an_error_of_a_map_says_which_element_it_was(cluster: Cluster) -> None:
+def test_d4_an_error_of_a_map_names_its_element(cluster: Cluster) -> None:
     script = """\
 import ciel
 def inverse(number): return 1 / (number - 37)
@@ -400,11 +401,11 @@ with ciel.Executor() as executor:
     assert told[2] == told[0]
 
 
-# --- D5: true sentences ---------------------------------------------------------------------------
+# --- D5: correct messages -------------------------------------------------------------------------
 
 
-def test_d5_a_parent_that_runs_out_of_time_is_said_to_have_done_so(home: Home) -> None:
-    """In a cluster of its own, whose files are found at once where they are said to be."""
+def test_d5_a_parent_that_timed_out_is_reported_as_such(home: Home) -> None:
+    """The cluster is temporary; its kept files are at the reported place at once."""
     script = """\
 import os, time, ciel
 def child(): time.sleep(60)
@@ -427,11 +428,11 @@ with ciel.Client() as client:
     assert "elsewhere" not in said
     assert "scratch" in files
     place = Path(kept.removeprefix("its files are kept in "))
-    assert place.is_dir()  # now, too, when the cluster is gone
+    assert place.is_dir()  # also now, when the cluster is gone
     assert not place.is_symlink()
 
 
-def test_d5_down_says_where_the_files_of_failed_tasks_are_then(home: Home) -> None:
+def test_d5_down_names_the_directory_of_kept_files(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     assert home.run("ciel", "submit", "--scratch", "sh", "-c", "touch made; exit 1").returncode == 1
     done = home.run("ciel", "down")
@@ -460,7 +461,7 @@ with ciel.Client() as client:
     events = json.loads((cluster.path / "trace.json").read_text())
     calls = [event for event in events if event.get("cat") == "call"]
     assert {event["name"] for event in calls} == {"pause"}
-    assert sum(event["dur"] >= 2000 for event in calls) > len(calls) / 2  # in us, as they took
+    assert sum(event["dur"] >= 2000 for event in calls) > len(calls) / 2  # durations in us
     bars = {
         (event["pid"], event["tid"], event["args"]["task"]): event
         for event in events if event["ph"] == "X" and event["cat"] == "python"

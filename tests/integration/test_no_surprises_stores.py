@@ -1,4 +1,4 @@
-"""Stores that are small, full or gone, as whoever calls functions meets them."""
+"""Tests stores that are small, full or removed, as users of Python calls meet them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ciel.testing.homes import Home
 from ciel_tests.clusters.mounts import on_mount
 
 MIB = 1 << 20
-STALL_S = 8.0  # a wait for room that nobody can make takes ten
+STALL_S = 8.0  # a wait for room that cannot be freed takes ten
 
 SMALL = ["-t", "tmpfs", "-o", "size=36m,mode=1777", "none"]
 RETURNS_MUCH = """
@@ -41,7 +41,7 @@ def make(number: int) -> bytes:
 
 
 def seconds_for(store: str) -> float:
-    """Have two workers make 24 results of 4 MiB; return how long that took."""
+    """Let two workers produce 24 results of 4 MiB; return the time that this took."""
     cluster = ciel.LocalCluster(workers=2, slots=1, store=store)
     with cluster, ciel.Client(cluster) as client:
         begun_s = time.monotonic()
@@ -53,7 +53,7 @@ def seconds_for(store: str) -> float:
     return took_s
 
 
-def test_h6_results_that_do_not_fit_into_an_image_take_hardly_longer() -> None:
+def test_h6_results_that_do_not_fit_into_an_image_are_nearly_as_fast() -> None:
     ample_s = seconds_for("scc:capacity=256MiB")
     assert seconds_for("scc:capacity=32MiB") < ample_s + STALL_S
 
@@ -66,13 +66,13 @@ def run_small(home: Home, store: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_h7_what_a_function_returns_goes_to_disk_if_the_device_of_an_image_is_full(
+def test_h7_results_are_written_to_disk_if_the_device_of_an_image_is_full(
     home: Home,
 ) -> None:
     assert run_small(home, "scc:capacity=32MiB") == ["6", "6", "6"]
 
 
-def test_h7_without_a_disk_a_full_device_is_called_no_space(home: Home) -> None:
+def test_h7_without_a_disk_a_full_device_raises_no_space(home: Home) -> None:
     assert run_small(home, "scc:capacity=32MiB,spill=no") == ["NO_SPACE"] * 3
 
 
@@ -81,7 +81,7 @@ def lengths(*parts: bytes) -> list[int]:
 
 
 def read_six(store: str) -> list[int]:
-    """Have two workers make three objects of 4 MiB each, and one of them read all."""
+    """Let two workers produce three objects of 4 MiB each, and one of them read all."""
     cluster = ciel.LocalCluster(workers=2, slots=1, store=store)
     with cluster, ciel.Client(cluster) as client:
         made = [client.submit(make_slowly, number) for number in range(6)]
@@ -89,7 +89,7 @@ def read_six(store: str) -> list[int]:
         return client.submit(lengths, *made).result()
 
 
-def test_h7_inputs_that_do_not_fit_go_to_disk_or_there_is_no_space_for_them() -> None:
+def test_h7_inputs_that_do_not_fit_are_fetched_to_disk_or_raise_no_space() -> None:
     assert read_six("shm:capacity=20MiB") == [4] * 6
     with pytest.raises(ciel.TaskError) as found:
         read_six("shm:capacity=20MiB,spill=no")
@@ -103,7 +103,7 @@ def make_slowly(number: int) -> bytes:
 
 
 def dig(depth: int) -> None:
-    """Make directories, one in the other, and end as a program that has failed."""
+    """Create nested directories, and fail."""
     for _ in range(depth):
         os.mkdir("d")
         os.chdir("d")
@@ -114,18 +114,19 @@ def leave() -> None:
     os._exit(4)
 
 
-def test_g9_deep_directories_of_one_task_do_no_harm_to_later_ones(tmp_path: Path) -> None:
+def test_g9_deep_directories_of_one_task_do_not_harm_later_tasks(tmp_path: Path) -> None:
     cluster = ciel.LocalCluster(slots=1, directory=tmp_path)
     with cluster, ciel.Client(cluster, scratch=True) as client:
         for function, words in ((dig, (3000,)), (leave, ()), (leave, ())):
             with pytest.raises(ciel.TaskError, match="its files are kept in"):
                 client.submit(function, *words).result()
-    assert len(list(tmp_path.glob("scratch/*/*"))) >= 2  # of the deep one, if it need not be copied
-    remove_tree(tmp_path / "scratch")  # pytest would do it by recursion
+    # includes the deep one, if it need not be copied
+    assert len(list(tmp_path.glob("scratch/*/*"))) >= 2
+    remove_tree(tmp_path / "scratch")  # pytest would remove it by recursion
 
 
 @pytest.mark.parametrize("store", ["disk", "shm", "scc:capacity=16MiB"])
-def test_h8_a_worker_whose_store_was_removed_leaves_and_fails_no_task(store: str) -> None:
+def test_h8_a_worker_whose_store_was_removed_ends_without_failing_a_task(store: str) -> None:
     cluster = ciel.LocalCluster(slots=1, store=store)
     with cluster, ciel.Client(cluster) as client:
         assert client.submit(make, 1).result() == make(1)
@@ -142,12 +143,12 @@ def test_h8_a_worker_whose_store_was_removed_leaves_and_fails_no_task(store: str
 
 
 def open_directories(pid: int) -> list[str]:
-    """List what the descriptors of a process lead to."""
+    """Return the paths behind the descriptors of a process."""
     return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
 
 
 def use_loky() -> str:
-    """Compute in processes of joblib's, which it keeps, and make a temporary file."""
+    """Compute in processes of joblib, which it keeps, and create a temporary file."""
     from joblib import Parallel, delayed
 
     assert sum(Parallel(n_jobs=2, backend="loky")(delayed(abs)(n) for n in range(10))) == 45
@@ -158,7 +159,7 @@ def use_loky() -> str:
 
 def test_c12_a_task_with_processes_of_joblib_leaves_nothing(tmp_path: Path) -> None:
     def left() -> set[str]:
-        """Names of joblib's, with the process that made them, if that has ended."""
+        """Return the names of joblib's files whose creating process has ended."""
         made = {name for name in os.listdir("/dev/shm") if "loky" in name or "joblib" in name}
         return {
             n for n in made if not any(Path("/proc", p).exists() for p in re.findall(r"\d+", n))

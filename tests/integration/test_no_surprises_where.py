@@ -1,6 +1,7 @@
-"""Where programs and Python calls run, and with which environment (docs/where-programs-run.md).
+"""Tests where programs and Python calls run, and with which environment
+(docs/where-programs-run.md).
 
-The functions here travel with their code: no program of a task can import this file.
+The functions here are sent with their code: no program of a task can import this file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DATA = "a,b\n1,2\n"
 
 @pytest.fixture
 def shared(lasting_cluster: HandCluster) -> Home:
-    """A home with a cluster of two workers, which were started in another directory."""
+    """Return a home with a cluster of two workers that were started in another directory."""
     return lasting_cluster.home
 
 
@@ -39,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.LocalClus
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The client's working directory, with a file."""
+    """Change to a working directory with a file; return it."""
     (tmp_path / "data.csv").write_text(DATA)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -48,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def submit(
     home: Home, directory: Path, *words: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `ciel submit` in a directory, with some more variables."""
+    """Run `ciel submit` in a directory, with additional variables."""
     command = [shutil.which("ciel", path=home.environ["PATH"]) or "ciel", "submit", *words]
     return subprocess.run(
         command, cwd=directory, env={**home.environ, **variables}, timeout=WITHIN_S,
@@ -73,7 +74,7 @@ def variable(name: str) -> str | None:
 
 
 def disturb(number: int) -> tuple[str | None, str]:
-    """Change what the next call must not see; return what this one found."""
+    """Change state that the next call must not see; return the state that this call found."""
     found = os.environ.get("LEFT"), os.getcwd()
     os.environ["LEFT"] = str(number)
     os.environ.pop("KEPT", None)
@@ -90,7 +91,7 @@ def test_b1_calls_run_in_the_directory_of_their_client(
     assert (here / "out.txt").read_text() == "kept"
 
 
-def test_b1_executors_pools_and_children_run_there_too(
+def test_b1_executors_pools_and_children_run_in_that_directory_too(
     cluster: ciel.LocalCluster, here: Path
 ) -> None:
     @ciel.task
@@ -119,7 +120,7 @@ def test_b1_calls_see_the_variables_of_their_client_but_no_secrets(
         assert [each.result(WITHIN_S) for each in found] == ["pear", None]
 
 
-def test_b1_what_a_client_changes_meanwhile_later_calls_see(
+def test_b1_later_calls_see_changes_of_the_clients_directory_and_environment(
     cluster: ciel.LocalCluster, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OLD", "1")
@@ -139,7 +140,7 @@ def test_b1_what_a_client_changes_meanwhile_later_calls_see(
 
 
 @pytest.mark.parametrize("how", ["submit", "map"])
-def test_b1_what_a_call_changes_the_next_does_not_see(
+def test_b1_a_call_does_not_see_changes_by_earlier_calls(
     cluster: ciel.LocalCluster, here: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setenv("KEPT", "yes")
@@ -179,7 +180,7 @@ def test_b1_each_task_may_have_a_private_directory(cluster: ciel.LocalCluster, h
         ciel.task_directory()
 
 
-def test_b1_a_client_may_have_its_calls_run_elsewhere(
+def test_b1_a_client_can_choose_the_directory_and_environment_of_its_calls(
     cluster: ciel.LocalCluster, here: Path
 ) -> None:
     with ciel.Client(cluster, scratch=True, env={"ONLY": "this"}) as client:
@@ -189,7 +190,7 @@ def test_b1_a_client_may_have_its_calls_run_elsewhere(
         ciel.Client(cluster, scratch=True, cwd=here)
 
 
-def test_b1_a_directory_that_no_worker_has_is_named_with_the_ways_out(
+def test_b1_a_missing_directory_is_named_with_the_remedies(
     cluster: ciel.LocalCluster, here: Path
 ) -> None:
     gone = here / "gone"
@@ -202,7 +203,9 @@ def test_b1_a_directory_that_no_worker_has_is_named_with_the_ways_out(
                 assert part in str(caught.value)
 
 
-def test_b1_programs_run_where_calls_do(cluster: ciel.LocalCluster, here: Path) -> None:
+def test_b1_programs_run_in_the_same_directory_as_calls(
+    cluster: ciel.LocalCluster, here: Path
+) -> None:
     with ciel.Client(cluster) as client:
         assert client.run(["cat", "data.csv"]).result(WITHIN_S).decode() == DATA
         outputs = client.run(["sh", "-c", "pwd > $(head -1 $OUTPUT_FILES)"], outputs=2)
@@ -226,9 +229,7 @@ def test_b2_programs_run_in_the_directory_of_the_command(shared: Home, here: Pat
     assert "deleted" not in done.stderr
 
 
-def test_b2_files_made_in_a_private_directory_are_told_to_be_deleted(
-    shared: Home, here: Path
-) -> None:
+def test_b2_files_in_a_private_directory_are_reported_as_deleted(shared: Home, here: Path) -> None:
     script = "echo data > out.bam; echo log > run.log"
     done = submit(shared, here, "--scratch", "--array", "1-4", "--", "sh", "-c", script)
     assert done.returncode == 0
@@ -240,7 +241,9 @@ def test_b2_files_made_in_a_private_directory_are_told_to_be_deleted(
     assert (done.stdout, done.stderr) == (DATA, "")
 
 
-def test_b2_a_program_is_told_its_private_directory(shared: Home, here: Path) -> None:
+def test_b2_a_program_finds_its_private_directory_in_the_environment(
+    shared: Home, here: Path
+) -> None:
     script = 'cd "$CIEL_SCRATCH" && pwd && ls | wc -l'
     done = submit(shared, here, "--", "sh", "-c", script)
     directory, count = done.stdout.split()
@@ -248,7 +251,7 @@ def test_b2_a_program_is_told_its_private_directory(shared: Home, here: Path) ->
     assert count == "0"
 
 
-def test_b4_the_callers_variables_reach_programs_of_a_cluster_that_was_there(
+def test_b4_the_callers_variables_reach_programs_of_an_existing_cluster(
     shared: Home, here: Path
 ) -> None:
     words = ["sh", "-c", "echo $FRUIT-$FRUIT_TOKEN-$CIEL_ELEMENT"]
@@ -260,14 +263,14 @@ def test_b4_the_callers_variables_reach_programs_of_a_cluster_that_was_there(
     assert added.stdout == "pear--\n"
 
 
-def test_b4_variables_that_the_caller_has_not_are_unset(shared: Home, here: Path) -> None:
+def test_b4_variables_that_the_caller_lacks_are_unset(shared: Home, here: Path) -> None:
     path = shared.environ["PATH"]
     done = submit(shared, here, "--", "sh", "-c", "echo $PATH; env | grep -c ^LANGUAGE=; true",
                   PATH=f"{path}:/more")  # fmt: skip
     assert done.stdout.split() == [f"{path}:/more", "0"]
 
 
-def test_b6_a_script_that_is_sent_along_runs_by_its_base_name(shared: Home, here: Path) -> None:
+def test_b6_a_sent_script_runs_by_its_base_name(shared: Home, here: Path) -> None:
     (here / "sub").mkdir()
     script = here / "s.sh"
     script.write_text("#!/bin/sh\necho ran in $PWD\n")
@@ -305,13 +308,13 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a3_no_program_changes_what_others_read(shared: Home, here: Path, change: str) -> None:
+def test_a3_no_program_can_change_inputs_of_others(shared: Home, here: Path, change: str) -> None:
     (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))
     script = f"({change}) 2> /dev/null; true"
     words = ["--in", "big.txt", "--array", "1-4", "--", "sh", "-c", script, "sh", "big.txt"]
     done = submit(shared, here, *words)
     if not may_mount():
-        return  # the next test is about that
+        return  # the next test covers this case
     assert done.returncode == 0, done.stderr
     with ciel.Client(environ=shared.environ) as client:
         made = client.run(["seq", "300000"])
@@ -342,7 +345,7 @@ with ciel.LocalCluster(workers=1, slots=2) as cluster, ciel.Client(cluster) as c
 
 
 def submit_weak(home: Home, here: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `ciel submit` where neither it nor the cluster that it starts may mount anything."""
+    """Run `ciel submit` where neither it nor its cluster may mount anything."""
     ciel_path = shutil.which("ciel", path=home.environ["PATH"]) or "ciel"
     return subprocess.run(
         [*NO_MOUNTS, ciel_path, "submit", "--quiet", *words], cwd=here, env=home.environ,
@@ -351,7 +354,7 @@ def submit_weak(home: Home, here: Path, *words: str) -> subprocess.CompletedProc
 
 
 @only_root
-def test_a3_where_inputs_cannot_be_protected_changes_are_noticed(home: Home, here: Path) -> None:
+def test_a3_changes_of_unprotected_inputs_are_detected(home: Home, here: Path) -> None:
     (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))
     (here / "small.txt").write_text("old\n")
     small = "echo {} >> small.txt; tr '\\n' ' ' < small.txt; echo"
@@ -370,8 +373,8 @@ def test_a3_where_inputs_cannot_be_protected_changes_are_noticed(home: Home, her
 
 
 @only_root
-def test_a3_an_input_that_another_program_removed_is_noticed(home: Home, here: Path) -> None:
-    """Its result would look like that of a program that ran well on an empty file."""
+def test_a3_an_input_that_another_program_removed_is_detected(home: Home, here: Path) -> None:
+    """Without this check the result would look as if the program had read an empty file."""
     (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))
     removed = here / "removed"
     remove = f"rm -f $(readlink -f big.txt); touch {removed}"
@@ -383,13 +386,15 @@ def test_a3_an_input_that_another_program_removed_is_noticed(home: Home, here: P
 
 
 @only_root
-def test_a3_a_change_is_noticed_before_its_program_has_ended(here: Path) -> None:
-    """Whoever begins meanwhile finds the input as large as it was: it is made again for it."""
+def test_a3_a_change_is_detected_while_its_program_runs(here: Path) -> None:
+    """A program that starts meanwhile finds the input in its full size, because it is
+    recomputed.
+    """
     command = [*NO_MOUNTS, sys.executable, "-c", CHANGES_AND_GOES_ON]
     done = subprocess.run(command, cwd=here, timeout=WITHIN_S, capture_output=True, text=True)
     assert done.stdout == "b'00000  2048\\n'\n", (done.stdout, done.stderr)
 
 
 def may_mount() -> bool:
-    """Whether a process of ours may have a mount namespace of its own."""
+    """Return whether a process of ours may have its own mount namespace."""
     return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0

@@ -1,4 +1,4 @@
-"""`ciel object`, as it is typed, on a cluster of two workers."""
+"""Tests `ciel object` on a cluster of two workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTENT = bytes(range(256)) * 20
 
 
 class Desk:
-    """The command line of a home on the lasting cluster, which is to be left as it was."""
+    """The command line of a home on the shared cluster, which must be unchanged at the end."""
 
     def __init__(self, home: Home, typed: Typed) -> None:
         self.home = home
@@ -59,7 +59,9 @@ def desk(home: Home, typed: Typed, lasting_cluster: HandCluster) -> Iterator[Des
     desk.ciel("job", "rm", "all")
 
 
-def test_a_file_is_put_looked_at_got_and_removed(desk: Desk, lasting_cluster: HandCluster) -> None:
+def test_a_file_can_be_put_shown_fetched_and_removed(
+    desk: Desk, lasting_cluster: HandCluster
+) -> None:
     object_id = desk.put(str(desk.file))
     assert re.fullmatch("upload:[0-9a-f]{32}", object_id)
     facts = desk.facts("object", "info", "some data")
@@ -84,7 +86,9 @@ def test_a_file_is_put_looked_at_got_and_removed(desk: Desk, lasting_cluster: Ha
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.parent / "far")])
-def test_what_is_written_to_stays_what_it_is(desk: Desk, make: Callable[[Path], None]) -> None:
+def test_writing_to_a_pipe_or_link_does_not_replace_it(
+    desk: Desk, make: Callable[[Path], None]
+) -> None:
     desk.put(str(desk.file))
     path = desk.home.path / "odd"
     make(path)
@@ -98,7 +102,9 @@ def test_what_is_written_to_stays_what_it_is(desk: Desk, make: Callable[[Path], 
     assert (status, err.count("no regular file")) == (2, 1)
 
 
-def test_what_was_removed_lies_nowhere(desk: Desk, lasting_cluster: HandCluster) -> None:
+def test_a_removed_object_is_deleted_from_all_workers(
+    desk: Desk, lasting_cluster: HandCluster
+) -> None:
     object_id = ObjectId(desk.put(str(desk.file)))
     key, connections = Key.from_text(lasting_cluster.key), Connections()
 
@@ -119,7 +125,7 @@ def test_what_was_removed_lies_nowhere(desk: Desk, lasting_cluster: HandCluster)
         connections.close()
 
 
-def test_several_are_got_one_after_the_other(desk: Desk) -> None:
+def test_several_objects_are_printed_in_order(desk: Desk) -> None:
     short = desk.home.path / "short"
     short.write_text("few\n")
     first, second = desk.put(str(short), str(short)).split()
@@ -138,7 +144,7 @@ def test_standard_input_is_put_under_a_name(desk: Desk) -> None:
     assert desk.out("object", "get", "numbers") == numbers
 
 
-def test_what_a_job_makes_is_named_by_its_task(desk: Desk) -> None:
+def test_an_output_of_a_job_is_selected_by_its_task(desk: Desk) -> None:
     number = desk.out("submit", "--detach", "--array", "1-3", "--", "echo", "made {}")
     desk.out("job", "wait", number)
     assert desk.out("object", "get", f"{number}:2") == "made 2"
@@ -153,7 +159,7 @@ def test_what_a_job_makes_is_named_by_its_task(desk: Desk) -> None:
     assert "it goes with the job that made it" in err
 
 
-def test_programs_have_objects_as_files(desk: Desk) -> None:
+def test_programs_get_objects_as_files(desk: Desk) -> None:
     number = desk.out("submit", "--detach", "--", "echo", "made before")
     desk.out("job", "wait", number)
     desk.put(str(desk.file))
@@ -189,7 +195,7 @@ def test_an_object_that_cannot_be_a_file_is_refused(desk: Desk, option: str, sai
         (["sleep", "1000"], "is not there yet: task"),
     ],
 )
-def test_what_cannot_be_got_is_said_and_no_file_is_written(
+def test_an_object_that_cannot_be_fetched_is_reported_and_no_file_is_written(
     desk: Desk, program: list[str], said: str
 ) -> None:
     number = desk.out("submit", "--detach", "--", *program)
@@ -219,7 +225,7 @@ def test_what_cannot_be_got_is_said_and_no_file_is_written(
         (["list", "--job", "999"], 2, "no job 999"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(
+def test_an_invalid_command_is_reported_in_one_sentence(
     desk: Desk, words: list[str], status: int, said: str
 ) -> None:
     desk.put("some data")

@@ -1,5 +1,5 @@
-"""Packages on a cluster of two workers: where what they bring lies, and what becomes of it when a
-worker is lost.
+"""Tests packages on a cluster of two workers: where their inputs are stored, and the loss of a
+worker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ return found;
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files, and says nothing."""
+    """Serves files without logging."""
 
     def log_message(self, *args: object) -> None:
         pass
@@ -53,7 +53,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
 
 @pytest.fixture
 def url(cluster: HandCluster) -> Iterator[str]:
-    """Of a server of the home's files."""
+    """Return the URL of a server of the home's files."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(cluster.home.path)))
     thread = Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -89,7 +89,7 @@ def test_a_url_that_cannot_be_fetched_fails_the_job(
         assert list_jobs(client)[-1].state == "failed"
 
 
-def test_a_package_may_wait_for_what_another_job_makes_but_not_for_nothing(
+def test_a_package_may_wait_for_an_object_of_another_job_but_not_for_an_unknown_one(
     cluster: HandCluster, write: Callable[[str, Any], Path]
 ) -> None:
     args = {"command_line": ["cat", {"__package__": "k"}]}
@@ -109,7 +109,7 @@ def test_a_package_may_wait_for_what_another_job_makes_but_not_for_nothing(
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
-def test_what_was_brought_outlives_a_worker(
+def test_inputs_of_a_package_survive_the_loss_of_a_worker(
     cluster: HandCluster, url: str, write: Callable[[str, Any], Path]
 ) -> None:
     home = cluster.home
@@ -167,7 +167,7 @@ ciel_task.serve(run)
     ],
     ids=["forged", "circle"],
 )
-def test_a_program_that_has_a_child_wait_for_what_never_comes_fails_its_job(
+def test_a_child_that_waits_for_an_object_without_producer_fails_the_job(
     cluster: HandCluster, write: Callable[[str, Any], Path], mine: str, said: str
 ) -> None:
     script = write("nobody.py", NOBODY.format(mine=mine))

@@ -1,5 +1,5 @@
-"""Tables of `docs/coming-from.md`: the commands of GNU parallel's tutorial and ours print the same,
-and ours in place of HyperQueue's run.
+"""Tests the tables of `docs/coming-from.md`: the commands of GNU parallel's tutorial and their ciel
+counterparts print the same, and the counterparts of HyperQueue's commands run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def cluster(home: Home) -> Iterator[Home]:
     home.expect_nothing_left()
 
 
-def test_f_what_parallels_tutorial_does_ours_does(cluster: Home) -> None:
-    """Both commands of each row of the table are run, and print the same."""
+def test_f_ciel_counterparts_of_parallels_tutorial_print_the_same(cluster: Home) -> None:
+    """Run both commands of each row of the table, and compare their output."""
     if shutil.which("parallel") is None:
         pytest.skip("GNU parallel is not installed (make deps)")
     (cluster.path / "abc-file").write_text("A\nB\nC\n")
@@ -53,7 +53,7 @@ def test_f_what_parallels_tutorial_does_ours_does(cluster: Home) -> None:
 HYPERQUEUE = re.compile(r"^\| `hq .*? \| (`.*`) \|$", re.MULTILINE)
 
 
-def test_f_our_commands_in_place_of_hyperqueues_run(cluster: Home) -> None:
+def test_f_ciel_counterparts_of_hyperqueues_commands_run(cluster: Home) -> None:
     for name in ("program", "sim"):
         (cluster.path / name).write_text("#!/bin/sh\necho $*\n")
         (cluster.path / name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""Programs of the executor `proc` on real clusters: in C, Python and Perl."""
+"""Tests programs of the executor `proc` on real clusters: in C, Python and Perl."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ SIZE_BYTES = 64 << 20
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with all programs; those in C are compiled, `.socket` with descriptors passed."""
+    """Return a directory with all programs; the C ones are compiled, `.socket` with passing of
+    descriptors.
+    """
     require_jansson()
     directory = tmp_path_factory.mktemp("programs")
     for source in (*PROGRAMS.glob("*.py"), *PROGRAMS.glob("*.pl")):
@@ -61,14 +63,14 @@ def cluster_of(path: Path, workers: int, slots: int) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Of a cluster of two workers with a slot each."""
+    """Connect a client to a cluster of two workers with a slot each."""
     with cluster_of(tmp_path_factory.mktemp("two"), 2, 1) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def client_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Of a cluster of one worker with two slots."""
+    """Connect a client to a cluster of one worker with two slots."""
     with cluster_of(tmp_path_factory.mktemp("one"), 1, 2) as client:
         yield client
 
@@ -80,10 +82,10 @@ def add(job: Any, program: Path, *pargs: Any, n_outputs: int = 1) -> list[Refere
 
 
 @pytest.mark.parametrize("language", ["c", "socket", "py", "pl"])
-def test_a_task_waits_in_place_for_a_child_and_hands_over(
+def test_a_task_is_suspended_for_a_child_and_delegates(
     client: Client, programs: Path, language: str
 ) -> None:
-    """Four deep on two slots: who waits holds none."""
+    """Tasks are nested four deep on two slots: a suspended task holds no slot."""
     if language == "pl":
         require_perl()
     with client.job(f"nested {language}") as job:
@@ -91,10 +93,10 @@ def test_a_task_waits_in_place_for_a_child_and_hands_over(
         assert job.read(ref) == b"5"
 
 
-def test_a_task_goes_on_with_the_first_of_its_children(
+def test_a_task_continues_with_the_first_of_its_children(
     client_of_one: Client, programs: Path
 ) -> None:
-    """The other is stopped then, else it would leave one slot."""
+    """The second child is stopped then; otherwise only one slot would be free."""
     with client_of_one.job("choice") as job:
         (ref,) = add(job, programs / "choice.py", "spawns")
         assert job.read(ref) == b"2 of 2: brief\n"
@@ -114,9 +116,10 @@ MODES = {  # may_stream, may_pipe, how it is opened: see streams.c
 
 
 def stream(client: Client, program: Path, mode: str, tmp_path: Path) -> list[str]:
-    """Have an object read while it is written; return how much was read, and who read and wrote.
+    """Read an object while it is written; return the number of bytes read, and the workers that
+    read and wrote.
 
-    The producer does not go on before the consumer has read something; each fills a slot.
+    The producer continues only when the consumer has read some bytes; each of them fills a slot.
     """
     may_stream, may_pipe, how = MODES[mode]
     read_it = str(tmp_path / "read")
@@ -150,10 +153,12 @@ def test_a_stream_is_read_on_its_worker_while_it_is_written(
 
 @pytest.mark.parametrize("language", ["c", "py"])
 @pytest.mark.parametrize("mode", [name for name, flags in MODES.items() if not flags[0]])
-def test_objects_of_two_workers_are_read_whole(
+def test_objects_of_two_workers_are_read_completely(
     client: Client, programs: Path, tmp_path: Path, language: str, mode: str
 ) -> None:
-    """Two producers wait for each other, so one of the objects has to come from elsewhere."""
+    """Two producers wait for each other, so they run on two workers and one object has to be
+    fetched.
+    """
     _, _, how = MODES[mode]
     program, marks = programs / f"streams.{language}", [str(tmp_path / "a"), str(tmp_path / "b")]
     with client.job(f"{mode} {language}") as job:
@@ -169,8 +174,8 @@ def test_objects_of_two_workers_are_read_whole(
         assert len({job.read(where) for _, where in made}) == 2
 
 
-def test_a_program_stays_for_tasks_of_its_kind(client: Client, programs: Path) -> None:
-    """Ten tasks, one after the other, since each reads what the one before made."""
+def test_a_program_is_reused_for_tasks_of_its_kind(client: Client, programs: Path) -> None:
+    """Ten tasks run in sequence, since each reads the output of the previous one."""
     with client.job("warm") as job:
         (last,) = add(job, programs / "warm.py")
         for _ in range(9):
@@ -180,7 +185,7 @@ def test_a_program_stays_for_tasks_of_its_kind(client: Client, programs: Path) -
     assert len(set(seen)) <= 2  # one on each worker
 
 
-def test_an_exception_is_told_with_its_traceback(client: Client, programs: Path) -> None:
+def test_an_exception_is_reported_with_its_traceback(client: Client, programs: Path) -> None:
     with client.job("failing") as job:
         (ref,) = add(job, programs / "warm.py", "no reference")
         with pytest.raises(TaskFailedError) as failed:

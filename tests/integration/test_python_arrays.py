@@ -1,9 +1,10 @@
-"""An array that one task makes and four read, on one host with a store in memory: stored once,
-copied once by whoever makes it (not at all with `ciel.empty`), and by no reader.
+"""Checks copies of an array that one task produces and four read, on one host with a store in
+memory: it is stored once, copied once by its producer (not at all with `ciel.empty`), and by no
+reader.
 
-Shown by what the kernel counts of the programs and daemons: bytes that were read and written by
-system calls, and the peaks of memory. The array that is made in the store has 1 GiB, for 1.5 s;
-the other 64 MiB, or the same with CIEL_LONG=1. `make arrays` prints what was counted.
+The evidence is what the kernel counts for programs and daemons: bytes read and written by system
+calls, and peaks of memory. The array that is created in the store has 1 GiB, which takes 1.5 s; the
+plain one has 64 MiB, or 1 GiB with CIEL_LONG=1. `make arrays` prints the counts.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ GIB, SHORT_BYTES = 1 << 30, 64 << 20
 INSTANCE = f"arrays-{os.getpid()}"  # of the store
 READERS = 4
 SMALL_BYTES = 16 << 20
-"""Buffers, pickles, modules: anything but a copy."""
+"""Room for buffers, pickles and modules, but not for a copy."""
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Use(NamedTuple):
-    """What a process has read and written by system calls, what it has of its own, and the most
-    that it ever had in memory, what it maps of the store included.
+    """Bytes that a process has read and written by system calls, its private memory, and its peak
+    memory, mapped pages of the store included.
     """
 
     read_bytes: int
@@ -52,16 +53,18 @@ def use_of(pid: int) -> Use:
 
 
 class Watch:
-    """Counts what processes use from now on."""
+    """Measures what processes use from now on."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids = pids
         for pid in pids.values():
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins here
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
         self._before = {name: use_of(pid) for name, pid in pids.items()}
 
     def used(self) -> dict[str, Use]:
-        """How much more it is than at first; the peak: above what it had of its own."""
+        """Return the increase since the start; for the peak, the excess over the initial private
+        memory.
+        """
         found = {}
         for name, pid in self._pids.items():
             before, now = self._before[name], use_of(pid)
@@ -90,7 +93,7 @@ def segments() -> dict[str, int]:
         try:
             size_bytes = path.stat().st_blocks * 512
         except OSError:
-            continue  # it has just gone
+            continue  # it has just been deleted
         if size_bytes > SMALL_BYTES and path.is_file():
             found[str(path.stat().st_ino)] = size_bytes
     return found
@@ -111,7 +114,7 @@ def add_up(array: Any) -> tuple[float, int]:
 
 
 def meet() -> int:
-    """Be in both programs at a time."""
+    """Run in both programs at the same time."""
     import time
 
     time.sleep(0.2)
@@ -126,12 +129,12 @@ def pid_of(_: Any) -> int:
     "make, copies, array_bytes",
     [(make_plainly, 1, GIB if IS_LONG else SHORT_BYTES), (make_in_store, 0, GIB)],
 )
-def test_an_array_is_copied_by_its_maker_at_most(
+def test_an_array_is_copied_at_most_by_its_producer(
     client: ciel.Client, make: Any, copies: int, array_bytes: int
 ) -> None:
     count = array_bytes // 8
     programs = set(client.gather([client.submit(meet) for _ in range(2)]))
-    client.gather([client.submit(add_up, np.ones(10)) for _ in range(8)])  # numpy is loaded
+    client.gather([client.submit(add_up, np.ones(10)) for _ in range(8)])  # so that numpy is loaded
     daemons = {
         pid: command
         for pid, command in processes_below(os.getpid()).items()
@@ -150,13 +153,13 @@ def test_an_array_is_copied_by_its_maker_at_most(
     stored = [size for name, size in segments().items() if name not in before]
     tell(f"{make.__name__}: {array_bytes >> 20} MiB", made, read, stored)
     assert [total for total, _ in found] == [count] * READERS
-    assert {pid for _, pid in found} <= programs  # which were watched
+    assert {pid for _, pid in found} <= programs  # all of them were watched
 
     written = [use.written_bytes for use in made.values() if use.written_bytes > SMALL_BYTES]
     assert len(written) == copies
     assert sum(written) < copies * array_bytes + SMALL_BYTES
     assert max(use.read_bytes for use in made.values()) < SMALL_BYTES
-    # No process ever had two of them, of its own and mapped together.
+    # No process ever held two copies, private and mapped pages together.
     assert max(use.peak_bytes for use in made.values()) < array_bytes * 3 // 2
     for name, use in read.items():
         assert use.read_bytes + use.written_bytes < SMALL_BYTES, name

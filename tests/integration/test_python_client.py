@@ -1,4 +1,6 @@
-"""The Python API from outside: calls, futures, programs, values, on a cluster of its own."""
+"""Tests the Python API from outside: calls, futures, programs and values, on a temporary
+cluster.
+"""
 
 import asyncio
 import concurrent.futures
@@ -44,16 +46,16 @@ def fail(text: str) -> None:
     raise LookupError(text)
 
 
-def test_a_call_gives_its_value(client: ciel.Client) -> None:
+def test_a_call_returns_its_value(client: ciel.Client) -> None:
     assert client.submit(add, 2, other=3).result(20) == 5
 
 
-def test_two_thousand_calls_give_their_values_each_its_own(client: ciel.Client) -> None:
+def test_two_thousand_calls_return_their_own_values(client: ciel.Client) -> None:
     futures = [client.submit(increment, n) for n in range(2000)]
     assert [future.result(60) for future in futures] == list(range(1, 2001))
 
 
-def test_a_chain_of_three_hundred_calls_ends_where_it_should(client: ciel.Client) -> None:
+def test_a_chain_of_three_hundred_calls_returns_the_right_value(client: ciel.Client) -> None:
     future = client.submit(increment, 0)
     for _ in range(299):
         future = client.submit(increment, future)
@@ -67,13 +69,13 @@ def test_futures_in_lists_are_arguments(client: ciel.Client) -> None:
     assert nested.result(20) == {"a": [1, {"b": (2,)}]}
 
 
-def test_what_is_done_already_is_an_argument_like_any_other(client: ciel.Client) -> None:
+def test_a_future_that_is_done_can_be_an_argument(client: ciel.Client) -> None:
     first = client.submit(bytes, 5000)
     assert len(first.result(20)) == 5000
     assert client.submit(len, first).result(20) == 5000
 
 
-def test_an_exception_is_what_it_was_alone_and_among_many(client: ciel.Client) -> None:
+def test_an_exception_keeps_its_type_alone_and_in_a_bundle(client: ciel.Client) -> None:
     with pytest.raises(LookupError, match="alone") as caught:
         client.submit(fail, "alone").result(20)
     assert "in fail" in str(caught.value.__cause__)
@@ -86,18 +88,18 @@ def test_an_exception_is_what_it_was_alone_and_among_many(client: ciel.Client) -
     assert [future.result(60) for future in good + more] == [*range(1, 201)] * 2
 
 
-def test_who_takes_the_result_of_what_failed_fails_alike(client: ciel.Client) -> None:
+def test_a_call_whose_argument_failed_raises_the_same_exception(client: ciel.Client) -> None:
     failed = client.submit(fail, "the first")
     last = client.submit(add, client.submit(increment, failed), 1)
     assert isinstance(last.exception(20), LookupError)
 
 
-def test_several_values_are_futures_of_their_own(client: ciel.Client) -> None:
+def test_several_return_values_are_separate_futures(client: ciel.Client) -> None:
     quotient, rest = client.call(divmod, (17, 5), {}, ciel.task(returns=2)(divmod).task_options)
     assert client.submit(add, quotient, rest).result(20) == 5
 
 
-def test_map_keeps_the_order_and_raises_in_its_place(client: ciel.Client) -> None:
+def test_map_keeps_the_order_and_raises_at_the_right_position(client: ciel.Client) -> None:
     assert list(client.map(add, range(1000), range(1000, 2000))) == [
         n + n + 1000 for n in range(1000)
     ]
@@ -108,7 +110,7 @@ def test_map_keeps_the_order_and_raises_in_its_place(client: ciel.Client) -> Non
     assert list(client.map(increment, [])) == []
 
 
-def test_waiting_and_completing_are_those_of_the_standard_library(client: ciel.Client) -> None:
+def test_wait_and_as_completed_work_like_the_standard_librarys(client: ciel.Client) -> None:
     futures: list[Any] = [client.submit(increment, n) for n in range(20)]
     assert {future.result() for future in client.as_completed(futures, 60)} == set(range(1, 21))
     done, others = client.wait(futures, 60)
@@ -133,7 +135,7 @@ async def _value(future: ciel.Future[Any]) -> Any:
 
 
 class Homesick:
-    """Can be read in no process but the one that made it."""
+    """A value that can be read only in the process that created it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -147,7 +149,7 @@ def raise_it(kind: type[BaseException]) -> None:
     raise kind("as it is")
 
 
-def test_a_result_that_cannot_be_read_here_is_an_exception_however_it_is_asked_for(
+def test_a_result_that_cannot_be_unpickled_raises_in_every_way_of_reading_it(
     client: ciel.Client,
 ) -> None:
     future = client.submit(Homesick)
@@ -168,7 +170,7 @@ def test_a_result_that_cannot_be_read_here_is_an_exception_however_it_is_asked_f
             asyncio.run(within(waited))
 
 
-def test_awaiting_a_future_raises_what_its_result_would(client: ciel.Client) -> None:
+def test_awaiting_a_future_raises_the_exception_of_its_result(client: ciel.Client) -> None:
     async def within(future: Any) -> Any:
         async with asyncio.timeout(20):
             return await future
@@ -180,7 +182,7 @@ def test_awaiting_a_future_raises_what_its_result_would(client: ciel.Client) -> 
     assert isinstance(caught.value.__cause__, ciel.RemoteTraceback)
 
 
-def test_who_stops_awaiting_calls_off(client: ciel.Client) -> None:
+def test_ending_the_await_of_a_future_cancels_it(client: ciel.Client) -> None:
     futures: list[Any] = []
 
     async def impatient() -> None:
@@ -229,7 +231,7 @@ def test_a_callback_may_submit(client: ciel.Client) -> None:
         lambda client, other, done: client.slot_count(),
     ],
 )
-def test_a_callback_that_would_wait_for_ever_is_told_what_to_do_instead(
+def test_a_callback_that_would_wait_forever_raises_with_advice(
     client: ciel.Client, ask: Callable[[ciel.Client, Any, Any], Any]
 ) -> None:
     caught = in_a_callback(client, ask)
@@ -256,14 +258,14 @@ def test_a_callback_that_would_wait_for_ever_is_told_what_to_do_instead(
         (lambda client, other, done: list(client.as_completed([done])) == [done], True),
     ],
 )
-def test_a_callback_may_ask_for_what_is_done(
+def test_a_callback_may_read_futures_that_are_done(
     client: ciel.Client, ask: Callable[[ciel.Client, Any, Any], Any], answer: Any
 ) -> None:
     assert in_a_callback(client, ask) == answer
 
 
 def in_a_callback(client: ciel.Client, ask: Callable[[ciel.Client, Any, Any], Any]) -> Any:
-    """Return what `ask` returns or raises that is called when a future is done, and another not."""
+    """Call `ask` when one future is done and another is not; return its result or exception."""
     said: queue.Queue[Any] = queue.Queue()
     other = client.submit(time.sleep, 60)
 
@@ -298,14 +300,14 @@ def in_a_callback(client: ciel.Client, ask: Callable[[ciel.Client, Any, Any], An
         lambda client, future: ciel.as_completed({3}),
     ],
 )
-def test_what_is_no_future_is_named(
+def test_a_value_that_is_not_a_future_is_named(
     client: ciel.Client, ask: Callable[[ciel.Client, Any], Any]
 ) -> None:
     with pytest.raises(TypeError, match=r"expected, .* not 3"):
         ask(client, client.submit(increment, 1))
 
 
-def test_one_future_is_not_several(client: ciel.Client) -> None:
+def test_a_single_future_is_refused_where_several_are_expected(client: ciel.Client) -> None:
     future: Any = client.submit(list, [1, 2])
     for ask in (client.wait, client.as_completed, ciel.wait, ciel.as_completed):
         with pytest.raises(TypeError, match=r"in a list or the like, not <.*Future list"):
@@ -314,7 +316,7 @@ def test_one_future_is_not_several(client: ciel.Client) -> None:
     assert client.gather(item for item in [future]) == [[1, 2]]
 
 
-def test_what_is_no_future_is_named_in_a_task(client: ciel.Client) -> None:
+def test_a_value_that_is_not_a_future_is_named_in_a_task(client: ciel.Client) -> None:
     def ask(number: int) -> list[str]:
         said = []
         for wait in (ciel.wait, ciel.gather, lambda given: list(ciel.as_completed(given))):
@@ -333,7 +335,7 @@ def test_what_is_no_future_is_named_in_a_task(client: ciel.Client) -> None:
     assert all(text.endswith("not 3") for text in said), said
 
 
-def test_what_is_called_off_stops(client: ciel.Client, tmp_path: Path) -> None:
+def test_a_cancelled_call_stops(client: ciel.Client, tmp_path: Path) -> None:
     sign = tmp_path / "sign"
 
     def wait_long(path: str) -> None:
@@ -347,10 +349,10 @@ def test_what_is_called_off_stops(client: ciel.Client, tmp_path: Path) -> None:
     assert all(future.cancelled() for future in futures)
     with pytest.raises(concurrent.futures.CancelledError):
         futures[0].result()
-    assert client.submit(increment, 1).result(30) == 2  # in the slots of those
+    assert client.submit(increment, 1).result(30) == 2  # in the slots of the cancelled calls
 
 
-def test_a_program_reads_what_a_function_made_and_the_other_way_round(client: ciel.Client) -> None:
+def test_programs_and_functions_read_each_others_results(client: ciel.Client) -> None:
     text = client.submit("\n".join, ["pear", "apple", "pear"])
     out = client.run(["sort", "-u"], stdin=text, outputs=1)
     assert out.result(20) == b"apple\npear\n"
@@ -368,7 +370,7 @@ def test_a_program_may_have_several_outputs(client: ciel.Client) -> None:
     "argv, outputs",
     [([], 1), ("sort -u", 1), (iter(["true"]), 1), ({"true"}, 1), (["true"], 0), (["true"], -1)],
 )
-def test_a_program_that_makes_no_sense_is_refused_and_harms_nothing(
+def test_an_invalid_program_is_refused_without_side_effects(
     client: ciel.Client, argv: Any, outputs: int
 ) -> None:
     with pytest.raises(OptionError, match=r"argv: it is a list|outputs: it must be at least 1"):
@@ -391,12 +393,12 @@ def test_a_value_is_put_once_and_read_by_many(client: ciel.Client) -> None:
     assert (there.result() == array).all()
 
 
-def test_a_large_argument_travels_beside_its_call(client: ciel.Client) -> None:
+def test_a_large_argument_is_sent_as_a_separate_object(client: ciel.Client) -> None:
     array = np.ones(1 << 20)
     assert client.submit(np.sum, array).result(20) == 1 << 20
 
 
-def test_a_large_result_can_be_written_to(client: ciel.Client) -> None:
+def test_a_large_result_is_writable(client: ciel.Client) -> None:
     array = client.submit(np.zeros, 100_000).result(20)
     array[3] = 1.0
     assert array.sum() == 1.0
@@ -417,7 +419,7 @@ def test_threads_may_share_a_client(client: ciel.Client) -> None:
     assert sorted(n for part in found for n in part) == list(range(1, 401))
 
 
-def test_what_nobody_can_ask_for_any_more_is_not_kept(client: ciel.Client) -> None:
+def test_results_of_dropped_futures_are_released(client: ciel.Client) -> None:
     def held() -> int:
         job = client.calls.job
         assert job is not None
@@ -433,7 +435,7 @@ def test_what_nobody_can_ask_for_any_more_is_not_kept(client: ciel.Client) -> No
     assert held() < before - 5
 
 
-def test_what_was_dropped_goes_also_when_nothing_else_is_called(client: ciel.Client) -> None:
+def test_results_of_dropped_futures_are_released_without_further_calls(client: ciel.Client) -> None:
     with ciel.Client(client.location) as idle:
         futures = [idle.submit(bytes, 200_000 + n) for n in range(4)]
         for future in futures:
@@ -451,7 +453,7 @@ def test_what_was_dropped_goes_also_when_nothing_else_is_called(client: ciel.Cli
         wait_for(lambda: wanted() == 0, "the results to be let go of")
 
 
-def test_what_cannot_be_sent_is_named(client: ciel.Client) -> None:
+def test_an_argument_or_function_that_cannot_be_sent_is_named(client: ciel.Client) -> None:
     with pytest.raises(
         ciel.PackingError, match=r"arguments of add: argument 2 _thread\.lock cannot"
     ):
@@ -471,7 +473,7 @@ def test_a_task_is_spawned_at_the_innermost_client(client: ciel.Client) -> None:
     assert ciel.spawn(increment, ciel.put(1)).result(20) == 2
 
 
-def test_what_is_not_done_when_a_client_closes_says_so() -> None:
+def test_a_future_that_is_not_done_when_its_client_closes_raises() -> None:
     client = ciel.Client(cluster_options={"slots": 1}, environ={})
     future = client.submit(time.sleep, 600)
     client.close()

@@ -1,5 +1,5 @@
-"""Clients of the Python API whose connection breaks, that share a job, fork, are interrupted, or
-are killed in the middle.
+"""Tests clients of the Python API whose connection breaks, and clients that share a job, fork, are
+interrupted, or are killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TASKS = 800
 
 
 class Proxy:
-    """Stands between clients and a master, and cuts or delays what goes by."""
+    """Forwards bytes between clients and a master, and cuts or delays connections."""
 
     def __init__(self, netloc: str) -> None:
         host, _, port = netloc.rpartition(":")
@@ -62,7 +62,7 @@ class Proxy:
             thread.join()
 
     def cut(self) -> None:
-        """Break all connections in the middle; what is under way is lost."""
+        """Break all connections while bytes are in flight, which are lost."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
@@ -88,7 +88,7 @@ class Proxy:
             thread.start()
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:
-        """Carry small pieces, so that a cut comes in the middle of a frame."""
+        """Forward small pieces, so that a cut occurs within a frame."""
         other = {near: far, far: near}
         with near, far, contextlib.suppress(OSError):
             while True:
@@ -117,7 +117,7 @@ job.wait()
 
 
 class Forsaken(NamedTuple):
-    """Jobs whose clients went away when the tests of this file began."""
+    """Jobs whose clients were cut off or killed when the tests of this file started."""
 
     client: Client
     job: Job
@@ -127,7 +127,7 @@ class Forsaken(NamedTuple):
 
 @pytest.fixture(scope="module", autouse=True)
 def forsaken(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forsaken]:
-    """One client is cut off, another killed; the tests go by while they are waited for."""
+    """Cut off one client and kill another; their grace periods pass while the other tests run."""
     path = tmp_path_factory.mktemp("access") / "access.json"
     found = cluster.location
     AccessFile(found.url, found.control, found.cluster_id, found.key, os.getpid(), 1).write(path)
@@ -151,7 +151,7 @@ def forsaken(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def sleepers(cluster: LocalCluster) -> list[str]:
-    """List what sleeps here for 777 s."""
+    """List the processes here that sleep for 777 s."""
     return [
         entry.name
         for entry in Path("/proc").glob("[0-9]*")
@@ -176,7 +176,7 @@ def through(cluster: LocalCluster, proxy: Proxy) -> MasterLocation:
     return cluster.location._replace(control=proxy.netloc)
 
 
-def test_a_connection_that_breaks_again_and_again_loses_nothing_and_doubles_nothing(
+def test_a_connection_that_breaks_repeatedly_loses_and_repeats_no_message(
     cluster: LocalCluster, proxy: Proxy
 ) -> None:
     chance = random.Random(7)
@@ -206,7 +206,7 @@ def test_a_connection_that_breaks_again_and_again_loses_nothing_and_doubles_noth
         assert summary[5] == {"done": TASKS}
 
 
-def test_a_master_that_stands_still_for_a_while_loses_nothing(
+def test_a_master_that_is_stopped_for_a_while_loses_nothing(
     cluster: LocalCluster,
 ) -> None:
     with Client(cluster) as client, client.job("paused") as job:
@@ -214,15 +214,15 @@ def test_a_master_that_stands_still_for_a_while_loses_nothing(
         job.want(refs)
         os.kill(cluster.master.pid, signal.SIGSTOP)
         try:
-            time.sleep(3.5)  # workers take a master that says nothing for 3 s for lost
+            time.sleep(3.5)  # workers consider a master lost that is silent for 3 s
         finally:
             os.kill(cluster.master.pid, signal.SIGCONT)
         made = [ref.content for ref in job.results(refs, 60) if isinstance(ref, Value)]
     assert made == [b"%d\n" % number for number in range(100)]
 
 
-def test_a_master_takes_nobody_back_whom_it_does_not_know(cluster: LocalCluster) -> None:
-    """As one that was started anew, or after the grace period."""
+def test_a_master_refuses_to_resume_an_unknown_session(cluster: LocalCluster) -> None:
+    """This is the case after a restart of the master, or after the grace period."""
     found = cluster.location
     dialer = Dialer(found.control, found.key, Role.SUBMIT, found.cluster_id, {})
     with pytest.raises(AccessRefusedError, match="it does not know this client: that was away"):
@@ -244,7 +244,7 @@ def test_clients_share_the_results_of_a_job(cluster: LocalCluster) -> None:
         assert attached.read(made) == b"made\n"
         assert attached.read(unmade) == b"later\n"
         assert job.read(unmade) == b"later\n"
-        first.close()  # the job is not over: it is now that of who is attached
+        first.close()  # the job goes on: it now belongs to the attached client
         own = attached.run(["cat"], inputs=[made])
         assert attached.read(own) == b"made\n"
         attached.close()
@@ -301,7 +301,8 @@ def test_a_client_goes_on_after_ctrl_c_at_any_moment(home: Home) -> None:
         process.send_signal(signal.SIGINT)
         while not select.select([process.stdout], [], [], 5.0)[0]:
             assert process.poll() is None
-            process.send_signal(signal.SIGINT)  # the last one fell into a `__del__`, and is lost
+            # the last signal arrived in a `__del__`, and was lost
+            process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
     said, complaints = process.communicate(timeout=30)
     assert said == "lost: 0\nclosed\n", complaints
@@ -332,7 +333,7 @@ def test_ctrl_c_while_a_cluster_starts_or_ends_leaves_nothing(home: Home) -> Non
     home.expect_nothing_left()
 
 
-def test_a_client_that_was_away_for_too_long_is_told_so(
+def test_a_client_that_was_disconnected_for_too_long_raises(
     cluster: LocalCluster, forsaken: Forsaken
 ) -> None:
     with pytest.raises(ConnectionLostError) as caught:
@@ -350,7 +351,7 @@ def test_a_client_that_was_away_for_too_long_is_told_so(
             job.result(job.run(["true"]))
 
 
-def test_the_job_of_a_killed_client_is_cancelled_with_all_that_it_runs(
+def test_the_job_of_a_killed_client_is_cancelled_with_its_programs(
     cluster: LocalCluster, forsaken: Forsaken
 ) -> None:
     with Client(cluster) as client:

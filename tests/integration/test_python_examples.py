@@ -1,4 +1,6 @@
-"""The examples in Python: each gives what is computed here in another way, wherever objects lie."""
+"""Checks that each Python example gives the value that this file computes in another way, in every
+store.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 def shared_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoSlots]:
-    """Of each store."""
+    """Start a cluster for each store."""
     with TwoSlots(tmp_path_factory.mktemp("two-slots"), "--store", request.param) as cluster:
         yield cluster
 
@@ -50,7 +52,7 @@ def test_words(shared_cluster: TwoSlots) -> None:
 
 
 def test_arrays(home: Home) -> None:
-    """On a cluster of its own, which it wants in memory."""
+    """The example starts its own cluster, with a store in memory."""
     mebibytes, readers = 64, 4
     means, sizes = printed(home, "arrays", mebibytes).splitlines()
     part = (mebibytes << 17) // readers

@@ -1,6 +1,7 @@
-"""Python tasks that do not wait on the stack: coroutines, and generators whose items others read.
+"""Tests Python tasks that do not block while they wait: coroutines, and generators whose items
+other tasks read.
 
-The functions here travel with their code: no program of a task can import this file.
+The functions here are sent with their code: no program of a task can import this file.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ async def blocks_in_a_loop() -> Any:
     return blocking(), await tree.spawn(4)
 
 
-def test_a_coroutine_may_wait_as_functions_do(client: ciel.Client) -> None:
+def test_a_coroutine_may_block_as_functions_do(client: ciel.Client) -> None:
     assert value_of(client, blocks_in_a_loop) == (31, 31)
 
 
@@ -154,7 +155,7 @@ async def one_by_one(pauses_s: list[float]) -> None:
         await pause.spawn(seconds)
 
 
-@ciel.task(slots=2)  # all there are: the children run in its own process
+@ciel.task(slots=2)  # all slots: the children run in the process of the task
 async def has_limit(limit_s: float, pauses_s: list[float], *, waits_for: bool) -> tuple[str, bool]:
     begun_s = time.monotonic()
     try:
@@ -169,14 +170,14 @@ async def has_limit(limit_s: float, pauses_s: list[float], *, waits_for: bool) -
 
 
 @pytest.mark.parametrize("waits_for", [False, True], ids=["timeout", "wait_for"])
-def test_a_limit_of_time_is_heard_between_children_that_run_in_place(
+def test_a_time_limit_takes_effect_between_children_that_run_inline(
     client: ciel.Client, *, waits_for: bool
 ) -> None:
     def found(limit_s: float, pauses_s: list[float]) -> tuple[str, bool]:
         return client.submit(has_limit, limit_s, pauses_s, waits_for=waits_for).result(WITHIN_S)
 
     assert found(0.1, [0.05] * 40) == ("late", True)
-    assert found(0.1, [0.5])[0] == "late"  # it cannot be heard before that child has ended
+    assert found(0.1, [0.5])[0] == "late"  # it cannot take effect before that child has ended
     assert found(WITHIN_S, [0.001] * 100) == ("in time", True)
 
 
@@ -194,7 +195,7 @@ async def leaves_coroutines() -> str:
     return f"{len(kept)} left"
 
 
-def test_coroutines_that_are_left_behind_hold_nothing_up(client: ciel.Client) -> None:
+def test_abandoned_coroutines_do_not_delay_the_result(client: ciel.Client) -> None:
     assert value_of(client, leaves_coroutines) == "2 left"
     assert value_of(client, awaits_failure) == "as it is"
 
@@ -208,7 +209,7 @@ async def awaits_failure() -> str:
     return ""
 
 
-def test_awaiting_raises_what_the_child_has_raised(client: ciel.Client) -> None:
+def test_awaiting_raises_the_exception_of_the_child(client: ciel.Client) -> None:
     assert value_of(client, awaits_failure) == "as it is"
 
 
@@ -262,10 +263,12 @@ def tells(stream: Iterator[int], paths: list[str]) -> list[int]:
     return seen
 
 
-def test_a_consumer_reads_items_while_they_are_made(client: ciel.Client, tmp_path: Path) -> None:
-    for number in range(20):  # the reader may come before, while and after the stream is announced
+def test_a_consumer_reads_items_while_they_are_produced(
+    client: ciel.Client, tmp_path: Path
+) -> None:
+    for number in range(20):  # the reader may start before, while and after the stream is announced
         paths = [str(tmp_path / f"seen{number}-{n}") for n in range(3)]
-        made = client.submit(items_when_told, paths)  # goes on when what it has made was read
+        made = client.submit(items_when_told, paths)  # continues when its items were read
         assert client.submit(tells, made, paths).result(WITHIN_S) == [0, 1, 2]
 
 
@@ -292,9 +295,9 @@ def both_within(count: int) -> list[list[int]]:
     return ciel.call(both, made, other=made)
 
 
-def test_a_stream_that_is_given_twice_is_read_twice(client: ciel.Client) -> None:
+def test_a_stream_passed_twice_is_read_twice(client: ciel.Client) -> None:
     made = client.submit(items, 3)
-    for _ in range(2):  # while it is made, and when it is whole
+    for _ in range(2):  # while it is produced, and when it is complete
         assert client.submit(both, made, made).result(WITHIN_S) == [[0, 1, 2]] * 2
         assert client.submit(both, made, other=made).result(WITHIN_S) == [[0, 1, 2]] * 2
     assert client.submit(both_within, 3).result(WITHIN_S) == [[0, 1, 2]] * 2
@@ -317,7 +320,7 @@ def test_the_elements_of_a_map_may_yield_or_be_awaited(client: ciel.Client) -> N
     assert client.submit(maps_within, square_later).result(WITHIN_S) == [1, 4]
 
 
-# --- what is yielded and is no item ---------------------------------------------------------------
+# --- yielded futures ------------------------------------------------------------------------------
 
 
 @ciel.task
@@ -328,7 +331,7 @@ def waits_and_yields(count: int) -> Any:
         yield square.spawn(number)
 
 
-def test_a_future_that_is_yielded_is_waited_for_and_no_item(client: ciel.Client) -> None:
+def test_a_yielded_future_is_awaited_and_is_not_an_item(client: ciel.Client) -> None:
     assert client.submit(waits_and_yields, 2).result(WITHIN_S) == [4, 5]
     assert list(client.map(waits_and_yields, [1, 2])) == [[1], [4, 5]]
 
@@ -357,11 +360,11 @@ def only_waits() -> Any:
     yield nothing.spawn()
 
 
-def test_who_only_waits_may_return_nothing(client: ciel.Client) -> None:
+def test_a_generator_that_only_waits_may_return_none(client: ciel.Client) -> None:
     assert value_of(client, only_waits) is None
 
 
-# --- waiting when the output is open --------------------------------------------------------------
+# --- waiting while the output is open -------------------------------------------------------------
 
 
 @ciel.task
@@ -370,11 +373,13 @@ def yields_and_waits(options: dict[str, Any]) -> Any:
     yield square.options(**options).spawn(3).result()
 
 
-def test_who_has_yielded_runs_what_it_spawns_itself(client: ciel.Client) -> None:
+def test_a_task_that_has_yielded_runs_its_children_itself(client: ciel.Client) -> None:
     assert client.submit(yields_and_waits, {}).result(WITHIN_S) == [1, 9]
 
 
-def test_who_has_yielded_cannot_wait_for_what_runs_elsewhere(client: ciel.Client) -> None:
+def test_a_task_that_has_yielded_cannot_wait_for_tasks_of_other_processes(
+    client: ciel.Client,
+) -> None:
     with pytest.raises(RuntimeError, match="yielded an item cannot wait for what runs elsewhere"):
         client.submit(yields_and_waits, {"retries": 1}).result(WITHIN_S)
 
@@ -388,6 +393,6 @@ def yields_and_waits_again(path: str) -> Any:
     yield square.spawn(3).result()
 
 
-def test_so_does_another_attempt(client: ciel.Client, tmp_path: Path) -> None:
+def test_a_second_attempt_runs_its_children_itself_too(client: ciel.Client, tmp_path: Path) -> None:
     made = client.submit(yields_and_waits_again, str(tmp_path / "begun"))
     assert made.result(WITHIN_S) == [1, 9]

@@ -1,5 +1,5 @@
-"""Programs of Python tasks that a preloaded parent has forked: tasks find what they always found,
-and never hear of its end.
+"""Tests programs of Python tasks that a preloaded parent forks: tasks find the same environment as
+in other programs, and are not affected when the parent ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def client(cluster: ciel.LocalCluster) -> Iterator[ciel.Client]:
 
 
 def together(directory: str, number: int, count: int) -> tuple[int, bool]:
-    """Run until others run, too; say who we are, and whether we were forked."""
+    """Run until other tasks run, too; return the process id, and whether this process was
+    forked.
+    """
     Path(directory, str(number)).touch()
     while len(os.listdir(directory)) < count:
         time.sleep(0.001)
@@ -47,7 +49,7 @@ def together(directory: str, number: int, count: int) -> tuple[int, bool]:
 
 
 def forked(client: ciel.Client, directory: Path) -> tuple[int, int]:
-    """Have two programs run; the numbers of the one that was forked, and of the launcher."""
+    """Make two programs run; return the ids of the forked one and of the launcher."""
     directory.mkdir()
     both = client.gather([client.submit(together, str(directory), n, 2) for n in range(2)])
     (pid,) = [pid for pid, is_forked in both if is_forked]
@@ -95,7 +97,7 @@ def at_once(directory: str, number: int, count: int) -> dict[str, Any]:
     return found | {"forked": together(directory, number, count)[1]}
 
 
-def test_a_task_finds_in_a_forked_program_what_it_finds_in_another(
+def test_a_forked_program_has_the_same_environment_as_a_started_one(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     (tmp_path / "meet").mkdir()
@@ -113,7 +115,7 @@ def test_a_pool_of_processes_works_in_a_forked_program(client: ciel.Client, tmp_
     assert client.gather(futures) == [[1, 2, 3], [1, 2, 3]]
 
 
-def test_tasks_do_not_hear_of_the_end_of_the_parent(client: ciel.Client, tmp_path: Path) -> None:
+def test_tasks_are_not_affected_when_the_parent_ends(client: ciel.Client, tmp_path: Path) -> None:
     _, launcher = forked(client, tmp_path / "meet")
     dice = random.Random(49)
     killed = 0

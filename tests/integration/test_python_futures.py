@@ -1,6 +1,7 @@
-"""Futures in unusual places: within values, called off before they are given on, of other clients.
+"""Tests futures in unusual places: within values, cancelled before they are passed on, and of other
+clients.
 
-The functions here travel with their code: no program of a task can import this file.
+The functions here are sent with their code: no program of a task can import this file.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def client(cluster: ciel.LocalCluster) -> Iterator[ciel.Client]:
 
 @pytest.fixture
 def other(cluster: ciel.LocalCluster) -> Iterator[ciel.Client]:
-    """Another client of the same cluster."""
+    """Connect another client to the same cluster."""
     with ciel.Client(cluster) as client:
         yield client
 
 
-# --- within values --------------------------------------------------------------------------------
+# --- futures within values ------------------------------------------------------------------------
 
 
 def made(number: int) -> Any:
@@ -135,7 +136,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("parent", [made, made_elsewhere, handed_on, stored])
-def test_a_future_that_was_done_when_it_came_is_done(
+def test_a_future_that_was_done_when_it_arrived_is_done(
     client: ciel.Client, parent: Callable[[int], Any], way: Callable[[Any], Any]
 ) -> None:
     value = client.submit(parent, -3).result(WITHIN_S)
@@ -145,12 +146,14 @@ def test_a_future_that_was_done_when_it_came_is_done(
 
 
 @pytest.mark.parametrize("size_bytes", [5_000, 1_000_000])
-def test_so_is_one_of_a_large_value(client: ciel.Client, size_bytes: int) -> None:
+def test_a_future_of_a_large_value_that_was_done_is_done(
+    client: ciel.Client, size_bytes: int
+) -> None:
     value = client.submit(made_large, size_bytes).result(WITHIN_S)
     assert value["f"].result(WITHIN_S) == bytes(size_bytes)
 
 
-def test_what_was_waited_for_may_be_returned_with_the_rest(client: ciel.Client) -> None:
+def test_the_sets_that_wait_returns_may_be_returned(client: ciel.Client) -> None:
     def first_done() -> Any:
         return ciel.wait([ciel.spawn(abs, -n) for n in range(3)], return_when="FIRST_COMPLETED")
 
@@ -158,7 +161,7 @@ def test_what_was_waited_for_may_be_returned_with_the_rest(client: ciel.Client) 
     assert sorted(client.gather([*done, *rest])) == [0, 1, 2]
 
 
-def test_a_child_that_yields_gives_its_items(client: ciel.Client) -> None:
+def test_a_future_of_a_generator_within_a_value_gives_its_items(client: ciel.Client) -> None:
     def items() -> Iterator[int]:
         yield from range(3)
 
@@ -166,7 +169,7 @@ def test_a_child_that_yields_gives_its_items(client: ciel.Client) -> None:
     assert list(value["f"].result(WITHIN_S)) == [0, 1, 2]
 
 
-def test_a_child_that_has_failed_raises_what_it_raised(client: ciel.Client) -> None:
+def test_a_future_of_a_failed_child_raises_its_exception(client: ciel.Client) -> None:
     def parent() -> Any:
         @ciel.task(retries=1)
         def alone(text: str) -> int:
@@ -181,13 +184,13 @@ def test_a_child_that_has_failed_raises_what_it_raised(client: ciel.Client) -> N
             child.result(WITHIN_S)
 
 
-def test_what_is_put_may_hold_what_is_done(client: ciel.Client) -> None:
+def test_a_put_value_may_contain_a_future_that_is_done(client: ciel.Client) -> None:
     done = client.submit(abs, -5)
     assert done.result(WITHIN_S) == 5
     assert client.put([done]).result()[0].result(WITHIN_S) == 5
 
 
-def test_an_object_stays_as_long_as_anything_here_names_it(client: ciel.Client) -> None:
+def test_an_object_stays_as_long_as_a_future_or_value_refers_to_it(client: ciel.Client) -> None:
     large = client.submit(bytes, 1_000_000)
     assert large.exception(WITHIN_S) is None
     value = client.put([large]).result()
@@ -207,7 +210,7 @@ def send_what_was_dropped(client: ciel.Client) -> None:
         assert client.submit(abs, -1).result(WITHIN_S) == 1
 
 
-# --- called off -----------------------------------------------------------------------------------
+# --- cancellation ---------------------------------------------------------------------------------
 
 
 def cancel_all(client: ciel.Client) -> None:
@@ -235,16 +238,16 @@ def stop_gathering(client: ciel.Client) -> None:
 
 
 @pytest.mark.parametrize("call_off", [cancel_all, shut_down, stop_gathering])
-def test_calls_that_travel_together_stop_when_all_are_called_off(
+def test_bundled_calls_stop_when_all_of_them_are_cancelled(
     client: ciel.Client, call_off: Callable[[ciel.Client], None]
 ) -> None:
     call_off(client)
     began_s = time.monotonic()
     assert client.submit(abs, -1).result(60) == 1
-    assert time.monotonic() - began_s < 10  # those calls would take 30
+    assert time.monotonic() - began_s < 10  # the cancelled calls would take 30 s
 
 
-def test_calls_that_travel_with_others_are_made_if_those_are_called_off(
+def test_bundled_calls_run_if_only_others_of_the_bundle_are_cancelled(
     client: ciel.Client,
 ) -> None:
     futures = [client.submit(pow, n, 2) for n in range(200)]
@@ -253,10 +256,9 @@ def test_calls_that_travel_with_others_are_made_if_those_are_called_off(
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
-def test_a_call_that_takes_what_was_called_off_fails_alike(
-    client: ciel.Client, is_sent: bool
-) -> None:
-    running = [client.submit(time.sleep, 0.5) for _ in range(3)]  # so the next one waits to be sent
+def test_a_call_with_a_cancelled_argument_is_cancelled(client: ciel.Client, is_sent: bool) -> None:
+    # so the next call waits to be sent
+    running = [client.submit(time.sleep, 0.5) for _ in range(3)]
     future: Any = client.submit(time.sleep, 60)
     if is_sent:
         wait_for(lambda: future.object_id is not None, "the call to be sent", WITHIN_S)
@@ -277,7 +279,7 @@ def test_a_call_that_takes_what_was_called_off_fails_alike(
     client.gather(running)
 
 
-def test_what_another_call_takes_is_made_though_it_was_called_off(client: ciel.Client) -> None:
+def test_a_cancelled_call_that_another_call_needs_still_runs(client: ciel.Client) -> None:
     for _ in range(20):
         futures = [client.submit(abs, -n) for n in range(10)]
         total = client.submit(sum, futures)
@@ -285,7 +287,7 @@ def test_what_another_call_takes_is_made_though_it_was_called_off(client: ciel.C
         assert total.result(WITHIN_S) == 45
 
 
-def test_what_is_called_off_while_it_is_given_on_is_a_value_or_called_off(
+def test_a_call_cancelled_while_it_is_passed_on_gives_a_value_or_is_cancelled(
     client: ciel.Client,
 ) -> None:
     given: list[Any] = []
@@ -312,7 +314,7 @@ def test_what_is_called_off_while_it_is_given_on_is_a_value_or_called_off(
         canceller.join()
 
 
-# --- of other clients -----------------------------------------------------------------------------
+# --- futures of other clients ---------------------------------------------------------------------
 
 
 def test_futures_of_another_client_of_the_cluster_are_arguments(
@@ -332,14 +334,14 @@ def test_futures_of_another_client_of_the_cluster_are_arguments(
         client.submit(passed_on, off).result(WITHIN_S)
 
 
-def test_a_future_that_came_to_another_client_is_asked_for_by_that(
+def test_a_future_received_by_another_client_is_read_through_that_client(
     client: ciel.Client, other: ciel.Client
 ) -> None:
     value = other.submit(made, -3).result(WITHIN_S)
     assert client.gather([value["f"]]) == [3]
 
 
-def test_a_callback_is_told_that_it_cannot_give_on_what_is_not_sent(
+def test_a_callback_that_passes_on_an_unsent_future_raises(
     client: ciel.Client, other: ciel.Client
 ) -> None:
     said: list[BaseException] = []

@@ -1,5 +1,5 @@
-"""Memory of arrays that are gone serves new ones, but for those that somebody still sees, wherever:
-in the program's own variables, or in the client.
+"""Checks that memory of deleted arrays is recycled, unless a program or the client still sees the
+array.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def end() -> None:
 
 
 def files() -> dict[int, str]:
-    """The files of the cluster's store that an array fits in, by inode."""
+    """Return the files of the cluster's store that are large enough for an array, by inode."""
     found = {}
     for path in Path(f"/dev/shm/ciel-{INSTANCE}").glob("**/*"):
         try:
             status = path.stat()
         except OSError:
-            continue  # it has just gone
+            continue  # it has just been deleted
         if path.is_file() and status.st_size >= COUNT * 8:
             found[status.st_ino] = path.parent.name
     return found
@@ -86,7 +86,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def inodes_of(client: ciel.Client, make: Callable[[float], Any]) -> list[int]:
-    """Make arrays one after the other, each when the last is gone; return which files they had."""
+    """Create arrays in sequence, each after the last one is deleted; return the inodes of their
+    files.
+    """
     found = []
     for number in range(ROUNDS):
         before = {inode for inode, place in files().items() if place == "objects"}
@@ -94,20 +96,23 @@ def inodes_of(client: ciel.Client, make: Callable[[float], Any]) -> list[int]:
         ciel.wait([array])
         found += [i for i, place in files().items() if place == "objects" and i not in before]
         del array
-        client.submit(abs, 1).result()  # with which it is told that nobody wants the array
-        until(lambda: files().get(found[-1]) != "objects")  # noqa: B023  # it is called here
+        client.submit(abs, 1).result()  # this call reports that the array is no longer needed
+        until(lambda: files().get(found[-1]) != "objects")  # noqa: B023  # called in this iteration
     return found
 
 
 @pytest.mark.parametrize("make", [made, plain])
-def test_an_array_lies_where_one_was(client: ciel.Client, make: Callable[[float], Any]) -> None:
+def test_an_array_reuses_the_memory_of_a_deleted_one(
+    client: ciel.Client, make: Callable[[float], Any]
+) -> None:
     found = inodes_of(client, make)
     assert len(found) == ROUNDS
-    assert len(set(found)) < ROUNDS  # unless it was just being looked after, each had the last's
+    # each array reuses the last one's file, unless the store is still checking that
+    assert len(set(found)) < ROUNDS
 
 
 @pytest.mark.parametrize("make", [made, plain])
-def test_what_a_program_holds_stays_as_it_is_until_it_ends(
+def test_an_array_that_a_program_holds_is_unchanged_until_the_program_ends(
     client: ciel.Client, make: Callable[[float], Any]
 ) -> None:
     array = client.submit(make, 42.0)
@@ -124,7 +129,7 @@ def test_what_a_program_holds_stays_as_it_is_until_it_ends(
     assert any(inode in inodes_of(client, make) for _ in range(5))
 
 
-def test_what_the_client_holds_stays_as_it_is(client: ciel.Client) -> None:
+def test_an_array_that_the_client_holds_is_unchanged(client: ciel.Client) -> None:
     array = client.submit(made, 42.0)
     value = array.result()
     (inode,) = [inode for inode, place in files().items() if place == "objects"]

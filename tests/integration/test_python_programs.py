@@ -1,7 +1,7 @@
-"""What Python tasks have to do with the programs that run them: values in the store, what is left
-behind, interpreters and modules.
+"""Tests Python tasks and the programs that run them: values in the store, leftovers of tasks,
+interpreters and modules.
 
-The functions here travel with their code: no program of a task can import this file.
+The functions here are sent with their code: no program of a task can import this file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def slow_square(number: int, seconds: float = 0.2) -> int:
 
 
 @pytest.mark.parametrize("damage", [': > "$1"', 'echo more >> "$1"'])
-def test_what_a_program_does_to_its_input_nobody_else_reads(
+def test_changes_that_a_program_makes_to_its_input_are_not_seen_by_others(
     client: ciel.Client, damage: str
 ) -> None:
     made = client.run(["seq", "100000"], outputs=1)
@@ -71,13 +71,13 @@ def look_at(value: dict[str, Any]) -> tuple[Any, ...]:
     return int(array.sum()), array.flags.writeable, value["more"].tolist(), value["part"].tolist()
 
 
-def test_an_array_is_made_where_it_will_be_read(client: ciel.Client) -> None:
+def test_an_array_can_be_created_in_the_store(client: ciel.Client) -> None:
     made = client.submit(made_in_place, 50_000)
     seen = client.submit(look_at, made).result(WITHIN_S)
     assert seen == (700_000, True, [0, 1, 2], [[7, 7]])
 
 
-def test_an_array_outside_of_tasks_is_an_ordinary_one() -> None:
+def test_empty_returns_an_ordinary_array_outside_of_tasks() -> None:
     assert ciel.empty(3, "u1").nbytes == 3
 
 
@@ -89,7 +89,7 @@ def array_and_wait() -> Any:
     return array
 
 
-def test_a_task_may_wait_with_an_array_in_its_hands(client: ciel.Client) -> None:
+def test_a_task_may_wait_while_it_holds_an_array_in_the_store(client: ciel.Client) -> None:
     assert client.submit(array_and_wait).result(WITHIN_S).sum() == 50_000
 
 
@@ -100,7 +100,7 @@ def keeps_array() -> Any:
     return array, os.getpid()
 
 
-def test_a_program_that_could_change_what_it_made_is_not_used_again(client: ciel.Client) -> None:
+def test_a_program_that_could_change_its_result_is_not_reused(client: ciel.Client) -> None:
     array, pid = client.submit(keeps_array).result(WITHIN_S)
     assert array.sum() == 1000
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of the program")
@@ -119,11 +119,11 @@ def length(value: bytes) -> int:
     return len(value)
 
 
-def test_large_arguments_of_children_travel_as_objects(client: ciel.Client) -> None:
+def test_large_arguments_of_children_are_sent_as_objects(client: ciel.Client) -> None:
     assert client.submit(gives_large, 300_000).result(WITHIN_S) == [300_000] * 3
 
 
-# --- what is left behind --------------------------------------------------------------------------
+# --- leftovers of tasks ---------------------------------------------------------------------------
 
 
 def leaves_thread() -> int:
@@ -150,7 +150,7 @@ def forks() -> tuple[str, int]:
     return "the parent", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_forked_child_says_nothing(client: ciel.Client) -> None:
+def test_a_forked_child_of_a_task_reports_nothing(client: ciel.Client) -> None:
     assert client.submit(forks).result(WITHIN_S) == ("the parent", 0)
 
 
@@ -165,7 +165,7 @@ def surroundings() -> tuple[int, str, int, bool]:
     return os.getpid(), os.getcwd(), sys.getrecursionlimit(), sys.stdout is sys.__stdout__
 
 
-def test_a_task_finds_the_program_as_the_first_did(client: ciel.Client) -> None:
+def test_a_task_does_not_see_changes_of_the_program_by_earlier_tasks(client: ciel.Client) -> None:
     _, *before = client.submit(surroundings).result(WITHIN_S)
     pid = client.submit(disturbs).result(WITHIN_S)
     assert client.submit(surroundings).result(WITHIN_S) == (pid, *before)
@@ -181,18 +181,18 @@ def leaves_timers() -> int:
 
 
 def outlives_timers() -> tuple[int, list[tuple[float, float]]]:
-    until_s = time.process_time() + 0.5  # two of them count the time of the processor
+    until_s = time.process_time() + 0.5  # two of them count CPU time
     while time.process_time() < until_s:
         pass
     return os.getpid(), [signal.getitimer(timer) for timer in TIMERS]
 
 
-def test_a_timer_that_a_task_leaves_does_not_ring_in_the_next(client: ciel.Client) -> None:
+def test_a_timer_that_a_task_leaves_does_not_fire_in_the_next(client: ciel.Client) -> None:
     pid = client.submit(leaves_timers).result(WITHIN_S)
     assert client.submit(outlives_timers).result(WITHIN_S) == (pid, [(0.0, 0.0)] * 3)
 
 
-# --- classes that travel with their code ----------------------------------------------------------
+# --- classes that are sent with their code --------------------------------------------------------
 
 
 @dataclasses.dataclass(slots=True)
@@ -239,7 +239,9 @@ def same(value: Any) -> tuple[Any, bool]:
 
 
 @pytest.mark.parametrize("kind", [Point, Named, Hidden, Wider, Pair, Slotted])
-def test_instances_of_classes_with_slots_come_back(client: ciel.Client, kind: Any) -> None:
+def test_instances_of_classes_with_slots_survive_a_round_trip(
+    client: ciel.Client, kind: Any
+) -> None:
     sent = kind(3)
     found, has_dict = client.submit(same, sent).result(WITHIN_S)
     assert (type(found), found.x) == (kind, 3)
@@ -256,7 +258,7 @@ def interpreter() -> str:
     return sys.executable
 
 
-def test_a_task_may_name_its_interpreter(client: ciel.Client, tmp_path: Path) -> None:
+def test_a_task_may_choose_its_interpreter(client: ciel.Client, tmp_path: Path) -> None:
     other = tmp_path / "other"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", other], check=True)
     (site,) = other.glob("lib/python*/site-packages")
@@ -268,7 +270,7 @@ def test_a_task_may_name_its_interpreter(client: ciel.Client, tmp_path: Path) ->
     assert client.submit(interpreter).result(WITHIN_S) != str(other / "bin" / "python")
 
 
-def test_an_interpreter_without_ciel_is_refused_in_a_line(
+def test_an_interpreter_without_ciel_is_refused_in_one_line(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     bare = tmp_path / "bare"
@@ -280,7 +282,7 @@ def test_an_interpreter_without_ciel_is_refused_in_a_line(
     assert "\n" not in text
 
 
-def test_an_interpreter_that_is_not_there_is_named(client: ciel.Client) -> None:
+def test_a_missing_interpreter_is_named(client: ciel.Client) -> None:
     with pytest.raises(ciel.TaskError, match="/no/such/python"):
         client.submit(ciel.task(python="/no/such/python")(interpreter)).result(WITHIN_S)
 
@@ -303,7 +305,7 @@ if __name__ == "__main__":
 """
 
 
-def test_modules_beside_the_script_are_those_that_are_there_now(tmp_path: Path) -> None:
+def test_modules_beside_the_script_are_imported_in_their_current_version(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_CHANGING)
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,6 +1,7 @@
-"""A call reads the state that its function takes along as it was when the call was made, and
-nothing of what other calls did to their copies. Random programs give what a `ThreadPoolExecutor`
-gives when each call is copied by pickle.
+"""Checks that a call sees the captured state of its function as of the moment of the call, and no
+changes that other calls made to their copies.
+
+Random programs give the same values as a `ThreadPoolExecutor` whose calls are copied by pickle.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ STEPS = st.lists(
 
 
 class Done:
-    """A future of what was computed at once, as the spawning of copies gives it."""
+    """The future of a value that was computed at once, as spawns of copies return it."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -177,7 +178,7 @@ SPAWN_OURS = "from ciel import spawn"
 
 
 class Copies:
-    """Calls of copies that are made when the call is, in threads."""
+    """Runs calls in threads, with copies that are made at the moment of the call."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -238,7 +239,7 @@ def client() -> Iterator[ciel.Client]:
     + [("executor", name, 1) for name in CALLED]
 )
 @given(steps=STEPS)
-def test_a2_random_programs_give_what_calls_of_copies_give(
+def test_a2_random_programs_give_the_same_values_as_calls_of_copies(
     client: ciel.Client, steps: list[tuple[str, str, int]]
 ) -> None:
     with ThreadPoolExecutor(1) as pool:

@@ -1,6 +1,6 @@
-"""Python tasks that make tasks: trees of them, who runs what, and what becomes of errors.
+"""Tests Python tasks that create tasks: trees, which program runs a task, and errors.
 
-The functions here travel with their code: no program of a task can import this file.
+The functions here are sent with their code: no program of a task can import this file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
-    """A client of a cluster with one slot."""
+    """Connect a client to a cluster with one slot."""
     with (
         ciel.LocalCluster(workers=1, slots=1, directory=tmp_path_factory.mktemp("one")) as cluster,
         ciel.Client(cluster) as client,
@@ -50,7 +50,9 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
-    """A client of a cluster of two workers: none of them knows whether the other has room."""
+    """Connect a client to a cluster of two workers, neither of which knows whether the other has
+    room.
+    """
     with (
         ciel.LocalCluster(workers=2, slots=1, directory=tmp_path_factory.mktemp("wide")) as cluster,
         ciel.Client(cluster) as client,
@@ -111,7 +113,7 @@ def tree_by_yield(depth: int) -> Generator[Any, int, int]:
 
 
 class _Peak:
-    """Counts the programs below a launcher while something runs, and remembers the most."""
+    """Counts the programs below a launcher while a block runs, and keeps the maximum."""
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
@@ -186,10 +188,11 @@ def over_by_tasks(depth: int) -> str:
     return "end" if not depth else ciel.call(over_by_tasks, depth - 1)
 
 
-def test_waiting_within_each_other_has_no_limit(narrow: ciel.Client) -> None:
-    assert narrow.submit(down_by_result, 250).result(WITHIN_S) == 250  # more than fit in a program
+def test_the_depth_of_nested_waits_has_no_limit(narrow: ciel.Client) -> None:
+    # more than fit into one program
+    assert narrow.submit(down_by_result, 250).result(WITHIN_S) == 250
     assert narrow.submit(down_by_delegation, 5000).result(WITHIN_S) == 0
-    assert narrow.submit(down_by_tasks, 5).result(WITHIN_S) == 5  # each a program that waits
+    assert narrow.submit(down_by_tasks, 5).result(WITHIN_S) == 5  # each is a suspended program
 
 
 @ciel.task
@@ -199,12 +202,12 @@ def memory_after(count: int) -> int:
     return ciel.call(memory_after, count - 1)
 
 
-def test_a_loop_of_tasks_that_hand_on_takes_no_more_memory_with_each(narrow: ciel.Client) -> None:
+def test_a_long_chain_of_delegating_tasks_takes_constant_memory(narrow: ciel.Client) -> None:
     few = narrow.submit(memory_after, 10).result(WITHIN_S)
     assert narrow.submit(memory_after, 60_000).result(WITHIN_S) < few + (16 << 20)
 
 
-def test_tasks_that_hand_on_their_result_leave_no_program_waiting(narrow: ciel.Client) -> None:
+def test_delegating_tasks_leave_no_suspended_programs(narrow: ciel.Client) -> None:
     assert narrow.cluster is not None
     with _Peak(narrow.cluster.workers[0].pid) as peak:
         before = peak.count = _programs_below(narrow.cluster.workers[0].pid)
@@ -212,7 +215,7 @@ def test_tasks_that_hand_on_their_result_leave_no_program_waiting(narrow: ciel.C
     assert peak.count <= before + 1
 
 
-# --- who runs what --------------------------------------------------------------------------------
+# --- which program runs a task --------------------------------------------------------------------
 
 
 @ciel.task
@@ -231,7 +234,7 @@ def getpid(seconds: float) -> int:
     return os.getpid()
 
 
-def test_what_a_task_spawns_runs_in_its_program_unless_it_takes_long(client: ciel.Client) -> None:
+def test_short_children_run_in_the_program_of_their_parent(client: ciel.Client) -> None:
     parent, children = client.submit(pids, 20).result(WITHIN_S)
     assert children.count(parent) > 1  # all of them, unless they take 10 ms
     parent, children = client.submit(slow_pids, 6).result(WITHIN_S)
@@ -250,7 +253,7 @@ def writes(path: str) -> None:
     Path(path).write_text("ran")
 
 
-def test_what_nobody_needs_is_not_run(client: ciel.Client, tmp_path: Path) -> None:
+def test_children_that_are_not_needed_do_not_run(client: ciel.Client, tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert client.submit(spawns_in_vain, str(path)).result(WITHIN_S) == "done"
     assert client.submit(square, 2).result(WITHIN_S) == 4
@@ -262,7 +265,7 @@ def with_options() -> list[int]:
     return ciel.gather([square.options(retries=2, name="q").spawn(n) for n in range(4)])
 
 
-def test_works_with_options_are_tasks_of_their_own(client: ciel.Client) -> None:
+def test_calls_with_options_are_separate_tasks(client: ciel.Client) -> None:
     parent, child = client.submit(own_process).result(WITHIN_S)
     assert parent != child
     assert client.submit(with_options).result(WITHIN_S) == [0, 1, 4, 9]
@@ -275,7 +278,7 @@ def own_process() -> tuple[int, int]:
 
 @ciel.task
 def takes_changes() -> tuple[Any, ...]:
-    late = [ciel.spawn(lambda: n) for n in range(3)]  # noqa: B023  # which it is
+    late = [ciel.spawn(lambda: n) for n in range(3)]  # noqa: B023  # late binding is intended
     items = [1]
     count = ciel.spawn(len, items)
     items.append(2)
@@ -285,7 +288,7 @@ def takes_changes() -> tuple[Any, ...]:
     return (*ciel.gather(late), count.result(), float(total.result()))
 
 
-def test_works_take_their_arguments_as_they_were_when_spawned(client: ciel.Client) -> None:
+def test_spawned_calls_use_their_arguments_at_the_moment_of_the_spawn(client: ciel.Client) -> None:
     assert client.submit(takes_changes).result(WITHIN_S) == (0, 1, 2, 1, 0.0)
 
 
@@ -312,7 +315,7 @@ def first_of(array: Any) -> float:
     return float(array[0])
 
 
-def test_e1_what_a_child_is_given_is_its_own(client: ciel.Client) -> None:
+def test_e1_a_child_has_its_own_copy_of_an_argument(client: ciel.Client) -> None:
     assert client.submit(changes_result).result(WITHIN_S) == (7.0, 0.0, True)
 
 
@@ -336,8 +339,8 @@ def first_of_two(seconds: float) -> int:
     return first
 
 
-def test_waiting_for_the_first_does_not_wait_for_the_others(client: ciel.Client) -> None:
-    assert client.submit(first_of_two, 3.0).result(10) == 0  # the other takes 27 s
+def test_waiting_for_the_first_child_does_not_wait_for_the_second(client: ciel.Client) -> None:
+    assert client.submit(first_of_two, 3.0).result(10) == 0  # the second one takes 27 s
 
 
 @ciel.task
@@ -346,7 +349,7 @@ def in_threads() -> list[int]:
         return list(pool.map(lambda n: tree_by_result.spawn(n).result(), range(6)))
 
 
-def test_threads_of_a_task_may_spawn_and_have_what_they_need_run(client: ciel.Client) -> None:
+def test_threads_of_a_task_may_spawn_and_wait_for_children(client: ciel.Client) -> None:
     assert client.submit(in_threads).result(WITHIN_S) == [1, 3, 7, 15, 31, 63]
 
 
@@ -363,7 +366,7 @@ def read_inside(value: dict[str, Any]) -> Any:
     return value["one"].result() + value["more"][0].result(), value["done"].result()
 
 
-def test_futures_within_a_result_can_be_read_by_others(client: ciel.Client) -> None:
+def test_futures_within_a_result_can_be_read_by_clients_and_tasks(client: ciel.Client) -> None:
     found = client.submit(with_futures_inside)
     value = found.result(WITHIN_S)
     assert (value["one"].result(WITHIN_S), value["more"][0].result(WITHIN_S)) == (9, 16)
@@ -375,7 +378,7 @@ def two_values(number: int) -> Any:
     return number, square.spawn(number)
 
 
-def test_one_of_several_values_may_be_a_future(client: ciel.Client) -> None:
+def test_one_of_several_return_values_may_be_a_future(client: ciel.Client) -> None:
     pair: Any = client.submit(two_values, 3)
     one, other = pair
     assert (one.result(WITHIN_S), other.result(WITHIN_S)) == (3, 9)
@@ -386,7 +389,7 @@ def large_in_the_end(depth: int) -> bytes:
     return bytes(100_000) if not depth else ciel.call(large_in_the_end, depth - 1)
 
 
-def test_a_large_result_is_found_through_all_that_handed_it_on(client: ciel.Client) -> None:
+def test_a_large_result_is_found_through_several_delegations(client: ciel.Client) -> None:
     made = client.submit(large_in_the_end, 2)
     assert client.submit(len, made).result(WITHIN_S) == 100_000
     assert len(made.result(WITHIN_S)) == 100_000
@@ -408,7 +411,7 @@ def catches(own: bool) -> str:
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["here", "elsewhere"])
-def test_an_exception_of_a_child_is_caught_as_what_it_is(client: ciel.Client, own: bool) -> None:
+def test_an_exception_of_a_child_is_caught_by_its_class(client: ciel.Client, own: bool) -> None:
     assert client.submit(catches, own).result(WITHIN_S) == "as it is RemoteTraceback"
 
 
@@ -419,7 +422,9 @@ def passes_on(own: bool) -> Any:
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["here", "elsewhere"])
-def test_who_takes_a_result_that_failed_fails_with_it(client: ciel.Client, own: bool) -> None:
+def test_a_task_whose_argument_failed_raises_the_same_exception(
+    client: ciel.Client, own: bool
+) -> None:
     with pytest.raises(LookupError, match="as it is"):
         client.submit(passes_on, own).result(WITHIN_S)
 
@@ -452,7 +457,7 @@ def endless() -> int:
     return value
 
 
-def test_recursion_without_end_is_an_exception(client: ciel.Client) -> None:
+def test_endless_recursion_is_an_exception(client: ciel.Client) -> None:
     with pytest.raises(RecursionError):
         client.submit(endless).result(WITHIN_S)
 
@@ -463,7 +468,7 @@ def calls_off() -> tuple[bool, bool, bool]:
     return future.cancel(), future.cancelled(), future.cancel()
 
 
-def test_a_child_that_was_not_begun_can_be_called_off(client: ciel.Client) -> None:
+def test_a_child_that_was_not_started_can_be_cancelled(client: ciel.Client) -> None:
     assert client.submit(calls_off).result(WITHIN_S) == (True, True, False)
 
 
@@ -473,8 +478,8 @@ def test_a_child_that_was_not_begun_can_be_called_off(client: ciel.Client) -> No
 def outcomes(
     client: ciel.Client, function: Callable[..., Any], lots: int, each: int = 1, failed: int = 0
 ) -> list[Any]:
-    """Run calls 0, 1, … in one bundle of some lots; return what became of them. The last `failed`
-    take a result that cannot be made.
+    """Run calls 0, 1, … in one bundle of several lots; return their outcomes. The last `failed`
+    calls take a result that cannot be produced.
     """
     job = client.job()
     (lost,) = job.add("stdinout", {"args": {"command_line": ["false"]}})
@@ -532,13 +537,13 @@ def test_the_lots_of_a_bundle_become_its_outputs(client: ciel.Client) -> None:
     assert outcomes(client, twice, 3, 4) == [2 * n for n in range(12)]
 
 
-def test_lots_that_take_long_go_to_whoever_has_room(client: ciel.Client) -> None:
+def test_lots_that_take_long_are_moved_to_workers_with_room(client: ciel.Client) -> None:
     pids = outcomes(client, where, 6)
     assert len(set(pids)) > 1
-    assert pids[0] == pids[1]  # what was first stays
+    assert pids[0] == pids[1]  # the first calls stay
 
 
-def test_one_call_that_raises_does_not_fail_its_neighbours(client: ciel.Client) -> None:
+def test_one_call_that_raises_does_not_fail_the_rest_of_its_bundle(client: ciel.Client) -> None:
     found = outcomes(client, raises_at_odd, 2, 2)
     assert found[::2] == [0, 2]
     assert [type(error) for error in found[1::2]] == [LookupError, LookupError]
@@ -550,13 +555,13 @@ def test_one_call_that_kills_its_program_fails_alone(client: ciel.Client) -> Non
     assert found == [0, 1, 2, 3, 4, 6, 7]
 
 
-def test_an_input_that_failed_fails_those_calls_that_take_it(client: ciel.Client) -> None:
+def test_a_failed_input_fails_only_the_calls_that_take_it(client: ciel.Client) -> None:
     *good, bad = outcomes(client, twice, 1, 3, failed=1)
     assert good == [0, 2]
     assert isinstance(bad, ciel.TaskError)
 
 
-def test_calls_of_another_version_are_refused_in_a_line(client: ciel.Client) -> None:
+def test_calls_of_another_version_are_refused_in_one_line(client: ciel.Client) -> None:
     bundle = calls.Bundle((3, 9, "0.0.9"), (), (), ())
     job = client.job()
     (ref,) = job.add("python", calls.arguments_of(calls.pack_bundle(bundle), []))

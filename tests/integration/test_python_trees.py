@@ -1,9 +1,10 @@
-"""A tree of 32,767 tasks on a worker with one slot: it ends by blocking waits alone, by handing
-over alone, and by `await` alone, with no more processes than the tree is deep and one for the slot.
+"""Runs a tree of 32,767 tasks on a worker with one slot: it ends with blocking waits alone, with
+delegation alone, and with `await` alone. It needs no more processes than the depth of the tree, and
+one for the slot.
 
-Such tasks run where they were spawned. Those with options of their own do not, and then who blocks
-keeps a process, but no slot. A worker runs what came first, so that siblings wait beside each
-other: the smaller tree of such tasks ends, too, with more processes than it is deep.
+Such tasks run in the process where they were spawned. Tasks with options do not; a blocked one
+keeps a process, but no slot. A worker runs the oldest task first, so siblings wait at the same
+time: the smaller tree of such tasks ends, too, with more processes than its depth.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LOOK_S = 0.005
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Found = tuple[int, frozenset[int]]
-"""How many tasks a tree has, and the processes in which they ran."""
+"""The number of tasks of a tree, and the processes in which they ran."""
 
 
 def joined(*parts: Found) -> Found:
@@ -67,7 +68,7 @@ async def awaiting(depth: int) -> Found:
 
 
 class Census(threading.Thread):
-    """Counts the programs of tasks below a worker, again and again."""
+    """Repeatedly counts the programs of tasks below a worker."""
 
     def __init__(self, worker: int) -> None:
         super().__init__(daemon=True)
@@ -104,7 +105,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 
 def run(client: ciel.Client, tree: ciel.Task[[int], Found], depth: int) -> int:
-    """Return how many processes there were at a time."""
+    """Return the largest number of processes at one time."""
     assert client.cluster is not None
     census = Census(client.cluster.workers[0].pid)
     census.start()
@@ -124,5 +125,6 @@ def test_a_tree_of_many_tasks_ends_on_one_slot(
     assert 1 <= run(client, tree, DEPTH) <= DEPTH + 1
 
 
-def test_a_tree_of_tasks_that_all_wait_apart_ends_on_one_slot(client: ciel.Client) -> None:
-    assert 1 < run(client, blocking_apart, DEPTH_APART) <= 1 << DEPTH_APART  # those that wait
+def test_a_tree_of_tasks_in_separate_processes_ends_on_one_slot(client: ciel.Client) -> None:
+    # suspended tasks keep their processes
+    assert 1 < run(client, blocking_apart, DEPTH_APART) <= 1 << DEPTH_APART

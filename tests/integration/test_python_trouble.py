@@ -1,7 +1,7 @@
-"""What Python tasks do to themselves and to others: what comes back is clear, and both slots are
+"""Tests Python tasks that damage themselves or others: the errors are clear, and both slots are
 free afterwards.
 
-The functions here travel with their code: no program of a task can import this file.
+The functions here are sent with their code: no program of a task can import this file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ciel.testing.homes import wait_for
 
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 LARGE_BYTES = (4 << 30) + 1 if IS_LONG else (64 << 20) + 1
-"""More than a length of 32 bits can say; by default less, which travels in the same way."""
+"""More than a 32-bit length can express; by default less, which is sent in the same way."""
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -47,7 +47,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 @pytest.fixture(autouse=True)
 def _both_slots_work_afterwards(client: ciel.Client) -> Iterator[None]:
     yield
-    gc.collect()  # futures that were not asked for keep nothing running
+    gc.collect()  # dropped futures keep no call running
     both = ciel.task(slots=2, timeout_s=10)(os.getpid)
     assert both.spawn().result(20) > 0
 
@@ -58,10 +58,10 @@ def error_of(future: ciel.Future[Any]) -> BaseException:
     return error
 
 
-# --- what has no bytes ----------------------------------------------------------------------------
+# --- values that cannot be pickled ----------------------------------------------------------------
 
 
-def test_a_function_that_has_no_bytes_is_refused_at_once_and_what_is_at_fault_is_named(
+def test_a_function_that_cannot_be_pickled_is_refused_at_once_with_the_cause(
     client: ciel.Client,
 ) -> None:
     guard = threading.Lock()
@@ -74,12 +74,14 @@ def test_a_function_that_has_no_bytes_is_refused_at_once_and_what_is_at_fault_is
         client.submit(guarded)
 
 
-def test_an_argument_that_has_no_bytes_is_refused_at_once_and_named(client: ciel.Client) -> None:
+def test_an_argument_that_cannot_be_pickled_is_refused_at_once_and_named(
+    client: ciel.Client,
+) -> None:
     with pytest.raises(ciel.PackingError, match=r"arguments of len.*lock"):
         client.submit(len, {"a": [1, threading.Lock()]})
 
 
-def test_a_result_that_has_no_bytes_is_named(client: ciel.Client) -> None:
+def test_a_result_that_cannot_be_pickled_is_named(client: ciel.Client) -> None:
     def locked() -> Any:
         return {"a": 1, "guard": threading.Lock()}
 
@@ -89,7 +91,7 @@ def test_a_result_that_has_no_bytes_is_named(client: ciel.Client) -> None:
     assert "guard" in str(error)
 
 
-def test_a_value_that_contains_itself_is_an_argument_like_any_other(client: ciel.Client) -> None:
+def test_a_value_that_contains_itself_can_be_an_argument(client: ciel.Client) -> None:
     ring: list[Any] = [1]
     ring.append(ring)
     assert client.submit(lambda given: given[1] is given, ring).result(30)
@@ -101,11 +103,11 @@ def test_a_value_that_is_nested_too_deeply_is_refused(client: ciel.Client) -> No
         deep = [deep]
     with pytest.raises(ciel.PackingError, match="nested too deeply"):
         client.submit(id, deep)
-    while deep:  # else it is taken apart recursively
+    while deep:  # otherwise it would be deallocated recursively
         deep = deep[0]
 
 
-def test_a_generator_that_is_returned_is_what_it_yields(client: ciel.Client) -> None:
+def test_a_returned_generator_becomes_a_list_of_its_items(client: ciel.Client) -> None:
     def up_to(count: int) -> Any:
         return (number for number in range(count))
 
@@ -119,10 +121,10 @@ def test_a_result_that_is_an_open_connection_is_named(client: ciel.Client) -> No
     assert "socket" in str(error)
 
 
-# --- what is given is changed ---------------------------------------------------------------------
+# --- changed arguments ----------------------------------------------------------------------------
 
 
-def test_a_list_that_a_task_changes_is_its_own(client: ciel.Client) -> None:
+def test_a_task_changes_only_its_copy_of_a_list(client: ciel.Client) -> None:
     def append(given: list[int]) -> list[int]:
         given.append(9)
         return given
@@ -143,7 +145,7 @@ def test_an_array_in_the_store_is_not_changed_by_a_task(client: ciel.Client) -> 
     assert client.submit(np.sum, array).result(30) == 100_000
 
 
-def test_arguments_are_taken_as_they_are_when_the_call_is_made(client: ciel.Client) -> None:
+def test_a_spawn_uses_its_arguments_at_the_moment_of_the_spawn(client: ciel.Client) -> None:
     @ciel.task
     def parent() -> list[list[int]]:
         given: list[int] = []
@@ -160,7 +162,7 @@ def test_arguments_are_taken_as_they_are_when_the_call_is_made(client: ciel.Clie
 
 
 class Guarded(Exception):
-    """Holds what has no bytes."""
+    """Contains a value that cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__("guarded")
@@ -168,28 +170,28 @@ class Guarded(Exception):
 
 
 class Picky(Exception):
-    """Cannot be made of what it says."""
+    """Cannot be recreated from its arguments."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
 
 
 class Silent(Exception):
-    """Cannot even say what it is."""
+    """Raises when it is printed."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
 class Odd(ValueError):
-    """One of this program's own."""
+    """An exception class of this file."""
 
 
 def raise_it(make: Callable[[], BaseException]) -> None:
     raise make()
 
 
-def test_an_exception_that_cannot_travel_is_told(client: ciel.Client) -> None:
+def test_an_exception_that_cannot_be_pickled_is_reported(client: ciel.Client) -> None:
     error = error_of(client.submit(raise_it, Guarded))
     assert isinstance(error, ciel.RemoteError)
     assert error.kind.endswith("Guarded")
@@ -209,7 +211,7 @@ def test_an_exception_that_cannot_travel_is_told(client: ciel.Client) -> None:
         (lambda: ValueError("is odd" + "x" * (1 << 20)), Exception),
     ],
 )
-def test_an_exception_is_of_its_own_class_wherever_it_comes_from(
+def test_an_exception_keeps_its_class_wherever_the_class_is_defined(
     client: ciel.Client, make: Callable[[], BaseException], kind: type[BaseException]
 ) -> None:
     error = error_of(client.submit(raise_it, make))
@@ -218,7 +220,7 @@ def test_an_exception_is_of_its_own_class_wherever_it_comes_from(
     assert "raise_it" in str(error.__cause__ or error)
 
 
-def test_an_exception_in_a_map_comes_in_its_place(client: ciel.Client) -> None:
+def test_an_exception_in_a_map_is_raised_at_its_position(client: ciel.Client) -> None:
     def half(number: int) -> int:
         if number == 150:
             raise Odd(number)
@@ -230,7 +232,9 @@ def test_an_exception_in_a_map_comes_in_its_place(client: ciel.Client) -> None:
         next(results)
 
 
-def test_a_result_without_bytes_in_a_map_comes_in_its_place(client: ciel.Client) -> None:
+def test_a_result_that_cannot_be_pickled_in_a_map_raises_at_its_position(
+    client: ciel.Client,
+) -> None:
     def lock_or(number: int) -> Any:
         return threading.Lock() if number == 70 else number
 
@@ -240,7 +244,7 @@ def test_a_result_without_bytes_in_a_map_comes_in_its_place(client: ciel.Client)
         next(results)
 
 
-def test_an_argument_without_bytes_in_a_map_is_named(client: ciel.Client) -> None:
+def test_an_argument_that_cannot_be_pickled_in_a_map_is_named(client: ciel.Client) -> None:
     with pytest.raises(ciel.PackingError, match=r"argument 2 of a call of the map: _thread\.lock"):
         client.map(divmod, [1, 2], [3, threading.Lock()])
 
@@ -266,7 +270,7 @@ def kill_itself(signal_number: int) -> None:
         (kill_itself, signal.SIGSEGV, "SIGSEGV"),
     ],
 )
-def test_a_task_that_ends_its_process_fails_and_says_how(
+def test_a_task_that_ends_its_process_fails_with_the_cause(
     client: ciel.Client, call: Callable[[int], None], argument: int, text: str
 ) -> None:
     error = error_of(client.submit(call, argument))
@@ -274,7 +278,7 @@ def test_a_task_that_ends_its_process_fails_and_says_how(
     assert text in str(error)
 
 
-def test_of_many_calls_that_travel_together_only_the_one_fails_that_ends_its_process(
+def test_of_bundled_calls_only_the_one_that_ends_its_process_fails(
     client: ciel.Client,
 ) -> None:
     def same_or_exit(number: int) -> int:
@@ -290,7 +294,7 @@ def test_of_many_calls_that_travel_together_only_the_one_fails_that_ends_its_pro
     assert [future.result() for future in futures[:60]] == list(range(60))
 
 
-def test_threads_that_a_task_leaves_do_not_keep_its_result(client: ciel.Client) -> None:
+def test_threads_that_a_task_leaves_do_not_delay_its_result(client: ciel.Client) -> None:
     def leave_threads(count: int) -> int:
         for _ in range(count):
             threading.Thread(target=time.sleep, args=(60,)).start()
@@ -300,7 +304,7 @@ def test_threads_that_a_task_leaves_do_not_keep_its_result(client: ciel.Client) 
     assert client.submit(pow, 2, 3).result(30) == 8
 
 
-def test_a_thread_that_fails_later_harms_nobody(client: ciel.Client) -> None:
+def test_a_thread_that_fails_later_does_no_harm(client: ciel.Client) -> None:
     def leave_a_fault() -> str:
         def fail() -> None:
             time.sleep(0.05)
@@ -313,7 +317,7 @@ def test_a_thread_that_fails_later_harms_nobody(client: ciel.Client) -> None:
     assert list(client.map(abs, range(100), chunksize=1)) == list(range(100))
 
 
-def test_a_child_of_fork_that_returns_is_not_heard(client: ciel.Client) -> None:
+def test_a_forked_child_that_returns_reports_nothing(client: ciel.Client) -> None:
     def fork() -> str:
         return "parent" if os.fork() else "child"
 
@@ -321,7 +325,7 @@ def test_a_child_of_fork_that_returns_is_not_heard(client: ciel.Client) -> None:
     assert client.submit(pow, 2, 3).result(30) == 8
 
 
-def test_a_child_of_fork_that_stays_does_not_keep_the_result(client: ciel.Client) -> None:
+def test_a_forked_child_that_stays_does_not_delay_the_result(client: ciel.Client) -> None:
     def fork() -> int:
         child = os.fork()
         if not child:
@@ -345,7 +349,7 @@ def test_a_pool_of_processes_works_in_a_task(client: ciel.Client) -> None:
     assert client.submit(pooled).result(30) == [1, 2, 3]
 
 
-def test_a_directory_that_a_task_enters_is_not_that_of_the_next(client: ciel.Client) -> None:
+def test_a_task_does_not_run_in_a_directory_that_another_entered(client: ciel.Client) -> None:
     before = set(client.gather([client.submit(os.getcwd) for _ in range(4)]))
     client.gather([client.submit(os.chdir, "/") for _ in range(4)])
     assert "/" not in before
@@ -361,7 +365,7 @@ def test_a_task_that_closes_every_descriptor_fails_alone(client: ciel.Client) ->
     assert isinstance(error_of(future), ciel.TaskError)
 
 
-def test_what_a_task_prints_and_reads_does_not_disturb_the_conversation(
+def test_output_and_input_of_a_task_do_not_disturb_the_protocol(
     client: ciel.Client,
 ) -> None:
     def chat() -> tuple[str, str]:
@@ -372,17 +376,17 @@ def test_what_a_task_prints_and_reads_does_not_disturb_the_conversation(
     assert client.submit(chat).result(30) == ("", "")
 
 
-# --- without end ----------------------------------------------------------------------------------
+# --- endless calls --------------------------------------------------------------------------------
 
 
-def test_a_function_that_calls_itself_for_ever_raises_as_it_does_here(client: ciel.Client) -> None:
+def test_endless_recursion_raises_as_in_the_client(client: ciel.Client) -> None:
     def again(n: int) -> int:
         return again(n + 1)
 
     assert isinstance(error_of(client.submit(again, 0)), RecursionError)
 
 
-def test_tasks_that_hand_over_for_ever_end_when_they_are_called_off(client: ciel.Client) -> None:
+def test_endless_delegation_ends_when_it_is_cancelled(client: ciel.Client) -> None:
     @ciel.task
     def again(n: int) -> int:
         return ciel.call(again, n + 1)
@@ -394,7 +398,7 @@ def test_tasks_that_hand_over_for_ever_end_when_they_are_called_off(client: ciel
         future.result(30)
 
 
-def test_tasks_that_wait_for_ever_deeper_end_when_they_are_called_off(client: ciel.Client) -> None:
+def test_endlessly_nested_waits_end_when_they_are_cancelled(client: ciel.Client) -> None:
     @ciel.task
     def again(n: int) -> int:
         return again.spawn(n + 1).result() + 1
@@ -405,14 +409,14 @@ def test_tasks_that_wait_for_ever_deeper_end_when_they_are_called_off(client: ci
     future.cancel()
 
 
-def test_a_task_that_never_ends_is_killed_when_it_is_called_off(client: ciel.Client) -> None:
+def test_a_task_that_never_ends_is_killed_when_it_is_cancelled(client: ciel.Client) -> None:
     def spin(place: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path(place).write_text(str(os.getpid()))
         while True:
             pass
 
-    place = Path(str(client.cluster.directory)) / "spinning"  # type: ignore[union-attr]  # it has one
+    place = Path(str(client.cluster.directory)) / "spinning"  # type: ignore[union-attr]  # not None
     future = client.submit(spin, str(place))
     wait_for(lambda: place.exists() and place.read_text(), "the task")
     assert future.cancel()
@@ -423,20 +427,20 @@ def test_a_task_that_never_ends_is_killed_when_it_is_called_off(client: ciel.Cli
 # --- other versions -------------------------------------------------------------------------------
 
 
-def test_calls_of_another_version_are_refused_in_a_line(
+def test_calls_of_another_version_are_refused_in_one_line(
     client: ciel.Client, tmp_path: Path
 ) -> None:
-    """By an interpreter that has another ciel."""
+    """Use an interpreter that has another version of ciel."""
     line = refusal_of(another_python(tmp_path, "import ciel\nciel.__version__ = '0.0.9'\n"))
     assert f"it has ciel 0.0.9, the worker has ciel {ciel.__version__}" in line
     assert "must be the same" in line
 
 
 @pytest.mark.parametrize("version", ["3, 6", "3, 9", "3, 10"])
-def test_an_interpreter_that_is_too_old_is_told_so(
+def test_an_interpreter_that_is_too_old_is_refused_with_the_reason(
     client: ciel.Client, tmp_path: Path, version: str
 ) -> None:
-    """Whether ciel is there or not: it could not be installed."""
+    """The message is the same whether ciel is there or not, because it could not be installed."""
     begins = f"import sys\nsys.version_info = ({version}, 18, 'final', 0)\n"
     for blocked in ("", "sys.modules['ciel'] = None\n"):
         line = refusal_of(another_python(tmp_path, begins + blocked))
@@ -445,7 +449,7 @@ def test_an_interpreter_that_is_too_old_is_told_so(
         assert "Python 3.11; name another by 'python='" in line
 
 
-def test_an_interpreter_of_another_version_is_not_to_have_ciel_installed(
+def test_an_interpreter_of_another_version_is_refused_without_advice_to_install_ciel(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     begins = "import sys\nsys.version_info = (3, 99, 1, 'final', 0)\nsys.modules['ciel'] = None\n"
@@ -457,7 +461,7 @@ def test_an_interpreter_of_another_version_is_not_to_have_ciel_installed(
 
 
 def another_python(place: Path, begins: str) -> str:
-    """Return an interpreter that begins with some lines."""
+    """Return an interpreter that first runs some lines."""
     (place / "sitecustomize.py").write_text(begins)
     other = place / "python"
     other.write_text(f'#!/bin/sh\nPYTHONPATH={place} exec {sys.executable} "$@"\n')
@@ -466,14 +470,14 @@ def another_python(place: Path, begins: str) -> str:
 
 
 def refusal_of(python: str) -> str:
-    """Return the line by which an interpreter is refused."""
+    """Return the line with which an interpreter is refused."""
     error = error_of(ciel.task(python=python)(os.getpid).spawn())
     assert isinstance(error, ciel.TaskError)
     (line,) = str(error).splitlines()
     return line
 
 
-def test_an_interpreter_that_is_not_there_is_named(client: ciel.Client) -> None:
+def test_a_missing_interpreter_is_named(client: ciel.Client) -> None:
     error = error_of(ciel.task(python="/no/such/python")(os.getpid).spawn())
     assert isinstance(error, ciel.TaskError)
     assert "/no/such/python" in str(error)
@@ -496,9 +500,7 @@ def test_an_interpreter_without_ciel_is_named(client: ciel.Client, tmp_path: Pat
 @pytest.mark.parametrize(
     "value", [b"", "", (), None, bytearray(), np.empty(0), np.empty((0, 5), "i4"), {}]
 )
-def test_arguments_and_results_of_nothing_are_arguments_and_results(
-    client: ciel.Client, value: Any
-) -> None:
+def test_empty_values_can_be_arguments_and_results(client: ciel.Client, value: Any) -> None:
     for given in (value, client.put(value)):
         found = client.submit(lambda argument: argument, given).result(30)
         assert type(found) is type(value)
@@ -507,13 +509,13 @@ def test_arguments_and_results_of_nothing_are_arguments_and_results(
             assert (found.shape, found.dtype) == (value.shape, value.dtype)
 
 
-def test_a_program_that_is_given_nothing_and_writes_nothing(client: ciel.Client) -> None:
+def test_a_program_may_have_empty_input_and_output(client: ciel.Client) -> None:
     out = client.run(["cat"], stdin=client.put(b""))
     assert client.submit(len, out).result(30) == 0
     assert client.run(["cat"], stdin=b"").result(30) == b""
 
 
-def test_an_argument_may_be_larger_than_memory_is_usually_asked_for(client: ciel.Client) -> None:
+def test_an_argument_may_be_very_large(client: ciel.Client) -> None:
     content = np.zeros(LARGE_BYTES, np.uint8)
     content[-1] = 7
 

@@ -1,7 +1,7 @@
-"""Python tasks that wait for others, and for the clock as well: in no slot, so that whatever they
-wait for can run where they did.
+"""Tests Python tasks that wait for other tasks and for timers: a waiting task holds no slot, so
+that the awaited tasks can run in its slot.
 
-The functions here travel with their code: no program of a task can import this file.
+The functions here are sent with their code: no program of a task can import this file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ WITHIN_S = 30
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
-    """One with a single slot: what waits in it keeps everything else from running."""
+    """Connect a client to a cluster with a single slot: a task that waits in it blocks all
+    others.
+    """
     with (
         ciel.LocalCluster(workers=1, slots=1, directory=tmp_path_factory.mktemp("one")) as cluster,
         ciel.Client(cluster) as client,
@@ -46,7 +48,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 @ciel.task(retries=1)
 def elsewhere(rest_s: float = 0.0) -> str:
-    """Runs in a slot of its own, as it has options."""
+    """Runs as a separate task in another slot, because it has options."""
     time.sleep(rest_s)
     return "done"
 
@@ -116,7 +118,7 @@ async def awaited(future: Any) -> Any:
     return await future
 
 
-def test_who_looks_at_a_child_again_and_again_leaves_its_slot(client: ciel.Client) -> None:
+def test_a_task_that_polls_a_child_leaves_its_slot(client: ciel.Client) -> None:
     assert client.submit(asks_again).result(WITHIN_S) > 1
 
 
@@ -133,7 +135,7 @@ async def listens() -> tuple[str, bytes]:
     return value, heard
 
 
-def test_a_child_gets_the_slot_of_a_coroutine_that_listens(client: ciel.Client) -> None:
+def test_a_child_gets_the_slot_of_a_coroutine_that_reads_a_socket(client: ciel.Client) -> None:
     assert client.submit(listens).result(WITHIN_S) == ("done", b"hello")
 
 
@@ -169,7 +171,7 @@ def test_a_timeout_may_be_longer_than_any_clock(wide: ciel.Client, limit_s: floa
     assert wide.submit(waits, limit_s, 0.1).result(WITHIN_S) == ["after 0.1 s"] * 2
 
 
-def test_the_timeout_of_who_is_important_does_not_wait_in_line(wide: ciel.Client) -> None:
+def test_the_timeout_of_a_high_priority_task_is_not_queued_behind_others(wide: ciel.Client) -> None:
     @ciel.task
     def patience() -> float:
         future, begun_s = slow.spawn(20.0), time.monotonic()
@@ -183,7 +185,7 @@ def test_the_timeout_of_who_is_important_does_not_wait_in_line(wide: ciel.Client
     wide.cancel(line)
 
 
-def test_a_coroutine_hears_its_threads_while_it_waits(wide: ciel.Client) -> None:
+def test_a_coroutine_is_woken_by_its_threads_while_it_waits(wide: ciel.Client) -> None:
     @ciel.task
     async def first_of_two() -> float:
         begun_s = time.monotonic()
@@ -198,7 +200,7 @@ def test_a_coroutine_hears_its_threads_while_it_waits(wide: ciel.Client) -> None
     assert wide.submit(first_of_two).result(WITHIN_S) < 5
 
 
-def test_a_coroutine_that_others_may_wake_is_in_its_slot_for_half_of_the_time(
+def test_a_coroutine_that_threads_may_wake_is_in_its_slot_half_of_the_time(
     wide: ciel.Client,
 ) -> None:
     @ciel.task
@@ -218,7 +220,8 @@ def test_a_coroutine_that_others_may_wake_is_in_its_slot_for_half_of_the_time(
             thread.cancel()
         return count
 
-    # It stays for 0.5 s, is away for 0.25, and so on for 3 s. Who is slow does so less often.
+    # The coroutine stays in its slot for 0.5 s, leaves it for 0.25 s, and so on for 3 s; a slow
+    # machine does so less often.
     assert 1 <= wide.submit(departures).result(WITHIN_S) <= 5
 
 
@@ -244,12 +247,12 @@ def sees_which(limit_s: float) -> Any:
     return "it did not take that long"
 
 
-def test_some_of_several_are_there_when_the_time_is_over(wide: ciel.Client) -> None:
+def test_wait_returns_the_finished_futures_when_its_time_is_over(wide: ciel.Client) -> None:
     found = wide.submit(sees_which, 1.5).result(WITHIN_S)
     assert found == (["after 0.05 s", "after 0.1 s"], 1, True)
 
 
-def test_many_time_outs_leave_nothing_to_wait_for(client: ciel.Client) -> None:
+def test_many_unused_timeouts_do_not_delay_a_task(client: ciel.Client) -> None:
     @ciel.task
     def asks(count: int) -> int:
         return sum(elsewhere.spawn().result(timeout=60) == "done" for _ in range(count))

@@ -1,5 +1,5 @@
-"""Every route of both daemons, by their tables: without a key, with keys that do not open it, with
-the one that does, with names and bodies that no program of good will sends.
+"""Tests every route of both daemons, from tables: without a key, with keys of other roles, with the
+right key, and with hostile names and bodies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WRONG: Final = Key.new().text()
 
 
 class Live(NamedTuple):
-    """A daemon to be asked, and what the names in its rows stand for."""
+    """A daemon, and the values of the names in its rows."""
 
     door: Door
     names: Mapping[str, str]
@@ -39,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
 
 
 def submitted(door: Door, *command: str, **task: object) -> dict[str, str]:
-    """Begin a job of one program; return its id, and those of its task and its output."""
+    """Start a job of one program; return the ids of the job, its task and its output."""
     args = {"command_line": list(command)}
     one = {"name": "it", "executor": "stdinout", "arguments": {"args": args}, **task}
     told = door.ask_as(Role.SUBMIT, "POST", "/api/v1/jobs", {"tasks": [one]})
@@ -67,7 +67,7 @@ def master(cluster: HandCluster) -> Live:
 
 
 def refused(told: Told, *statuses: int) -> None:
-    """A refusal is one line of JSON, with nothing of our inside."""
+    """Check that a refusal is one line of JSON without internal details."""
     assert told.status in statuses, told
     assert "Traceback" not in told.error
     assert "internal error" not in told.error
@@ -75,7 +75,7 @@ def refused(told: Told, *statuses: int) -> None:
 
 
 def check(live: Live, row: Row) -> None:
-    """Ask for one row in all the ways in which it must be refused, and in the one that is right."""
+    """Send one row in all the ways that must be refused, and in the right one."""
     door = live.door
     target = row.target(live.names)
     for key in (None, WRONG):
@@ -105,7 +105,7 @@ def check(live: Live, row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in MASTER_ROWS if not row.ends], ids=str)
-def test_a_route_of_the_master_is_for_whom_its_row_says(master: Live, row: Row) -> None:
+def test_a_route_of_the_master_needs_the_role_of_its_row(master: Live, row: Row) -> None:
     check(master, row)
 
 
@@ -120,7 +120,7 @@ def test_a_route_without_a_row_is_found_and_a_row_without_a_route() -> None:
     assert missing(master_table(), rows) == ["PUT /healthz is not served"]
 
 
-def test_what_a_path_of_the_master_does_not_have_is_not_there(master: Live) -> None:
+def test_other_methods_and_paths_of_the_master_are_refused(master: Live) -> None:
     rows = {row.path: row for row in MASTER_ROWS}
     for method, path in unserved(master_table()):
         target = rows[path].target(master.names)
@@ -139,7 +139,7 @@ def worker(cluster: HandCluster) -> Live:
 
 
 @pytest.mark.parametrize("row", [row for row in WORKER_ROWS if not row.ends], ids=str)
-def test_a_route_of_a_worker_is_for_whom_its_row_says(worker: Live, row: Row) -> None:
+def test_a_route_of_a_worker_needs_the_role_of_its_row(worker: Live, row: Row) -> None:
     check(worker, row)
 
 
@@ -147,7 +147,7 @@ def test_every_route_of_a_worker_has_a_row() -> None:
     assert missing(worker_table(), WORKER_ROWS) == []
 
 
-def test_what_a_path_of_a_worker_does_not_have_is_not_there(worker: Live) -> None:
+def test_other_methods_of_a_worker_are_refused(worker: Live) -> None:
     rows = {row.path: row for row in WORKER_ROWS}
     for method, path in unserved(worker_table()):
         target = rows[path].target(worker.names)
@@ -155,13 +155,15 @@ def test_what_a_path_of_a_worker_does_not_have_is_not_there(worker: Live) -> Non
         assert told.status == 405, (method, path, told)
 
 
-def test_at_last_a_worker_ends(cluster: HandCluster, worker: Live) -> None:
+def test_last_a_worker_can_be_shut_down(cluster: HandCluster, worker: Live) -> None:
     assert descriptors_of(worker.pid) < 100
     check(worker, next(row for row in WORKER_ROWS if row.ends))
     assert cluster.workers[1].wait(20) == 0
 
 
-def test_at_last_the_master_ends_with_its_workers(cluster: HandCluster, master: Live) -> None:
+def test_last_the_master_can_be_shut_down_with_its_workers(
+    cluster: HandCluster, master: Live
+) -> None:
     row = next(row for row in MASTER_ROWS if row.ends)
     open_files = descriptors_of(master.pid)
     assert open_files < 100

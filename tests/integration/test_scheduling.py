@@ -1,4 +1,4 @@
-"""What a job may ask of scheduling, on real daemons: one cluster of two slots for all."""
+"""Tests scheduling options of a job on real daemons, on one cluster of two slots."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def explained(client: Client, job: Job, ref: Reference) -> list[str]:
     return lines
 
 
-def test_the_workers_of_a_cluster_share_out_the_memory_of_the_host(client: Client) -> None:
+def test_the_workers_of_a_cluster_divide_the_memory_of_the_host(client: Client) -> None:
     first, second = client.ask("status")["workers"]
     assert first["memory_bytes"] == second["memory_bytes"] > 1 << 26
 
@@ -60,7 +60,9 @@ def test_tasks_that_ask_for_all_the_memory_run_one_at_a_time_on_a_worker(
         assert job.read(modest, WITHIN_S) == b"modest\n"
 
 
-def test_who_asks_for_more_memory_than_there_is_is_told_so(client: Client) -> None:
+def test_a_task_that_needs_more_memory_than_any_worker_has_fails_with_the_reason(
+    client: Client,
+) -> None:
     job = client.job()
     ref = shell(job, "true", memory_bytes=memory_offered(client) + 1)
     with pytest.raises(TaskFailedError, match=r"asks for .* of memory, and no worker offers more"):
@@ -79,7 +81,7 @@ def test_a_job_may_have_its_own_policy(client: Client, policy: str) -> None:
     assert any(f"the policy {policy} drew it" in line for line in why)
 
 
-def test_why_a_task_runs_where_it_does_is_told_with_its_price(client: Client) -> None:
+def test_the_explanation_of_a_placement_contains_its_cost(client: Client) -> None:
     with client.job(scheduling=read_scheduling("locality", {"sweetheart_factor": 5})) as job:
         stored = shell(job, "head -c 2000000 /dev/zero")
         assert len(job.read(stored, WITHIN_S)) == 2000000
@@ -89,7 +91,7 @@ def test_why_a_task_runs_where_it_does_is_told_with_its_price(client: Client) ->
     assert any("0 bytes to fetch" in line and "(policy locality)" in line for line in why), why
 
 
-def test_a_job_of_a_higher_priority_and_a_short_one_pass_a_long_one(
+def test_a_job_of_a_higher_priority_and_a_short_one_overtake_a_long_one(
     client: Client, tmp_path: Path
 ) -> None:
     go, order = tmp_path / "go", tmp_path / "order"
@@ -103,7 +105,7 @@ def test_a_job_of_a_higher_priority_and_a_short_one_pass_a_long_one(
         others = [shell(short, work("short")), shell(high, work("high"), priority=5)]
         short.want(others[:1])
         high.want(others[1:])
-        client.ask("status")  # all has arrived
+        client.ask("status")  # all tasks have arrived
         go.touch()
         for ref in made:
             long.read(ref, WITHIN_S)
@@ -111,13 +113,12 @@ def test_a_job_of_a_higher_priority_and_a_short_one_pass_a_long_one(
         high.read(others[1], WITHIN_S)
     came = order.read_text().split()
     assert len(came) == 302
-    # Each worker was given some ahead, which a priority passes, and the first task of a job.
+    # Each worker had prefetched some tasks, which a priority passes, as does the first task of a
+    # job.
     assert max(came.index("high"), came.index("short")) < 20
 
 
-def test_only_failures_of_the_kinds_that_were_named_are_tried_again(
-    client: Client, tmp_path: Path
-) -> None:
+def test_only_failures_of_the_named_kinds_are_retried(client: Client, tmp_path: Path) -> None:
     count = f"echo x >> {tmp_path}/$0; exit 3"
     needs = {"retries": 2, "retry_delay_s": 0.01}
     tries = {"RUNTIME_EXCEPTION": 3, "TIMED_OUT": 1}

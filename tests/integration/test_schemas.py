@@ -1,5 +1,5 @@
-"""What commands print as JSON, compared with docs/schemas. A field that no schema names is an error
-here, though whoever reads it is to expect more of them.
+"""Compares the JSON output of commands with docs/schemas. A field without a schema is an error
+here, although readers must accept additional fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def schemas() -> Schemas:
 
 
 class Cluster(Home):
-    """A home with a cluster, and jobs that ended well, badly, and not at all."""
+    """A home with a cluster, and jobs that completed, failed, and still run."""
 
     def __init__(self, path: Path, typed: Typed, schemas: Schemas) -> None:
         super().__init__(path)
@@ -106,14 +106,16 @@ def cluster(
         ("key", ["submit", "-o", "key"]),
     ],
 )
-def test_what_a_command_prints(cluster: Cluster, name: str, words: list[str]) -> None:
+def test_the_output_of_a_command_matches_its_schema(
+    cluster: Cluster, name: str, words: list[str]
+) -> None:
     lines = cluster.lines(*name.split(), *words)
     assert lines
     for value in lines:
         cluster.check(name.replace(" ", "-"), value)
 
 
-def test_what_a_submitted_program_prints(cluster: Cluster) -> None:
+def test_the_output_of_submit_and_job_commands_matches_their_schemas(cluster: Cluster) -> None:
     number = cluster.submit("--", "true")
     cluster.lines("job", "cancel", "2")
     for options in ([], ["--detach"], ["--out", "results"]):
@@ -144,7 +146,7 @@ def test_every_command_that_prints_json_has_a_schema(schemas: Schemas) -> None:
     assert {name for name in schemas.all if not name.startswith("http-")} == {*commands, "shapes"}
 
 
-def test_schemas_are_schemas(schemas: Schemas) -> None:
+def test_the_schemas_are_valid(schemas: Schemas) -> None:
     for name, schema in schemas.all.items():
         Draft202012Validator.check_schema(schema)
         assert schema["$id"] == f"{name}.json"

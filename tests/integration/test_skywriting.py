@@ -1,5 +1,5 @@
-"""Scripts on a real cluster: how many tasks they are, what they find around them, and what becomes
-of them when something is lost in their middle.
+"""Tests scripts on a real cluster: the number of their tasks, their environment, and losses while
+they run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WITH_CONTINUATIONS: Final = 265
 
 
 class Ran(NamedTuple):
-    """What a script gave, or how it failed; how many tasks it was, by state, and what it said."""
+    """The value of a script, or its failure; the number of its tasks by state; and its log."""
 
     value: Any
     failure: str
@@ -48,7 +48,7 @@ class Ran(NamedTuple):
 
 
 class Lab:
-    """A cluster, and a client that has scripts run on it."""
+    """A cluster, and a client that runs scripts on it."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -105,7 +105,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One in which no task begins but by the master's word."""
+    """Start a cluster in which tasks start only by order of the master."""
     directory = tmp_path_factory.mktemp("strict")
     with (
         LocalCluster(workers=1, slots=2, directory=directory, delegates=False) as cluster,
@@ -114,10 +114,10 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield Lab(client)
 
 
-# --- how many tasks -------------------------------------------------------------------------------
+# --- number of tasks ------------------------------------------------------------------------------
 
 
-def test_every_call_is_a_task_and_so_is_whatever_goes_on_after_a_stop(strict: Lab) -> None:
+def test_every_call_and_every_continuation_is_a_task(strict: Lab) -> None:
     ran = strict.run(FIB, env={"N": "10"})
     assert ran.value == 55
     assert ran.tasks == {"done": WITH_CONTINUATIONS}
@@ -131,24 +131,24 @@ def test_small_children_run_within_their_parents(lab: Lab) -> None:
     assert CALLS <= ran.tasks["done"] < WITH_CONTINUATIONS
 
 
-def test_calls_that_take_no_time_are_no_more_tasks_than_calls(lab: Lab) -> None:
-    """Unless the machine is so busy that others seem to have time for them."""
+def test_very_short_calls_need_no_continuations(lab: Lab) -> None:
+    """Single runs may differ, when a busy machine makes other programs seem idle."""
     counts = (lab.run(FIB, env={"N": "4"}).tasks for _ in range(100))
     assert {"done": 9} in counts
 
 
-def test_what_runs_within_one_program_leaves_work_to_others(lab: Lab) -> None:
-    """Each counts for longer than a program keeps its children for itself."""
+def test_a_program_with_long_calls_leaves_some_to_others(lab: Lab) -> None:
+    """Each call takes longer than a program keeps its children to itself."""
     ran = lab.run("""
         function count(n) { i = 0; while (i < n) { i = i + 1; } return i; }
         a = spawn(count, [150000]); b = spawn(count, [150000]); c = spawn(count, [150000]);
         return *a + *b + *c;
     """)
     assert ran.value == 450000
-    assert ran.tasks["done"] > 4  # there was a continuation, as others were at work
+    assert ran.tasks["done"] > 4  # there was a continuation, because other programs ran calls
 
 
-def test_children_within_children_have_no_end(lab: Lab) -> None:
+def test_the_depth_of_nested_children_has_no_limit(lab: Lab) -> None:
     ran = lab.run("""
         function down(n) { if (n == 0) { return 0; } return *spawn(down, [n - 1]) + 1; }
         return down(1500);
@@ -157,7 +157,7 @@ def test_children_within_children_have_no_end(lab: Lab) -> None:
     assert ran.tasks["done"] > 1500
 
 
-def test_what_nobody_reads_does_not_run(lab: Lab) -> None:
+def test_a_task_whose_result_is_not_read_does_not_run(lab: Lab) -> None:
     ran = lab.run("""
         f = function(x) { print("ran " + str(x)); return x; };
         unread = spawn(f, [1]);
@@ -169,7 +169,7 @@ def test_what_nobody_reads_does_not_run(lab: Lab) -> None:
     assert ran.tasks == {"done": 2, "dormant": 1}
 
 
-# --- nothing twice, nothing lost ------------------------------------------------------------------
+# --- no repetition, no loss -----------------------------------------------------------------------
 
 
 def test_each_effect_happens_once_wherever_a_script_stops(lab: Lab, tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_each_effect_happens_once_wherever_a_script_stops(lab: Lab, tmp_path: Pa
     assert len(ran.log) == 5
 
 
-def test_what_was_read_once_is_not_read_again(lab: Lab) -> None:
-    """The original went on and on here (ciel-interfaces, 9.3)."""
+def test_a_value_that_was_read_is_not_read_again(lab: Lab) -> None:
+    """The original repeated this endlessly (ciel-interfaces, 9.3)."""
     ran = lab.run("""
         f = function(x) { return x + 1; };
         out = function(n) {
@@ -209,7 +209,7 @@ def test_what_was_read_once_is_not_read_again(lab: Lab) -> None:
     assert ran.tasks["done"] <= 7
 
 
-def test_arguments_are_as_they_were_when_a_function_was_spawned(lab: Lab) -> None:
+def test_a_spawned_function_gets_its_arguments_as_of_the_spawn(lab: Lab) -> None:
     assert lab.value("""
         add = function(given) { m = given; m += 9; return m; };
         l = [1];
@@ -219,7 +219,7 @@ def test_arguments_are_as_they_were_when_a_function_was_spawned(lab: Lab) -> Non
     """) == [[1, 9], [1, 2]]
 
 
-def test_a_future_may_be_handed_on(lab: Lab) -> None:
+def test_a_future_may_be_passed_on(lab: Lab) -> None:
     assert lab.value("""
         f = function(x) { return x + 1; };
         g = function(r) { return *r + 10; };
@@ -230,7 +230,7 @@ def test_a_future_may_be_handed_on(lab: Lab) -> None:
     """) == [12, 16, 2]
 
 
-def test_a_large_state_and_large_results_go_through_objects(lab: Lab) -> None:
+def test_a_large_state_and_large_results_are_stored_as_objects(lab: Lab) -> None:
     assert lab.value("""
         big = ""; i = 0;
         while (i < 17) { if (i == 0) { big = "x"; } else { big = big + big; } i = i + 1; }
@@ -241,7 +241,7 @@ def test_a_large_state_and_large_results_go_through_objects(lab: Lab) -> None:
     """) == [65536, 7, 65536, 65536]
 
 
-def test_select_goes_on_with_the_first_that_is_there(lab: Lab, tmp_path: Path) -> None:
+def test_select_continues_with_the_first_available_reference(lab: Lab, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     assert lab.value(
         """
@@ -257,10 +257,10 @@ def test_select_goes_on_with_the_first_that_is_there(lab: Lab, tmp_path: Path) -
     ) == [[1], 1, 2]
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
-def test_a_failed_child_tells_its_own_story(lab: Lab) -> None:
+def test_a_failed_child_is_reported_with_its_own_call_stack(lab: Lab) -> None:
     text = lab.failure("""function bad(n) {
             if (n == 0) { return 1 + "x"; }
             return *spawn(bad, [n - 1]);
@@ -272,7 +272,7 @@ def test_a_failed_child_tells_its_own_story(lab: Lab) -> None:
     assert "script.sw, line 5, column" in text
 
 
-def test_a_failed_child_can_be_done_without(lab: Lab) -> None:
+def test_a_script_may_handle_a_failed_child(lab: Lab) -> None:
     ran = lab.run("""
         bad = function(x) { return x + "t"; };
         good = function(x) { return x; };
@@ -282,7 +282,7 @@ def test_a_failed_child_can_be_done_without(lab: Lab) -> None:
     assert ran.value == [[True, False], "none", 3]
 
 
-def test_a_program_that_failed_is_told_of_by_its_own_words(lab: Lab) -> None:
+def test_a_failed_program_is_reported_with_its_standard_error(lab: Lab) -> None:
     text = lab.failure("""
         return *spawn_exec("stdinout", {"inputs": [], "command_line":
             ["sh", "-c", "echo no such luck >&2; exit 3"]}, 1)[0];
@@ -303,12 +303,12 @@ def test_a_program_that_failed_is_told_of_by_its_own_words(lab: Lab) -> None:
         ("return 1e308 * 10;", ""),
     ],
 )
-def test_what_is_wrong_with_a_script_is_said(lab: Lab, text: str, expected: str) -> None:
+def test_a_fault_of_a_script_is_reported(lab: Lab, text: str, expected: str) -> None:
     assert expected in lab.failure(text)
 
 
-def test_a_program_that_dies_costs_only_the_call_that_it_was_at(lab: Lab, tmp_path: Path) -> None:
-    """Whoever that ran within begins again; what they had done before is not done again."""
+def test_a_program_that_dies_fails_only_its_current_call(lab: Lab, tmp_path: Path) -> None:
+    """The enclosing tasks run again, but do not repeat their earlier effects."""
     killer = threading.Thread(target=_kill_who_spins)
     killer.start()
     ran = lab.run(
@@ -330,7 +330,7 @@ def test_a_program_that_dies_costs_only_the_call_that_it_was_at(lab: Lab, tmp_pa
 
 
 def _kill_who_spins() -> None:
-    """Kill the program below this process that has taken a second of time with scripts."""
+    """Kill the program below this process that has used a second of CPU time for scripts."""
 
     def spinning() -> list[int]:
         return [pid for pid, used_s in _programs() if used_s > 1.0]
@@ -341,7 +341,7 @@ def _kill_who_spins() -> None:
 
 
 def _programs() -> Iterator[tuple[int, float]]:
-    """List the programs of scripts below this process, with the time that they took."""
+    """List the programs of scripts below this process, with their CPU times."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if b"programs.skywriting" in (entry / "cmdline").read_bytes():
@@ -357,7 +357,7 @@ def _parent_and_time(process: Path) -> tuple[int, float]:
     return int(fields[1]), int(fields[11]) / os.sysconf("SC_CLK_TCK")
 
 
-def test_cancelling_a_job_ends_what_runs_within_a_program(lab: Lab) -> None:
+def test_cancelling_a_job_ends_nested_calls_of_a_program(lab: Lab) -> None:
     job = lab.client.job("endless")
     output = Scripts(lab.client, job, Surroundings()).add(
         b"""spin = function(n) { print("spins"); i = n; while (true) { i = i + 1; } return i; };
@@ -378,7 +378,7 @@ def test_whichever_worker_is_lost_the_value_is_the_same(home: Home, tmp_path: Pa
     try:
         with Client(access=str(cluster.access)) as client:
             lab = Lab(client)
-            for number in range(3):  # so there are four at first, and two in the end
+            for number in range(3):  # four workers at first, two in the end
                 effects = tmp_path / f"effects{number}"
                 victim = threading.Thread(target=_kill_at_work, args=(cluster, number, effects))
                 victim.start()
@@ -406,16 +406,16 @@ return total;
 
 
 def _kill_at_work(cluster: HandCluster, number: int, effects: Path) -> None:
-    """Kill a worker once a step was done."""
+    """Kill a worker after a step is done."""
     wait_for(lambda: effects.exists() and len(effects.read_text()) >= 4, "a step", WAIT_S)
     cluster.workers[number].kill()
     cluster.workers[number].communicate(timeout=20)
 
 
-# --- what a script finds around it ----------------------------------------------------------------
+# --- environment of a script ----------------------------------------------------------------------
 
 
-def test_a_package_and_what_it_includes_are_found(lab: Lab) -> None:
+def test_entries_of_a_package_can_be_included_and_read(lab: Lab) -> None:
     ran = lab.run(
         """
         include package("lib");
@@ -431,11 +431,11 @@ def test_a_package_and_what_it_includes_are_found(lab: Lab) -> None:
     assert ran.value == [8, {"a": [1, 2.5]}, 100_000], ran.failure
 
 
-def test_a_text_is_fetched_once_wherever_the_script_goes_on(lab: Lab) -> None:
+def test_an_included_url_is_fetched_once_wherever_the_script_continues(lab: Lab) -> None:
     fetched: list[str] = []
 
     class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # as the library has it
+        def do_GET(self) -> None:  # name given by the library
             fetched.append(self.path)
             self.send_response(200 if self.path == "/lib.sw" else 404)
             self.end_headers()
@@ -463,7 +463,7 @@ def test_a_text_is_fetched_once_wherever_the_script_goes_on(lab: Lab) -> None:
         server.server_close()
 
 
-def test_an_entry_of_a_prompt_goes_on_from_the_one_before_it(lab: Lab) -> None:
+def test_an_entry_of_a_prompt_continues_from_the_previous_one(lab: Lab) -> None:
     job = lab.client.job("prompt")
     scripts = Scripts(lab.client, job, Surroundings())
     session: Reference | None = None
@@ -485,8 +485,8 @@ def test_an_entry_of_a_prompt_goes_on_from_the_one_before_it(lab: Lab) -> None:
     assert values == [None, [1, 2], None, 9, [1, 2]]
 
 
-def test_one_program_serves_one_script_after_the_other(lab: Lab) -> None:
+def test_one_program_runs_several_scripts_in_sequence(lab: Lab) -> None:
     for _ in range(5):
         lab.value("return 1;")
         lab.failure("return 1 + '';")
-    assert len(list(_programs())) <= 2 + 2  # of this cluster, and of the other one
+    assert len(list(_programs())) <= 2 + 2  # of this cluster, and of the second cluster

@@ -1,5 +1,5 @@
-"""Clusters whose stores were promised more than their device has: a `/dev/shm` of 16 MiB, which
-nobody else sees, or a disk of that size.
+"""Tests clusters whose stores have a larger capacity than their device: a private `/dev/shm` of 16
+MiB, or a disk of that size.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ STORES = {"shm": "shm:capacity=1GiB", "scc": "scc:capacity=4MiB,cores=1"}
 
 
 def run_small(home: Home, store: str, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script beside a cluster whose `/dev/shm` is that small."""
+    """Run a script beside a cluster whose `/dev/shm` is small."""
     words = ["sh", "-c", UP.format(store=store) + script + DOWN]
     return home.run(*on_mount(SMALL, Path("/dev/shm"), words))
 
 
 def letters(size_bytes: int, ending: str = "") -> str:
-    """A program that prints that many, and says nothing if it could not."""
+    """Return a program that prints so many letters, and reports no error if it could not."""
     return f"sh -c 'head -c {size_bytes} /dev/zero 2>/dev/null | tr \"\\0\" a 2>/dev/null{ending}'"
 
 
@@ -53,8 +53,8 @@ def test_a_program_that_was_refused_memory_runs_again_on_disk(
     assert not home.processes()
 
 
-def test_a_program_that_outgrows_the_capacity_runs_again_on_disk(home: Home) -> None:
-    """It is stopped while it writes, as the device itself would let it go on."""
+def test_a_program_that_exceeds_the_capacity_runs_again_on_disk(home: Home) -> None:
+    """The worker stops it while it writes, because the device itself would have room."""
     steadily = "sh -c 'for i in 1 2 3 4 5 6 7 8; do head -c 1048576 /dev/zero; sleep 0.2; done'"
     done = run_small(home, "shm:capacity=4MiB", f"ciel submit -- {steadily} | sha256sum")
     assert done.stdout.split()[:1] == [hashlib.sha256(bytes(8 * MIB)).hexdigest()], done.stderr
@@ -62,7 +62,7 @@ def test_a_program_that_outgrows_the_capacity_runs_again_on_disk(home: Home) -> 
 
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
-def test_what_one_worker_gives_back_hides_nothing_that_anothers_program_was_refused(
+def test_memory_freed_by_one_worker_does_not_hide_a_refusal_on_another(
     home: Home, store: str, ending: str
 ) -> None:
     store, out = store.replace("cores=1", "cores=2"), home.path / "out"
@@ -73,9 +73,9 @@ def test_what_one_worker_gives_back_hides_nothing_that_anothers_program_was_refu
     assert {file.stat().st_size for file in out.iterdir()} == {3 * MIB}
 
 
-def test_objects_beyond_what_there_is_of_memory_move_to_disk(home: Home) -> None:
+def test_objects_beyond_the_available_memory_are_moved_to_disk(home: Home) -> None:
     one = f"ciel submit --keep -- {letters(3 * MIB, '; exit 0')} | sha256sum; "
-    # What is told is a second old.
+    # The reported numbers are a second old.
     moved = "until ciel store stats --json | grep -q '\"evicted\": [1-9]'; do sleep 0.1; done; "
     done = run_small(home, STORES["shm"], 8 * one + moved + "ciel store stats --json")
     digests, told = done.stdout.splitlines()[:8], "".join(done.stdout.splitlines()[8:])
@@ -85,8 +85,8 @@ def test_objects_beyond_what_there_is_of_memory_move_to_disk(home: Home) -> None
     assert disk["objects"] > 0
 
 
-def test_stores_are_told_of_as_soon_as_a_cluster_is_up(home: Home) -> None:
-    """And a capacity is what there is."""
+def test_stores_are_reported_as_soon_as_a_cluster_is_up(home: Home) -> None:
+    """The reported capacity is the size of the device."""
     done = run_small(home, STORES["shm"], "ciel store stats --json")
     memory, disk = json.loads(done.stdout)
     assert 15 * MIB < memory["capacity_bytes"] <= 16 * MIB
@@ -97,11 +97,11 @@ def test_stores_are_told_of_as_soon_as_a_cluster_is_up(home: Home) -> None:
 @pytest.mark.parametrize(
     "spawns, retries, is_well", [("no", 0, True), ("yes", 0, False), ("yes", 1, True)]
 )
-def test_a_program_that_talks_and_was_refused_memory_is_asked_again(
+def test_an_interactive_program_that_was_refused_memory_runs_again(
     home: Home, says_so: str, spawns: str, retries: int, is_well: bool
 ) -> None:
-    """Whatever it makes of that, and unless it has children by then, who know what it made. For the
-    next try there is made some room.
+    """This holds whatever the program does with the error, unless it has children by then, which
+    know its output. The worker frees memory before the next attempt.
     """
     home.environ["PYTHONPATH"] = str(SDK)
     script, program = str(PROGRAMS / "fills.py"), str(PROGRAMS / "refused.py")
@@ -111,7 +111,9 @@ def test_a_program_that_talks_and_was_refused_memory_is_asked_again(
     assert done.stdout.startswith(expected), done.stdout + done.stderr
 
 
-def test_a_program_that_was_refused_the_disk_has_failed_whatever_it_says(home: Home) -> None:
+def test_a_program_that_was_refused_disk_space_has_failed_whatever_its_exit_status(
+    home: Home,
+) -> None:
     place = home.path / "small"
     place.mkdir()
     home.environ |= {"TMPDIR": str(place), "CIEL_STORE": "disk"}
@@ -122,7 +124,7 @@ def test_a_program_that_was_refused_the_disk_has_failed_whatever_it_says(home: H
     assert "which may lack what was refused; make room there" in done.stderr
 
 
-def test_who_reads_along_what_was_refused_memory_does_not_wait_for_ever(home: Home) -> None:
+def test_a_reader_of_a_stream_that_was_refused_memory_does_not_wait_forever(home: Home) -> None:
     words = [sys.executable, str(PROGRAMS / "streams_out.py"), STORES["shm"]]
     done = home.run(*on_mount(SMALL, Path("/dev/shm"), words))
     assert done.stdout == "NO_SPACE\nDEPENDENCY_FAILED\n", done.stdout + done.stderr

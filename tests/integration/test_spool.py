@@ -1,4 +1,4 @@
-"""Where a worker keeps its files, and what happens when there is no more room for them."""
+"""Tests the work directory of a worker, and full disks."""
 
 import http.client
 import re
@@ -18,13 +18,13 @@ from ciel_tests.clusters.mounts import on_mount
 
 @pytest.fixture
 def cluster(home: Home) -> Iterator[HandCluster]:
-    """A master; its only worker is started by the test."""
+    """Start a master; the test starts the only worker."""
     cluster = HandCluster.start(home, 0)
     yield cluster
     cluster.stop()
 
 
-def test_a_spool_may_be_named_from_where_the_worker_is_started(
+def test_the_path_of_a_work_directory_is_relative_to_the_current_directory(
     home: Home, cluster: HandCluster
 ) -> None:
     cluster.start_worker("--spool", "my-spool")
@@ -35,8 +35,10 @@ def test_a_spool_may_be_named_from_where_the_worker_is_started(
 
 
 @pytest.mark.parametrize("store", ["disk", "shm"])
-def test_a_spool_is_one_workers_at_a_time(home: Home, cluster: HandCluster, store: str) -> None:
-    """Whichever stores they have in it."""
+def test_a_work_directory_belongs_to_one_worker_at_a_time(
+    home: Home, cluster: HandCluster, store: str
+) -> None:
+    """This holds whichever stores the workers have."""
     first = cluster.start_worker("--spool", "my-spool")
     access = ("--access", str(cluster.access))
     done = home.run("ciel-worker", *access, "--store", store, "--spool", "my-spool")
@@ -53,7 +55,7 @@ SMALL = ["-t", "tmpfs", "-o", "size=16m,nr_inodes=200", "none"]
 
 @pytest.fixture
 def small_spool(home: Home, cluster: HandCluster) -> Iterator[str]:
-    """The spool of the only worker: a file system of 16 MiB that nobody else sees."""
+    """Start the only worker with a work directory on a private file system of 16 MiB."""
     place, log = home.path / "small", home.path / "small.log"
     place.mkdir()
     options = ["--access", str(cluster.access), "--slots", "1", "--log", str(log)]
@@ -67,7 +69,7 @@ def small_spool(home: Home, cluster: HandCluster) -> Iterator[str]:
 FAIL = "head -c {size} /dev/zero >left && exit 3"
 
 
-def test_what_failed_programs_left_does_not_stop_others(home: Home, small_spool: str) -> None:
+def test_kept_files_of_failed_programs_do_not_block_others(home: Home, small_spool: str) -> None:
     for _ in range(5):
         done = home.run("ciel", "submit", "--", "sh", "-c", FAIL.format(size="5M"))
         assert "ended with exit status 3" in done.stderr, done.stderr
@@ -75,7 +77,7 @@ def test_what_failed_programs_left_does_not_stop_others(home: Home, small_spool:
     assert (done.returncode, len(done.stdout)) == (0, 5 << 20), done.stderr
 
 
-def test_what_failed_programs_left_gives_way_when_an_output_needs_the_room(
+def test_kept_files_of_failed_programs_are_deleted_when_an_output_needs_room(
     home: Home, small_spool: str
 ) -> None:
     done = home.run("ciel", "submit", "--", "sh", "-c", FAIL.format(size="6M"))
@@ -101,7 +103,7 @@ FULL = {
 def test_a_worker_goes_on_when_a_full_disk_has_room_again(
     home: Home, small_spool: str, fill: str, told: str
 ) -> None:
-    """What fills it is not ours, hence nothing that we could remove."""
+    """Foreign files fill the disk, which the worker cannot remove."""
 
     def run(script: str) -> subprocess.CompletedProcess[str]:
         return home.run("ciel", "submit", "--scratch", "sh", "-c", script)
@@ -121,7 +123,7 @@ def test_a_worker_goes_on_when_a_full_disk_has_room_again(
 
 
 HUGE_BYTES = 64 << 30
-READ_BYTES = 64 << 20  # of the whole, before its reader has enough
+READ_BYTES = 64 << 20  # read from the whole object before the reader stops
 
 
 def peak_bytes(pid: int) -> int:
@@ -130,10 +132,10 @@ def peak_bytes(pid: int) -> int:
     return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10
 
 
-def test_an_object_larger_than_memory_is_read_in_place_in_parts_and_from_its_beginning(
+def test_an_object_larger_than_memory_can_be_read_in_place_in_parts_and_as_a_whole(
     home: Home, cluster: HandCluster
 ) -> None:
-    """It is a file that consists of a hole, but for its end."""
+    """The object is a sparse file with content only at its end."""
     with open_disk({}, home.path / "spool" / "store") as store, store.begin("huge") as writer:
         assert writer.path is not None
         with open(writer.path, "r+b") as file:

@@ -1,4 +1,6 @@
-"""Work on a store in memory that all workers share: the same bytes, and nothing is sent."""
+"""Tests jobs on a store in memory that all workers share: results have the same bytes, and no
+object is transferred.
+"""
 
 import json
 import os
@@ -15,7 +17,7 @@ import pytest
 from ciel.client import Client, LocalCluster
 from ciel.testing.homes import wait_for
 
-# Each waits for the other to run, so that they run on two cores.
+# Each task waits for the second one to run, so that they run on two cores.
 PRODUCER = 'touch "$1"; until [ -e "$2" ]; do sleep 0.01; done; head -c 300000 /dev/zero'
 LINES = "".join(f"{number}\n" for number in range(1, 20_001)).encode()
 SEEKS = "import sys; f = open(sys.argv[1], 'rb'); f.seek(-6, 2); print(f.read().decode(), end='')"
@@ -41,7 +43,7 @@ def directory_of(cluster: LocalCluster) -> Path:
     return Path("/dev/shm", f"ciel-scc-{cluster._instances[0]}")
 
 
-def test_programs_make_the_same_bytes_as_on_a_disk(client: Client) -> None:
+def test_programs_produce_the_same_bytes_as_on_a_disk(client: Client) -> None:
     with client.job() as job:
         numbers = job.run(["seq", "20000"])
         reversed_lines = job.run(["sort", "-rn"], inputs=[numbers])
@@ -60,7 +62,7 @@ def test_programs_make_the_same_bytes_as_on_a_disk(client: Client) -> None:
 
 
 def fetches(cluster: LocalCluster, client: Client) -> dict[str, int]:
-    """How objects came to workers, all of them together."""
+    """Return how objects came to workers, summed over all workers."""
     total: dict[str, int] = {}
     headers = {"Authorization": f"Bearer {cluster.location.key.text()}"}
     for worker in client.ask("status")["workers"]:
@@ -71,7 +73,7 @@ def fetches(cluster: LocalCluster, client: Client) -> dict[str, int]:
     return total
 
 
-def test_what_one_core_has_made_another_finds_and_nothing_is_sent(
+def test_an_object_of_one_core_is_found_by_another_without_a_transfer(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:
     marks = [str(tmp_path / "here"), str(tmp_path / "there")]
@@ -86,7 +88,7 @@ def test_what_one_core_has_made_another_finds_and_nothing_is_sent(
 
 
 def copies(cluster: LocalCluster) -> set[int]:
-    """The sealed copies that workers have, by their numbers."""
+    """Return the sealed copies that workers have, by their numbers."""
     found = set()
     for core in "01":
         for entry in Path(f"/proc/{pid_of(f'core={core}', cluster)}/fd").iterdir():
@@ -96,18 +98,18 @@ def copies(cluster: LocalCluster) -> set[int]:
     return found
 
 
-def test_what_is_sent_is_read_where_it_lies(cluster: LocalCluster, client: Client) -> None:
+def test_an_upload_is_read_in_place(cluster: LocalCluster, client: Client) -> None:
     before = copies(cluster)
     with client.job() as job:
         uploaded = client.upload_content(LINES, "sent")
         assert client.read(uploaded) == LINES
         assert copies(cluster) <= before
-        seeking = job.run([sys.executable, "-c", SEEKS, uploaded])  # which is given one
+        seeking = job.run([sys.executable, "-c", SEEKS, uploaded])  # this program gets a copy
         assert job.read(seeking, 30) == b"20000\n"
         assert not copies(cluster) <= before
 
 
-def test_a_core_that_is_killed_comes_again_and_takes_only_its_own_names_along(
+def test_a_killed_core_restarts_and_replaces_only_its_own_names(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:
     cores = directory_of(cluster) / "cores"

@@ -1,4 +1,4 @@
-"""Streams of ordinary programs on real clusters: long pipelines, and producers that die."""
+"""Tests streams of ordinary programs on real clusters: long pipelines, and producers that die."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_ten_stages_of_a_stream_finish_on_one_slot(home: Home) -> None:
     home.expect_nothing_left()
 
 
-# Each producer dies once, after so many bytes and when both of its readers have begun, on either
-# worker. Then it is tried again, and writes all of it. Some go on at a time, with a slot for each
-# of their programs.
+# Each producer dies once, after a given number of bytes and when both of its readers have started,
+# on either worker. Then it is retried, and writes everything. Several producers run at a time, with
+# a slot for each of their programs.
 KILLED = """
 import json, sys
 from ciel import Client
@@ -70,7 +70,7 @@ with Client() as client, client.job("killed") as job:
 def test_a_producer_killed_at_100_offsets_never_leads_to_a_wrong_result(
     home: Home, tmp_path: Path
 ) -> None:
-    """Every other reader stops at the end only, and one of each pair hardly reads."""
+    """Every other reader stops only at the end, and one of each pair reads hardly anything."""
     content = bytes(range(256)) * 800  # 200 KiB: a producer writes it in several steps
     (tmp_path / "content").write_bytes(content)
     marks = tmp_path / "marks"

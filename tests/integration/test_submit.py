@@ -1,4 +1,4 @@
-"""`ciel submit` on a cluster that stays."""
+"""Tests `ciel submit` on a lasting cluster."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from ciel.wire.descriptors import read_summary
 
 @pytest.fixture
 def shared(lasting_cluster: HandCluster) -> Home:
-    """A home with a cluster of two workers, with a slot each."""
+    """Return a home with a cluster of two workers, with a slot each."""
     return lasting_cluster.home
 
 
@@ -30,7 +30,7 @@ def object_count(home: Home) -> int:
         return int(client.ask("status")["objects"])
 
 
-def test_output_comes_in_order_however_long_each_takes(shared: Home) -> None:
+def test_output_is_printed_in_order_however_long_elements_take(shared: Home) -> None:
     done = shared.run(
         "ciel", "submit", "--array", "1-24", "--", "sh", "-c", "sleep 0.0$((7 * {} % 5)); echo {}"
     )
@@ -54,9 +54,9 @@ def test_a_line_runs_before_the_next_is_written(shared: Home) -> None:
     assert process.returncode == 0, stderr
 
 
-def test_a_slow_element_holds_no_file_up(shared: Home) -> None:
-    """The first element ends only when all others' files are there: what was given to its worker is
-    taken back.
+def test_a_slow_element_does_not_delay_files_of_others(shared: Home) -> None:
+    """The first element ends only when the files of all others exist: tasks prefetched by its
+    worker are recalled.
     """
     out = shared.path / "outputs"
     command = f"if [ {{}} = 1 ]; then until [ -e {out}/go ]; do sleep 0.02; done; fi; echo {{}}"
@@ -73,8 +73,8 @@ def test_a_slow_element_holds_no_file_up(shared: Home) -> None:
     assert (out / "17").read_text() == "17\n"
 
 
-def test_failed_elements_are_listed_in_order_and_print_what_they_had(shared: Home) -> None:
-    """Every third of 75 fails; only twenty stories are told."""
+def test_failed_elements_are_listed_in_order_and_their_output_is_printed(shared: Home) -> None:
+    """Every third of 75 elements fails; only twenty failures are described."""
     command = "sleep 0.00$((7 * {} % 9)); echo {}; [ $(({} % 3)) != 0 ]"
     done = shared.run("ciel", "submit", "--array", "1-75", "--", "sh", "-c", command)
     assert done.returncode == 1
@@ -86,7 +86,7 @@ def test_failed_elements_are_listed_in_order_and_print_what_they_had(shared: Hom
     assert f"and 5 more; ciel job info {number} tells more" in done.stderr
 
 
-def test_who_names_a_file_though_programs_run_elsewhere_is_told_that_they_do(shared: Home) -> None:
+def test_a_missing_file_that_exists_for_the_caller_is_explained(shared: Home) -> None:
     (shared.path / "here.txt").write_text("text\n")
     hint = (
         "ciel: here.txt is a file here, but the program did not run here: "
@@ -103,7 +103,7 @@ def test_who_names_a_file_though_programs_run_elsewhere_is_told_that_they_do(sha
     assert hint not in other.stderr
 
 
-def test_json_tells_of_every_element_in_order_and_of_the_job(shared: Home) -> None:
+def test_json_contains_every_element_in_order_and_the_job(shared: Home) -> None:
     (shared.path / "words").write_text("b\na\nb\n")
     command = "[ {} = b ] && seq 3"
     done = shared.run("ciel", "submit", "--json", "--each-line", "words", "--", "sh", "-c", command)
@@ -145,14 +145,14 @@ def test_every_option_reaches_the_program(shared: Home) -> None:
     assert (task["needs"]["timeout_s"], task["needs"]["retries"]) == (10, 2)
 
 
-def test_one_that_fails_is_tried_again_so_often(shared: Home) -> None:
+def test_a_failed_program_is_retried_as_often_as_requested(shared: Home) -> None:
     count = shared.path / "tried-so-often"
     command = f"echo x >> {count}; [ $(wc -l < {count}) = 2 ]"
     done = shared.run("ciel", "submit", "--retries", "1", "--", "sh", "-c", command)
     assert done.returncode == 0, done.stderr
 
 
-def test_more_slots_than_any_worker_has_is_said(shared: Home) -> None:
+def test_more_slots_than_any_worker_has_are_refused(shared: Home) -> None:
     done = shared.run("ciel", "submit", "--slots", "3", "--", "true")
     assert done.returncode == 1
     assert "it needs 3 slots, and no worker has more than 1" in done.stderr
@@ -172,7 +172,7 @@ def test_a_detached_job_keeps_its_results(shared: Home) -> None:
 def test_a_long_job_is_handed_over_and_leaves_little_behind(
     shared: Home, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, where a job may be said to be long sooner."""
+    """Runs in this process, where a job counts as long sooner."""
     monkeypatch.setattr(arrays, "KEPT_MAX", 300)
     monkeypatch.setenv("CIEL_ACCESS", shared.environ["CIEL_ACCESS"])
     before = object_count(shared)
@@ -187,7 +187,7 @@ def test_a_long_job_is_handed_over_and_leaves_little_behind(
     wait_for(lambda: object_count(shared) == before, "the removal of what was handed over")
 
 
-def test_of_a_job_that_was_handed_over_what_failed_stays(
+def test_failures_of_a_handed_over_job_stay(
     shared: Home, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(arrays, "KEPT_MAX", 20)
@@ -206,9 +206,7 @@ def test_of_a_job_that_was_handed_over_what_failed_stays(
     "line, said",
     [(b"a\0\n", "line 2 holds"), (b"x" * 140_000, "line 2 is")],
 )
-def test_a_bad_line_ends_what_the_lines_before_it_started(
-    shared: Home, line: bytes, said: str
-) -> None:
+def test_a_bad_line_ends_programs_of_earlier_lines(shared: Home, line: bytes, said: str) -> None:
     mark = shared.path / f"runs-{said.split()[-1]}"
     process = shared.start(
         "ciel", "submit", "--each-line", "-", "--", "sh", "-c", f"touch {mark}; sleep 444",
@@ -226,7 +224,7 @@ def test_a_bad_line_ends_what_the_lines_before_it_started(
     assert not any("sleep 444" in command for command in shared.processes().values())
 
 
-def test_a_reader_that_has_enough_ends_the_job(shared: Home) -> None:
+def test_a_reader_that_closes_the_pipe_ends_the_job(shared: Home) -> None:
     command = "ciel submit --array 1-100000 -- echo {} | head -n 1"
     done = shared.run("bash", "-o", "pipefail", "-c", command)
     assert done.stdout == "1\n"
@@ -234,7 +232,7 @@ def test_a_reader_that_has_enough_ends_the_job(shared: Home) -> None:
     assert last_job(shared).state == "cancelled"
 
 
-def test_a_job_that_is_cancelled_elsewhere_ends_a_stream_that_goes_on(shared: Home) -> None:
+def test_a_command_that_reads_lines_ends_when_its_job_is_cancelled(shared: Home) -> None:
     process = shared.start(
         "ciel", "submit", "--each-line", "-", "--", "cat", "-", "{}", stdin=subprocess.PIPE
     )
@@ -250,10 +248,10 @@ def test_a_job_that_is_cancelled_elsewhere_ends_a_stream_that_goes_on(shared: Ho
     process.communicate()
 
 
-def test_output_that_lay_on_a_lost_worker_is_made_again_in_its_turn(
+def test_output_of_a_lost_worker_is_recomputed_in_order(
     home: Home, hand_cluster: HandCluster
 ) -> None:
-    """Elements behind the first are done when the worker that holds them is killed."""
+    """Elements after the first one are done when the worker that holds them is killed."""
     place = home.path
     wait = f"echo $CIEL_WORKER > {place}/one; until [ -e {place}/go ]; do sleep 0.02; done"
     command = f"if [ {{}} = 1 ]; then {wait}; fi; yes {{}} | head -c 3000"
@@ -273,10 +271,10 @@ def test_output_that_lay_on_a_lost_worker_is_made_again_in_its_turn(
     assert stdout == "".join((f"{n}\n" * 3000)[:3000] for n in range(1, 41))
 
 
-def test_every_line_comes_out_in_order_though_a_worker_is_killed(
+def test_every_line_is_printed_in_order_although_a_worker_is_killed(
     home: Home, hand_cluster: HandCluster
 ) -> None:
-    """The small brother of a test in tests/soak."""
+    """A small version of a test in tests/soak."""
     lines = [f"line {number}" for number in range(1000)]
     (home.path / "lines").write_text("\n".join(lines))
     process = home.start("ciel", "submit", "--each-line", "lines", "--", "echo", "{}")

@@ -1,4 +1,4 @@
-"""`sw-job` and `ciel run` with scripts: what goes in, what comes out, and how it ends."""
+"""Tests `sw-job` and `ciel run` with scripts: their inputs, their output, and their ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOR_EVER = 'ignore = print("begun"); while (true) { x = 1; }'
 
 
 class Cluster:
-    """A cluster that scripts are run on."""
+    """A cluster that runs scripts."""
 
     def __init__(self, slots: TwoSlots) -> None:
         self.home = slots.home
@@ -32,7 +32,7 @@ class Cluster:
         return name
 
     def run(self, script: str, *words: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
-        """Run a script; return status, output, and what was said."""
+        """Run a script; return its status, output and standard error."""
         done = self.home.run("sw-job", *options, self.write(script), *words)
         return done.returncode, done.stdout, done.stderr
 
@@ -51,7 +51,7 @@ class Cluster:
         return len(self.ask("jobs", {"limit": 1000}))
 
     def scripts_running(self) -> bool:
-        """Whether a script is in the middle of something: its process takes up time."""
+        """Return whether a script is running, which uses CPU time."""
         return any(
             "ciel.executors.programs.skywriting" in line and _state(pid) == "R"
             for pid, line in self.home.processes().items()
@@ -72,7 +72,7 @@ def cluster(shared_cluster: TwoSlots) -> Iterator[Cluster]:
     assert (done.returncode, done.stdout, done.stderr) == (0, "free\n", "")
 
 
-# --- in and out -----------------------------------------------------------------------------------
+# --- inputs and output ----------------------------------------------------------------------------
 
 
 def test_the_value_is_printed_as_one_line_of_json(cluster: Cluster) -> None:
@@ -88,23 +88,23 @@ def test_words_after_the_script_are_its_arguments(cluster: Cluster) -> None:
     assert cluster.value("return argv;") == []
 
 
-def test_the_environment_holds_what_was_given_and_nothing_else(cluster: Cluster) -> None:
+def test_the_environment_contains_only_the_given_variables(cluster: Cluster) -> None:
     assert cluster.value("return env;") == {}
     given = ("-E", "A=1=2", "-E", "HOME", "-E", "A=3")
     assert cluster.value("return env;", options=given) == {"A": "3", "HOME": str(cluster.home.path)}
 
 
-def test_the_whole_environment_is_sent_but_for_secrets(cluster: Cluster) -> None:
+def test_the_whole_environment_is_sent_except_secrets(cluster: Cluster) -> None:
     cluster.home.environ["MY_PASSWORD"] = "hidden"
     try:
         found = cluster.value("return env;", options=("-e", "-E", "A=1"))
     finally:
         del cluster.home.environ["MY_PASSWORD"]
-    found.pop("LC_CTYPE", None)  # which Python sets where there is none
+    found.pop("LC_CTYPE", None)  # Python sets it where it is missing
     assert found == cluster.home.environ | {"A": "1"}
 
 
-def test_files_that_are_sent_along_are_had_by_their_keys(cluster: Cluster) -> None:
+def test_sent_files_are_read_by_their_keys(cluster: Cluster) -> None:
     cluster.write("some words\n", "short")
     cluster.write("x" * 5000, "long")
     script = 'return [read(package("a")), len(read(package("b"))), len(lines(package("a")))];'
@@ -112,7 +112,7 @@ def test_files_that_are_sent_along_are_had_by_their_keys(cluster: Cluster) -> No
     assert found == ["some words\n", 5000, 1]
 
 
-def test_functions_that_are_tasks_and_their_continuations_have_the_package_too(
+def test_spawned_functions_and_continuations_have_the_package_too(
     cluster: Cluster,
 ) -> None:
     cluster.write("7", "seven")
@@ -124,7 +124,7 @@ def test_functions_that_are_tasks_and_their_continuations_have_the_package_too(
     assert cluster.value(script, options=("-p", "n", "seven")) == 15
 
 
-def test_a_package_file_beside_the_script_says_what_else_is_sent(cluster: Cluster) -> None:
+def test_a_package_file_beside_the_script_lists_further_files(cluster: Cluster) -> None:
     for name in ("a", "b", "c"):
         cluster.write(f'"{name}"', f"{name}.json")
     entries = {name: {"filename": f"{name}.json"} for name in ("a", "b")}
@@ -143,7 +143,7 @@ def test_a_package_file_beside_the_script_says_what_else_is_sent(cluster: Cluste
         pack.unlink()
 
 
-def test_a_script_may_come_on_standard_input(cluster: Cluster) -> None:
+def test_a_script_may_be_read_from_standard_input(cluster: Cluster) -> None:
     done = subprocess.run(
         ["sw-job", "-", "a", "b"], env=cluster.home.environ, cwd=cluster.home.path,
         input=b"return [len(argv), argv[1]];", capture_output=True, timeout=40, check=False,
@@ -151,7 +151,7 @@ def test_a_script_may_come_on_standard_input(cluster: Cluster) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b'[2, "b"]\n', b"")
 
 
-def test_scripts_and_values_may_be_longer_than_what_rides_along(cluster: Cluster) -> None:
+def test_scripts_and_values_may_be_longer_than_inline_values(cluster: Cluster) -> None:
     script = "x = [" + ", ".join(map(str, range(5000))) + "];\nreturn x;"
     assert cluster.value(script) == [*range(5000)]
 
@@ -174,14 +174,14 @@ def test_a_reference_in_the_value_is_shown_as_one(cluster: Cluster) -> None:
     assert tag in ("f2", "c2", "<3", "val")
 
 
-def test_ciel_sw_does_the_same(cluster: Cluster) -> None:
+def test_ciel_sw_runs_a_script_like_sw_job(cluster: Cluster) -> None:
     script = cluster.write("return [env, argv];")
     done = cluster.home.run("ciel", "sw", "-E", "A=1", "--", script, "-E", "B=2")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == [{"A": "1"}, ["-E", "B=2"]]
 
 
-# --- what the job looks like ----------------------------------------------------------------------
+# --- jobs of scripts ------------------------------------------------------------------------------
 
 
 def test_a_script_is_one_task_of_a_job_that_has_its_name(cluster: Cluster) -> None:
@@ -195,7 +195,7 @@ def test_a_script_is_one_task_of_a_job_that_has_its_name(cluster: Cluster) -> No
     assert cluster.ask("job", {"job": "last"})["summary"][2] == "script.sw"
 
 
-def test_what_it_prints_is_in_the_log_of_its_job_and_is_shown_on_demand(cluster: Cluster) -> None:
+def test_output_of_a_script_is_in_the_log_of_its_job_and_shown_with_v(cluster: Cluster) -> None:
     script = 'ignore = print("one"); x = print([1, 2]); return 3;'
     assert cluster.run(script) == (0, "3\n", "")
     log = cluster.home.run("ciel", "job", "log", "last").stdout
@@ -205,7 +205,7 @@ def test_what_it_prints_is_in_the_log_of_its_job_and_is_shown_on_demand(cluster:
     assert [line.partition("] ")[2] for line in said.splitlines()] == ["one", "[1, 2]"]
 
 
-def test_a_detached_script_goes_on_and_its_value_can_be_had_later(cluster: Cluster) -> None:
+def test_a_detached_script_goes_on_and_its_value_can_be_read_later(cluster: Cluster) -> None:
     status, out, said = cluster.run("return [argv];", "a", options=("--detach",))
     assert (status, said) == (0, f"ciel: the job goes on; ciel job wait {out.strip()}\n")
     assert cluster.home.run("ciel", "job", "output", out.strip()).stdout == '[["a"]]'
@@ -241,7 +241,7 @@ def test_progress_is_drawn_on_a_terminal(cluster: Cluster) -> None:
     assert b" done in " in drawn
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def test_a_script_with_errors_is_refused_with_all_of_them_before_anything_is_submitted(
@@ -257,7 +257,7 @@ def test_a_script_with_errors_is_refused_with_all_of_them_before_anything_is_sub
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"// nothing\n"])
-def test_a_script_of_nothing_is_none(cluster: Cluster, content: bytes) -> None:
+def test_an_empty_script_is_refused(cluster: Cluster, content: bytes) -> None:
     (cluster.home.path / "empty.sw").write_bytes(content)
     done = cluster.home.run("sw-job", "empty.sw")
     assert done.returncode in (1, 2)
@@ -266,14 +266,14 @@ def test_a_script_of_nothing_is_none(cluster: Cluster, content: bytes) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_script_that_is_too_long_is_none(cluster: Cluster) -> None:
+def test_a_script_that_is_too_long_is_refused(cluster: Cluster) -> None:
     (cluster.home.path / "long.sw").write_text(f"return 1;{' ' * (20 << 20)}")
     done = cluster.home.run("sw-job", "long.sw")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "ciel: long.sw: longer than 16 MiB, no script is\n"
 
 
-def test_an_error_at_run_time_is_told_with_its_place_and_calls(cluster: Cluster) -> None:
+def test_a_run_time_error_is_reported_with_its_position_and_calls(cluster: Cluster) -> None:
     script = "function f(x) {\n  return x + missing;\n}\ny = f(1);\nreturn y;\n"
     status, out, said = cluster.run(script)
     assert (status, out) == (1, "")
@@ -284,14 +284,14 @@ def test_an_error_at_run_time_is_told_with_its_place_and_calls(cluster: Cluster)
     assert "Traceback" not in said
 
 
-def test_a_script_without_a_value_says_so(cluster: Cluster) -> None:
+def test_a_script_without_a_value_is_reported(cluster: Cluster) -> None:
     status, out, said = cluster.run("x = 1;")
     assert (status, out) == (1, "")
     assert "return" in said
     assert "Traceback" not in said
 
 
-def test_a_child_that_failed_tells_its_own_story(cluster: Cluster) -> None:
+def test_a_failed_child_is_reported_with_its_own_error(cluster: Cluster) -> None:
     script = (
         'x = spawn_exec("stdinout", {"command_line": ["sh", "-c", "echo why >&2; exit 3"]}, 1);\n'
         "return *x[0];\n"
@@ -303,7 +303,7 @@ def test_a_child_that_failed_tells_its_own_story(cluster: Cluster) -> None:
     assert "script.sw, line 2" in said
 
 
-def test_ctrl_c_ends_the_script_and_all_that_it_started(cluster: Cluster) -> None:
+def test_ctrl_c_ends_the_script_and_its_tasks(cluster: Cluster) -> None:
     process = cluster.home.start("sw-job", cluster.write(FOR_EVER))
     wait_for(cluster.scripts_running, "the script")
     process.send_signal(signal.SIGINT)
@@ -315,7 +315,7 @@ def test_ctrl_c_ends_the_script_and_all_that_it_started(cluster: Cluster) -> Non
     assert job["state"] == "cancelled"
 
 
-def test_a_script_that_is_cancelled_from_elsewhere_says_so(cluster: Cluster) -> None:
+def test_a_script_cancelled_by_another_command_is_reported(cluster: Cluster) -> None:
     process = cluster.home.start("sw-job", cluster.write(FOR_EVER))
     wait_for(cluster.scripts_running, "the script")
     assert cluster.home.run("ciel", "job", "cancel", "last").returncode == 0
@@ -364,7 +364,7 @@ def test_a_package_may_start_with_a_script(cluster: Cluster) -> None:
         ("return [1][2];", "line 1"),
     ],
 )
-def test_a_package_whose_script_fails_tells_why(cluster: Cluster, script: str, said: str) -> None:
+def test_a_package_whose_script_fails_reports_why(cluster: Cluster, script: str, said: str) -> None:
     cluster.write(script, "bad.sw")
     start = {"handler": "swi", "args": {"sw_file_ref": {"__package__": "s"}}}
     package = {"package": {"s": {"filename": "bad.sw"}}, "start": start}
@@ -378,7 +378,7 @@ def test_a_package_whose_script_fails_tells_why(cluster: Cluster, script: str, s
 # --- without a cluster ----------------------------------------------------------------------------
 
 
-def test_without_a_cluster_one_is_started_for_the_command_and_leaves_nothing(home: Home) -> None:
+def test_without_a_cluster_the_command_starts_its_own_and_leaves_nothing(home: Home) -> None:
     (home.path / "hello.sw").write_text('return "hello";')
     done = home.run("sw-job", "hello.sw")
     assert (done.returncode, done.stdout) == (0, '"hello"\n')
@@ -386,7 +386,7 @@ def test_without_a_cluster_one_is_started_for_the_command_and_leaves_nothing(hom
     home.expect_nothing_left()
 
 
-def test_ctrl_c_ends_a_cluster_of_ones_own_with_its_script(home: Home) -> None:
+def test_ctrl_c_ends_the_commands_own_cluster_with_its_script(home: Home) -> None:
     (home.path / "script.sw").write_text(FOR_EVER)
     process = home.start("sw-job", "-v", "script.sw")
     assert process.stderr is not None

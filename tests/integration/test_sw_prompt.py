@@ -1,4 +1,4 @@
-"""The prompt of `ciel sw`, on a terminal and in a pipe."""
+"""Tests the prompt of `ciel sw`, on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT, MORE = "sw> ", "... "
 
 
 class Terminal:
-    """A user at the prompt, who types and looks at what is shown."""
+    """A user at the prompt, who types and reads the output."""
 
     def __init__(self, home: Home, *words: str, quiet: bool = True) -> None:
         words = ("--quiet", *words) if quiet else words
@@ -46,7 +46,7 @@ class Terminal:
         os.close(self._fd)
 
     def until(self, mark: str) -> str:
-        """Return what is shown before a mark; it must come."""
+        """Return the output before a mark, which must appear."""
         until_s = time.monotonic() + WAIT_S
         while mark not in self._shown:
             left_s = until_s - time.monotonic()
@@ -57,7 +57,7 @@ class Terminal:
         return before
 
     def enter(self, *lines: str) -> str:
-        """Type the lines of an entry; return what is shown for it."""
+        """Type the lines of an entry; return its output."""
         for number, line in enumerate(lines, 1):
             os.write(self._fd, f"{line}\n".encode())
             self.until(f"{line}\n")  # as it is echoed
@@ -66,12 +66,14 @@ class Terminal:
         return self.until(PROMPT)
 
     def type(self, line: str, mark: str) -> None:
-        """Type a line; wait for what is shown then."""
+        """Type a line; wait for a mark in the output."""
         os.write(self._fd, f"{line}\n".encode())
         self.until(mark)
 
     def interrupt(self) -> None:
-        """Type Ctrl-C, while it waits: a signal before that is only seen with the next key."""
+        """Type Ctrl-C while the prompt waits: an earlier signal would take effect only with the
+        next key.
+        """
         stat = Path(f"/proc/{self.process.pid}/stat")
         wait_for(lambda: stat.read_text().rpartition(") ")[2][0] == "S", "the wait for a key")
         self.process.send_signal(signal.SIGINT)
@@ -91,7 +93,7 @@ def home(shared_cluster: TwoSlots) -> Iterator[Home]:
 
 @pytest.fixture
 def pipe(home: Home) -> Callable[..., tuple[int, str, str]]:
-    """Run what a pipe holds; return status, output and what was said."""
+    """Run the content of a pipe; return status, output and standard error."""
 
     def pipe(text: str, *words: str) -> tuple[int, str, str]:
         done = subprocess.run(
@@ -127,18 +129,18 @@ def test_values_are_shown_and_variables_stay(home: Home) -> None:
     assert " completed " in listed
 
 
-def test_errors_are_told_and_do_not_end_it(home: Home) -> None:
+def test_errors_are_reported_and_do_not_end_the_prompt(home: Home) -> None:
     with Terminal(home) as terminal:
         assert terminal.enter("x = 1") == ""
         assert "entry 2, line 1" in terminal.enter("x = }")
         said = terminal.enter("x = 2; missing + 1")
         assert 'Tried to read identifier "missing", not found' in said
         assert "entry 2, line 1" in said or "entry 3, line 1" in said
-        assert terminal.enter("x") == "1\n"  # what failed has changed nothing
+        assert terminal.enter("x") == "1\n"  # the failed entry has changed nothing
         assert terminal.leave() == 0
 
 
-def test_what_an_entry_prints_is_shown_once_and_that_of_tasks_with_their_names(home: Home) -> None:
+def test_output_of_an_entry_is_shown_once_and_that_of_tasks_with_their_names(home: Home) -> None:
     with Terminal(home) as terminal:
         assert terminal.enter("x = print('hello')") == "hello\n"
         assert terminal.enter("x = print('wide'); x = print('world')") == "wide\nworld\n"
@@ -147,7 +149,7 @@ def test_what_an_entry_prints_is_shown_once_and_that_of_tasks_with_their_names(h
         assert terminal.leave() == 0
 
 
-def test_exit_quit_and_help_are_words_to_the_prompt_and_names_like_all_others(home: Home) -> None:
+def test_exit_quit_and_help_are_commands_unless_they_are_variables(home: Home) -> None:
     with Terminal(home) as terminal:
         assert "Ctrl-D, exit or quit leaves" in terminal.enter("help")
         assert "*x" in terminal.enter("help();")
@@ -162,7 +164,7 @@ def test_exit_quit_and_help_are_words_to_the_prompt_and_names_like_all_others(ho
         assert terminal.process.wait(WAIT_S) == 0
 
 
-def test_ctrl_c_drops_what_is_typed(home: Home) -> None:
+def test_ctrl_c_discards_the_typed_lines(home: Home) -> None:
     with Terminal(home) as terminal:
         terminal.type("f(1,", MORE)
         terminal.interrupt()
@@ -179,7 +181,7 @@ def test_ctrl_c_cancels_an_entry_and_variables_stay_as_they_were(home: Home) -> 
         terminal.interrupt()
         assert "ciel: entry 2 is cancelled\n" in terminal.until(PROMPT)
         wait_for(lambda: not _is_busy(home), "the end of its process")
-        assert terminal.enter("f(x)") == "6\n"  # by another process, which knows no entry
+        assert terminal.enter("f(x)") == "6\n"  # in another process, which has not seen the entries
         assert terminal.leave() == 0
 
 
@@ -197,7 +199,7 @@ def test_progress_is_drawn_while_an_entry_takes_time(home: Home) -> None:
         assert terminal.leave() == 0
 
 
-def test_lines_of_earlier_times_are_kept_for_the_user_alone(home: Home) -> None:
+def test_the_history_of_lines_is_private_to_the_user(home: Home) -> None:
     with Terminal(home) as terminal:
         terminal.enter("remembered = 1")
         assert terminal.leave() == 0
@@ -205,12 +207,12 @@ def test_lines_of_earlier_times_are_kept_for_the_user_alone(home: Home) -> None:
     assert "remembered = 1" in history.read_text()
     assert history.stat().st_mode & 0o777 == 0o600
     with Terminal(home) as terminal:
-        terminal.type("\x10", "remembered = 1")  # the key for the line before
+        terminal.type("\x10", "remembered = 1")  # the key for the previous line
         terminal.until(PROMPT)
         assert terminal.leave() == 0
 
 
-def test_options_are_those_of_a_script(home: Home) -> None:
+def test_the_prompt_has_the_options_of_a_script(home: Home) -> None:
     (home.path / "data").write_text("[1, 2]")
     with Terminal(home, "-E", "A=1", "-p", "d", "data", "-i", "mine") as terminal:
         assert terminal.enter("env") == '{"A": "1"}\n'
@@ -253,18 +255,18 @@ def test_an_entry_runs_before_the_next_is_written(home: Home) -> None:
     assert (process.returncode, out, said) == (0, "", "")
 
 
-def test_one_that_fails_does_not_keep_the_next_but_is_told_at_the_end(pipe: Pipe) -> None:
+def test_a_failed_entry_does_not_stop_the_next_but_changes_the_exit_status(pipe: Pipe) -> None:
     status, out, said = pipe("x = 1;\ny = nothing;\nx = ];\nx;\n")
     assert (status, out) == (1, "1\n")
     assert 'identifier "nothing"' in said
     assert "entry 3, line 1" in said
 
 
-def test_version_2_holds_from_where_it_is_said(pipe: Pipe) -> None:
+def test_version_2_applies_from_its_line_on(pipe: Pipe) -> None:
     assert pipe("str(true);\n#!skywriting 2\nstr(true);\n") == (0, '"True"\n"true"\n', "")
 
 
-def test_variables_stay_where_an_entry_has_waited_for_tasks(pipe: Pipe) -> None:
+def test_variables_stay_after_an_entry_that_waited_for_tasks(pipe: Pipe) -> None:
     script = """
         function f(n) {
             x = spawn_exec("stdinout", {"command_line": ["echo", str(n)]}, 1);
@@ -283,18 +285,18 @@ def test_variables_stay_where_an_entry_has_waited_for_tasks(pipe: Pipe) -> None:
     assert pipe(script) == (0, "[[1, 6, 8], 7, 7]\n8\n7\n", "")
 
 
-def test_a_pipe_has_no_words_to_the_prompt(pipe: Pipe) -> None:
+def test_a_pipe_has_no_commands_of_the_prompt(pipe: Pipe) -> None:
     status, out, said = pipe("exit;\n1;\n")
     assert (status, out) == (1, "1\n")
     assert 'identifier "exit", not found' in said
 
 
-def test_a_pipe_of_nothing_is_done(pipe: Pipe) -> None:
+def test_an_empty_pipe_ends_at_once(pipe: Pipe) -> None:
     assert pipe("") == (0, "", "")
     assert pipe("// nothing\n\n") == (0, "", "")
 
 
-def test_ctrl_c_in_a_pipe_ends_it(home: Home) -> None:
+def test_ctrl_c_ends_a_prompt_in_a_pipe(home: Home) -> None:
     process = home.start("ciel", "sw", stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write("while (true) { x = 1; }\n")
@@ -307,7 +309,7 @@ def test_ctrl_c_in_a_pipe_ends_it(home: Home) -> None:
     assert not _is_busy(home)
 
 
-def test_a_job_that_is_cancelled_from_elsewhere_ends_the_prompt(home: Home) -> None:
+def test_cancelling_the_job_ends_the_prompt(home: Home) -> None:
     process = home.start("ciel", "sw", stdin=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None

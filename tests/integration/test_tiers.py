@@ -1,4 +1,6 @@
-"""Jobs whose intermediate results do not fit into memory, on a cluster whose store is there."""
+"""Tests jobs whose intermediate results do not fit into memory, on a cluster with a store in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def letter(number: int) -> str:
     return chr(ord("a") + number)
 
 
-def test_intermediate_results_beyond_the_memory_go_to_disk_and_come_back_right(
+def test_intermediate_results_beyond_the_memory_are_spilled_and_read_correctly(
     client: Client,
 ) -> None:
     digest = hashlib.sha256()
@@ -57,7 +59,7 @@ def test_intermediate_results_beyond_the_memory_go_to_disk_and_come_back_right(
     assert memory["disk_waiting"] == 0
 
 
-def test_a_job_may_say_where_its_results_begin(client: Client) -> None:
+def test_a_job_may_choose_the_level_of_its_results(client: Client) -> None:
     command = ["head", "-c", str(MIB), "/dev/zero"]
     with client.job("on disk", store="disk") as job:
         ref = job.run(command)
@@ -66,7 +68,7 @@ def test_a_job_may_say_where_its_results_begin(client: Client) -> None:
         assert job.read(job.run(["echo", other])).decode().startswith("/dev/shm/")
 
 
-def test_an_unknown_place_is_an_error_that_says_so(client: Client) -> None:
+def test_an_unknown_level_is_an_error_that_names_it(client: Client) -> None:
     with client.job("on tape") as job, pytest.raises(TaskFailedError) as caught:
         job.read(job.run(["echo"], store="tape"))
     assert "'store' must be 'memory' or 'disk', not 'tape'" in str(caught.value)

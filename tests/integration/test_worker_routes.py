@@ -1,5 +1,5 @@
-"""What a real worker does when it is asked over HTTP: pins, flushes, URLs, aborts, its log and
-figures; and that thousands of slow connections keep nobody out.
+"""Tests HTTP requests to a real worker: pins, flushes, URLs, aborts, its log and metrics; and that
+thousands of slow connections do not block others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONTENT = bytes(range(256)) * 100
 
 
 class Site(NamedTuple):
-    """A cluster of one worker, and the doors of both daemons."""
+    """A cluster of one worker, and the HTTP sides of both daemons."""
 
     cluster: HandCluster
     master: Door
@@ -37,7 +37,7 @@ class Site(NamedTuple):
         return self.worker.ask_as(READ, "HEAD", f"/data/{name}").status == 200
 
     def submit(self, *inputs: str, command: str) -> str:
-        """Begin a job of one program that reads objects; return its id."""
+        """Start a job of one program that reads objects; return its id."""
         refs: list[Any] = [["c2", each, len(CONTENT), [self.worker.netloc]] for each in inputs]
         args = {"command_line": ["sh", "-c", command], "inputs": [{"__ref__": r} for r in refs]}
         task = {"name": "it", "executor": "stdinout", "arguments": {"args": args}}
@@ -67,7 +67,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         cluster.stop()
 
 
-def test_a_worker_says_who_it_is_and_what_it_runs(site: Site) -> None:
+def test_a_worker_returns_its_id_executors_and_master(site: Site) -> None:
     (row,) = site.master.ask_as(READ, "GET", "/api/v1/workers").json()
     worker = site.worker.ask_as(READ, "GET", "/control/").json()
     assert row["worker"] == worker
@@ -76,13 +76,13 @@ def test_a_worker_says_who_it_is_and_what_it_runs(site: Site) -> None:
     assert told == {"netloc": site.cluster.url, "id": worker}
 
 
-def test_health_is_told_to_strangers_where_that_is_wanted_and_nothing_else(site: Site) -> None:
+def test_only_healthz_is_open_without_a_key_and_only_if_enabled(site: Site) -> None:
     assert site.worker.ask("GET", "/healthz", None).status == 200
     assert site.worker.ask("GET", "/metrics", None).status == 401
     assert site.master.ask("GET", "/healthz", None).status == 401
 
 
-def test_a_flush_spares_what_is_new_pinned_or_needed(site: Site) -> None:
+def test_a_flush_spares_new_pinned_and_needed_objects(site: Site) -> None:
     for name in ("new", "pinned", "needed", "unneeded"):
         site.put(name)
     assert site.worker.ask_as(SUBMIT, "POST", "/control/admin/pin/pinned").status == 200
@@ -103,7 +103,7 @@ def test_a_flush_spares_what_is_new_pinned_or_needed(site: Site) -> None:
     assert site.worker.ask_as(SUBMIT, "DELETE", "/control/admin/pin/pinned").status == 200
 
 
-def test_what_is_aborted_on_a_worker_fails_and_says_so(site: Site) -> None:
+def test_a_job_aborted_on_a_worker_fails_with_the_reason(site: Site) -> None:
     job = site.submit(command="echo begun >&2; sleep 1000")
     wait_for(lambda: any(e.get("job") == job for e in site.events()), "its begin")
     told = site.worker.ask_as(SUBMIT, "POST", f"/control/abort/{job}")
@@ -115,7 +115,7 @@ def test_what_is_aborted_on_a_worker_fails_and_says_so(site: Site) -> None:
     )
 
 
-def test_what_the_master_has_aborted_is_tried_again_if_it_has_retries(site: Site) -> None:
+def test_a_task_aborted_through_the_master_uses_its_retries(site: Site) -> None:
     args = {"command_line": ["sleep", "1000"]}
     needs = {"retries": 1, "retry_delay_s": 0.01}
     task = {"name": "it", "executor": "stdinout", "arguments": {"args": args}, "needs": needs}
@@ -137,7 +137,7 @@ def test_what_the_master_has_aborted_is_tried_again_if_it_has_retries(site: Site
     assert told.json() == {"aborted": 0}
 
 
-def test_the_log_tells_what_has_happened_and_is_waited_for(site: Site) -> None:
+def test_the_log_contains_events_and_can_be_awaited(site: Site) -> None:
     count = len(site.events())
     job = site.submit(command="true")
     target = f"/control/log/wait_after?event_count={count}"
@@ -150,7 +150,7 @@ def test_the_log_tells_what_has_happened_and_is_waited_for(site: Site) -> None:
     assert one.json() == [began]
 
 
-def test_figures_are_what_prometheus_reads(site: Site) -> None:
+def test_metrics_are_in_the_format_of_prometheus(site: Site) -> None:
     def figures() -> dict[str, float]:
         told = site.worker.ask_as(READ, "GET", "/metrics")
         assert told.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -166,7 +166,7 @@ def test_figures_are_what_prometheus_reads(site: Site) -> None:
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Has `/good` and nothing else."""
+    """Serves `/good` and no other path."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/good" else 404)
@@ -175,7 +175,7 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(CONTENT)
 
     def log_message(self, *args: Any) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
 
 def test_urls_are_fetched_and_can_be_read_by_tasks(site: Site) -> None:
@@ -199,7 +199,7 @@ def test_urls_are_fetched_and_can_be_read_by_tasks(site: Site) -> None:
     wait_for(lambda: site.job(job)["state"] == "completed", "the end of a job")
 
 
-def test_a_worker_that_is_sent_to_its_master_again_works_on(site: Site) -> None:
+def test_a_worker_sent_to_its_master_again_keeps_working(site: Site) -> None:
     told = site.worker.ask_as(ADMIN, "POST", "/control/master/", {"master": site.cluster.url})
     assert told.status == 200
     done = site.cluster.home.run("ciel", "submit", "--", "echo", "hello")
@@ -227,8 +227,8 @@ def begun(door: Door, words: str) -> str:
 
 
 def slow_ways(site: Site) -> list[tuple[Door, str]]:
-    """List ways to be slow: strangers who say nothing, or never all of it; and those with a key who
-    send a body that does not come, take nothing of what they asked for, or wait.
+    """List ways to be slow: unauthenticated connections that send nothing, or only a part; and
+    authenticated ones that send no body, do not read the answer, or wait.
     """
     master, worker = site.master, site.worker
     ways = []
@@ -242,7 +242,7 @@ def slow_ways(site: Site) -> list[tuple[Door, str]]:
     ]
 
 
-def test_two_thousand_slow_connections_keep_nobody_out(site: Site, many_files: None) -> None:
+def test_two_thousand_slow_connections_do_not_block_clients(site: Site, many_files: None) -> None:
     large = bytes(20 << 20)
     key = site.worker.key_of(SUBMIT)
     assert site.worker.ask("POST", "/control/data/large", key, large).status == 201
@@ -256,7 +256,7 @@ def test_two_thousand_slow_connections_keep_nobody_out(site: Site, many_files: N
             door, words = ways[number % len(ways)]
             host, _, port = door.netloc.partition(":")
             slow.append(socket.create_connection((host, int(port)), 20))
-            with suppress(OSError):  # hung up on already: others have come since
+            with suppress(OSError):  # disconnected already for newer connections
                 slow[-1].sendall(words.encode())
         for door in (site.master, site.worker):
             assert door.ask_as(READ, "GET", "/healthz").status == 200

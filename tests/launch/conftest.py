@@ -1,4 +1,4 @@
-"""A launcher for each test, and questions about what is alive."""
+"""Provides a launcher for each test, and functions that find living processes."""
 
 import ctypes
 import itertools
@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def subreaper() -> Iterator[None]:
-    """For the time of a test, orphans among our descendants become our children."""
+    """Make orphans among our descendants our children while the test runs."""
     become_subreaper()
     yield
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
@@ -37,7 +37,7 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture
 def ends() -> Callable[[Launcher, int], list[ProgramExited | ProgramFailed]]:
-    """Wait for so many launches to end."""
+    """Wait until so many launches have ended; return their last events."""
 
     def ends(launcher: Launcher, count: int) -> list[ProgramExited | ProgramFailed]:
         ended: list[ProgramExited | ProgramFailed] = []
@@ -56,7 +56,7 @@ def ends() -> Callable[[Launcher, int], list[ProgramExited | ProgramFailed]]:
 def run(
     launcher: Launcher, ends: Callable[[Launcher, int], list[ProgramExited | ProgramFailed]]
 ) -> Callable[[LaunchSpec], ProgramExited | ProgramFailed]:
-    """Run one program to its end; its last event."""
+    """Run one program to its end; return its last event."""
 
     def run(spec: LaunchSpec) -> ProgramExited | ProgramFailed:
         launcher.start(1, spec)
@@ -81,13 +81,13 @@ def shell(
 
 @pytest.fixture
 def marker() -> str:
-    """A number of seconds that no other process sleeps."""
+    """Return a number of seconds that no other process sleeps."""
     return f"1{os.getpid()}.{next(_numbers):06}"
 
 
 @pytest.fixture
 def alive() -> Callable[[str], list[int]]:
-    """Processes with this in their command line; a zombie has none."""
+    """Return the processes with this text in their command line, zombies excluded."""
 
     def alive(marker: str) -> list[int]:
         found = []
@@ -105,7 +105,7 @@ def alive() -> Callable[[str], list[int]]:
 
 @pytest.fixture
 def eventually() -> Callable[..., bool]:
-    """Whether it comes true in time; for what nobody announces."""
+    """Return whether a condition becomes true in time; for conditions without an event."""
 
     def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> bool:
         deadline_s = time.monotonic() + timeout_s

@@ -1,6 +1,7 @@
-"""Programs that a parent has forked, and the launcher has adopted, are programs like any other.
+"""Tests programs that a preloaded parent forked and the launcher adopted: they behave like any
+other program.
 
-The parent is that of Python's programs; what it forks runs its last argument here, as Python.
+The parent is the one of Python tasks; its forked processes run their last argument as Python code.
 """
 
 import json
@@ -35,7 +36,7 @@ exec(sys.argv[-1])
 """
 PARENT_ID, CHILD_ID = 100, 1
 
-# What a program finds when it begins, but for what differs between any two of them.
+# Prints what a program finds when it starts, except values that differ between any two programs.
 STATE = r"""import gc, json, os, re, sys, threading
 status = open("/proc/self/status").read()
 limits = open("/proc/self/limits").read()
@@ -61,7 +62,7 @@ Eventually = Callable[..., bool]
 
 
 class Parent:
-    """A preloaded parent, and the launcher that runs it."""
+    """A preloaded parent, and its launcher."""
 
     def __init__(self, launcher: Launcher, directory: Path) -> None:
         self.launcher = launcher
@@ -92,7 +93,7 @@ class Parent:
         return self._events.pop(0)
 
     def fork(self, script: str) -> int:
-        """Have a process be forked that waits to be adopted; its number."""
+        """Fork a process that waits to be adopted; return its process id."""
         stdout = str(self.directory / "printed")
         argv = [sys.executable, "-c", "fork", script]
         added = {"ADDED": "1", "HOME": None}
@@ -103,7 +104,7 @@ class Parent:
         return int(pid)
 
     def start(self, script: str) -> int:
-        """Have a process be forked and adopted; its number."""
+        """Fork and adopt a process; return its process id."""
         pid = self.fork(script)
         self.launcher.adopt(CHILD_ID, PARENT_ID, pid)
         assert self._started() == pid
@@ -127,7 +128,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_its_output_and_its_end_are_told(parent: Parent) -> None:
+def test_the_output_and_end_of_an_adopted_program_are_reported(parent: Parent) -> None:
     parent.start("print('said'); sum(range(3_000_000)); sys.exit(7)")
     end = parent.end()
     assert isinstance(end, ProgramExited)
@@ -136,7 +137,7 @@ def test_its_output_and_its_end_are_told(parent: Parent) -> None:
     assert end.max_rss_bytes > 1 << 20
 
 
-def test_it_finds_what_a_program_finds_that_was_started(parent: Parent) -> None:
+def test_an_adopted_program_has_the_same_environment_as_a_started_one(parent: Parent) -> None:
     parent.start(STATE)
     parent.end()
     forked = json.loads(parent.printed())
@@ -151,13 +152,13 @@ def test_it_finds_what_a_program_finds_that_was_started(parent: Parent) -> None:
     parent.launcher.start(2, started)
     parent.end()
     expected = json.loads(parent.printed())
-    forked["arguments"][0] = forked["arguments"][0][-1:]  # ours has one more
+    forked["arguments"][0] = forked["arguments"][0][-1:]  # the forked one has one more
     forked["environment"].pop("LC_CTYPE", None)
     expected["environment"].pop("LC_CTYPE", None)
     assert forked == expected
 
 
-def test_signals_reach_it_and_all_that_it_started(
+def test_signals_reach_an_adopted_program_and_its_children(
     parent: Parent, marker: str, alive: Callable[[str], list[int]]
 ) -> None:
     shell = f"setsid sleep {marker} & sleep {marker} & sleep {marker}"
@@ -171,7 +172,7 @@ def test_signals_reach_it_and_all_that_it_started(
     assert not alive(f"sleep\0{marker}")
 
 
-def test_what_it_leaves_behind_is_dead_when_its_end_is_told(
+def test_children_of_an_adopted_program_are_dead_when_its_end_is_reported(
     parent: Parent, marker: str, alive: Callable[[str], list[int]]
 ) -> None:
     parent.start(f"import os; os.system('(setsid env -i sleep {marker} &) ; sleep 0.1')")
@@ -182,7 +183,7 @@ def test_what_it_leaves_behind_is_dead_when_its_end_is_told(
     assert is_alive(parent.pid)
 
 
-def test_it_outlives_its_parent(parent: Parent) -> None:
+def test_an_adopted_program_outlives_its_parent(parent: Parent) -> None:
     pid = parent.start("import time; time.sleep(60)")
     os.kill(parent.pid, signal.SIGKILL)
     end = parent.end()
@@ -193,7 +194,7 @@ def test_it_outlives_its_parent(parent: Parent) -> None:
     assert end.launch_id == CHILD_ID
 
 
-def test_until_it_is_adopted_it_waits_and_ends_with_its_parent(parent: Parent) -> None:
+def test_a_forked_process_waits_for_adoption_and_ends_with_its_parent(parent: Parent) -> None:
     pid = parent.fork("print('began', flush=True)")
     os.kill(parent.pid, signal.SIGKILL)
     parent.end()
@@ -205,15 +206,15 @@ def test_until_it_is_adopted_it_waits_and_ends_with_its_parent(parent: Parent) -
     assert end.reason == "vfork: No such process"
 
 
-def test_nothing_else_is_adopted(parent: Parent) -> None:
+def test_only_a_forked_child_of_the_named_parent_can_be_adopted(parent: Parent) -> None:
     waits = parent.fork("")
     adopted = parent.start("import time; time.sleep(60)")
     launcher = parent.launcher
     for parent_id, pid in (
-        (PARENT_ID, os.getpid()),  # no child of the launcher
+        (PARENT_ID, os.getpid()),  # not a child of the launcher
         (PARENT_ID, parent.pid),  # a program
         (PARENT_ID, adopted),
-        (CHILD_ID, waits),  # another's
+        (CHILD_ID, waits),  # child of another parent
         (99, waits),
     ):
         launcher.adopt(2, parent_id, pid)
@@ -222,7 +223,7 @@ def test_nothing_else_is_adopted(parent: Parent) -> None:
     assert all(map(is_alive, (parent.pid, adopted, waits)))
 
 
-def test_one_that_has_no_directory_comes_to_nothing_and_the_parent_goes_on(parent: Parent) -> None:
+def test_a_fork_without_its_directory_fails_and_the_parent_goes_on(parent: Parent) -> None:
     where, parent.directory = parent.directory, parent.directory / "gone"
     assert parent.fork("") == 0
     parent.directory = where
@@ -234,10 +235,12 @@ def test_one_that_has_no_directory_comes_to_nothing_and_the_parent_goes_on(paren
 
 @pytest.mark.usefixtures("subreaper")
 @pytest.mark.parametrize("adopted", [True, False])
-def test_it_dies_with_the_launcher(parent: Parent, eventually: Eventually, adopted: bool) -> None:
+def test_a_forked_program_dies_with_the_launcher(
+    parent: Parent, eventually: Eventually, adopted: bool
+) -> None:
     pid = (parent.start if adopted else parent.fork)("import time; time.sleep(60)")
     os.kill(parent.launcher.pid, signal.SIGKILL)
-    assert eventually(lambda: not is_alive(pid))  # though nobody has looked for it
+    assert eventually(lambda: not is_alive(pid))  # without any call that would look for it
     with pytest.raises(LauncherDiedError):
         parent.launcher.wait_events(20)
     parent.launcher.kill_descendants()

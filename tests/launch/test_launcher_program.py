@@ -1,4 +1,6 @@
-"""The C program by itself: what it makes of nonsense, and what the sanitizers make of it."""
+"""Tests the C program alone: its refusals of malformed requests, and that sanitizers find no
+fault.
+"""
 
 import os
 import random
@@ -33,7 +35,7 @@ Ends = Callable[[Launcher, int], list[ProgramExited | ProgramFailed]]
 
 
 def talk(program: Path, data: bytes, descriptors: list[int] | None = None) -> tuple[int, str]:
-    """Send bytes, then end the stream; the launcher's exit status and words."""
+    """Send bytes, then end the stream; return the launcher's exit status and standard error."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [str(program), str(theirs.fileno()), "1"]
@@ -45,7 +47,7 @@ def talk(program: Path, data: bytes, descriptors: list[int] | None = None) -> tu
                 sent = socket.send_fds(ours, [data], descriptors or [])
                 ours.sendall(data[sent:])
             except (BrokenPipeError, ConnectionResetError):
-                pass  # it has seen enough
+                pass  # it has ended already
             ours.shutdown(socket.SHUT_WR)
             _, words = process.communicate(timeout=20)
             return process.returncode, words
@@ -61,7 +63,7 @@ def start_bytes(**fields: object) -> bytes:
 
 
 def patched(data: bytes, offset: int, layout: str, value: int) -> bytes:
-    """The same bytes with one number changed."""
+    """Return the same bytes with one number changed."""
     copy = bytearray(data)
     struct.pack_into(layout, copy, offset, value)
     return bytes(copy)
@@ -91,14 +93,14 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_request_is_refused_in_a_sentence(data: bytes) -> None:
+def test_a_malformed_request_is_refused_in_one_line(data: bytes) -> None:
     status, words = talk(PROGRAM, data)
     assert status == 70
     assert words.startswith("ciel-launcher: malformed request: ")
     assert words.count("\n") == 1
 
 
-def test_descriptors_that_nothing_uses_are_refused() -> None:
+def test_descriptors_that_no_request_uses_are_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [str(PROGRAM), str(theirs.fileno()), "1"]
@@ -113,7 +115,7 @@ def test_descriptors_that_nothing_uses_are_refused() -> None:
             assert b"descriptors that nothing uses" in process.stderr.read()
 
 
-def test_a_malformed_request_ends_what_was_started(
+def test_a_malformed_request_ends_all_started_programs(
     marker: str, alive: Callable[[str], list[int]]
 ) -> None:
     sleeper = encode_start(1, LaunchSpec(["/bin/sh", "-c", f"setsid sleep {marker} & sleep 99"]))
@@ -121,19 +123,19 @@ def test_a_malformed_request_ends_what_was_started(
     assert not alive(marker)
 
 
-def test_the_end_of_the_stream_is_no_error() -> None:
+def test_the_end_of_the_stream_is_not_an_error() -> None:
     assert talk(PROGRAM, b"") == (0, "")
     assert talk(PROGRAM, START[:20]) == (0, "")
 
 
 @pytest.mark.parametrize("arguments", [[], ["3"], ["x", "1"], ["3", "0"], ["3", str(2**31)]])
-def test_by_hand_it_says_how_it_is_used(arguments: list[str]) -> None:
+def test_with_wrong_arguments_it_prints_its_usage(arguments: list[str]) -> None:
     done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 70
     assert "usage: ciel-launcher SOCKET SALT" in done.stderr
 
 
-def test_a_socket_that_is_none_is_refused() -> None:
+def test_an_invalid_socket_is_refused() -> None:
     done = subprocess.run([PROGRAM, "77", "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (70, "ciel-launcher: socket: Bad file descriptor\n")
 
@@ -146,7 +148,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def test_the_sanitizers_find_nothing_in_ordinary_work(
+def test_sanitizers_find_no_fault_in_ordinary_work(
     sanitized: Path, ends: Ends, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     read_end, write_end = os.pipe()
@@ -175,26 +177,26 @@ def test_the_sanitizers_find_nothing_in_ordinary_work(
     assert capfd.readouterr().err == ""
 
 
-def test_the_sanitizers_find_nothing_in_nonsense(sanitized: Path) -> None:
+def test_sanitizers_find_no_fault_in_malformed_requests(sanitized: Path) -> None:
     for data in MALFORMED.values():
         status, words = talk(sanitized, data)
         assert (status, words.count("\n")) == (70, 1), words
 
 
-def test_the_sanitizers_find_nothing_in_damaged_requests(sanitized: Path) -> None:
+def test_sanitizers_find_no_fault_in_damaged_requests(sanitized: Path) -> None:
     dice = random.Random(20)
     whole = START + encode_kill(1, 9) + start_bytes(stdin=Descriptor(0))
     for _ in range(40):
         data = bytearray(whole)
         for _ in range(dice.randint(1, 3)):
-            # Not in the strings: what is executed there would be a matter of luck.
+            # Not in the strings, which name the program to execute.
             data[dice.randrange(64)] = dice.choice([0, 1, 2, 16, 127, 128, 255])
         status, words = talk(sanitized, bytes(data), [0])
         assert status in (0, 70), words
         assert words.count("\n") <= 1, words
 
 
-def test_the_analyzer_finds_nothing() -> None:
+def test_the_static_analyzer_finds_no_fault() -> None:
     checks = ["-O2", "-fanalyzer"]
     subprocess.run(["cc", *FLAGS, *checks, "-o", "/dev/null", SOURCE], check=True)
 

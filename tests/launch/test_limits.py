@@ -1,4 +1,4 @@
-"""Who may open how many files."""
+"""Tests the limits of open files of daemons and programs."""
 
 import errno
 import resource
@@ -8,7 +8,7 @@ import sys
 from ciel.launch.limits import open_files_advice
 from ciel.storage.errors import StoreSystemError
 
-# Prints our limit, that of a program, and that of a program of a second launcher.
+# Prints the limit of this process and of a program; then again, under a second launcher.
 RAISED = """
 import resource
 from ciel.launch import Launcher, LaunchSpec, ProgramExited
@@ -23,7 +23,7 @@ for _ in range(2):
 """
 
 
-def test_programs_keep_the_limit_that_we_were_started_with() -> None:
+def test_programs_keep_the_limit_that_the_daemon_was_started_with() -> None:
     limited = 'ulimit -Sn 200 && ulimit -Hn 300 && exec "$@"'
     done = subprocess.run(
         ["sh", "-c", limited, "sh", sys.executable, "-c", RAISED],
@@ -32,7 +32,7 @@ def test_programs_keep_the_limit_that_we_were_started_with() -> None:
     assert done.stdout.split("\n") == ["300 300", "200", "300"] * 2 + [""]
 
 
-def test_what_to_raise_is_said_of_no_other_error() -> None:
+def test_only_an_error_about_open_files_advises_to_raise_the_limit() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     advice = f"; raise the limit of open files (ulimit -n, now {soft})"
     assert open_files_advice(OSError(errno.EMFILE, "too many")) == advice

@@ -29,7 +29,7 @@ def test_a_host_without_groups_has_its_memory(tmp_path: Path) -> None:
         ("4:memory:/../up\n", {"memory/memory.limit_in_bytes": "6000"}, 6000),
     ],
 )
-def test_the_smallest_limit_of_a_group_counts(
+def test_the_smallest_limit_of_a_control_group_counts(
     tmp_path: Path, groups: str, files: dict[str, str], expected: int
 ) -> None:
     put(tmp_path, "proc/meminfo", MEMINFO)
@@ -39,9 +39,9 @@ def test_the_smallest_limit_of_a_group_counts(
     assert memory_of_host(tmp_path) == expected
 
 
-def test_what_cannot_be_found_out_is_told_as_nothing(tmp_path: Path) -> None:
+def test_unknown_memory_is_reported_as_zero(tmp_path: Path) -> None:
     assert memory_of_host(tmp_path) == 0
 
 
-def test_this_host_has_some() -> None:
+def test_the_memory_of_this_host_is_found() -> None:
     assert memory_of_host() > 1 << 27

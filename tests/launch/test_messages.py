@@ -1,4 +1,4 @@
-"""The wire, without a process at its other end."""
+"""Tests the launcher's protocol without a launcher process."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def test_a_start_is_its_size_then_numbers_then_terminated_strings() -> None:
     assert spec.descriptors == [7]
 
 
-def test_an_adoption_names_a_process_and_whose_it_was() -> None:
+def test_an_adoption_names_a_process_and_its_parent() -> None:
     assert encode_adopt(9, 8, 77) == struct.pack("=IHHQQQ", 32, 3, 0, 9, 8, 77)
 
 
@@ -87,7 +87,7 @@ def test_a_signal_without_a_name_has_its_number() -> None:
     assert ProgramExited(1, 40, 0.0, 0.0, 0.0, 0).signal_name == "SIG40"
 
 
-def test_a_failure_gives_stage_and_reason() -> None:
+def test_a_failure_names_its_stage_and_reason() -> None:
     assert ProgramFailed(1, 2, Stage.CHDIR).reason == f"chdir: {os.strerror(2)}"
 
 
@@ -106,6 +106,6 @@ def test_a_failure_gives_stage_and_reason() -> None:
         (LaunchSpec(["a"] * (1 << 20)), "takes 1048580 strings"),
     ],
 )
-def test_what_cannot_be_started_is_refused_here(spec: LaunchSpec, message: str) -> None:
+def test_an_invalid_launch_is_refused_before_it_is_sent(spec: LaunchSpec, message: str) -> None:
     with pytest.raises(LaunchSpecError, match=message):
         encode_start(1, spec)

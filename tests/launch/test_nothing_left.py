@@ -1,4 +1,4 @@
-"""Whatever a program started, and whoever dies first: nothing survives."""
+"""Checks that no process survives, whatever a program started and whichever process dies first."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ DAEMONS = {
     "no environment": "env -i setsid sh -c 'sleep {0} & exec sleep {0}' &",
     "deaf": "setsid sh -c \"trap '' TERM HUP INT; sleep {0}; sleep {0}\" &",
 }
-# Each runs only a while by itself, so that a failing test is no lasting harm.
+# Each of these ends after a while, so that a failing test does no lasting harm.
 CROWD = "import os, time\nfor _ in range(8): os.fork()\ntime.sleep(60)  # {0}"
 SHED = """import os, resource, time  # {0}
 if os.fork() == 0:
@@ -63,7 +63,7 @@ def clean(marker: str, alive: Alive) -> Iterator[None]:
 
 @pytest.fixture
 def bystander() -> Iterator[Popen]:
-    """A child of ours that is no launcher's."""
+    """Start a child of this process that belongs to no launcher."""
     with subprocess.Popen(["/bin/sleep", "100"]) as process:
         yield process
         process.kill()
@@ -96,7 +96,7 @@ def python(text: str, marker: str) -> LaunchSpec:
 
 
 @pytest.mark.parametrize("daemon", DAEMONS.values(), ids=DAEMONS)
-def test_what_a_program_left_is_dead_when_its_exit_is_told(
+def test_children_of_a_program_are_dead_when_its_exit_is_reported(
     launcher: Launcher, ends: Ends, marker: str, alive: Alive, daemon: str
 ) -> None:
     launcher.start(1, script(f"{daemon} exit 5", marker))
@@ -107,7 +107,7 @@ def test_what_a_program_left_is_dead_when_its_exit_is_told(
 
 
 @pytest.mark.parametrize("daemon", DAEMONS.values(), ids=DAEMONS)
-def test_sigkill_reaches_what_left_the_session(
+def test_sigkill_reaches_processes_that_left_the_session(
     launcher: Launcher,
     ends: Ends,
     marker: str,
@@ -136,7 +136,7 @@ def test_a_daemon_lives_as_long_as_its_program(
     ends(launcher, 1)
 
 
-def test_a_daemon_that_shed_its_tag_lives_only_while_anything_runs(
+def test_a_daemon_that_cannot_be_identified_is_killed_when_no_program_runs(
     launcher: Launcher, ends: Ends, marker: str, alive: Alive, eventually: Eventually
 ) -> None:
     launcher.start(1, python(SHED, marker))
@@ -149,7 +149,7 @@ def test_a_daemon_that_shed_its_tag_lives_only_while_anything_runs(
     assert eventually(lambda: not alive(marker))
 
 
-def test_a_program_deaf_to_sigterm_dies_with_all_it_has(
+def test_sigkill_kills_a_program_that_ignores_sigterm_with_its_children(
     launcher: Launcher, ends: Ends, marker: str, alive: Alive, eventually: Eventually
 ) -> None:
     deaf = "trap '' TERM; sh -c 'sleep {0}; sleep {0}' & setsid sleep {0} & wait; sleep {0}"
@@ -165,10 +165,10 @@ def test_a_program_deaf_to_sigterm_dies_with_all_it_has(
     assert not alive(marker)
 
 
-def test_a_signal_goes_to_the_whole_group(
+def test_a_signal_is_sent_to_the_whole_process_group(
     launcher: Launcher, ends: Ends, marker: str, alive: Alive, eventually: Eventually
 ) -> None:
-    # The shell waits for its children: it can only end if they got the signal as well.
+    # The shell waits for its children: it ends only if they got the signal as well.
     launcher.start(1, script("trap 'wait; exit 9' TERM; sleep {0} & sleep {0} & wait", marker))
     launcher.flush()
     assert eventually(lambda: len(alive(f"sleep\0{marker}")) == 2)
@@ -178,7 +178,7 @@ def test_a_signal_goes_to_the_whole_group(
     assert event.exit_status == 9
 
 
-def test_a_program_that_forked_a_crowd_is_killed(
+def test_a_program_with_hundreds_of_forked_processes_is_killed(
     launcher: Launcher, ends: Ends, marker: str, alive: Alive, eventually: Eventually
 ) -> None:
     launcher.start(1, python(CROWD, marker))
@@ -189,7 +189,7 @@ def test_a_program_that_forked_a_crowd_is_killed(
     assert not alive(marker)
 
 
-def test_a_process_that_flees_by_forking_is_caught(
+def test_a_process_that_keeps_forking_is_killed(
     launcher: Launcher, ends: Ends, marker: str, alive: Alive
 ) -> None:
     begun_s = time.monotonic()
@@ -208,7 +208,7 @@ def test_five_hundred_programs_leave_no_daemon(
     assert not alive(marker)
 
 
-def test_closing_ends_everything(
+def test_closing_a_launcher_ends_all_programs(
     launcher: Launcher, marker: str, alive: Alive, eventually: Eventually
 ) -> None:
     start_daemons(launcher, marker)
@@ -219,7 +219,7 @@ def test_closing_ends_everything(
         os.kill(launcher.pid, 0)
 
 
-def test_closing_a_launcher_that_hangs_ends_everything(
+def test_closing_a_launcher_that_hangs_ends_all_programs(
     launcher: Launcher, marker: str, alive: Alive, eventually: Eventually
 ) -> None:
     start_daemons(launcher, marker)
@@ -229,7 +229,7 @@ def test_closing_a_launcher_that_hangs_ends_everything(
     assert not alive(marker)
 
 
-def test_closing_a_launcher_that_was_killed_ends_what_it_left(
+def test_closing_a_killed_launcher_ends_all_programs(
     launcher: Launcher, marker: str, alive: Alive, eventually: Eventually
 ) -> None:
     start_daemons(launcher, marker)
@@ -240,7 +240,7 @@ def test_closing_a_launcher_that_was_killed_ends_what_it_left(
 
 
 @pytest.mark.usefixtures("subreaper")
-def test_when_the_launcher_is_killed_its_owner_finds_what_is_left(
+def test_the_owner_of_a_killed_launcher_can_kill_its_programs(
     launcher: Launcher, marker: str, alive: Alive, eventually: Eventually, bystander: Popen
 ) -> None:
     start_daemons(launcher, marker)
@@ -250,12 +250,12 @@ def test_when_the_launcher_is_killed_its_owner_finds_what_is_left(
         receive_forever(launcher)
     assert launcher.kill_descendants() > 0
     assert not alive(marker)
-    assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # all of them are reaped; this one lives
+    assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # all of them are reaped; `bystander` lives
     assert bystander.poll() is None
     assert launcher.kill_descendants() == 0
 
 
-def test_a_dead_launcher_is_told_when_something_is_sent(launcher: Launcher, marker: str) -> None:
+def test_sending_to_a_dead_launcher_raises(launcher: Launcher, marker: str) -> None:
     os.kill(launcher.pid, signal.SIGKILL)
     with pytest.raises(LauncherDiedError, match="signal 9"):
         send_forever(launcher, script("exit", marker))
@@ -277,7 +277,7 @@ time.sleep(30)
 
 @pytest.mark.usefixtures("subreaper")
 @pytest.mark.parametrize("how", ["alone", "forks"])
-def test_when_the_owner_is_killed_everything_ends(
+def test_all_programs_end_when_the_owner_is_killed(
     marker: str, alive: Alive, eventually: Eventually, how: str
 ) -> None:
     daemons = [f"{daemon} sleep {{0}}".format(marker) for daemon in DAEMONS.values()]
@@ -286,13 +286,13 @@ def test_when_the_owner_is_killed_everything_ends(
         assert owner.stdout is not None
         launcher_pid = int(owner.stdout.readline())
         grown = eventually(lambda: len(alive(f"sleep\0{marker}")) >= 2 * len(DAEMONS))
-        begun_s = time.monotonic()  # nothing here ends by itself for half a minute
+        begun_s = time.monotonic()  # no program here ends by itself within 30 s
         owner.kill()
         owner.wait()
         ended = os.waitpid(launcher_pid, 0)
         took_s = time.monotonic() - begun_s
         left = alive(marker)
-        if how == "forks":  # the copy, with the owner's command line
+        if how == "forks":  # the forked copy, with the owner's command line
             os.killpg(owner.pid, signal.SIGKILL)
             assert left == [os.waitpid(-owner.pid, 0)[0]]
     assert grown
@@ -301,9 +301,7 @@ def test_when_the_owner_is_killed_everything_ends(
     assert how == "forks" or not left
 
 
-def test_the_largest_number_of_events_is_not_lost_by_an_owner_that_sleeps(
-    launcher: Launcher, ends: Ends, marker: str
-) -> None:
+def test_an_owner_that_sleeps_loses_no_events(launcher: Launcher, ends: Ends, marker: str) -> None:
     for i in range(300):
         launcher.start(i, script("exit 0", marker))
     launcher.flush()
@@ -311,7 +309,7 @@ def test_the_largest_number_of_events_is_not_lost_by_an_owner_that_sleeps(
     assert len(ends(launcher, 300)) == 300
 
 
-def test_a_started_program_has_the_pid_that_was_told(launcher: Launcher, marker: str) -> None:
+def test_a_started_program_has_the_reported_pid(launcher: Launcher, marker: str) -> None:
     launcher.start(1, script("exec sleep {0}", marker))
     (event,) = launcher.wait_events(5)
     assert isinstance(event, ProgramStarted)

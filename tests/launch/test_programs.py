@@ -1,4 +1,4 @@
-"""What a program gets, and what is told of its end."""
+"""Tests what a launched program gets, and what the launcher reports about its end."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def output(run: Run, out: Path) -> Callable[..., str]:
-    """Run a shell script; its standard output."""
+    """Run a shell script; return its standard output."""
 
     def output(script: str, **fields: object) -> str:
         event = run(LaunchSpec(["/bin/sh", "-c", script], stdout=File(out), **fields))  # type: ignore[arg-type] # forwarded as given
@@ -69,15 +69,15 @@ def test_a_long_program_is_reported_as_started_at_once(launcher: Launcher) -> No
     assert Path(f"/proc/{event.pid}/comm").read_text() == "sleep\n"
 
 
-def test_the_exit_status_is_told(shell: Shell) -> None:
+def test_the_exit_status_is_reported(shell: Shell) -> None:
     assert shell("exit 117").exit_status == 117
 
 
-def test_the_signal_is_told(shell: Shell) -> None:
+def test_the_signal_is_reported(shell: Shell) -> None:
     assert shell("kill -SEGV $$").signal_name == "SIGSEGV"
 
 
-def test_the_resources_used_are_told(run: Run) -> None:
+def test_the_used_resources_are_reported(run: Run) -> None:
     program = "import time\nb = bytearray(64 << 20)\nwhile time.process_time() < 0.1: pass"
     event = run(LaunchSpec([sys.executable, "-S", "-c", program]))
     assert isinstance(event, ProgramExited)
@@ -115,20 +115,24 @@ def test_opening_an_output_fifo_without_a_reader_does_not_wait(run: Run, tmp_pat
     assert event == ProgramFailed(1, errno.ENXIO, Stage.STDOUT)
 
 
-def test_a_name_is_sought_in_the_path_of_the_program(run: Run, tmp_path: Path) -> None:
+def test_a_name_is_searched_in_the_path_of_the_program(run: Run, tmp_path: Path) -> None:
     (tmp_path / "ours").symlink_to("/bin/true")
     event = run(LaunchSpec(["ours"], env={"PATH": f"/nowhere:{tmp_path}"}))
     assert isinstance(event, ProgramExited)
     assert event.exit_status == 0
 
 
-def test_a_relative_name_with_a_slash_is_sought_in_the_directory(run: Run, tmp_path: Path) -> None:
+def test_a_relative_name_with_a_slash_is_searched_in_the_directory(
+    run: Run, tmp_path: Path
+) -> None:
     (tmp_path / "ours").symlink_to("/bin/true")
     assert isinstance(run(LaunchSpec(["./ours"], cwd=tmp_path)), ProgramExited)
 
 
-def test_the_search_passes_over_what_cannot_be_run(run: Run, tmp_path: Path) -> None:
-    """As in a shell: a file without the right, a directory, and an element that is no directory."""
+def test_the_search_skips_files_that_cannot_be_executed(run: Run, tmp_path: Path) -> None:
+    """It skips a file without the right, a directory, and an element that is a file, as a shell
+    does.
+    """
     for place in ("first", "second", "third"):
         (tmp_path / place).mkdir()
     (tmp_path / "first" / "ours").touch()
@@ -142,7 +146,9 @@ def test_the_search_passes_over_what_cannot_be_run(run: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere:", ":/nowhere", "/nowhere::/nowhere"])
-def test_an_empty_element_of_the_path_is_the_directory(run: Run, tmp_path: Path, path: str) -> None:
+def test_an_empty_element_of_the_path_is_the_working_directory(
+    run: Run, tmp_path: Path, path: str
+) -> None:
     (tmp_path / "ours").symlink_to("/bin/true")
     assert isinstance(run(LaunchSpec(["ours"], env={"PATH": path}, cwd=tmp_path)), ProgramExited)
 
@@ -152,7 +158,9 @@ def test_without_a_path_the_systems_programs_are_found(run: Run) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "echo text\n"])
-def test_what_is_no_program_is_not_given_to_a_shell(run: Run, tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_program_is_not_passed_to_a_shell(
+    run: Run, tmp_path: Path, content: str
+) -> None:
     (tmp_path / "ours").write_text(content)
     (tmp_path / "ours").chmod(0o700)
     for name in ("./ours", "ours"):
@@ -164,7 +172,7 @@ def test_a_program_runs_in_its_directory(output: Callable[..., str], tmp_path: P
     assert output("pwd -P", cwd=tmp_path) == f"{tmp_path.resolve()}\n"
 
 
-def test_the_environment_is_ours_changed(ends: Ends, out: Path) -> None:
+def test_the_environment_is_the_launchers_with_changes(ends: Ends, out: Path) -> None:
     environ = {"KEPT": "1", "CHANGED": "2", "CHANGED_NOT": "3", "UNSET": "4"}
     changes = {"CHANGED": "two", "NEW": "=5=", "UNSET": None, "UNSET_ALREADY": None, "EMPTY": ""}
     with Launcher.start_process(environ) as launcher:
@@ -181,7 +189,7 @@ def test_arguments_are_passed_byte_for_byte(run: Run, out: Path) -> None:
     assert out.read_bytes() == b"\0".join(arguments) + b"\0"
 
 
-def test_standard_input_is_empty_unless_told(output: Callable[..., str]) -> None:
+def test_standard_input_is_empty_by_default(output: Callable[..., str]) -> None:
     assert output("cat; echo end") == "end\n"
 
 
@@ -196,18 +204,18 @@ def test_an_output_file_is_truncated(output: Callable[..., str], out: Path) -> N
     assert output("echo now") == "now\n"
 
 
-def test_an_output_file_is_appended_to_if_told(run: Run, out: Path) -> None:
+def test_an_output_file_can_be_appended_to(run: Run, out: Path) -> None:
     for word in ("one", "two"):
         run(LaunchSpec(["/bin/echo", word], stdout=File(out, append=True)))
     assert out.read_text() == "one\ntwo\n"
 
 
-def test_standard_error_may_go_where_output_goes(output: Callable[..., str]) -> None:
+def test_standard_error_may_be_sent_to_standard_output(output: Callable[..., str]) -> None:
     script = "echo 1; echo 2 >&2; echo 3"
     assert output(script, stderr=Standard.STDOUT) == "1\n2\n3\n"
 
 
-def test_streams_may_be_descriptors_of_ours(launcher: Launcher, ends: Ends) -> None:
+def test_streams_may_be_descriptors_of_the_owner(launcher: Launcher, ends: Ends) -> None:
     from_us, to_us = os.pipe(), os.pipe()
     spec = LaunchSpec(["/bin/cat"], stdin=Descriptor(from_us[0]), stdout=Descriptor(to_us[1]))
     launcher.start(1, spec)
@@ -217,7 +225,7 @@ def test_streams_may_be_descriptors_of_ours(launcher: Launcher, ends: Ends) -> N
     os.close(from_us[1])
     ends(launcher, 1)
     assert os.read(to_us[0], 100) == b"through"
-    assert os.read(to_us[0], 100) == b""  # no copy is left anywhere
+    assert os.read(to_us[0], 100) == b""  # no copy is left open
     os.close(to_us[0])
 
 
@@ -255,7 +263,7 @@ def test_a_program_has_its_three_descriptors_and_no_other(ends: Ends, out: Path)
 def test_signals_are_at_their_defaults(output: Callable[..., str]) -> None:
     status = output("grep Sig /proc/self/status")
     masks = dict(line.split(":\t") for line in status.splitlines())
-    internal = 0b11 << 31  # 32 and 33 are the C library's own, ignored after its posix_spawn
+    internal = 0b11 << 31  # 32 and 33 belong to the C library, ignored after its posix_spawn
     assert {int(masks[name], 16) & ~internal for name in ("SigBlk", "SigIgn", "SigPnd")} == {0}
 
 
@@ -271,7 +279,7 @@ def test_limits_are_set(output: Callable[..., str]) -> None:
     assert output(script, limits=limits).split() == ["4194304", "77", "77", "0", "5000"]
 
 
-def test_limits_are_left_alone_unless_told(output: Callable[..., str]) -> None:
+def test_limits_are_unchanged_by_default(output: Callable[..., str]) -> None:
     ours = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert output("ulimit -Sn; ulimit -Hn").split() == [str(limit) for limit in ours]
 
@@ -292,7 +300,7 @@ def test_two_hundred_programs_run_at_once(launcher: Launcher, ends: Ends) -> Non
     while started < 200:
         started += len(launcher.wait_events(5))
     os.close(gate)
-    os.close(opener)  # only now does any of them end
+    os.close(opener)  # only now can a program end
     ended = {event.launch_id: event for event in ends(launcher, 200)}
     assert len(ended) == 200
     for launch_id, event in ended.items():
@@ -309,15 +317,15 @@ def test_kill_signals_the_program(launcher: Launcher, ends: Ends) -> None:
     assert ended[1].signal_name == "SIGTERM"
 
 
-def test_killing_what_has_ended_is_nothing(launcher: Launcher, run: Run) -> None:
+def test_killing_a_program_that_has_ended_does_nothing(launcher: Launcher, run: Run) -> None:
     run(LaunchSpec(["/bin/true"]))
     launcher.kill(1)
     launcher.kill(4711)
     assert isinstance(run(LaunchSpec(["/bin/true"])), ProgramExited)
 
 
-def test_an_exit_is_told_promptly(launcher: Launcher, ends: Ends) -> None:
-    """Who looked for it in periods would find each a whole period late."""
+def test_an_exit_is_reported_promptly(launcher: Launcher, ends: Ends) -> None:
+    """A launcher that polled for ends would report each of them a whole period late."""
     took_s = []
     for i in range(20):
         begun_s = time.perf_counter()
@@ -334,14 +342,16 @@ def test_ctrl_c_reaches_neither_launcher_nor_program(launcher: Launcher, run: Ru
     assert os.getsid(launcher.pid) == launcher.pid
 
 
-def test_waiting_ends_with_its_time(launcher: Launcher) -> None:
+def test_waiting_for_events_times_out(launcher: Launcher) -> None:
     begun_s = time.monotonic()
     assert launcher.wait_events(0.05) == []
     assert 0.05 <= time.monotonic() - begun_s < 10
     assert launcher.receive() == []
 
 
-def test_more_than_the_socket_holds_is_sent_bit_by_bit(launcher: Launcher, ends: Ends) -> None:
+def test_more_than_the_socket_buffer_holds_is_sent_in_pieces(
+    launcher: Launcher, ends: Ends
+) -> None:
     for i in range(40):
         launcher.start(i, LaunchSpec(["/bin/true", *["x" * 1000] * 100]))
     assert not launcher.flush()
@@ -355,7 +365,7 @@ def test_a_missing_launcher_says_how_to_build_it(tmp_path: Path) -> None:
         Launcher.start_process(program=tmp_path / "ciel-launcher")
 
 
-def test_a3_programs_only_read_in_directories_that_are_protected(
+def test_a3_programs_can_only_read_in_protected_directories(
     ends: Ends, out: Path, tmp_path: Path
 ) -> None:
     protected, other = tmp_path / "with space", tmp_path / "other"
@@ -372,12 +382,12 @@ def test_a3_programs_only_read_in_directories_that_are_protected(
     assert not (other / "file").exists()
     if protects:  # as root with the right to mount
         assert (protected / "file").read_text() == "old\n"
-        (protected / "file").write_text("ours\n")  # we ourselves are not kept from it
+        (protected / "file").write_text("ours\n")  # the restriction does not apply to this process
     elif os.geteuid() == 0:
         assert not can_mount(), "it could have been protected"
     shutil.rmtree(protected)
 
 
 def can_mount() -> bool:
-    """Whether a process of ours may have a mount namespace of its own."""
+    """Return whether a process of ours may have its own mount namespace."""
     return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0

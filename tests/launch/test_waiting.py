@@ -1,4 +1,4 @@
-"""Launches that wait until fewer programs run."""
+"""Tests launches that wait until fewer programs run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ _probes = itertools.count(1001)
 
 
 def started(launcher: Launcher, *expected: int) -> set[int]:
-    """Wait for these launches to begin, and for one behind them that waits for nobody to begin and
-    to end; return which others have begun.
+    """Wait until the expected launches have started, and until a later launch without a limit has
+    started and ended.
+
+    Return all launches that have started.
     """
     until_s = time.monotonic() + 20
     begun: set[int] = set()
@@ -57,7 +59,7 @@ def numbers(events: Iterable[ProgramExited | ProgramFailed]) -> list[int]:
     return [event.launch_id for event in events]
 
 
-def test_no_more_than_so_many_run_and_the_next_begins_by_itself(launcher: Launcher) -> None:
+def test_the_next_launch_starts_when_fewer_programs_run(launcher: Launcher) -> None:
     for number in range(1, 5):
         launcher.start(number, sleeper(2))
     assert started(launcher, 1, 2) == {1, 2}
@@ -68,7 +70,7 @@ def test_no_more_than_so_many_run_and_the_next_begins_by_itself(launcher: Launch
     assert started(launcher, 4) == {4}
 
 
-def test_they_begin_in_their_order_and_all_ends_are_told(
+def test_launches_start_in_order_and_all_ends_are_reported(
     launcher: Launcher, ends: Ends, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -80,14 +82,14 @@ def test_they_begin_in_their_order_and_all_ends_are_told(
     assert out.read_text().split() == [str(number) for number in range(300)]
 
 
-def test_what_does_not_wait_overtakes(launcher: Launcher) -> None:
+def test_a_launch_without_a_limit_overtakes_waiting_ones(launcher: Launcher) -> None:
     for number in (1, 2):
         launcher.start(number, sleeper(1))
     launcher.start(3, sleeper(0))
     assert started(launcher, 1, 3) == {1, 3}
 
 
-def test_one_that_cannot_start_makes_way_for_the_next(launcher: Launcher, ends: Ends) -> None:
+def test_a_launch_that_fails_makes_room_for_the_next(launcher: Launcher, ends: Ends) -> None:
     launcher.start(1, sleeper(1, "0.05"))
     launcher.start(2, LaunchSpec(["/no/such/program"], at_most=1))
     launcher.start(3, LaunchSpec(["/bin/true"], at_most=1))
@@ -100,7 +102,7 @@ def test_one_that_cannot_start_makes_way_for_the_next(launcher: Launcher, ends: 
     assert third.exit_status == 0
 
 
-def test_one_that_waits_can_be_killed_and_never_begins(launcher: Launcher, ends: Ends) -> None:
+def test_a_killed_launch_that_waits_never_starts(launcher: Launcher, ends: Ends) -> None:
     for number in range(1, 5):
         launcher.start(number, sleeper(1))
     launcher.kill(3, signal.SIGTERM)
@@ -112,7 +114,7 @@ def test_one_that_waits_can_be_killed_and_never_begins(launcher: Launcher, ends:
     assert {event.launch_id for event in ended} == {1, 2, 4}
 
 
-def test_one_that_waits_can_be_given_up_and_one_that_runs_cannot(
+def test_a_waiting_launch_can_be_recalled_and_a_running_one_cannot(
     launcher: Launcher, ends: Ends
 ) -> None:
     launcher.start(1, sleeper(1))
@@ -128,7 +130,9 @@ def test_one_that_waits_can_be_given_up_and_one_that_runs_cannot(
     assert first.signal_name == "SIGKILL"
 
 
-def test_the_end_of_one_that_never_began_names_its_signal(launcher: Launcher, ends: Ends) -> None:
+def test_the_end_of_a_launch_killed_while_waiting_names_its_signal(
+    launcher: Launcher, ends: Ends
+) -> None:
     launcher.start(1, sleeper(1))
     launcher.start(2, sleeper(1))
     launcher.kill(2, signal.SIGTERM)
@@ -137,25 +141,27 @@ def test_the_end_of_one_that_never_began_names_its_signal(launcher: Launcher, en
     assert (end.launch_id, end.signal_name, end.wall_s) == (2, "SIGTERM", 0.0)
 
 
-def test_large_launches_wait_for_room_to_wait_in(launcher: Launcher, ends: Ends) -> None:
-    large = ["x" * 100_000] * 15  # 1.5 MB: six of them fill what there is for waiting
+def test_large_launches_wait_for_room_in_the_queue(launcher: Launcher, ends: Ends) -> None:
+    large = ["x" * 100_000] * 15  # 1.5 MB: six of them fill the buffer of waiting launches
     launcher.start(0, sleeper(1, "0.3"))
     for number in range(1, 20):
         launcher.start(number, LaunchSpec(["/bin/true", *large], at_most=1))
     assert numbers(ends(launcher, 20)) == list(range(20))
 
 
-def test_the_time_a_program_took_does_not_count_its_waiting(launcher: Launcher, ends: Ends) -> None:
+def test_the_measured_time_of_a_program_does_not_include_its_wait(
+    launcher: Launcher, ends: Ends
+) -> None:
     launcher.start(1, sleeper(1, "1.5"))
     launcher.start(2, sleeper(1, "0"))
     first, second = ends(launcher, 2)
     assert isinstance(first, ProgramExited)
     assert isinstance(second, ProgramExited)
-    assert first.wall_s > 1.4  # it may sleep for a moment before its start is noted
+    assert first.wall_s > 1.4  # the launcher may sleep for a moment before it records the start
     assert second.wall_s < 1.4
 
 
-def test_one_with_a_descriptor_cannot_wait(launcher: Launcher) -> None:
+def test_a_launch_with_a_descriptor_cannot_wait(launcher: Launcher) -> None:
     spec = LaunchSpec(["/bin/true"], stdin=Descriptor(0), at_most=1)
     with pytest.raises(LaunchSpecError, match="at_most"):
         launcher.start(1, spec)

@@ -1,5 +1,5 @@
-"""Attached processes as the master knows them: what their workers may have changed, and when what
-they wait under goes.
+"""Tests attached processes in the master: which changes their workers may request, and when the
+object that they wait under is deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = root_task_id(JOB)
 
 
 class Attached:
-    """A machine of two workers; a process is attached to the first."""
+    """A machine with two workers; a process is attached to the first."""
 
     def __init__(self) -> None:
         self.machine = MasterMachine(delegates=False)
@@ -58,13 +58,13 @@ class Attached:
         self.end_turn()
 
     def told(self, worker: str, kind: type) -> list[Any]:
-        """Take what a worker was told of one kind."""
+        """Return the messages of one kind that were sent to a worker, and empty the outbox."""
         found = [m for name, m in self.machine.outbox if name == worker and type(m) is kind]
         self.machine.outbox.clear()
         return found
 
     def waits(self) -> TaskSpec:
-        """Have the process wait for a child; return what goes on then."""
+        """Make the process wait for a child; return its continuation."""
         known = self.machine.graph.tasks[ROOT].spec
         child = a_task("made", parent=known)
         rest = a_task(
@@ -78,7 +78,7 @@ class Attached:
         return rest
 
 
-def test_a_process_is_a_job_whose_root_task_goes_where_it_waits() -> None:
+def test_an_attached_process_is_a_job_whose_root_task_runs_on_its_worker() -> None:
     scene = Attached()
     (assigned,) = scene.told("w1", AssignTask)
     assert (assigned.spec.id, assigned.spec.executor, assigned.spec.name) == (
@@ -91,11 +91,11 @@ def test_a_process_is_a_job_whose_root_task_goes_where_it_waits() -> None:
     assert scene.told("w1", DropObjects) == [DropObjects((PROCESS,))]
 
 
-def test_it_is_kept_while_it_waits_and_goes_with_who_goes_on() -> None:
+def test_a_waiting_process_is_kept_until_its_continuation_ends() -> None:
     scene = Attached()
     rest = scene.waits()
     assert scene.told("w1", DropObjects) == []
-    child = next(iter(scene.machine.graph.tasks[ROOT].children.values()))  # type: ignore[union-attr]  # it has some
+    child = next(iter(scene.machine.graph.tasks[ROOT].children.values()))  # type: ignore[union-attr]  # not None here
     worker = scene.machine.graph.tasks[child].worker
     assert worker is not None
     scene.says(TaskReported(child, 1, (inline("made"),), None, 0.1), worker=worker)
@@ -110,7 +110,7 @@ def test_it_is_kept_while_it_waits_and_goes_with_who_goes_on() -> None:
 
 @pytest.mark.parametrize("when", ["in line", "running", "waiting"])
 @pytest.mark.parametrize("how", ["cancelled", "lost", "gone"])
-def test_whatever_ends_its_job_lets_it_go(when: str, how: str) -> None:
+def test_a_process_is_released_however_its_job_ends(when: str, how: str) -> None:
     scene = Attached()
     if when == "in line":
         scene.says(TaskReported(ROOT, 1, (), TaskFault("RECALLED", ""), 0.0))
@@ -137,7 +137,7 @@ def test_whatever_ends_its_job_lets_it_go(when: str, how: str) -> None:
     assert scene.job.reason != "again"
 
 
-def test_a_worker_can_have_nothing_else_changed() -> None:
+def test_a_worker_can_request_no_other_changes() -> None:
     scene = Attached()
     with pytest.raises(CielError, match="there is a job"):
         scene.change("attach", {"job": JOB, "name": ""})
@@ -150,16 +150,16 @@ def test_a_worker_can_have_nothing_else_changed() -> None:
         with pytest.raises(CielError):
             scene.change("attach", {"job": job, "name": ""})
     task = a_task("a", job="other")
-    scene.machine.begin_job(scene.job.spec._replace(id=task.job), [(task, ())], (), 2.0)  # type: ignore[list-item]  # as good as one
+    scene.machine.begin_job(scene.job.spec._replace(id=task.job), [(task, ())], (), 2.0)  # type: ignore[list-item]  # like an AddTask
     with pytest.raises(CielError, match="did not begin with an attached process"):
         scene.change("fail", {"job": "other", "reason": "why not"})
 
 
-def test_a_task_is_aborted_where_it_runs_and_tried_again_if_it_may_be() -> None:
+def test_an_aborted_task_stops_on_its_worker_and_uses_its_retries() -> None:
     scene = Attached()
     task = a_task("a", job="other")._replace(needs=Needs(retries=1))
     spec = scene.job.spec._replace(id=task.job)
-    scene.machine.begin_job(spec, [(task, ())], (ObjectId("a"),), 2.0)  # type: ignore[list-item]  # as good as one
+    scene.machine.begin_job(spec, [(task, ())], (ObjectId("a"),), 2.0)  # type: ignore[list-item]  # like an AddTask
     scene.end_turn()
     node = scene.machine.graph.tasks[task.id]
     for attempt in (1, 2):

@@ -1,4 +1,4 @@
-"""What a master remembers of jobs that are gone: nothing, however many there were."""
+"""Checks that a master remembers nothing of removed jobs, however many there were."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GIB = 1 << 30
 
 
 def reachable(root: object) -> int:
-    """Count the objects that a machine holds, other than code and numbers."""
+    """Count the objects that a machine holds, except code and numbers."""
     code = (type, FunctionType, MethodType, ModuleType, Enum)
     seen: set[int] = set()
     pending: deque[object] = deque([root])
@@ -46,7 +46,7 @@ def reachable(root: object) -> int:
 
 
 class Busy:
-    """A master with two workers that do at once what they are told, and jobs of all fates."""
+    """A master with two workers that execute messages at once, and jobs that end in every way."""
 
     def __init__(self) -> None:
         self.machine = MasterMachine()
@@ -58,7 +58,7 @@ class Busy:
             self.machine.worker_joined(facts, 0.0)
 
     def turns(self) -> None:
-        """Let workers answer until there is nothing to say."""
+        """Let workers answer until no message is left."""
         while True:
             self.now_s += 1.0
             for worker in list(self.machine.workers):
@@ -92,13 +92,13 @@ class Busy:
                 yield TaskReported(spec.id, attempt, small if attempt > 1 else made, None, 0.1)
 
     def job(self) -> None:
-        """Have a job come, end in one of several ways, and be removed."""
+        """Run a job that ends in one of several ways, and remove it."""
         job_id = self.ended_job()
         self.machine.remove_job(self.machine.jobs[job_id])
         self.turns()
 
     def ended_job(self) -> str:
-        """Have a job come, and end in one of several ways."""
+        """Run a job that ends in one of several ways; return its id."""
         self.count += 1
         name, fate = f"job{self.count}", self.count % 4
         scheduling = read_scheduling(POLICIES[self.count % 3])
@@ -135,17 +135,17 @@ def grown(busy: Busy, do: Callable[[], Any], count: int) -> int:
     return reachable(busy.machine) - before
 
 
-def test_jobs_that_were_removed_leave_the_master_as_it_was() -> None:
+def test_removed_jobs_leave_nothing_in_the_master() -> None:
     busy = Busy()
     for _ in range(24):
         busy.job()
     assert not busy.machine.jobs
     assert not busy.machine.graph.tasks
     assert not busy.machine.graph.objects.nodes
-    assert grown(busy, busy.job, 240) < 24  # times of day, which are numbers, come and go
+    assert grown(busy, busy.job, 240) < 24  # times of day, which are numbers, vary
 
 
-def test_what_the_jobs_did_that_are_still_there_keeps_its_place() -> None:
+def test_spans_of_remaining_jobs_keep_their_position() -> None:
     busy = Busy()
     busy.job()
     kept = busy.ended_job()

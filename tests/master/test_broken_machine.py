@@ -1,4 +1,6 @@
-"""A master whose machine fails: it goes on if its tables agree, and ends with a reason if not."""
+"""Tests a master whose machine raises an exception: it goes on if its tables agree, and ends with a
+reason if not.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ TASK = a_task("a")
 
 
 class Peer:
-    """An open connection that ends nowhere: what it is sent lies in `sent`."""
+    """An open connection without a network: `sent` collects the messages sent to it."""
 
     silent_s = 0.0
     is_congested = False
@@ -54,7 +56,7 @@ class Peer:
 
 
 class Scene:
-    """A master with a client and a worker; `ended` says why it has ended."""
+    """A master with a client and a worker; `ended` has the reason why the master ended."""
 
     def __init__(self) -> None:
         self.clock, self.machine = Clock(), MasterMachine()
@@ -90,7 +92,7 @@ def fail(machine: MasterMachine, now_s: float) -> None:
     raise ZeroDivisionError("by a bug")
 
 
-def test_g2_a_master_whose_tables_agree_after_a_failure_goes_on(scene: Scene) -> None:
+def test_g2_a_master_goes_on_after_an_exception_if_its_tables_agree(scene: Scene) -> None:
     with pytest.raises(ZeroDivisionError):
         scene.service.act(fail)
     scene.clock.advance(0)
@@ -99,7 +101,7 @@ def test_g2_a_master_whose_tables_agree_after_a_failure_goes_on(scene: Scene) ->
     assert [type(message) for message in scene.worker.sent].count(AssignTask) == 2
 
 
-def test_g2_a_master_whose_tables_contradict_each_other_ends_with_the_reason(scene: Scene) -> None:
+def test_g2_a_master_whose_tables_disagree_ends_with_the_reason(scene: Scene) -> None:
     del scene.machine.graph.objects.nodes[ObjectId("a")]
     scene.says(scene.client, ReleaseObjects(JobId(JOB), (ObjectId("a"),), False))
     (reason,) = scene.ended
@@ -112,10 +114,10 @@ def test_g2_a_master_whose_tables_contradict_each_other_ends_with_the_reason(sce
     ]
 
 
-def test_g2_a_worker_whose_report_failed_is_declared_dead_and_its_tasks_run_again(
+def test_g2_a_worker_whose_report_raises_is_declared_dead_and_its_tasks_run_again(
     scene: Scene,
 ) -> None:
-    nothing: Any = None  # no frame can say that
+    nothing: Any = None  # no frame can contain that
     scene.says(scene.worker, ObjectsStored((stored("x", place_of("w1")), nothing)))
     scene.clock.advance(0)
     assert scene.ended == []
@@ -126,16 +128,16 @@ def test_g2_a_worker_whose_report_failed_is_declared_dead_and_its_tasks_run_agai
     assert [type(message) for message in other.sent].count(AssignTask) == 1
 
 
-def test_g2_a_tick_that_failed_is_followed_by_others(scene: Scene) -> None:
+def test_g2_ticks_go_on_after_one_that_raised(scene: Scene) -> None:
     scene.service.peer_closed(scene.client, "it is gone")
-    del scene.machine.jobs[JOB]  # which is to be cancelled as its client is gone
+    del scene.machine.jobs[JOB]  # the master is to cancel it because its client is gone
     for _ in range(200):
         scene.clock.advance(0.5)
     assert scene.service._ticked_at_s == scene.clock.seconds()
     assert scene.ended == []
 
 
-def test_g2_what_is_found_out_before_anything_was_changed_is_an_answer(scene: Scene) -> None:
+def test_g2_a_request_refused_before_any_change_is_only_answered(scene: Scene) -> None:
     def refuse(machine: MasterMachine, now_s: float) -> None:
         raise CielError("there is no such job")
 

@@ -1,4 +1,6 @@
-"""Operations on any number of tasks: in slices, with everything else served in between."""
+"""Tests operations on many tasks: they run in slices, and the master serves other requests in
+between.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def in_small_steps(cluster: Cluster) -> Cluster:
 
 
 def turns(cluster: Cluster) -> int:
-    """End turns until nothing is left to do, and check the graph after each; return how many."""
+    """End event-loop iterations until no work is left, and check the graph after each; return their
+    number.
+    """
     count = 0
     while cluster.machine.has_more:
         assert cluster.machine.due_s() is not None
@@ -56,7 +60,7 @@ def a_cluster(count: int) -> Cluster:
     return in_small_steps(cluster)
 
 
-def test_c2_a_cancel_takes_slices_and_others_are_served_between_them() -> None:
+def test_c2_cancelling_runs_in_slices_and_other_jobs_are_served_between_them() -> None:
     cluster = a_cluster(200)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     assert state_of(cluster) is JobState.CANCELLING
@@ -72,7 +76,7 @@ def test_c2_a_cancel_takes_slices_and_others_are_served_between_them() -> None:
     assert cluster.machine.jobs[JOB].counts[TaskState.CANCELLED] == 200
 
 
-def test_c2_no_task_of_a_job_that_is_being_cancelled_begins() -> None:
+def test_c2_no_task_of_a_job_that_is_being_cancelled_starts() -> None:
     cluster = a_cluster(200)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     cluster.joins(a_worker("w1", slots=50))
@@ -80,7 +84,7 @@ def test_c2_no_task_of_a_job_that_is_being_cancelled_begins() -> None:
     assert not cluster.machine.workers["w1"].assigned
 
 
-def test_g4_an_input_that_fails_takes_its_readers_with_it_in_slices() -> None:
+def test_g4_readers_of_a_failed_input_fail_in_slices() -> None:
     cluster = Cluster(a_worker("w1"))
     root, readers = a_task("root"), many(300, inputs=("root",))
     cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
@@ -95,7 +99,7 @@ def test_g4_an_input_that_fails_takes_its_readers_with_it_in_slices() -> None:
     assert cluster.machine.jobs[JOB].counts[TaskState.FAILED] == 301
 
 
-def test_g4_a_reader_whose_failure_ends_another_reader_of_the_same_object() -> None:
+def test_g4_a_reader_may_fail_while_another_reader_of_the_object_is_processed() -> None:
     cluster = Cluster(a_worker("w1"))
     root = a_task("root")
     makers = [a_task(f"m{n}", inputs=["root"], sees_errors=True) for n in range(150)]
@@ -120,7 +124,7 @@ def test_g4_readers_of_one_object_become_runnable_in_slices() -> None:
     assert not cluster.machine.jobs[JOB].counts[TaskState.WAITING]
 
 
-def test_g4_a_removal_takes_slices_and_leaves_nothing() -> None:
+def test_g4_removing_a_job_runs_in_slices_and_leaves_nothing() -> None:
     cluster = a_cluster(200)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     turns(cluster)
@@ -130,7 +134,7 @@ def test_g4_a_removal_takes_slices_and_leaves_nothing() -> None:
     cluster.lines()
     cluster.says(SubmitJob(a_job_spec(JOB)))
     assert "still being removed" in " ".join(cluster.lines())
-    assert JOB not in cluster.machine.jobs  # its name is free when the former one is gone
+    assert JOB not in cluster.machine.jobs  # its id is free only when the former job is gone
     assert turns(cluster) > 10
     assert not cluster.machine.graph.tasks
     assert not cluster.machine.graph.objects.nodes
@@ -139,7 +143,7 @@ def test_g4_a_removal_takes_slices_and_leaves_nothing() -> None:
     assert JOB in cluster.machine.jobs
 
 
-def test_g4_a_retry_takes_slices() -> None:
+def test_g4_retrying_a_job_runs_in_slices() -> None:
     cluster = Cluster(a_worker("w1"))
     root, readers = a_task("root"), many(200, inputs=("root",))
     cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
@@ -153,7 +157,7 @@ def test_g4_a_retry_takes_slices() -> None:
     assert (counts[TaskState.WAITING], counts[TaskState.FAILED]) == (200, 0)
 
 
-def test_g4_a_large_job_that_cannot_be_tried_again_fails_again_and_says_why() -> None:
+def test_g4_a_large_job_that_cannot_be_retried_fails_again_with_the_reason() -> None:
     cluster = Cluster(a_worker("w1"))
     root = a_task("root")
     seer = a_task("seer", inputs=["root"], sees_errors=True)
@@ -169,7 +173,7 @@ def test_g4_a_large_job_that_cannot_be_tried_again_fails_again_and_says_why() ->
     assert "made its result from an error" in cluster.machine.jobs[JOB].reason
 
 
-def test_g7_a_job_that_is_watched_is_told_in_slices_and_its_end_comes_last() -> None:
+def test_g7_a_watching_client_receives_results_in_slices_and_the_end_last() -> None:
     cluster = a_cluster(200)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     turns(cluster)
@@ -184,7 +188,7 @@ def test_g7_a_job_that_is_watched_is_told_in_slices_and_its_end_comes_last() -> 
 
 
 def that_holds(count: int) -> Cluster:
-    """A cluster whose first worker holds all results of an open job."""
+    """Return a cluster whose first worker holds all results of an open job."""
     cluster = Cluster(a_worker("w1", slots=count))
     tasks = many(count)
     cluster.job(*tasks, want=[task.outputs[0] for task in tasks], open=True)
@@ -195,7 +199,7 @@ def that_holds(count: int) -> Cluster:
     return in_small_steps(cluster)
 
 
-def test_g4_what_a_lost_worker_held_is_lost_in_slices_and_others_are_served_between_them() -> None:
+def test_g4_objects_of_a_lost_worker_are_removed_in_slices_and_other_jobs_are_served() -> None:
     cluster = that_holds(200)
     cluster.joins(a_worker("w2", slots=1))
     cluster.loses("w1")
@@ -208,7 +212,7 @@ def test_g4_what_a_lost_worker_held_is_lost_in_slices_and_others_are_served_betw
     assert cluster.machine.jobs[JOB].unsettled == 200
 
 
-def test_g4_a_worker_that_joins_at_the_place_of_a_lost_one_keeps_what_it_then_holds() -> None:
+def test_g4_a_worker_that_joins_at_a_lost_workers_address_keeps_its_new_objects() -> None:
     cluster = that_holds(200)
     cluster.loses("w1")
     assert cluster.machine.graph.objects.held_at(place_of("w1"))

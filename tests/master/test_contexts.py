@@ -1,4 +1,4 @@
-"""What workers learn of the directory and environment in which the programs of a job run."""
+"""Tests how workers learn the directory and environment in which the programs of a job run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTEXT = CallerContext("/somewhere", {"LANG": "C"})
 
 
 def began(*names: str) -> Cluster:
-    """A worker runs the first of some tasks of a job that has a context."""
+    """Return a cluster whose worker runs the first of some tasks of a job with a context."""
     cluster = Cluster(a_worker("w1", slots=1))
     tasks = [a_task(name) for name in names]
     spec = a_job_spec()._replace(context=CONTEXT)
@@ -38,14 +38,14 @@ def began(*names: str) -> Cluster:
 
 
 def told(cluster: Cluster) -> list[CallerContext | None]:
-    """What w1 was told of the job since the last time."""
+    """Return the contexts of the job that were sent to workers since the last call."""
     cluster.lines()
     found = [message.context for message in cluster.told if isinstance(message, DescribeJob)]
     cluster.told.clear()
     return found
 
 
-def test_b1_a_worker_is_told_once_before_the_first_task_and_after_the_last() -> None:
+def test_b1_a_worker_gets_the_context_before_the_first_task_and_drops_it_after_the_last() -> None:
     cluster = began("a", "b")
     peers = [type(message) for peer, message in cluster.machine.outbox if peer == "w1"]
     names = [kind.__name__ for kind in peers]
@@ -58,7 +58,7 @@ def test_b1_a_worker_is_told_once_before_the_first_task_and_after_the_last() -> 
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_b1_another_worker_is_told_for_itself(slots: int) -> None:
+def test_b1_every_other_worker_receives_the_context_too(slots: int) -> None:
     cluster = began("a")
     told(cluster)
     cluster.joins(a_worker("w2", slots=slots))
@@ -81,7 +81,7 @@ def test_b1_jobs_without_a_context_cost_no_message() -> None:
     assert told(cluster) == []
 
 
-def test_b2_notices_reach_clients_that_want_no_prints() -> None:
+def test_b2_notices_reach_clients_that_do_not_subscribe_to_task_output() -> None:
     cluster = began("a")
     cluster.lines()
     spec = a_task("a")

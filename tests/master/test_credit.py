@@ -11,7 +11,7 @@ def after(slots: int, run_s: float, count: int = 200) -> Credit:
 
 
 @pytest.mark.parametrize("slots", [1, 4, 64])
-def test_a_new_worker_gets_its_slots_and_a_little_ahead(slots: int) -> None:
+def test_a_new_worker_gets_its_slots_and_a_small_prefetch(slots: int) -> None:
     assert slots + PREFETCH_MIN <= Credit(slots).limit <= 4 * slots
 
 
@@ -31,7 +31,7 @@ def test_the_prefetch_has_a_limit(run_s: float) -> None:
     assert after(1, run_s).limit == 1 + PREFETCH_MAX
 
 
-def test_it_adapts_within_a_few_tasks() -> None:
+def test_the_credit_adapts_within_a_few_tasks() -> None:
     credit = after(1, 10.0)
     for _ in range(60):
         credit.learn(0.0001)

@@ -1,4 +1,4 @@
-"""The dispatcher alone, over a real graph; `Floor` records who was given what."""
+"""Tests the dispatcher with a real graph and without a master; `Floor` records each assignment."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ciel.master.state.placement.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, 
 from ciel.master.state.workers import WorkerFacts, WorkerNode, WorkerTable
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
 
-BIG = 100 << 20  # a second on the way to another host
+BIG = 100 << 20  # takes a second to another host
 
 
 class Floor:
-    """Workers with a limit of their own, and every assignment in order."""
+    """Workers with a fixed credit limit, and every assignment in order."""
 
     def __init__(
         self, *workers: WorkerFacts, limit: int = 1, scheduling: Scheduling = USUAL_SCHEDULING
@@ -71,13 +71,13 @@ class Floor:
             self.dispatcher.ready.push(node)
 
     def gives(self) -> list[str]:
-        """Dispatch; who was given what by that."""
+        """Dispatch; return the new assignments."""
         self.dispatcher.dispatch()
         given, self.given = self.given, []
         return given
 
     def done(self, name: str) -> None:
-        """The task that makes `name` has ended."""
+        """End the task that produces `name`."""
         node = self.graph.objects.nodes[name].producer
         assert node is not None
         assert node.worker is not None
@@ -99,7 +99,7 @@ def a_reader(name: str, *inputs: str) -> TaskSpec:
 # --- room and order -------------------------------------------------------------------------------
 
 
-def test_without_workers_everything_waits() -> None:
+def test_without_workers_all_tasks_wait() -> None:
     floor = Floor()
     floor.add(a_task("a"))
     assert floor.gives() == []
@@ -107,14 +107,14 @@ def test_without_workers_everything_waits() -> None:
     assert floor.gives() == ["a to w1"]
 
 
-def test_tasks_without_inputs_go_round() -> None:
+def test_tasks_without_inputs_are_dispatched_round_robin() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2"), limit=2)
     floor.add(*[a_task(name) for name in "abcde"])
     assert floor.gives() == ["a to w1", "b to w2", "c to w1", "d to w2"]
     assert floor.gives() == []
 
 
-def test_a_freed_place_is_filled_by_the_next_task() -> None:
+def test_a_freed_slot_is_filled_by_the_next_task() -> None:
     floor = Floor(a_worker("w1"))
     floor.add(a_task("a"), a_task("b"))
     assert floor.gives() == ["a to w1"]
@@ -122,13 +122,13 @@ def test_a_freed_place_is_filled_by_the_next_task() -> None:
     assert floor.gives() == ["b to w1"]
 
 
-def test_a_higher_priority_goes_first() -> None:
+def test_a_task_with_higher_priority_is_dispatched_first() -> None:
     floor = Floor(a_worker("w1"))
     floor.add(a_task("usual"), a_task("urgent", priority=7))
     assert floor.gives() == ["urgent to w1"]
 
 
-def test_a_task_that_is_not_wanted_any_more_is_passed_over() -> None:
+def test_a_task_that_is_no_longer_wanted_is_skipped() -> None:
     floor = Floor(a_worker("w1"))
     floor.add(a_task("a"), a_task("b"))
     floor.graph.unwant(ObjectId("a"), floor.job)
@@ -136,7 +136,7 @@ def test_a_task_that_is_not_wanted_any_more_is_passed_over() -> None:
     validate(floor.graph)
 
 
-def test_a_task_fills_as_many_slots_as_it_asked_for() -> None:
+def test_a_task_occupies_as_many_slots_as_it_needs() -> None:
     floor = Floor(a_worker("w1", slots=4), limit=4)
     floor.add(a_task("wide", slots=3), a_task("a"), a_task("b"))
     assert floor.gives() == ["wide to w1", "a to w1"]
@@ -144,10 +144,10 @@ def test_a_task_fills_as_many_slots_as_it_asked_for() -> None:
     assert floor.gives() == ["b to w1"]
 
 
-# --- who can run it -------------------------------------------------------------------------------
+# --- eligible workers -----------------------------------------------------------------------------
 
 
-def test_a_task_goes_to_a_worker_that_offers_its_executor() -> None:
+def test_a_task_is_dispatched_to_a_worker_that_offers_its_executor() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2", executors=["java"]))
     floor.add(a_task("a", executor="java"), a_task("b", executor="java"), a_task("c"))
     assert floor.gives() == ["a to w2", "c to w1"]
@@ -155,7 +155,7 @@ def test_a_task_goes_to_a_worker_that_offers_its_executor() -> None:
     assert floor.gives() == ["b to w2"]
 
 
-def test_workers_that_know_an_executor_say_why_they_do_not_offer_it() -> None:
+def test_a_refusal_lists_why_workers_do_not_offer_the_executor() -> None:
     lacking = {"cobol": "no compiler"}
     workers = [a_worker(f"w{number}")._replace(lacking=lacking) for number in range(3)]
     workers.append(a_worker("x")._replace(lacking={"cobol": "no cards", "lisp": "no"}))
@@ -169,20 +169,20 @@ def test_workers_that_know_an_executor_say_why_they_do_not_offer_it() -> None:
     ]
 
 
-def test_an_executor_that_nobody_offers_is_refused_with_what_there_is() -> None:
+def test_a_task_for_an_unknown_executor_is_refused_with_the_offered_ones() -> None:
     floor = Floor(a_worker("w1", executors=["init", "stdinout"]), a_worker("w2"))
     floor.add(a_task("a", executor="cobol"), a_task("b"))
     assert floor.gives() == ["b to w1"]
     assert floor.refused == ["a: no worker offers the executor 'cobol' (there are: init, stdinout)"]
 
 
-def test_a_task_goes_to_a_worker_that_is_wide_enough() -> None:
+def test_a_task_is_dispatched_to_a_worker_with_enough_slots() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2", slots=4), limit=4)
     floor.add(a_task("wide", slots=4))
     assert floor.gives() == ["wide to w2"]
 
 
-def test_a_task_too_wide_for_all_is_refused_with_what_there_is() -> None:
+def test_a_task_that_needs_too_many_slots_is_refused_with_the_largest_number() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2", slots=4))
     floor.add(a_task("wide", slots=5))
     assert floor.gives() == []
@@ -190,7 +190,7 @@ def test_a_task_too_wide_for_all_is_refused_with_what_there_is() -> None:
     assert refused.startswith("wide: it needs 5 slots, and no worker has more than 4")
 
 
-def test_those_who_wait_for_a_special_worker_do_not_hold_up_the_others() -> None:
+def test_tasks_that_wait_for_a_special_worker_do_not_block_other_tasks() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2", executors=["java"]))
     special = [a_task(f"j{number}", executor="java") for number in range(HELD_BACK_MAX)]
     floor.add(*special, a_task("usual"))
@@ -203,7 +203,9 @@ def test_those_who_wait_for_a_special_worker_do_not_hold_up_the_others() -> None
 
 
 def a_floor_with_parked(*names: str) -> Floor:
-    """w1 is full, and readers of what it holds are parked there; w2 has work, and room for more."""
+    """Return a floor where w1 is full and readers of its object `x` are parked, and w2 has work and
+    room for more.
+    """
     floor = Floor(a_worker("w1"), a_worker("w2"), limit=2)
     floor.upload(*held_by("w1", "x"))
     floor.add(a_task("busy1"), a_task("busy2"), a_task("busy3"))
@@ -214,7 +216,7 @@ def a_floor_with_parked(*names: str) -> Floor:
     return floor
 
 
-def test_a_reader_goes_where_its_input_lies() -> None:
+def test_a_reader_is_dispatched_to_the_worker_that_holds_its_input() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2"), a_worker("w3"))
     floor.upload(*held_by("w2", "x"))
     floor.add(a_reader("a", "x"))
@@ -222,7 +224,7 @@ def test_a_reader_goes_where_its_input_lies() -> None:
     assert "0 bytes to fetch" in floor.graph.tasks[a_reader("a", "x").id].reason
 
 
-def test_a_reader_goes_where_the_disk_is_free_to_take_its_input() -> None:
+def test_a_reader_is_dispatched_to_a_worker_whose_disk_is_idle() -> None:
     holder = a_worker("w1", executors=("other",))
     floor = Floor(holder, a_worker("w2"), a_worker("w3"))
     floor.dispatcher.workers["w2"].disk = DiskQueued(10**9, 10.0)
@@ -231,14 +233,14 @@ def test_a_reader_goes_where_the_disk_is_free_to_take_its_input() -> None:
     assert floor.gives() == ["a to w3"]
 
 
-def test_a_reader_of_small_values_goes_anywhere() -> None:
+def test_a_reader_of_inline_values_is_dispatched_to_any_worker() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2"))
     floor.upload(inline("x"))
     floor.add(a_reader("a", "x"), a_reader("b", "x"))
     assert floor.gives() == ["a to w1", "b to w2"]
 
 
-def test_a_reader_waits_for_its_holder_while_others_have_work() -> None:
+def test_a_reader_waits_for_the_holder_while_other_workers_have_tasks() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2"))
     floor.upload(*held_by("w1", "x"))
     floor.add(a_task("busy1"), a_task("busy2"))
@@ -251,14 +253,14 @@ def test_a_reader_waits_for_its_holder_while_others_have_work() -> None:
     assert floor.gives() == ["a to w1"]
 
 
-def test_an_idle_worker_takes_what_is_parked_elsewhere() -> None:
+def test_an_idle_worker_takes_a_reader_parked_at_another_worker() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2"))
     floor.upload(*held_by("w1", "x"))
     floor.add(a_reader("a", "x"), a_reader("b", "x"))
     assert floor.gives() == ["a to w1", "b to w2"]
 
 
-def test_the_last_that_was_parked_is_taken_first() -> None:
+def test_the_task_parked_last_is_taken_first_by_another_worker() -> None:
     floor = a_floor_with_parked("a", "b", "c")
     floor.done("busy2")
     assert floor.gives() == ["c to w2", "b to w2"]
@@ -266,7 +268,7 @@ def test_the_last_that_was_parked_is_taken_first() -> None:
     assert floor.gives() == ["a to w1"]
 
 
-def test_what_an_idle_worker_cannot_run_stays_parked() -> None:
+def test_a_parked_task_that_the_idle_worker_cannot_run_stays_parked() -> None:
     floor = Floor(a_worker("w1", slots=2), limit=2)
     floor.upload(*held_by("w1", "x"))
     wide = a_task("wide", inputs=["x"], slots=2)
@@ -277,7 +279,7 @@ def test_what_an_idle_worker_cannot_run_stays_parked() -> None:
     assert floor.parked("w1") == ["wide"]
 
 
-def test_a_reader_whose_holder_is_lost_goes_elsewhere_in_the_old_order() -> None:
+def test_readers_parked_at_a_lost_worker_are_dispatched_in_their_old_order() -> None:
     floor = a_floor_with_parked("a", "b", "c")
     floor.dispatcher.remove_worker(floor.dispatcher.workers["w1"])
     assert floor.gives() == ["a to w2"]
@@ -285,7 +287,7 @@ def test_a_reader_whose_holder_is_lost_goes_elsewhere_in_the_old_order() -> None
     assert floor.gives() == ["b to w2"]
 
 
-def test_a_parked_task_that_is_not_wanted_any_more_is_forgotten() -> None:
+def test_a_parked_task_that_is_no_longer_wanted_is_forgotten() -> None:
     floor = a_floor_with_parked("a", "b")
     floor.graph.unwant(ObjectId("a"), floor.job)
     floor.done("busy1")
@@ -293,7 +295,7 @@ def test_a_parked_task_that_is_not_wanted_any_more_is_forgotten() -> None:
     assert floor.parked("w1") == []
 
 
-def test_what_is_parked_does_not_go_before_a_higher_priority() -> None:
+def test_a_parked_task_does_not_overtake_a_task_with_higher_priority() -> None:
     floor = a_floor_with_parked("a")
     floor.add(a_task("urgent", priority=5))
     floor.add(a_task("low", inputs=["x"], priority=-1))
@@ -306,20 +308,20 @@ def test_what_is_parked_does_not_go_before_a_higher_priority() -> None:
     assert floor.gives() == ["low to w1"]
 
 
-def test_a_free_slot_takes_what_is_parked_elsewhere_if_that_is_cheaper() -> None:
+def test_a_free_slot_takes_a_task_parked_at_another_worker_if_that_is_cheaper() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2", slots=2), limit=1)
     floor.upload(*held_by("w1", "x"))
     floor.add(a_task("busy1"), a_task("busy2"))
     assert floor.gives() == ["busy1 to w1", "busy2 to w2"]
     floor.dispatcher.workers["w2"].credit.limit = 2
     floor.add(a_reader("a", "x"))
-    assert floor.gives() == []  # to fetch its input takes a second
+    assert floor.gives() == []  # fetching its input takes a second
     floor.dispatcher.workers["w1"].credit.task_s = 3.0
     assert floor.gives() == ["a to w2"]
     assert floor.graph.tasks[a_reader("a", "x").id].reason == "it had room, and worker w1 none"
 
 
-def test_a_reader_goes_where_copies_are_quicker_as_measured() -> None:
+def test_a_reader_is_dispatched_to_the_worker_with_the_fastest_measured_copies() -> None:
     holder = a_worker("w1", executors=("other",))
     floor = Floor(holder, a_worker("w2"), a_worker("w3"))
     floor.upload(*held_by("w1", "x", "y"))
@@ -344,7 +346,7 @@ def reason_of(floor: Floor, name: str) -> str:
     return node.reason
 
 
-def test_tworandom_takes_the_less_loaded_of_two() -> None:
+def test_tworandom_chooses_the_less_loaded_of_two_workers() -> None:
     workers = [a_worker(f"w{number}") for number in range(2)]
     floor = Floor(*workers, limit=4, scheduling=read_scheduling("tworandom"))
     floor.upload(*held_by("w0", "x"))
@@ -354,7 +356,7 @@ def test_tworandom_takes_the_less_loaded_of_two() -> None:
     assert "the policy tworandom drew it and worker w" in reason_of(floor, "t7")
 
 
-def test_random_takes_workers_by_their_slots() -> None:
+def test_random_weights_workers_by_their_slots() -> None:
     small, large = a_worker("small"), a_worker("large", slots=9)
     floor = Floor(small, large, limit=1000, scheduling=read_scheduling("random"))
     floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(200)])
@@ -363,7 +365,7 @@ def test_random_takes_workers_by_their_slots() -> None:
     assert reason_of(floor, "t0") == "the policy random drew it among 2"
 
 
-def test_whoever_is_drawn_and_has_no_room_has_the_task_parked_until_another_is_idle() -> None:
+def test_a_task_for_a_drawn_worker_without_room_is_parked_until_a_worker_is_idle() -> None:
     scheduling = read_scheduling("random")
     workers = [f"w{number}" for number in range(4)]
     floor = Floor(*map(a_worker, workers), scheduling=scheduling)
@@ -388,7 +390,7 @@ def hungry(name: str, gib: int, **others: Any) -> TaskSpec:
     return a_task(name, memory_bytes=gib * GIB, **others)
 
 
-def test_no_more_is_given_than_there_is_memory_for() -> None:
+def test_tasks_are_dispatched_only_as_far_as_memory_allows() -> None:
     floor = Floor(a_worker("w1", slots=4, memory_bytes=4 * GIB), limit=8)
     floor.add(hungry("a", 2), hungry("b", 2), hungry("c", 2))
     assert floor.gives() == ["a to w1", "b to w1"]
@@ -396,13 +398,13 @@ def test_no_more_is_given_than_there_is_memory_for() -> None:
     assert floor.gives() == ["c to w1"]
 
 
-def test_what_asks_for_no_memory_need_not_wait_for_those_who_do() -> None:
+def test_a_task_without_memory_needs_does_not_wait_behind_tasks_with_them() -> None:
     floor = Floor(a_worker("w1", slots=4, memory_bytes=4 * GIB), limit=8)
     floor.add(hungry("a", 3), *[hungry(f"b{number}", 3) for number in range(100)], a_task("c"))
     assert floor.gives() == ["a to w1", "c to w1"]
 
 
-def test_who_waits_for_memory_is_not_overtaken_by_those_who_want_less() -> None:
+def test_a_task_that_waits_for_memory_is_not_overtaken_by_tasks_that_need_less() -> None:
     floor = Floor(a_worker("w1", slots=4, memory_bytes=4 * GIB), limit=8)
     floor.add(hungry("a", 3), hungry("all", 4), hungry("b", 1))
     assert floor.gives() == ["a to w1"]
@@ -414,14 +416,14 @@ def test_who_waits_for_memory_is_not_overtaken_by_those_who_want_less() -> None:
     assert floor.gives() == ["b to w1", "c to w1"]
 
 
-def test_who_waits_for_a_large_worker_does_not_hold_up_the_small_one() -> None:
+def test_a_task_that_waits_for_a_large_worker_does_not_block_a_small_worker() -> None:
     large = a_worker("w1", slots=4, memory_bytes=8 * GIB)
     floor = Floor(large, a_worker("w2", slots=4, memory_bytes=2 * GIB), limit=8)
     floor.add(hungry("a", 8), hungry("b", 8), hungry("c", 1))
     assert floor.gives() == ["a to w1", "c to w2"]
 
 
-def test_a_higher_priority_has_the_memory_first() -> None:
+def test_a_task_with_higher_priority_gets_memory_first() -> None:
     floor = Floor(a_worker("w1", slots=4, memory_bytes=4 * GIB), limit=2)
     floor.add(hungry("a", 4), a_task("b"))
     assert floor.gives() == ["a to w1", "b to w1"]
@@ -432,7 +434,7 @@ def test_a_higher_priority_has_the_memory_first() -> None:
     assert floor.gives() == ["low to w1"]
 
 
-def test_a_reader_that_asks_for_memory_goes_where_there_is_some() -> None:
+def test_a_reader_that_needs_memory_is_dispatched_to_a_worker_with_enough() -> None:
     workers = [a_worker(f"w{number}", slots=2, memory_bytes=2 * GIB) for number in (1, 2)]
     floor = Floor(*workers, limit=4)
     floor.upload(*held_by("w1", "x"))
@@ -441,7 +443,7 @@ def test_a_reader_that_asks_for_memory_goes_where_there_is_some() -> None:
     assert "0 bytes to fetch" in reason_of(floor, "a")
 
 
-def test_what_was_parked_waits_again_if_the_memory_was_taken_meanwhile() -> None:
+def test_a_parked_task_waits_again_if_its_memory_has_been_taken() -> None:
     floor = Floor(a_worker("w1", slots=2, memory_bytes=2 * GIB), limit=1)
     floor.upload(*held_by("w1", "x"))
     floor.add(a_task("busy"))
@@ -455,7 +457,7 @@ def test_what_was_parked_waits_again_if_the_memory_was_taken_meanwhile() -> None
     assert floor.gives() == ["a to w1"]
 
 
-def test_a_task_that_asks_for_more_than_any_worker_offers_is_refused() -> None:
+def test_a_task_that_needs_more_memory_than_any_worker_has_is_refused() -> None:
     floor = Floor(a_worker("w1", slots=4, memory_bytes=GIB), a_worker("w2", memory_bytes=4 * GIB))
     floor.add(hungry("a", 5), hungry("b", 4, slots=2), hungry("c", 4))
     assert floor.gives() == ["c to w2"]
@@ -466,17 +468,17 @@ def test_a_task_that_asks_for_more_than_any_worker_offers_is_refused() -> None:
     ]
 
 
-def test_where_nobody_knows_how_much_there_is_all_may_run() -> None:
+def test_memory_is_unlimited_on_workers_that_do_not_report_it() -> None:
     floor = Floor(a_worker("w1", slots=2), limit=2)
     floor.add(hungry("a", 1000), hungry("b", 1000))
     assert floor.gives() == ["a to w1", "b to w1"]
 
 
-# --- what was given ahead is taken back -----------------------------------------------------------
+# --- recalling prefetched tasks -------------------------------------------------------------------
 
 
 def recalled(floor: Floor, now_s: float) -> list[str]:
-    """Who is asked for what."""
+    """Recall tasks for idle workers; return which worker has to give back which task."""
     floor.said.clear()
     floor.dispatcher.recall(now_s)
     tasks = floor.graph.tasks
@@ -488,17 +490,17 @@ def recalled(floor: Floor, now_s: float) -> list[str]:
     ]
 
 
-def test_what_stands_behind_a_long_task_is_asked_for_by_one_that_is_idle() -> None:
+def test_tasks_queued_behind_a_long_one_are_recalled_for_an_idle_worker() -> None:
     floor = Floor(a_worker("w1"), limit=4)
     floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(4)])
     assert len(floor.gives()) == 4
     floor.join(a_worker("w2"))
     assert recalled(floor, RECALL_AFTER_S / 2) == []
     assert recalled(floor, RECALL_AFTER_S) == ["w1: t3", "w1: t2", "w1: t1"]
-    assert recalled(floor, 2 * RECALL_AFTER_S) == []  # each once
+    assert recalled(floor, 2 * RECALL_AFTER_S) == []  # each task is recalled only once
 
 
-def test_no_more_is_asked_for_than_the_idle_have_room_for() -> None:
+def test_no_more_tasks_are_recalled_than_idle_workers_have_room_for() -> None:
     floor = Floor(a_worker("w1"), limit=9)
     floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(9)])
     floor.gives()
@@ -507,7 +509,7 @@ def test_no_more_is_asked_for_than_the_idle_have_room_for() -> None:
     assert recalled(floor, RECALL_AFTER_S) == ["w1: t8", "w1: t7"]
 
 
-def test_a_worker_that_goes_on_ending_tasks_keeps_what_it_has() -> None:
+def test_no_task_is_recalled_from_a_worker_that_keeps_finishing_tasks() -> None:
     floor = Floor(a_worker("w1"), limit=4)
     floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(4)])
     floor.gives()
@@ -518,7 +520,7 @@ def test_a_worker_that_goes_on_ending_tasks_keeps_what_it_has() -> None:
     assert recalled(floor, 10.05) == []
 
 
-def test_only_what_the_idle_can_run_is_asked_for() -> None:
+def test_only_tasks_that_an_idle_worker_can_run_are_recalled() -> None:
     floor = Floor(a_worker("w1", slots=2), limit=6)
     floor.add(*[a_task(f"t{number}", ordinal=number, slots=2) for number in range(3)])
     floor.gives()
@@ -526,7 +528,7 @@ def test_only_what_the_idle_can_run_is_asked_for() -> None:
     assert recalled(floor, 10.0) == []
 
 
-def test_those_who_wait_for_a_special_worker_do_not_keep_the_idle_from_asking() -> None:
+def test_tasks_that_wait_for_a_special_worker_do_not_prevent_recalls() -> None:
     floor = Floor(a_worker("w1", executors=["stdinout", "java"]), limit=4)
     floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(4)])
     floor.gives()
@@ -536,13 +538,13 @@ def test_those_who_wait_for_a_special_worker_do_not_keep_the_idle_from_asking() 
     assert recalled(floor, 10.0) == ["w1: t3", "w1: t2", "w1: t1"]
 
 
-def test_wide_tasks_go_where_their_slots_are_free() -> None:
+def test_a_task_with_many_slots_is_dispatched_to_a_worker_with_free_ones() -> None:
     floor = Floor(a_worker("w1", slots=4), a_worker("w2", slots=4), limit=5)
     floor.add(a_task("a"), a_task("wide", slots=4), a_task("b"))
     assert floor.gives() == ["a to w1", "wide to w2", "b to w1"]
 
 
-def test_alone_a_worker_keeps_everything() -> None:
+def test_no_task_is_recalled_from_the_only_worker() -> None:
     floor = Floor(a_worker("w1"), limit=4)
     floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(4)])
     floor.gives()

@@ -1,4 +1,4 @@
-"""The master's machine in scenes: what workers let run by themselves."""
+"""Scenes with the master's machine: tasks sent before their inputs exist, and any-of inputs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from ciel.testing.builders import (
 )
 from ciel_tests.scenes.master import Cluster, opened, two, why
 
-# --- what workers let run by themselves -----------------------------------------------------------
+# --- eager dispatch -------------------------------------------------------------------------------
 
 
 def delegating(*workers: WorkerFacts) -> Cluster:
     return Cluster(*(workers or (a_worker("w1"), a_worker("w2"))), delegates=True)
 
 
-def test_successors_follow_their_maker_and_each_is_recorded() -> None:
+def test_successors_are_sent_to_the_producers_worker_and_start_there() -> None:
     cluster = delegating()
     first, second, third = a_chain(3)
     cluster.job(first, second, third, want=["c2"])
@@ -65,7 +65,7 @@ def test_successors_follow_their_maker_and_each_is_recorded() -> None:
     assert cluster.slots_used("w1") == 0
 
 
-def test_what_is_still_to_be_made_is_sent_as_a_future() -> None:
+def test_an_input_that_does_not_exist_yet_is_sent_as_a_future() -> None:
     cluster = delegating()
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -73,13 +73,13 @@ def test_what_is_still_to_be_made_is_sent_as_a_future() -> None:
     assert [message.inputs for message in sent] == [(), (Future(ObjectId("c0")),)]
 
 
-def test_a_switch_turns_it_off() -> None:
+def test_eager_dispatch_can_be_switched_off() -> None:
     cluster = two()
     cluster.job(*a_chain(2), want=["c1"])
     cluster.said("w1: run c0")
 
 
-def test_a_worker_has_a_bounded_number_ahead_and_gets_more() -> None:
+def test_a_worker_gets_a_bounded_number_of_eager_tasks_at_a_time() -> None:
     cluster = delegating(a_worker("w1"))
     chain = a_chain(200)
     cluster.job(*chain, want=["c199"])
@@ -92,7 +92,7 @@ def test_a_worker_has_a_bounded_number_ahead_and_gets_more() -> None:
     assert cluster.job_of().state is JobState.COMPLETED
 
 
-def test_no_more_follow_a_task_than_could_run_at_once() -> None:
+def test_no_more_successors_are_sent_eagerly_than_could_run_at_once() -> None:
     cluster = delegating(a_worker("w1", slots=2), a_worker("w2", slots=2))
     split = a_task("split")
     parts = [a_task(f"part{n}", inputs=["split"], ordinal=n) for n in range(5)]
@@ -110,7 +110,9 @@ def test_no_more_follow_a_task_than_could_run_at_once() -> None:
         pytest.param(a_task("b", inputs=["c0", *map(str, range(20))]), id="many-inputs"),
     ],
 )
-def test_what_does_not_fit_does_not_follow(other: TaskSpec) -> None:
+def test_a_successor_that_the_worker_could_not_start_at_once_is_not_sent_eagerly(
+    other: TaskSpec,
+) -> None:
     cluster = Cluster(delegates=True)
     cluster.joins(a_worker("w1"))
     first = a_chain(1)[0]
@@ -128,7 +130,7 @@ def test_what_does_not_fit_does_not_follow(other: TaskSpec) -> None:
 @pytest.mark.parametrize(
     "end", ["failed", "recalled", "lost", "released", "cancelled", "delegated"]
 )
-def test_who_went_ahead_is_called_off_when_anything_goes_otherwise(end: str) -> None:
+def test_eager_tasks_are_cancelled_when_their_input_will_not_come(end: str) -> None:
     cluster = delegating()
     first, second, third = a_chain(3)
     cluster.job(first, second, third, want=["c2"], open=True)
@@ -163,7 +165,7 @@ def test_who_went_ahead_is_called_off_when_anything_goes_otherwise(end: str) -> 
     assert not cluster.machine.eager.tasks
 
 
-def test_a_slot_of_who_was_called_off_is_free_when_it_says_so() -> None:
+def test_the_slot_of_a_cancelled_eager_task_is_free_once_the_worker_reports_it() -> None:
     cluster = delegating(a_worker("w1"))
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"], open=True)
@@ -177,7 +179,7 @@ def test_a_slot_of_who_was_called_off_is_free_when_it_says_so() -> None:
     cluster.said("w1: run c0 again (2)", "w1: run c1 again (2)")
 
 
-def test_who_went_ahead_reads_what_grows_there_and_what_follows_it_waits() -> None:
+def test_an_eager_task_reads_a_growing_input_and_its_own_successor_waits() -> None:
     cluster = delegating(a_worker("w1", slots=2))
     first, second, third = a_chain(3)
     cluster.job(first, second, third, want=["c2"])
@@ -190,7 +192,7 @@ def test_who_went_ahead_reads_what_grows_there_and_what_follows_it_waits() -> No
     cluster.said("w1: run c2 again (2)")
 
 
-def test_who_went_ahead_runs_elsewhere_than_where_what_it_reads_grows() -> None:
+def test_an_eager_task_is_moved_if_its_input_grows_on_another_worker() -> None:
     cluster = delegating()
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -199,7 +201,7 @@ def test_who_went_ahead_runs_elsewhere_than_where_what_it_reads_grows() -> None:
     cluster.said("w1: stop c1 (1)", "w2: run c1 again (2)")
 
 
-def test_a_worker_may_give_back_what_went_ahead() -> None:
+def test_a_worker_may_give_back_an_eager_task() -> None:
     cluster = delegating(a_worker("w1"))
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -210,7 +212,7 @@ def test_a_worker_may_give_back_what_went_ahead() -> None:
     cluster.said("w1: run c1 again (2)")
 
 
-def test_an_input_that_another_made_calls_off_who_waits_for_it_elsewhere() -> None:
+def test_an_eager_task_is_cancelled_if_its_input_appears_on_another_worker() -> None:
     cluster = delegating(a_worker("w1"))
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -220,7 +222,7 @@ def test_an_input_that_another_made_calls_off_who_waits_for_it_elsewhere() -> No
     assert cluster.lines()[:1] == ["w1: stop c1 (1)"]
 
 
-# --- choices --------------------------------------------------------------------------------------
+# --- any-of inputs --------------------------------------------------------------------------------
 
 EITHER = a_task("either", any_of=["a", "b"])
 
@@ -230,7 +232,7 @@ def assigned_inputs(cluster: Cluster, spec: TaskSpec) -> tuple[Reference, ...]:
     return told[-1].inputs
 
 
-def test_who_chooses_is_given_what_is_there_and_the_rest_is_stopped_at_its_end() -> None:
+def test_a_task_runs_with_one_alternative_and_the_other_producers_stop_at_its_end() -> None:
     cluster = two()
     a, b = a_task("a"), a_task("b", ordinal=1)
     cluster.job(a, b, EITHER, want=["either"])
@@ -243,7 +245,7 @@ def test_who_chooses_is_given_what_is_there_and_the_rest_is_stopped_at_its_end()
     assert "w2: stop a (1)" in cluster.lines()
 
 
-def test_who_cannot_get_what_it_chose_waits_for_any_again() -> None:
+def test_a_task_that_cannot_fetch_its_alternative_waits_for_any_again() -> None:
     cluster = two()
     a, b = a_task("a"), a_task("b", ordinal=1)
     cluster.job(a, b, EITHER, want=["either"])
@@ -257,7 +259,7 @@ def test_who_cannot_get_what_it_chose_waits_for_any_again() -> None:
     assert assigned_inputs(cluster, EITHER) == (inline("a"), Future(ObjectId("b")))
 
 
-def test_who_chooses_is_not_sent_ahead_but_what_follows_it_is() -> None:
+def test_a_task_with_any_of_inputs_is_not_sent_eagerly_but_its_successor_is() -> None:
     cluster = Cluster(a_worker("w1", slots=2), delegates=True)
     a, last = a_task("a"), a_task("last", inputs=["either"])
     cluster.job(a, a_task("b", ordinal=1), EITHER, last, want=["last"])
@@ -266,7 +268,7 @@ def test_who_chooses_is_not_sent_ahead_but_what_follows_it_is() -> None:
     cluster.said("w1: run either", "w1: run last")
 
 
-def test_who_is_to_be_held_back_is_not_sent_ahead() -> None:
+def test_a_task_with_a_delay_is_not_sent_eagerly() -> None:
     cluster = Cluster(a_worker("w1", slots=2), delegates=True)
     first, late = a_task("a"), a_task("late", inputs=["a"], delay_s=1.0)
     cluster.job(first, late, want=["late"])
@@ -277,7 +279,7 @@ def test_who_is_to_be_held_back_is_not_sent_ahead() -> None:
     cluster.said("w1: run late")
 
 
-def test_who_chooses_says_what_it_waits_for() -> None:
+def test_a_task_with_any_of_inputs_explains_what_it_waits_for() -> None:
     cluster = Cluster()
     first = a_task("a", name="first")
     choice = a_task("either", inputs=["n"], any_of=["a", "b"], name="choice")

@@ -1,5 +1,5 @@
-"""Why a task runs, waits, or does not run, for every state and reason; the commands that show it
-are in tests/stories.
+"""Tests the explanation why a task runs, waits, or does not run, for every state and reason.
+tests/stories covers the commands that show it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline, pla
 
 
 class Told:
-    """A machine with a job and workers, and what it tells of its tasks."""
+    """A machine with a job and workers, and its explanations of tasks."""
 
     def __init__(
         self, *tasks: TaskSpec, want: str = "", known: tuple[Reference, ...] = (),
@@ -56,7 +56,7 @@ class Told:
         self.machine.end_turn(self.now_s)
 
     def reports(self, task: TaskSpec, *published: Reference, reason: str = "") -> None:
-        """Its worker reports the attempt that is out."""
+        """Report the current attempt of a task from its worker."""
         node = self.machine.graph.tasks[task.id]
         assert node.worker is not None
         fault = TaskFault(reason, "no luck") if reason else None
@@ -72,14 +72,14 @@ class Told:
         return told
 
 
-def test_a_task_that_runs_says_where_and_since_when() -> None:
+def test_a_running_task_names_its_worker_and_start() -> None:
     told = Told(a_task("a", name="first"), want="a")
     told.now_s += 2.5
     assert told.of("first")["runs"]
     assert told.why("first") == ["it runs on worker w1, as attempt 1; given to it 2.5 s ago"]
 
 
-def test_a_task_in_a_workers_line_says_what_is_before_it() -> None:
+def test_a_task_queued_at_a_worker_says_what_occupies_the_slots() -> None:
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(2)]
     told = Told(*tasks, want="t0 t1")
     assert told.why("n1") == [
@@ -88,7 +88,7 @@ def test_a_task_in_a_workers_line_says_what_is_before_it() -> None:
     ]
 
 
-def test_a_task_whose_input_is_on_its_way_says_what_and_from_where() -> None:
+def test_a_task_whose_input_is_being_fetched_names_it_and_its_source() -> None:
     away = stored("words", "w9:1", size_bytes=3 << 20)
     told = Told(a_task("a", inputs=["words"], name="count"), want="a", known=(away,))
     assert not told.of("count")["runs"]
@@ -104,14 +104,14 @@ def test_a_task_whose_input_is_on_its_way_says_what_and_from_where() -> None:
         ("host of w2", "a copy by HTTP from w2:8001"),
     ],
 )
-def test_the_ways_to_an_input_are_told_in_their_order(host: str, ways: str) -> None:
+def test_the_ways_to_fetch_an_input_are_listed_in_their_order(host: str, ways: str) -> None:
     away = stored("words", "w2:8001", size_bytes=3 << 20)
     told = Told(a_task("a", inputs=["words"], name="count"), want="a", known=(away,))
     told.machine.worker_joined(a_worker("w2", host=host), told.now_s)
     assert told.why("count")[-1] == f"to be had, in this order: {ways}"
 
 
-def test_a_task_that_waits_says_for_whom_and_whether_it_was_sent_ahead() -> None:
+def test_a_waiting_task_names_its_producer_and_eager_dispatch() -> None:
     first = a_task("a", name="first")
     told = Told(first, a_task("b", inputs=["a"], name="second"), want="b")
     assert told.why("second") == [
@@ -120,12 +120,12 @@ def test_a_task_that_waits_says_for_whom_and_whether_it_was_sent_ahead() -> None
     ]
 
 
-def test_a_task_that_waits_for_what_nobody_makes_says_so() -> None:
+def test_a_task_whose_input_has_no_producer_says_so() -> None:
     told = Told(a_task("a", inputs=["words"], name="count"), want="a")
     assert told.why("count") == ["it waits for words, which no task makes yet"]
 
 
-def test_a_task_whose_workers_store_is_full_says_so() -> None:
+def test_a_task_on_a_worker_with_a_full_store_says_so() -> None:
     told = Told(a_task("a", name="large"), want="a")
     level = {"name": "disk", "capacity_bytes": 100 << 20, "used_bytes": 99 << 20}
     told.hears(StoresReported((level,), 0))
@@ -135,14 +135,14 @@ def test_a_task_whose_workers_store_is_full_says_so() -> None:
     ]
 
 
-def test_a_task_that_waits_for_a_disk_says_for_how_much() -> None:
+def test_a_task_that_waits_for_a_disk_names_the_bytes_and_time() -> None:
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(2)]
     told = Told(*tasks, want="t0 t1")
     told.hears(DiskQueued(3 << 30, 20.0))
     assert told.why("n1")[1].endswith("3 GiB to pass through its disk (about 20 s)")
 
 
-def test_a_task_that_is_held_says_what_it_read_and_who_makes_that() -> None:
+def test_a_task_whose_report_is_held_names_its_growing_input_and_the_producer() -> None:
     maker, reader = a_task("a", name="maker"), a_task("b", inputs=["a"], name="reader")
     told = Told(maker, reader, want="a b", slots=2)
     told.hears(StreamsOpened(maker.id, 1, (Stream(ObjectId("a"), frozenset(("w1:1",))),)))
@@ -154,7 +154,7 @@ def test_a_task_that_is_held_says_what_it_read_and_who_makes_that() -> None:
     )
 
 
-def test_a_task_that_handed_its_output_over_says_to_whom() -> None:
+def test_a_task_that_delegated_its_output_names_the_child() -> None:
     parent = a_task("result", name="parent")
     told = Told(parent, want="result", slots=2)
     child = a_task("result", parent=parent, name="child")
@@ -174,7 +174,7 @@ def test_a_task_that_left_out_an_output_says_so() -> None:
     assert second.startswith("NO_OUTPUT: task half ended well, but without making output 1 of 2: ")
 
 
-def test_who_depends_on_a_task_that_failed_says_which_that_was() -> None:
+def test_a_task_that_failed_by_its_input_names_the_task_that_failed_first() -> None:
     first = a_task("a", name="fetch")
     others = (a_task("b", inputs=["a"], name="sort"), a_task("c", inputs=["b"], name="count"))
     told = Told(first, *others, want="c")
@@ -186,11 +186,11 @@ def test_who_depends_on_a_task_that_failed_says_which_that_was() -> None:
     ]
 
 
-def test_what_came_before_a_users_retry_is_told() -> None:
+def test_the_history_contains_failures_before_a_users_retry() -> None:
     task = a_task("a", name="once")
     told = Told(task, want="a", is_closed=True)
     told.reports(task, reason="RUNTIME_EXCEPTION")
-    assert told.of("once")["story"] == []  # why it failed says it
+    assert told.of("once")["story"] == []  # the reason of the failure contains it
     told.machine.retry_job(next(iter(told.machine.jobs.values())), told.now_s)
     told.machine.end_turn(told.now_s)
     assert told.of("once")["story"] == [
@@ -199,7 +199,7 @@ def test_what_came_before_a_users_retry_is_told() -> None:
     ]
 
 
-def test_an_input_that_could_not_be_had_is_told() -> None:
+def test_the_history_contains_inputs_that_could_not_be_fetched() -> None:
     made = stored("words", place_of("w1"), size_bytes=5000)
     task = a_task("a", inputs=["words"], name="count")
     told = Told(task, want="a", known=(made,))
@@ -208,7 +208,7 @@ def test_an_input_that_could_not_be_had_is_told() -> None:
     assert story == ["0.0 s ago: attempt 1 could not get its inputs: it is damaged"]
 
 
-def test_a_task_tried_a_thousand_times_has_a_short_story() -> None:
+def test_a_task_retried_a_thousand_times_has_a_short_history() -> None:
     task = a_task("a", name="stubborn", retries=RETRIES_MAX)
     told = Told(task, want="a")
     for attempt in range(1, RETRIES_MAX + 2):
@@ -225,9 +225,10 @@ def test_a_task_tried_a_thousand_times_has_a_short_story() -> None:
     assert max(map(len, story)) < TEXT_MAX_LENGTH + 40
 
 
-def test_d5_a_task_that_is_about_to_be_placed_is_not_said_to_lack_room() -> None:
+def test_d5_a_task_that_is_about_to_be_placed_is_queued_for_a_worker() -> None:
     told = Told(a_task("a", name="first"), a_task("b", name="second", ordinal=1), want="a b")
-    told.machine.worker_joined(a_worker("w2", slots=2), told.now_s)  # before the turn's end
+    # before the end of the event-loop iteration
+    told.machine.worker_joined(a_worker("w2", slots=2), told.now_s)
     told.machine.worker_lost("w1", "it was killed", told.now_s)
     first, *workers = told.why("first")
     assert first == "it can run, and is in line for a worker that has room:"

@@ -1,4 +1,4 @@
-"""What the master tells of a job's graph, a page at a time."""
+"""Tests the master's answers about the graph of a job, a page at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW_S = 100.0
 
 
 def a_master(*tasks: TaskSpec, want: tuple[str, ...], known: tuple[Reference, ...] = ()) -> Any:
-    """A machine with one job and one worker, `w1`."""
+    """Return a machine with one job and one worker, `w1`."""
     machine = MasterMachine()
     machine.worker_joined(a_worker("w1", slots=8), NOW_S)
     machine.client_said("c", SubmitJob(a_job_spec()), NOW_S)
@@ -55,12 +55,12 @@ def pages(machine: MasterMachine) -> list[dict[str, Any]]:
 
 
 def rows(machine: MasterMachine) -> dict[str, dict[str, Any]]:
-    """The rows by the tasks' names, from one page."""
+    """Return the rows of the only page, by the tasks' names."""
     (page,) = pages(machine)
     return {row["name"]: row for row in page["tasks"]}
 
 
-def test_a_task_is_told_of_with_what_it_reads_and_makes() -> None:
+def test_a_row_contains_the_inputs_and_outputs_of_a_task() -> None:
     first = a_task("a", "spare", inputs=["given"], name="first")
     second = a_task("b", inputs=["a"], name="second")
     machine = a_master(first, second, want=("b",), known=(stored("given", "w9:1", size_bytes=70),))
@@ -79,7 +79,7 @@ def test_a_task_is_told_of_with_what_it_reads_and_makes() -> None:
     assert told["second"]["outputs"] == [["b", "expected", None, second.id, True]]
 
 
-def test_who_created_whom_is_told_and_who_makes_what_was_handed_over() -> None:
+def test_rows_name_the_parent_and_the_producer_of_a_delegated_output() -> None:
     parent = a_task("result", name="parent")
     machine = a_master(parent, want=("result",))
     child = a_task("result", parent=parent, name="child")
@@ -90,7 +90,7 @@ def test_who_created_whom_is_told_and_who_makes_what_was_handed_over() -> None:
     assert told["parent"]["outputs"] == told["child"]["outputs"] == expected
 
 
-def test_why_a_task_failed_is_told_once_and_what_came_before_too() -> None:
+def test_a_row_contains_the_failure_once_and_earlier_attempts() -> None:
     task = a_task("a", name="once")
     machine = a_master(task, want=("a",))
     report(machine, task)
@@ -109,7 +109,7 @@ def test_why_a_task_failed_is_told_once_and_what_came_before_too() -> None:
     assert row["story"] == ["0.0 s ago: attempt 1 failed on worker w1: RUNTIME_EXCEPTION: no luck"]
 
 
-def test_a_large_graph_comes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_graph_is_sent_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "GRAPH_PAGE_MAX", 20)
     fan = a_fan(30)
     found = pages(a_master(*fan, want=("total",)))
@@ -117,13 +117,13 @@ def test_a_large_graph_comes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = [row["number"] for page in found for row in page["tasks"]]
     assert sorted(set(numbers)) == list(range(1, 32))
     total = [row for page in found for row in page["tasks"] if row["task"] == fan[-1].id]
-    assert len(total) > 1  # in parts
+    assert len(total) > 1  # its row is split
     read = [fields[0] for row in total for fields in row["inputs"]]
     assert read == [f"leaf{n}" for n in range(30)]
     assert [fields[0] for row in total for fields in row["outputs"]] == ["total"]
 
 
-def test_long_stories_make_a_page_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_histories_shorten_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "GRAPH_PAGE_MAX", 60)
     tasks = [a_task(f"t{n}", ordinal=n) for n in range(8)]
     machine = a_master(*tasks, want=tuple(f"t{n}" for n in range(8)))
@@ -136,7 +136,7 @@ def test_long_stories_make_a_page_short(monkeypatch: pytest.MonkeyPatch) -> None
     assert {len(line) for page in found for row in page["tasks"] for line in row["why"]} == {1000}
 
 
-def test_tasks_that_were_handed_over_are_left_out() -> None:
+def test_tasks_with_handed_over_results_are_left_out() -> None:
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(3)]
     machine = a_master(*tasks, want=("t0", "t1", "t2"))
     report(machine, tasks[1], inline("t1"))
@@ -147,13 +147,13 @@ def test_tasks_that_were_handed_over_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("first", [[-1, 0], ["x", 1], 7, "all", [1], {"a": 1}])
-def test_a_place_that_means_nothing_is_the_beginning(first: object) -> None:
+def test_a_page_with_an_invalid_position_starts_at_the_beginning(first: object) -> None:
     machine = a_master(a_task("a", name="only"), want=("a",))
     page = topics.answer(machine, "graph", {"job": 1, "first": first}, NOW_S)
     assert [row["name"] for row in page["tasks"]] == ["only"]
 
 
-def test_a_place_beyond_the_end_is_the_end() -> None:
+def test_a_page_with_a_position_beyond_the_end_is_empty() -> None:
     machine = a_master(a_task("a"), want=("a",))
     page = topics.answer(machine, "graph", {"job": 1, "first": [99, 5]}, NOW_S)
     assert (page["tasks"], page["next"]) == ([], None)
@@ -161,7 +161,7 @@ def test_a_place_beyond_the_end_is_the_end() -> None:
     assert [row["outputs"] for row in page["tasks"]] == [[]]
 
 
-def test_an_object_that_can_be_read_while_it_is_made_is_growing() -> None:
+def test_an_open_stream_is_shown_as_growing() -> None:
     task = a_task("a", name="t")
     machine = a_master(task, want=("a",))
     machine.graph.publish(Stream(ObjectId("a"), frozenset((place_of("w1"),))))

@@ -1,4 +1,4 @@
-"""The master's machine in scenes: jobs, what is refused, ends and retries."""
+"""Scenes with the master's machine: jobs, refusals, ends and retries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ciel.testing.builders import (
 )
 from ciel_tests.scenes.master import CLIENT, Cluster, one, two
 
-# --- jobs come and go -----------------------------------------------------------------------------
+# --- life of a job --------------------------------------------------------------------------------
 
 
 def test_a_job_runs_and_completes() -> None:
@@ -45,7 +45,7 @@ def test_a_job_runs_and_completes() -> None:
     assert cluster.job_of().ended_at_s == cluster.now_s
 
 
-def test_nothing_runs_that_nobody_wants() -> None:
+def test_only_wanted_tasks_run() -> None:
     cluster = one()
     cluster.job(*a_chain(2), a_task("aside"), want=["c0"])
     cluster.said("w1: run c0")
@@ -53,7 +53,7 @@ def test_nothing_runs_that_nobody_wants() -> None:
     cluster.said("client: c0 is there", "client: completed")
 
 
-def test_a_job_that_wants_nothing_is_complete_when_it_is_closed() -> None:
+def test_a_job_without_wants_completes_when_it_is_closed() -> None:
     cluster = one()
     cluster.job(a_task("a"), open=True)
     cluster.said()
@@ -61,7 +61,7 @@ def test_a_job_that_wants_nothing_is_complete_when_it_is_closed() -> None:
     cluster.said("client: completed")
 
 
-def test_submitting_again_changes_nothing() -> None:
+def test_submitting_a_job_again_changes_nothing() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -75,7 +75,7 @@ def test_submitting_again_changes_nothing() -> None:
     cluster.said("client: completed", "client: a is there")
 
 
-def test_an_open_job_takes_late_tasks_and_wants() -> None:
+def test_an_open_job_accepts_late_tasks_and_wants() -> None:
     cluster = one()
     first, second = a_task("a"), a_task("b", inputs=["a"])
     cluster.job(first, want=["a"], open=True)
@@ -92,7 +92,7 @@ def test_an_open_job_takes_late_tasks_and_wants() -> None:
     cluster.said("client: b is there", "client: completed")
 
 
-def test_an_open_job_waits_for_what_nobody_makes_yet() -> None:
+def test_an_open_job_waits_for_an_object_without_a_producer() -> None:
     cluster = one()
     cluster.job(want=["a"], open=True)
     cluster.passes(60)
@@ -101,7 +101,7 @@ def test_an_open_job_waits_for_what_nobody_makes_yet() -> None:
     cluster.said("w1: run a")
 
 
-def test_a_closed_job_that_is_stuck_fails_and_says_what_is_missing() -> None:
+def test_a_closed_job_that_is_stuck_fails_and_names_the_missing_object() -> None:
     cluster = one()
     cluster.job(a_task("a", inputs=["orphan"]), want=["a"])
     cluster.said(
@@ -111,7 +111,7 @@ def test_a_closed_job_that_is_stuck_fails_and_says_what_is_missing() -> None:
     )
 
 
-def test_who_sees_errors_goes_on_with_what_nobody_makes() -> None:
+def test_a_task_that_sees_errors_runs_when_its_input_has_no_producer() -> None:
     cluster = one()
     cluster.job(
         a_task("a", inputs=["orphan"]), a_task("b", inputs=["a"], sees_errors=True), want=["b"]
@@ -120,7 +120,7 @@ def test_who_sees_errors_goes_on_with_what_nobody_makes() -> None:
 
 
 @pytest.mark.parametrize("ends", ["made", "failed", "cancelled"])
-def test_a_closed_job_waits_for_what_another_one_makes(ends: str) -> None:
+def test_a_closed_job_waits_for_the_output_of_another_job(ends: str) -> None:
     cluster = one()
     first = a_task("a")
     cluster.job(first, a_task("later", inputs=["a"]), want=["later"])
@@ -140,7 +140,7 @@ def test_a_closed_job_waits_for_what_another_one_makes(ends: str) -> None:
         assert cluster.job_of("other").state is JobState.FAILED
 
 
-def test_a_wanted_object_that_nobody_makes_is_named() -> None:
+def test_a_wanted_object_without_a_producer_is_named() -> None:
     cluster = one()
     cluster.job(want=["orphan"])
     cluster.said(
@@ -149,13 +149,13 @@ def test_a_wanted_object_that_nobody_makes_is_named() -> None:
     )
 
 
-def test_a_circle_is_stuck() -> None:
+def test_a_circle_of_tasks_is_stuck() -> None:
     cluster = one()
     cluster.job(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), want=["a"])
     assert cluster.job_of().reason.startswith("NEVER_MADE: no task of the job makes a")
 
 
-def test_releasing_what_is_missing_ends_a_closed_job() -> None:
+def test_releasing_the_missing_objects_ends_a_closed_job() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -164,7 +164,7 @@ def test_releasing_what_is_missing_ends_a_closed_job() -> None:
     cluster.said("w1: stop a (1)", "client: completed")
 
 
-def test_a_released_result_is_dropped_where_it_lies() -> None:
+def test_a_released_result_is_dropped_by_its_worker() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"], open=True)
@@ -174,7 +174,7 @@ def test_a_released_result_is_dropped_where_it_lies() -> None:
     cluster.said("w1: drop a")
 
 
-def test_an_intermediate_object_is_dropped_where_it_lies() -> None:
+def test_an_intermediate_object_is_dropped_by_its_worker() -> None:
     cluster = one()
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"], open=True)
@@ -184,7 +184,7 @@ def test_an_intermediate_object_is_dropped_where_it_lies() -> None:
     cluster.said("client: c1 is there", "w1: drop c0")
 
 
-def test_a_job_that_keeps_drops_nothing() -> None:
+def test_a_job_with_keep_drops_no_objects() -> None:
     cluster = one()
     first, second = a_chain(2)
     keeping = a_job_spec(keep=True)
@@ -196,7 +196,7 @@ def test_a_job_that_keeps_drops_nothing() -> None:
     cluster.said("client: c1 is there")
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_a_message_about_an_unknown_job_is_refused() -> None:
@@ -208,7 +208,7 @@ def test_a_message_about_an_unknown_job_is_refused() -> None:
         cluster.said("client: refused: no job nowhere")
 
 
-def test_a_task_that_is_refused_fails_its_job_with_one_clear_sentence() -> None:
+def test_a_refused_task_fails_its_job_with_one_line() -> None:
     cluster = one()
     forged = a_task("b")._replace(ordinal=1)
     cluster.job(a_task("a"), want=["a"], open=True)
@@ -227,7 +227,7 @@ def test_a_task_that_is_refused_fails_its_job_with_one_clear_sentence() -> None:
     )
 
 
-def test_an_input_that_cannot_be_decoded_fails_its_job_and_meets_no_worker() -> None:
+def test_an_input_that_cannot_be_decoded_fails_its_job_and_reaches_no_worker() -> None:
     cluster = one()
     cluster.job(want=["a"], open=True)
     cluster.said()
@@ -240,7 +240,7 @@ def test_an_input_that_cannot_be_decoded_fails_its_job_and_meets_no_worker() -> 
     )
 
 
-def test_tasks_that_come_after_a_cancellation_do_not_run() -> None:
+def test_tasks_added_after_a_cancellation_do_not_run() -> None:
     cluster = one()
     cluster.job(a_task("a"), want=["a"], open=True)
     cluster.said("w1: run a")
@@ -251,7 +251,7 @@ def test_tasks_that_come_after_a_cancellation_do_not_run() -> None:
     assert cluster.machine.graph.tasks[a_task("b").id].state is TaskState.DORMANT
 
 
-def test_one_job_too_many_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_beyond_the_limit_is_refused_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_module, "JOBS_MAX", 1)
     cluster = one()
     cluster.job(want=["a"], open=True)
@@ -262,7 +262,7 @@ def test_one_job_too_many_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_an_unknown_executor_fails_the_job_with_what_there_is() -> None:
+def test_an_unknown_executor_fails_the_job_and_lists_the_offered_ones() -> None:
     cluster = one()
     cluster.job(a_task("a", executor="cobol"), want=["a"])
     cluster.said(
@@ -271,7 +271,7 @@ def test_an_unknown_executor_fails_the_job_with_what_there_is() -> None:
     )
 
 
-def test_too_many_slots_fail_the_job_with_what_there_is() -> None:
+def test_too_many_slots_fail_the_job_and_name_the_largest_number() -> None:
     cluster = one(slots=2)
     cluster.job(a_task("a", slots=3), want=["a"])
     cluster.said(
@@ -284,7 +284,7 @@ def test_too_many_slots_fail_the_job_with_what_there_is() -> None:
 # --- cancelling -----------------------------------------------------------------------------------
 
 
-def test_a_cancelled_job_ends_when_its_programs_are_gone() -> None:
+def test_a_cancelled_job_ends_when_its_programs_have_stopped() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -296,7 +296,7 @@ def test_a_cancelled_job_ends_when_its_programs_are_gone() -> None:
     assert cluster.slots_used("w1") == 0
 
 
-def test_a_late_success_of_a_called_off_attempt_ends_the_job_as_well() -> None:
+def test_a_late_success_of_a_cancelled_attempt_also_ends_the_job() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -306,7 +306,7 @@ def test_a_late_success_of_a_called_off_attempt_ends_the_job_as_well() -> None:
     cluster.said("client: cancelled: enough")
 
 
-def test_a_lost_worker_holds_up_no_cancelling() -> None:
+def test_a_lost_worker_does_not_delay_cancelling() -> None:
     cluster = two()
     first, second = a_task("a"), a_task("b")
     cluster.job(first, second, want=["a", "b"])
@@ -321,7 +321,7 @@ def test_a_lost_worker_holds_up_no_cancelling() -> None:
     cluster.said("client: cancelled: enough")
 
 
-def test_a_job_of_which_nothing_runs_is_cancelled_at_once() -> None:
+def test_a_job_without_running_tasks_is_cancelled_at_once() -> None:
     cluster = Cluster()
     cluster.job(a_task("a"), want=["a"])
     cluster.says(CancelJob(JOB, "enough"))
@@ -353,7 +353,7 @@ def test_a_failed_task_fails_its_job() -> None:
     )
 
 
-def test_a_failed_task_is_tried_again_after_a_delay() -> None:
+def test_a_failed_task_is_retried_after_a_delay() -> None:
     cluster = one()
     task = a_task("a", retries=2)
     cluster.job(task, want=["a"])
@@ -380,7 +380,7 @@ def test_a_failed_task_is_tried_again_after_a_delay() -> None:
     ]
 
 
-def test_a_fault_that_cannot_be_mended_is_not_tried_again() -> None:
+def test_a_failure_that_would_repeat_is_not_retried() -> None:
     cluster = one()
     task = a_task("a", retries=5)
     cluster.job(task, want=["a"])
@@ -392,7 +392,7 @@ def test_a_fault_that_cannot_be_mended_is_not_tried_again() -> None:
     )
 
 
-def test_a_second_attempt_that_succeeds_leaves_no_blame() -> None:
+def test_a_retry_that_succeeds_completes_the_job() -> None:
     cluster = one()
     task = a_task("a", retries=1)
     cluster.job(task, want=["a"])
@@ -402,7 +402,7 @@ def test_a_second_attempt_that_succeeds_leaves_no_blame() -> None:
     cluster.said("w1: run a", "w1: run a again (2)", "client: a is there", "client: completed")
 
 
-def test_a_job_with_many_errors_tells_the_first_and_the_number() -> None:
+def test_a_job_with_many_errors_reports_the_first_and_their_number() -> None:
     cluster = one(slots=3)
     tasks = [a_task(name) for name in ("a", "b", "c")]
     cluster.job(*tasks, want=["a", "b", "c"])
@@ -411,7 +411,7 @@ def test_a_job_with_many_errors_tells_the_first_and_the_number() -> None:
     assert cluster.job_of().reason == "RUNTIME_ERROR: exit status 3 (and 2 more)"
 
 
-def test_g5_a_task_whose_inputs_fit_into_no_message_is_refused_with_that_reason() -> None:
+def test_g5_a_task_whose_inputs_do_not_fit_into_a_message_is_refused() -> None:
     cluster = Cluster(a_worker("w1"))
     names = [f"small{number}" for number in range(12_000)]
     known = tuple(Value.of(ObjectId(name), b"x" * 1000) for name in names)

@@ -1,4 +1,4 @@
-"""The master's machine in scenes: children that run where their parents do."""
+"""Scenes with the master's machine: children that run on the worker of their parent."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ciel.testing.builders import (
 )
 from ciel_tests.scenes.master import Cluster, one, two
 
-# --- children that begin where their parent runs --------------------------------------------------
+# --- children that their parent's worker starts ---------------------------------------------------
 
 
 def spawning(*, delegates: bool = True) -> tuple[Cluster, TaskSpec, TaskSpec]:
-    """A task that delegates its output to a child runs on w1."""
+    """Return a cluster where w1 runs a task, the task, and a child that takes over its output."""
     cluster = Cluster(a_worker("w1", slots=3), delegates=delegates)
     parent = a_task("a", mentions=Mentions.ANYTHING)
     child = a_task("a", parent=parent)
@@ -42,7 +42,7 @@ def spawning(*, delegates: bool = True) -> tuple[Cluster, TaskSpec, TaskSpec]:
     return cluster, parent, child
 
 
-def test_a_child_that_is_needed_goes_on_where_it_was_begun() -> None:
+def test_a_needed_child_continues_on_the_worker_that_started_it() -> None:
     cluster, parent, child = spawning()
     cluster.worker_says("w1", SpawnTask(child, (), 1, begun=True))
     cluster.said()
@@ -54,7 +54,7 @@ def test_a_child_that_is_needed_goes_on_where_it_was_begun() -> None:
     assert cluster.slots_used("w1") == 0
 
 
-def test_a_child_is_needed_if_it_is_at_the_end_of_the_turn() -> None:
+def test_whether_a_child_is_needed_is_decided_at_the_end_of_the_tick() -> None:
     cluster, parent, _ = spawning()
     part = a_task("part", parent=parent, ordinal=1)
     whole = a_task("a", inputs=["part"], parent=parent, ordinal=2)
@@ -74,7 +74,7 @@ def test_a_child_is_needed_if_it_is_at_the_end_of_the_turn() -> None:
 
 
 @pytest.mark.parametrize("reason", ["not needed", "known", "switched off", "parent superseded"])
-def test_a_child_that_must_not_begin_is_called_off(reason: str) -> None:
+def test_a_locally_started_child_that_must_not_run_is_cancelled(reason: str) -> None:
     cluster, parent, child = spawning(delegates=reason != "switched off")
     attempt = 1
     if reason == "not needed":
@@ -92,7 +92,7 @@ def test_a_child_that_must_not_begin_is_called_off(reason: str) -> None:
     assert cluster.job_of().unsettled == 1
 
 
-def test_a_child_that_was_begun_and_whose_worker_is_lost_runs_again() -> None:
+def test_a_locally_started_child_of_a_lost_worker_runs_again() -> None:
     cluster, _, child = spawning()
     cluster.worker_says("w1", SpawnTask(child, (), 1, begun=True))
     cluster.loses("w1")
@@ -100,7 +100,7 @@ def test_a_child_that_was_begun_and_whose_worker_is_lost_runs_again() -> None:
     cluster.said("w2: run a")
 
 
-def test_a_child_that_is_refused_fails_its_parent_and_stops() -> None:
+def test_a_refused_child_is_stopped_and_fails_its_parent() -> None:
     cluster, parent, child = spawning()
     cluster.worker_says("w1", SpawnTask(child._replace(digest="0" * 32), (), 1, begun=True))
     assert cluster.state(parent) is TaskState.FAILED
@@ -115,7 +115,7 @@ def within(child: TaskSpec, attempt: int = 1) -> SpawnTask:
     return SpawnTask(child, (), attempt, begun=True, wanted=True)
 
 
-def test_a_child_that_runs_within_its_parent_counts_and_takes_no_slot() -> None:
+def test_a_child_that_runs_within_its_parent_takes_no_slot() -> None:
     cluster, parent, _ = spawning()
     part = a_task("part", parent=parent, ordinal=1)
     inner = a_task("inner", parent=part, ordinal=2)
@@ -133,7 +133,7 @@ def test_a_child_that_runs_within_its_parent_counts_and_takes_no_slot() -> None:
     assert cluster.slots_used("w1") == 1
 
 
-def test_what_a_running_task_needs_runs_elsewhere_meanwhile() -> None:
+def test_a_child_that_a_running_task_needs_runs_on_another_worker() -> None:
     cluster, parent, _ = spawning()
     cluster.joins(a_worker("w2"))
     part = a_task("part", parent=parent, ordinal=1)
@@ -146,8 +146,8 @@ def test_what_a_running_task_needs_runs_elsewhere_meanwhile() -> None:
     assert CancelTask(part.id, 1) in cluster.told
 
 
-def test_a_child_that_ran_within_and_was_known_has_its_parent_begin_anew() -> None:
-    """It would run twice, and what else its parent made of it might be lost."""
+def test_a_parent_runs_again_if_a_child_within_it_is_already_known() -> None:
+    """Otherwise the child would run twice, and other effects of it in its parent might be lost."""
     cluster, parent, _ = spawning()
     part = a_task("part", parent=parent, ordinal=1)
     cluster.worker_says("w1", SpawnTask(part, (), 1))
@@ -164,7 +164,7 @@ def test_a_child_that_ran_within_and_was_known_has_its_parent_begin_anew() -> No
     assert cluster.slots_used("w1") == 1
 
 
-def test_who_is_given_back_with_its_children_runs_again() -> None:
+def test_a_parent_that_is_given_back_with_its_children_runs_again() -> None:
     cluster, parent, _ = spawning()
     part = a_task("part", parent=parent, ordinal=1)
     cluster.worker_says("w1", within(part))
@@ -178,7 +178,7 @@ def test_who_is_given_back_with_its_children_runs_again() -> None:
     assert cluster.slots_used("w1") == 1
 
 
-def test_a_worker_is_lost_with_all_that_ran_within_each_other() -> None:
+def test_all_nested_tasks_of_a_lost_worker_count_as_lost() -> None:
     cluster, parent, _ = spawning()
     part = a_task("part", parent=parent, ordinal=1)
     inner = a_task("inner", parent=part, ordinal=2)
@@ -191,10 +191,10 @@ def test_a_worker_is_lost_with_all_that_ran_within_each_other() -> None:
     assert cluster.machine.graph.tasks[parent.id].attempt == 2
 
 
-# --- what a task did not promise ------------------------------------------------------------------
+# --- undeclared outputs ---------------------------------------------------------------------------
 
 
-def test_what_a_task_published_unasked_is_made_again_when_its_worker_is_lost() -> None:
+def test_an_undeclared_output_of_a_lost_worker_is_recomputed() -> None:
     cluster = two()
     maker = a_task("a", mentions=Mentions.ANYTHING)
     extra = ObjectId(f"{maker.id}:pub:0")
@@ -216,7 +216,7 @@ def test_what_a_task_published_unasked_is_made_again_when_its_worker_is_lost() -
     assert cluster.state(reader) is TaskState.WAITING
 
 
-def test_what_a_superseded_attempt_published_unasked_is_deleted() -> None:
+def test_an_undeclared_output_of_a_superseded_attempt_is_deleted() -> None:
     cluster = two()
     maker = a_task("a")
     cluster.job(maker, want=["a"], open=True)
@@ -227,7 +227,7 @@ def test_what_a_superseded_attempt_published_unasked_is_deleted() -> None:
     cluster.said(f"w1: drop a {extra}")
 
 
-def test_a_copy_that_cannot_be_read_where_it_is_made_anew_is_deleted_if_it_is_not_made() -> None:
+def test_an_unreadable_copy_is_deleted_if_the_recomputation_is_given_back() -> None:
     cluster = one(slots=3)
     maker = a_task("a", "b")
     readers = [a_task("r1", inputs=["b"]), a_task("r2", inputs=["a"])]

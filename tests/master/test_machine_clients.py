@@ -1,4 +1,4 @@
-"""The master's machine in scenes: who comes and goes, and what they may ask to be changed."""
+"""Scenes with the master's machine: clients that connect and disconnect, and their requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ciel.testing.builders import (
 )
 from ciel_tests.scenes.master import Cluster, one
 
-# --- clients come and go --------------------------------------------------------------------------
+# --- clients that connect and disconnect ----------------------------------------------------------
 
 
 def test_a_job_is_cancelled_when_its_client_stays_away() -> None:
@@ -55,7 +55,7 @@ def test_a_job_is_cancelled_when_its_client_stays_away() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [WatchJob(JOB), SubmitJob(a_job_spec())])
-def test_a_client_that_comes_back_in_time_keeps_its_job(comes_back: Message) -> None:
+def test_a_client_that_reconnects_in_time_keeps_its_job(comes_back: Message) -> None:
     cluster = one()
     cluster.job(a_task("a"), want=["a"])
     cluster.said("w1: run a")
@@ -70,7 +70,7 @@ def test_a_client_that_comes_back_in_time_keeps_its_job(comes_back: Message) -> 
     cluster.said("w1: stop a (1)")
 
 
-def test_a_client_that_comes_back_before_its_old_connection_is_missed_keeps_its_job() -> None:
+def test_a_client_that_reconnects_before_its_old_connection_ends_keeps_its_job() -> None:
     cluster = one()
     cluster.job(a_task("a"), want=["a"])
     cluster.says(WatchJob(JOB), client="client again")
@@ -82,7 +82,7 @@ def test_a_client_that_comes_back_before_its_old_connection_is_missed_keeps_its_
     assert str(cluster.job_of().state) == "cancelling"
 
 
-def test_who_comes_back_is_told_what_is_there_already() -> None:
+def test_a_client_that_reconnects_receives_the_existing_results() -> None:
     cluster = one(slots=2)
     first, second = a_task("a"), a_task("b")
     cluster.job(first, second, want=["a", "b"])
@@ -107,7 +107,7 @@ def test_a_detached_job_goes_on_without_its_client() -> None:
     assert str(cluster.job_of().state) == "completed"
 
 
-def test_an_ended_job_is_watched_for_its_last_word() -> None:
+def test_watching_an_ended_job_sends_its_results_and_end() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -117,7 +117,7 @@ def test_an_ended_job_is_watched_for_its_last_word() -> None:
     cluster.said("late: a is there", "late: completed")
 
 
-def test_progress_is_told_now_and_then() -> None:
+def test_progress_is_sent_at_intervals() -> None:
     cluster = one(slots=9)
     tasks = [a_task(f"t{number}") for number in range(9)]
     cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
@@ -137,7 +137,7 @@ def test_progress_is_told_now_and_then() -> None:
 # --- placing --------------------------------------------------------------------------------------
 
 
-def test_a_higher_priority_goes_first() -> None:
+def test_a_task_with_higher_priority_is_placed_first() -> None:
     cluster = Cluster()
     cluster.job(a_task("a"), a_task("b", priority=3), want=["a", "b"])
     cluster.said()
@@ -145,7 +145,7 @@ def test_a_higher_priority_goes_first() -> None:
     cluster.said("w1: run b", "w1: run a")
 
 
-def test_a_worker_gets_its_slots_and_a_little_ahead() -> None:
+def test_a_worker_gets_tasks_for_its_slots_and_a_small_prefetch() -> None:
     cluster = one(slots=2)
     tasks = [a_task(f"t{number}") for number in range(9)]
     cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
@@ -154,7 +154,7 @@ def test_a_worker_gets_its_slots_and_a_little_ahead() -> None:
     cluster.said(*[f"w1: run t{number}" for number in range(limit)])
 
 
-def test_short_tasks_are_given_ahead_by_the_hundred() -> None:
+def test_hundreds_of_short_tasks_are_prefetched() -> None:
     cluster = one()
     tasks = [a_task(f"t{number}") for number in range(1000)]
     cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
@@ -163,7 +163,7 @@ def test_short_tasks_are_given_ahead_by_the_hundred() -> None:
     assert cluster.slots_used("w1") > 100
 
 
-def test_a_reader_is_sent_where_its_input_lies_with_what_is_known_of_it() -> None:
+def test_a_reader_is_sent_to_the_holder_of_its_input_with_the_reference() -> None:
     cluster = Cluster(a_worker("w1"), a_worker("w2"), a_worker("w3"))
     reader = a_task("a", inputs=["big"])
     where = stored("big", place_of("w3"), size_bytes=1 << 30)
@@ -175,10 +175,10 @@ def test_a_reader_is_sent_where_its_input_lies_with_what_is_known_of_it() -> Non
     cluster.said("w3: run a")
 
 
-# --- losing interest ------------------------------------------------------------------------------
+# --- objects that are not needed any longer -------------------------------------------------------
 
 
-def test_an_attempt_that_nobody_needs_is_called_off_once() -> None:
+def test_an_attempt_that_is_no_longer_needed_is_cancelled_once() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"], open=True)
@@ -191,7 +191,7 @@ def test_an_attempt_that_nobody_needs_is_called_off_once() -> None:
     assert cluster.slots_used("w1") == 0
 
 
-def test_what_was_called_off_may_run_again_at_once() -> None:
+def test_a_cancelled_task_may_run_again_at_once() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"], open=True)
@@ -205,10 +205,10 @@ def test_what_was_called_off_may_run_again_at_once() -> None:
     assert cluster.slots_used("w1") == 0
 
 
-# --- what a journal keeps -------------------------------------------------------------------------
+# --- the journal ----------------------------------------------------------------------------------
 
 
-def test_what_changes_the_state_is_kept_in_order() -> None:
+def test_the_journal_records_changes_in_order() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -218,10 +218,10 @@ def test_what_changes_the_state_is_kept_in_order() -> None:
     ]  # fmt: skip
 
 
-# --- changes that anybody may ask for -------------------------------------------------------------
+# --- requests of any client -----------------------------------------------------------------------
 
 
-def test_a_failed_job_goes_on_with_what_failed() -> None:
+def test_retrying_a_failed_job_runs_its_failed_tasks() -> None:
     cluster = one()
     first, second = a_chain(2)
     good = a_task("good")
@@ -239,7 +239,7 @@ def test_a_failed_job_goes_on_with_what_failed() -> None:
     assert cluster.job_of().state is JobState.COMPLETED
 
 
-def test_tasks_that_were_said_after_a_cancellation_are_there_when_it_is_tried_again() -> None:
+def test_tasks_added_after_a_cancellation_run_when_the_job_is_retried() -> None:
     cluster = one()
     late = a_task("late")
     cluster.job(a_task("a"), want=["a"], open=True)
@@ -254,7 +254,7 @@ def test_tasks_that_were_said_after_a_cancellation_are_there_when_it_is_tried_ag
     cluster.said("w1: run late")
 
 
-def test_a_refused_try_leaves_a_cancelled_job_cancelled() -> None:
+def test_a_refused_retry_leaves_a_cancelled_job_cancelled() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"], open=True)
@@ -269,7 +269,7 @@ def test_a_refused_try_leaves_a_cancelled_job_cancelled() -> None:
     assert cluster.slots_used("w2") == 0
 
 
-def test_what_did_not_fail_cannot_be_tried_again() -> None:
+def test_a_job_that_did_not_fail_cannot_be_retried() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -280,7 +280,7 @@ def test_what_did_not_fail_cannot_be_tried_again() -> None:
         cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
 
 
-def test_a_job_that_has_ended_is_removed_with_all_that_it_left() -> None:
+def test_removing_an_ended_job_removes_its_objects_and_records() -> None:
     cluster = one()
     good, bad = a_task("good"), a_task("bad")
     cluster.job(good, bad, want=["good", "bad"])
@@ -301,7 +301,7 @@ def test_a_job_that_has_ended_is_removed_with_all_that_it_left() -> None:
     assert cluster.job_of().number == 2
 
 
-def test_results_that_are_handed_over_leave_the_cluster() -> None:
+def test_handed_over_results_are_deleted_from_the_cluster() -> None:
     cluster = one()
     task = a_task("a", mentions=Mentions.NOTHING)
     cluster.job(task, want=["a"], open=True)
@@ -314,7 +314,7 @@ def test_results_that_are_handed_over_leave_the_cluster() -> None:
     assert cluster.job_of().state is JobState.COMPLETED
 
 
-def test_c4_a_new_job_is_let_in_though_tasks_turn_out_long_after_many_were_given() -> None:
+def test_c4_a_new_job_starts_although_many_prefetched_tasks_turn_out_long() -> None:
     cluster = one()
     long = [a_task(f"long{number}", ordinal=number) for number in range(20)]
     cluster.job(*long, want=[spec.outputs[0] for spec in long])
@@ -324,6 +324,7 @@ def test_c4_a_new_job_is_let_in_though_tasks_turn_out_long_after_many_were_given
     cluster.job(first, want=["b"], job="2" * 32)
     assert "w1: run b" in cluster.lines()
     cluster.job(second, want=["c"], job="3" * 32)
-    assert "w1: run c" not in cluster.lines()  # so many at a time as it has slots
+    # limited to as many at a time as the worker has slots
+    assert "w1: run c" not in cluster.lines()
     cluster.done("w1", first)
     assert "w1: run c" in cluster.lines()

@@ -1,4 +1,4 @@
-"""The master's machine in scenes: workers and inputs are lost, and graphs grow."""
+"""Scenes with the master's machine: lost workers, lost inputs, and spawned tasks."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from ciel.testing.builders import (
 )
 from ciel_tests.scenes.master import Cluster, ask, inputs_lost, one, two
 
-# --- workers are lost -----------------------------------------------------------------------------
+# --- lost workers ---------------------------------------------------------------------------------
 
 
-def test_a_lost_workers_task_runs_elsewhere_at_once() -> None:
+def test_a_lost_workers_task_runs_on_another_worker_at_once() -> None:
     cluster = two()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -48,7 +48,7 @@ def test_a_lost_workers_task_runs_elsewhere_at_once() -> None:
     cluster.said("w2: run a again (2)")
 
 
-def test_a_task_that_takes_down_three_workers_is_poison() -> None:
+def test_a_task_fails_when_three_workers_ended_while_running_it() -> None:
     cluster = Cluster(*[a_worker(f"w{number}") for number in range(1, 5)])
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -90,10 +90,10 @@ def test_a_report_of_a_superseded_attempt_is_dropped() -> None:
         (stored("a", "w2:8001", size_bytes=5000), stored("a", "w1:8001", size_bytes=5001), True),
     ],
 )
-def test_two_attempts_that_end_alike_are_one_and_unlike_ones_are_told_of(
+def test_a_late_result_that_differs_from_the_first_is_recorded(
     known: Reference, late: Reference, is_told: bool
 ) -> None:
-    """failures.md, W12: the first that counts wins, and the table has one value."""
+    """failures.md, W12: the first report that counts wins, and the table keeps one value."""
     cluster = two()
     task = a_task("a")
     cluster.job(task, want=["a"], open=True)
@@ -107,7 +107,7 @@ def test_two_attempts_that_end_alike_are_one_and_unlike_ones_are_told_of(
     assert (text in str(ask(cluster, "task", job="last", task=task.id))) == is_told
 
 
-def test_what_a_lost_worker_held_is_made_again_if_needed() -> None:
+def test_objects_of_a_lost_worker_are_recomputed_if_needed() -> None:
     cluster = two()
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -119,7 +119,7 @@ def test_what_a_lost_worker_held_is_made_again_if_needed() -> None:
     cluster.said("w2: run c1 again (2)")
 
 
-def test_c1_a_worker_that_falls_silent_is_suspected_and_much_later_declared_dead() -> None:
+def test_c1_a_silent_worker_is_suspected_and_later_declared_dead() -> None:
     cluster = two()
     task, other = a_task("a"), a_task("b", ordinal=2)
     cluster.job(task, want=["a"], open=True)
@@ -141,7 +141,7 @@ def test_c1_a_worker_that_falls_silent_is_suspected_and_much_later_declared_dead
     assert task.id not in cluster.machine.blame
 
 
-def test_c1_what_a_suspected_worker_ran_counts_when_it_is_heard_again() -> None:
+def test_c1_reports_of_a_suspected_worker_count_when_it_is_back() -> None:
     cluster = two()
     task = a_task("a")
     cluster.job(task, want=["a"], open=True)
@@ -154,7 +154,7 @@ def test_c1_what_a_suspected_worker_ran_counts_when_it_is_heard_again() -> None:
     assert cluster.machine.membership.lost_count == 0
 
 
-def test_c1_as_long_as_no_worker_is_heard_none_is_declared_dead() -> None:
+def test_c1_no_worker_is_declared_dead_while_all_are_silent() -> None:
     cluster = two()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -166,7 +166,7 @@ def test_c1_as_long_as_no_worker_is_heard_none_is_declared_dead() -> None:
     cluster.said("w2: run a again (2)")
 
 
-def test_c1_what_only_a_suspected_worker_holds_is_waited_for_and_not_made_again() -> None:
+def test_c1_an_object_held_only_by_a_suspected_worker_is_not_recomputed() -> None:
     cluster = two()
     maker, reader = a_task("a"), a_task("b", inputs=["a"], ordinal=1)
     cluster.job(maker, want=["a"], open=True)
@@ -181,7 +181,7 @@ def test_c1_what_only_a_suspected_worker_holds_is_waited_for_and_not_made_again(
     cluster.said("w1: run b")
 
 
-def test_c1_an_input_that_a_suspected_worker_does_not_give_is_not_lost() -> None:
+def test_c1_an_input_that_a_suspected_worker_does_not_serve_is_not_lost() -> None:
     cluster = Cluster(a_worker("w1"), a_worker("w2", slots=2))
     maker, reader = a_task("a"), a_task("b", inputs=["a"], ordinal=1, slots=2)
     cluster.machine.worker_cut_off("w2", "a cable", cluster.now_s)
@@ -215,7 +215,7 @@ def test_a_worker_of_the_same_name_or_address_replaces_the_old_one(newcomer: Wor
 
 
 def met_by(cluster: Cluster) -> dict[str, list[MeetWorkers]]:
-    """Return what each worker was told of the others, since the outbox was emptied."""
+    """Return the introductions that each worker was sent since the outbox was emptied."""
     told: dict[str, list[MeetWorkers]] = {}
     for peer, message in cluster.machine.outbox:
         if isinstance(message, MeetWorkers):
@@ -237,7 +237,7 @@ def test_workers_are_introduced_to_each_other() -> None:
     assert met_by(cluster) == {"w1": [news], "w3": [news]}
 
 
-def test_g4_a_worker_that_joins_is_one_message_to_each_other_however_many_there_are() -> None:
+def test_g4_a_worker_that_joins_causes_one_message_to_each_other_worker() -> None:
     cluster = Cluster()
     for number in range(100):
         cluster.joins(a_worker(f"w{number}"))
@@ -252,17 +252,17 @@ def test_g4_a_worker_that_joins_is_one_message_to_each_other_however_many_there_
     assert all(len(messages) == 1 and len(messages[0].gone) == 50 for messages in told.values())
 
 
-def test_a_worker_that_is_not_there_is_not_heard() -> None:
+def test_messages_of_an_unknown_worker_are_ignored() -> None:
     cluster = one()
     cluster.done("w9", a_task("a"))
     cluster.loses("w9")
     cluster.said()
 
 
-# --- inputs are lost ------------------------------------------------------------------------------
+# --- lost inputs ----------------------------------------------------------------------------------
 
 
-def test_a_lost_input_is_made_again_before_its_reader_runs_again() -> None:
+def test_a_lost_input_is_recomputed_before_its_reader_runs_again() -> None:
     cluster = one()
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -277,7 +277,7 @@ def test_a_lost_input_is_made_again_before_its_reader_runs_again() -> None:
     assert cluster.slots_used("w1") == 0
 
 
-def test_an_input_that_is_never_found_fails_its_reader_in_the_end() -> None:
+def test_an_input_that_is_never_found_finally_fails_its_reader() -> None:
     cluster = one()
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -296,7 +296,7 @@ def test_an_input_that_is_never_found_fails_its_reader_in_the_end() -> None:
     )
 
 
-def test_an_input_that_is_made_again_and_again_out_of_reach_fails_its_reader() -> None:
+def test_an_input_that_is_repeatedly_recomputed_out_of_reach_fails_its_reader() -> None:
     cluster = two()
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -329,7 +329,7 @@ def test_a_lost_upload_fails_the_job_and_says_so() -> None:
     )
 
 
-def test_a_superseded_attempt_does_not_lose_anything() -> None:
+def test_lost_inputs_of_a_superseded_attempt_are_ignored() -> None:
     cluster = one()
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -340,7 +340,7 @@ def test_a_superseded_attempt_does_not_lose_anything() -> None:
     assert cluster.state(second) is TaskState.ASSIGNED
 
 
-def test_what_a_superseded_attempt_left_is_deleted_there() -> None:
+def test_outputs_of_a_superseded_attempt_are_deleted() -> None:
     cluster = two()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -351,7 +351,7 @@ def test_what_a_superseded_attempt_left_is_deleted_there() -> None:
     cluster.said("w1: drop a")
 
 
-def test_copies_that_workers_have_are_noted_if_anyone_knows_the_object() -> None:
+def test_copies_that_workers_report_are_recorded_for_known_objects() -> None:
     cluster = two()
     task = a_task("a")
     cluster.job(task, want=["a"], open=True)
@@ -365,7 +365,7 @@ def test_copies_that_workers_have_are_noted_if_anyone_knows_the_object() -> None
     assert cluster.machine.graph.objects.get("stranger") is None
 
 
-def test_what_a_lost_worker_kept_counts_if_it_was_not_made_again() -> None:
+def test_objects_of_a_returning_worker_count_if_they_were_not_recomputed() -> None:
     cluster = two()
     first, second = a_task("a"), a_task("b")
     cluster.job(first, second, want=["a", "b"], open=True)
@@ -386,7 +386,7 @@ def test_what_a_lost_worker_kept_counts_if_it_was_not_made_again() -> None:
     assert ("w2", DropObjects((ObjectId("a"),))) in cluster.machine.outbox
 
 
-def test_what_somebody_brought_long_ago_goes_if_no_job_names_it() -> None:
+def test_an_old_upload_is_deleted_if_no_job_names_it() -> None:
     cluster = one()
     here = place_of("w1")
     reader = a_task("a", inputs=["named"])
@@ -396,12 +396,12 @@ def test_what_somebody_brought_long_ago_goes_if_no_job_names_it() -> None:
     cluster.machine.outbox.clear()
     brought = (stored("named", here), stored("alone", here))
     cluster.worker_says("w1", ObjectsStored(brought, kept=True))
-    assert cluster.machine.outbox == []  # its client may be about to name it
+    assert cluster.machine.outbox == []  # the client may be about to name it
     cluster.worker_says("w1", ObjectsStored(brought, kept=True, idle=True))
     assert cluster.machine.outbox == [("w1", DropObjects((ObjectId("alone"),)))]
 
 
-# --- growth ---------------------------------------------------------------------------------------
+# --- spawned tasks --------------------------------------------------------------------------------
 
 
 def test_a_spawned_task_takes_over_its_parents_output() -> None:
@@ -416,8 +416,10 @@ def test_a_spawned_task_takes_over_its_parents_output() -> None:
     cluster.said("client: a is there", "client: completed")
 
 
-def test_a_result_lost_after_its_jobs_end_may_be_made_again_by_another_way() -> None:
-    """Where a task stops, and what it spawns, depends on what is there when it runs."""
+def test_a_result_lost_after_its_jobs_end_may_be_recomputed_by_a_child() -> None:
+    """The point where a task stops, and the children that it spawns, depend on the objects that
+    exist when it runs.
+    """
     cluster = two()
     parent = a_task("a", mentions=Mentions.ANYTHING)
     child = a_task("a", parent=parent)
@@ -446,7 +448,7 @@ def test_a_superseded_parent_spawns_nothing() -> None:
     assert len(cluster.machine.graph.tasks) == 1
 
 
-def test_a_parent_that_spawns_nonsense_fails_and_is_stopped() -> None:
+def test_a_parent_that_spawns_an_invalid_task_fails_and_is_stopped() -> None:
     cluster = one()
     parent = a_task("a")
     child = a_task("b", parent=parent)
@@ -460,7 +462,7 @@ def test_a_parent_that_spawns_nonsense_fails_and_is_stopped() -> None:
     assert cluster.slots_used("w1") == 0
 
 
-def test_nobody_spawns_into_another_job() -> None:
+def test_a_task_cannot_spawn_into_another_job() -> None:
     cluster = one()
     parent = a_task("a")
     cluster.job(parent, want=["a"])

@@ -1,4 +1,4 @@
-"""The master's machine in scenes: objects that grow, and processes that wait."""
+"""Scenes with the master's machine: growing objects, and suspended processes."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from ciel.testing.builders import (
 )
 from ciel_tests.scenes.master import Cluster, inputs_lost, opened, why
 
-# --- objects that grow ----------------------------------------------------------------------------
+# --- growing objects ------------------------------------------------------------------------------
 
 
 class Reading(Cluster):
-    """A task writes `c0` on w1; another reads that on w2, and writes `c1`, which a third one reads
-    on w3. Whatever is not settled yet grows.
+    """A task writes `c0` on w1; a second one reads it on w2 and writes `c1`; a third one reads `c1`
+    on w3. All outputs grow until they are settled.
     """
 
     def __init__(self, **options: Any) -> None:
         names = ("w1", "w2", "w3")
         super().__init__(*(a_worker(name, executors=[name]) for name in names))
-        self.joins(a_worker("busy", executors=names))  # could run them all, and has no room
+        self.joins(a_worker("busy", executors=names))  # could run all of them, but has no room
         self.machine.workers["busy"].credit.limit = 0
         self.first = a_task("c0", executor="w1")
         self.second = a_task("c1", inputs=["c0"], executor="w2", **options)
@@ -59,7 +59,7 @@ class Reading(Cluster):
         self.said("w1: run c0", "w2: run c1", "w3: run c2")
 
     def reports(self) -> None:
-        """The readers report that they are done; that counts for nothing yet."""
+        """Let both readers report that they are done, which does not count yet."""
         self.done("w2", self.second, stored("c1", place_of("w2")))
         self.done("w3", self.third, stored("c2", place_of("w3")))
         self.said()
@@ -68,7 +68,7 @@ class Reading(Cluster):
         return self.machine.graph.objects.reference(ObjectId(name))
 
 
-def test_who_comes_later_is_told_what_grows() -> None:
+def test_a_client_that_watches_late_is_sent_growing_objects() -> None:
     cluster = Cluster(a_worker("w1", slots=2))
     begun, other = a_task("a"), a_task("b")
     cluster.job(begun, other, want=["a", "b"])
@@ -79,7 +79,7 @@ def test_who_comes_later_is_told_what_grows() -> None:
     assert settled == ObjectSettled(JOB, Stream(ObjectId("a"), frozenset((place_of("w1"),))))
 
 
-def test_a_report_waits_for_the_end_of_what_was_read_and_frees_its_slot_at_once() -> None:
+def test_a_report_is_held_until_the_input_is_complete_but_frees_its_slot_at_once() -> None:
     cluster = Reading()
     cluster.reports()
     assert cluster.slots_used("w2") == cluster.slots_used("w3") == 0
@@ -91,7 +91,7 @@ def test_a_report_waits_for_the_end_of_what_was_read_and_frees_its_slot_at_once(
     assert not cluster.machine.attempts.held
 
 
-def test_a_reader_that_is_given_its_input_is_told_that_it_grows() -> None:
+def test_a_reader_is_sent_a_growing_input_as_a_stream() -> None:
     cluster = Cluster(a_worker("w1"), a_worker("w2"))
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
@@ -102,14 +102,14 @@ def test_a_reader_that_is_given_its_input_is_told_that_it_grows() -> None:
 
 
 @pytest.mark.parametrize("end", ["recalled", "lost", "not to be had"])
-def test_readers_are_stopped_before_what_they_read_is_made_again(end: str) -> None:
+def test_readers_are_stopped_before_their_input_is_recomputed(end: str) -> None:
     cluster = Reading()
     stops, drops = ["w2: stop c1 (1)", "w3: stop c2 (1)"], ["w2: drop c0", "w3: drop c1"]
     if end == "lost":
         cluster.loses("w1")
     elif end == "not to be had":
         cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w1")))
-        del stops[0]  # it has ended by itself
+        del stops[0]  # it has ended already
     else:
         fault = TaskFault(RECALLED, "")
         cluster.worker_says("w1", TaskReported(cluster.first.id, 1, (), fault, 0.0))
@@ -117,7 +117,7 @@ def test_readers_are_stopped_before_what_they_read_is_made_again(end: str) -> No
     assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.WAITING
 
 
-def test_what_nobody_reads_any_more_is_not_followed_when_it_breaks() -> None:
+def test_a_reader_that_has_ended_is_not_stopped_when_its_stream_breaks() -> None:
     cluster = Reading()
     cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w4")))
     cluster.lines()
@@ -125,7 +125,7 @@ def test_what_nobody_reads_any_more_is_not_followed_when_it_breaks() -> None:
     assert "w2: drop c0" in cluster.lines()
 
 
-def test_a_reader_that_says_in_the_same_turn_that_it_has_all_keeps_it() -> None:
+def test_a_reader_that_reports_a_complete_copy_in_the_same_tick_keeps_it() -> None:
     cluster = Reading()
     cluster.machine.worker_lost("w1", "its connection ended", cluster.now_s)
     whole = ObjectsStored((stored("c0", place_of("w2")),))
@@ -135,7 +135,7 @@ def test_a_reader_that_says_in_the_same_turn_that_it_has_all_keeps_it() -> None:
 
 
 @pytest.mark.parametrize("end", ["recalled", "lost", "failed", "cancelled"])
-def test_a_report_that_was_held_is_dropped_with_what_it_made(end: str) -> None:
+def test_a_held_report_is_dropped_with_its_outputs(end: str) -> None:
     cluster = Reading()
     cluster.reports()
     if end == "recalled":
@@ -154,7 +154,7 @@ def test_a_report_that_was_held_is_dropped_with_what_it_made(end: str) -> None:
     assert cluster.slots_used("w2") == 0
 
 
-def test_a_reader_that_was_stopped_is_not_blamed_and_its_late_report_not_believed() -> None:
+def test_a_stopped_reader_is_not_blamed_and_its_late_report_is_ignored() -> None:
     cluster = Reading()
     cluster.loses("w1")
     cluster.lines()
@@ -172,7 +172,7 @@ def test_a_reader_that_was_stopped_is_not_blamed_and_its_late_report_not_believe
     )
 
 
-def test_a_report_in_the_same_turn_as_the_break_is_not_believed() -> None:
+def test_a_report_in_the_same_tick_as_the_break_is_ignored() -> None:
     cluster = Reading()
     fault = TaskFault(RECALLED, "")
     made = (stored("c1", place_of("w2")),)
@@ -195,7 +195,7 @@ def test_a_reader_whose_worker_is_lost_while_its_report_is_held_runs_again() -> 
     cluster.said("w5: run c1 again (2)")
 
 
-def test_readers_of_what_failed_fail_unless_they_see_errors() -> None:
+def test_readers_of_a_failed_stream_fail_unless_they_see_errors() -> None:
     cluster = Reading(sees_errors=True)
     cluster.failed("w1", cluster.first)
     cluster.said(
@@ -214,7 +214,7 @@ def test_readers_of_what_failed_fail_unless_they_see_errors() -> None:
 
 
 @pytest.mark.parametrize("end", ["whole", "whole and small", "broken"])
-def test_a_copy_of_what_grows_settles_nothing_before_its_maker(end: str) -> None:
+def test_a_complete_copy_of_a_stream_settles_nothing_before_its_producer_ends(end: str) -> None:
     cluster = Reading()
     cluster.worker_says("w2", ObjectsStored((stored("c0", place_of("w2")),)))
     cluster.said()
@@ -231,7 +231,7 @@ def test_a_copy_of_what_grows_settles_nothing_before_its_maker(end: str) -> None
         assert cluster.ref("c0") == stored("c0", place_of("w1"), place_of("w2"))
 
 
-def test_an_input_that_came_to_be_otherwise_is_nobodys_fault() -> None:
+def test_a_stream_that_becomes_a_value_is_not_blamed_on_its_reader() -> None:
     cluster = Reading()
     cluster.done("w1", cluster.first, inline("c0"))
     cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w1")))
@@ -239,11 +239,11 @@ def test_an_input_that_came_to_be_otherwise_is_nobodys_fault() -> None:
     assert not any(blame.missing_inputs for blame in cluster.machine.blame.values())
 
 
-# --- processes that wait --------------------------------------------------------------------------
+# --- suspended processes --------------------------------------------------------------------------
 
 
 class Waiting(Cluster):
-    """A task left a process on w1, and a continuation that makes its output with it."""
+    """A task left a suspended process on w1, and a continuation that produces its output."""
 
     def __init__(self, *, keep: bool = False) -> None:
         super().__init__(a_worker("w1"), a_worker("w2"))
@@ -266,7 +266,7 @@ class Waiting(Cluster):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_what_goes_on_with_a_process_runs_there_and_the_process_ends_with_it(keep: bool) -> None:
+def test_a_continuation_runs_at_its_process_which_ends_with_it(keep: bool) -> None:
     cluster = Waiting(keep=keep)
     cluster.wait()
     cluster.said("w1: run out")
@@ -274,7 +274,7 @@ def test_what_goes_on_with_a_process_runs_there_and_the_process_ends_with_it(kee
     cluster.said("client: out is there", f"w1: drop {cluster.process}")
 
 
-def test_what_goes_on_with_a_process_waits_for_room_there_and_goes_nowhere_else() -> None:
+def test_a_continuation_waits_for_room_on_the_worker_of_its_process() -> None:
     cluster = Waiting()
     worker = cluster.machine.workers["w1"]
     worker.slots_used += 10
@@ -286,12 +286,12 @@ def test_what_goes_on_with_a_process_waits_for_room_there_and_goes_nowhere_else(
     worker.slots_used -= 10
     cluster.passes(1)
     cluster.said("w1: run out")
-    worker.slots_used += 10  # it stands in line there, and is not asked for
+    worker.slots_used += 10  # it is queued there, and is not recalled
     cluster.passes(10)
     cluster.said()
 
 
-def test_a_process_whose_worker_is_lost_is_made_again_elsewhere() -> None:
+def test_a_process_whose_worker_is_lost_is_created_again_on_another() -> None:
     cluster = Waiting()
     cluster.wait()
     cluster.said("w1: run out")
@@ -303,7 +303,7 @@ def test_a_process_whose_worker_is_lost_is_made_again_elsewhere() -> None:
     cluster.said("client: out is there", f"w2: drop {cluster.process}")
 
 
-def test_a_task_that_does_not_wait_the_second_time_needs_no_continuation() -> None:
+def test_a_continuation_is_not_needed_if_the_rerun_does_not_wait() -> None:
     cluster = Waiting()
     cluster.wait()
     cluster.loses("w1")
@@ -313,7 +313,7 @@ def test_a_task_that_does_not_wait_the_second_time_needs_no_continuation() -> No
     assert cluster.state(cluster.rest) is TaskState.DORMANT
 
 
-def test_a_second_process_of_the_same_name_is_ended() -> None:
+def test_a_second_process_with_the_same_name_is_dropped() -> None:
     cluster = Waiting()
     cluster.wait()
     cluster.said("w1: run out")
@@ -328,7 +328,7 @@ def test_a_second_process_of_the_same_name_is_ended() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
-def test_a_process_ends_when_its_job_does(end: str) -> None:
+def test_a_process_ends_with_its_job(end: str) -> None:
     cluster = Waiting()
     cluster.machine.workers["w1"].slots_used += 10
     cluster.wait()

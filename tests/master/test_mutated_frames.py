@@ -1,5 +1,5 @@
-"""Frames of clients and workers with something in them changed at random: each is refused as a
-frame, or as a request, and the master's machine goes on.
+"""Tests frames of clients and workers with a random change: the master refuses each one as a frame
+or as a request, and its machine goes on.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ JUNK: Sequence[Any] = (
 
 
 def mutate(value: Any, chance: Random) -> Any:
-    """Return a record with one value in it changed, left out, doubled or moved."""
+    """Return a record with one value changed, left out, doubled or moved."""
     value = copy.deepcopy(value)
     places: list[tuple[Any, Any]] = []
     pending = [value]
@@ -116,7 +116,7 @@ def mutate(value: Any, chance: Random) -> Any:
 
 
 class Faced:
-    """A machine with a worker and a client that say what they like."""
+    """A machine with a worker and a client that may send any message."""
 
     def __init__(self) -> None:
         self.machine = MasterMachine()
@@ -143,14 +143,14 @@ class Faced:
         try:
             message = messages.decode(record, allowed)
         except WireError:
-            return  # it is refused
+            return  # the frame is refused
         self.takes(message, is_worker=is_worker)
 
     def takes(self, message: Message, *, is_worker: bool = False) -> None:
         try:
             self.says(message, is_worker=is_worker)
         except (WireError, CielError):
-            pass  # it is refused
+            pass  # the request is refused
         self.machine.end_turn(self.now_s)
         outbox = self.machine.take_outbox()
         for _, message in outbox:
@@ -177,6 +177,6 @@ def test_g11_a_mutated_frame_is_refused_and_the_master_goes_on(seed: int) -> Non
                 fields = mutate([fields], chance)
                 fields = fields[0] if fields else []
                 if not (isinstance(fields, list) and fields and isinstance(fields[0], str)):
-                    continue  # refused as no record
+                    continue  # refused because it is not a record
             faced.hears((fields, payload), is_worker=is_worker)
         validate(faced.machine.graph)

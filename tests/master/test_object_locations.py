@@ -1,4 +1,4 @@
-"""Objects that people put into the cluster, and what the machine tells of any object."""
+"""Tests objects that users put into the cluster, and the machine's answers about any object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = "upload:" + "2" * 32
 
 
 class Scene:
-    """A machine with two workers, and the clock."""
+    """A machine with two workers, and its clock."""
 
     def __init__(self) -> None:
         self.machine = MasterMachine()
@@ -38,7 +38,7 @@ class Scene:
             self.machine.worker_joined(a_worker(worker), self.now_s)
 
     def step(self) -> list[tuple[str, tuple[str, ...]]]:
-        """End a turn; return what was to be deleted where."""
+        """End an event-loop iteration; return which objects were to be deleted on which worker."""
         self.machine.end_turn(self.now_s)
         outbox = self.machine.take_outbox()
         validate(self.machine.graph)
@@ -55,7 +55,7 @@ class Scene:
         return topics.answer(self.machine, topic, argument, self.now_s)
 
     def read_by_job(self, object_id: str) -> None:
-        """Have a job with a task that reads an object, and end it well."""
+        """Run a job with a task that reads an object, to its end."""
         task = a_task("result", inputs=[object_id])
         for message in (
             SubmitJob(a_job_spec()), AddTask(task, ()), WantObjects(task.job, task.outputs),
@@ -75,7 +75,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_what_was_put_is_told_with_its_name_and_age(scene: Scene) -> None:
+def test_an_uploaded_object_is_shown_with_its_name_and_age(scene: Scene) -> None:
     scene.keep(stored(UPLOAD, place_of("w1"), place_of("w2")))
     scene.now_s += 2
     told = scene.ask("object", object="words")
@@ -87,7 +87,7 @@ def test_what_was_put_is_told_with_its_name_and_age(scene: Scene) -> None:
     }  # fmt: skip
 
 
-def test_what_nobody_reads_is_deleted_when_it_is_let_go(scene: Scene) -> None:
+def test_a_discarded_object_without_readers_is_deleted(scene: Scene) -> None:
     scene.keep(stored(UPLOAD, place_of("w1"), place_of("w2")))
     assert scene.change("discard", object=UPLOAD) == {"object": UPLOAD, "read_by": []}
     assert scene.step() == [("w1", (UPLOAD,)), ("w2", (UPLOAD,))]
@@ -95,7 +95,7 @@ def test_what_nobody_reads_is_deleted_when_it_is_let_go(scene: Scene) -> None:
         scene.ask("object", object=UPLOAD)
 
 
-def test_the_removal_of_a_job_that_read_it_leaves_what_is_kept(scene: Scene) -> None:
+def test_removing_a_job_leaves_the_kept_objects_that_it_read(scene: Scene) -> None:
     scene.keep(stored(UPLOAD, place_of("w1")))
     scene.read_by_job(UPLOAD)
     scene.change("remove", job=JOB)
@@ -103,7 +103,7 @@ def test_the_removal_of_a_job_that_read_it_leaves_what_is_kept(scene: Scene) -> 
     assert scene.ask("object", object=UPLOAD)["state"] == "there"
 
 
-def test_what_a_job_has_read_stays_until_that_is_removed(scene: Scene) -> None:
+def test_a_discarded_object_stays_until_the_jobs_that_read_it_are_removed(scene: Scene) -> None:
     scene.keep(stored(UPLOAD, place_of("w1")))
     scene.read_by_job(UPLOAD)
     assert scene.change("discard", object=UPLOAD)["read_by"] == [1]
@@ -113,7 +113,7 @@ def test_what_a_job_has_read_stays_until_that_is_removed(scene: Scene) -> None:
     assert scene.step() == [("w1", (UPLOAD,))]
 
 
-def test_what_was_lost_with_its_workers_has_failed_and_can_be_let_go(scene: Scene) -> None:
+def test_a_kept_object_that_is_lost_has_failed_and_can_be_discarded(scene: Scene) -> None:
     scene.keep(stored(UPLOAD, place_of("w1")))
     scene.machine.worker_lost("w1", "it was killed", scene.now_s)
     scene.step()
@@ -123,7 +123,7 @@ def test_what_was_lost_with_its_workers_has_failed_and_can_be_let_go(scene: Scen
     assert not scene.machine.kept
 
 
-def test_workers_that_are_gone_do_not_count_as_its_places(scene: Scene) -> None:
+def test_workers_that_are_gone_do_not_count_as_locations(scene: Scene) -> None:
     places = frozenset((place_of("w2"), place_of("gone")))
     scene.keep(Sweetheart(ObjectId(UPLOAD), place_of("gone"), 5000, places))
     assert scene.ask("object", object=UPLOAD)["at"] == [place_of("w2")]
@@ -143,7 +143,7 @@ def test_workers_that_are_gone_do_not_count_as_its_places(scene: Scene) -> None:
         ("x", inline(UPLOAD, b"1" * 1025)),
     ],
 )
-def test_nothing_else_than_an_upload_with_a_name_is_kept(
+def test_only_an_upload_with_a_valid_name_can_be_kept(
     scene: Scene, name: Any, reference: Any
 ) -> None:
     with pytest.raises(CannotKeepError):
@@ -152,7 +152,7 @@ def test_nothing_else_than_an_upload_with_a_name_is_kept(
     assert not scene.machine.graph.objects.nodes
 
 
-def test_what_a_job_has_brought_is_not_kept_besides(scene: Scene) -> None:
+def test_an_upload_of_a_job_cannot_be_kept(scene: Scene) -> None:
     upload = stored(UPLOAD, place_of("w1"))
     task = a_task("result", inputs=[UPLOAD])
     scene.machine.client_said("c", SubmitJob(a_job_spec()), 0.0)
@@ -161,14 +161,14 @@ def test_what_a_job_has_brought_is_not_kept_besides(scene: Scene) -> None:
         scene.keep(upload)
 
 
-def test_what_a_task_makes_is_no_object_to_be_let_go(scene: Scene) -> None:
+def test_the_output_of_a_task_cannot_be_discarded(scene: Scene) -> None:
     scene.keep(inline(UPLOAD))
     scene.read_by_job(UPLOAD)
     with pytest.raises(CannotKeepError, match="goes with the job"):
         scene.change("discard", object="result")
 
 
-def test_a_name_that_two_have_is_none(scene: Scene) -> None:
+def test_a_name_that_two_objects_have_is_refused(scene: Scene) -> None:
     for object_id in (UPLOAD, OTHER):
         scene.keep(inline(object_id))
     with pytest.raises(UnknownObjectError, match="2 objects are called words"):
@@ -176,14 +176,14 @@ def test_a_name_that_two_have_is_none(scene: Scene) -> None:
     assert scene.ask("object", object="last")["object"] == OTHER
 
 
-def test_last_is_what_was_put_last_whoever_made_an_object_of_that_id(scene: Scene) -> None:
+def test_last_selects_the_newest_upload_even_if_an_object_has_that_id(scene: Scene) -> None:
     scene.machine.graph.objects.ensure(ObjectId("last"))
     scene.keep(inline(UPLOAD))
     assert scene.ask("object", object="last")["object"] == UPLOAD
 
 
 @pytest.mark.parametrize("selector", ["nothing", None, 7, ["x"], "x" * 1000, "last"])
-def test_what_is_not_there_is_said_in_short(scene: Scene, selector: Any) -> None:
+def test_the_error_for_an_unknown_object_is_short(scene: Scene, selector: Any) -> None:
     with pytest.raises(UnknownObjectError) as error:
         scene.ask("object", object=selector)
     assert len(str(error.value)) < 300
@@ -191,7 +191,7 @@ def test_what_is_not_there_is_said_in_short(scene: Scene, selector: Any) -> None
 
 @pytest.mark.parametrize("first", [10**30, 2, True, -1, "1", None])
 @pytest.mark.parametrize("topic", ["objects", "results"])
-def test_a_page_may_be_asked_for_from_anywhere(scene: Scene, topic: str, first: Any) -> None:
+def test_a_page_can_start_at_any_position(scene: Scene, topic: str, first: Any) -> None:
     scene.keep(inline(UPLOAD))
     scene.read_by_job(UPLOAD)
     page = scene.ask(topic, first=first, job=JOB)

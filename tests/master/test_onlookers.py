@@ -1,4 +1,4 @@
-"""What the master tells those who look on: prints, counts by kind, and what ran when."""
+"""Tests what the master sends to observers: task output, counts by kind, and the timeline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ LISTENER, WATCHER = "listener", "watcher"
 
 
 class Scene:
-    """A machine with a job, a worker of one slot, and two clients, one of which listens."""
+    """A machine with a job, a worker of one slot, and two clients, of which one subscribes to
+    output.
+    """
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -73,10 +75,10 @@ def scene() -> Scene:
     return Scene()
 
 
-# --- prints ---------------------------------------------------------------------------------------
+# --- task output ----------------------------------------------------------------------------------
 
 
-def test_prints_go_to_who_listens_before_what_their_task_made(scene: Scene) -> None:
+def test_output_reaches_subscribers_before_the_result_of_its_task(scene: Scene) -> None:
     task = a_task("a", name="f")
     scene.adds(task)
     scene.machine.outbox.clear()
@@ -87,7 +89,7 @@ def test_prints_go_to_who_listens_before_what_their_task_made(scene: Scene) -> N
     assert not [m for peer, m in scene.machine.outbox if peer == WATCHER and type(m) is JobPrinted]
 
 
-def test_a_child_that_prints_has_no_number_of_its_own(scene: Scene) -> None:
+def test_output_of_a_child_has_no_task_number(scene: Scene) -> None:
     parent = a_task("a")
     child = a_task("b", parent=parent, name="child")
     scene.adds(parent)
@@ -97,12 +99,12 @@ def test_a_child_that_prints_has_no_number_of_its_own(scene: Scene) -> None:
     assert (printed.name, printed.number) == ("child", 0)
 
 
-def test_prints_of_nobody_knows_whom_are_dropped(scene: Scene) -> None:
+def test_output_of_an_unknown_task_is_dropped(scene: Scene) -> None:
     scene.says(TaskPrinted(a_task("never").id, 1, 0, 3, "x\n"))
     assert not [m for _, m in scene.machine.outbox if type(m) is JobPrinted]
 
 
-def test_who_watches_again_still_listens(scene: Scene) -> None:
+def test_a_client_that_watches_again_stays_subscribed(scene: Scene) -> None:
     scene.machine.client_said(LISTENER, WatchJob(JobId(JOB)), scene.now_s)
     task = a_task("a")
     scene.adds(task)
@@ -113,7 +115,7 @@ def test_who_watches_again_still_listens(scene: Scene) -> None:
 # --- kinds ----------------------------------------------------------------------------------------
 
 
-def test_tasks_are_counted_by_kind_from_the_first_question_on(scene: Scene) -> None:
+def test_tasks_are_counted_by_kind_from_the_first_query_on(scene: Scene) -> None:
     first, second, element = a_task("a", name="f"), a_task("b", name="f"), a_task("c", name="17")
     scene.adds(first, second, element)
     f = {"name": "f", "executor": "stdinout", "spawned": False}
@@ -122,7 +124,7 @@ def test_tasks_are_counted_by_kind_from_the_first_question_on(scene: Scene) -> N
     told = scene.asks("progress")["kinds"]
     assert told[0] | {"counts": assigned} == {**f, "counts": assigned, "running": 1}
     assert sum(sum(kind["counts"].values()) for kind in told) == 3
-    assert sum(kind["running"] for kind in told) == 1  # there is one slot
+    assert sum(kind["running"] for kind in told) == 1  # the worker has one slot
     child = a_task("d", parent=first, name="g")
     scene.says(SpawnTask(child, (), 1), scene.done(first))
     told = {
@@ -133,7 +135,7 @@ def test_tasks_are_counted_by_kind_from_the_first_question_on(scene: Scene) -> N
     assert elements["name"] in {name for name, _ in told}
 
 
-def test_counts_by_kind_are_the_counts() -> None:
+def test_counts_by_kind_add_up_to_the_counts() -> None:
     job = Job(a_job_spec(), 1, 0.0)
     assert job.count_by_kind({}, 1)
     a, b = a_task("a", name="f"), a_task("b", name="g")
@@ -147,14 +149,14 @@ def test_counts_by_kind_are_the_counts() -> None:
 
 
 def nodes_of(job: Job, specs: list[TaskSpec]) -> dict[str, TaskNode]:
-    """Give a job tasks that are counted, but by kind."""
+    """Give a job tasks that are counted, but not by kind."""
     job.tasks = [spec.id for spec in specs]
     for spec in specs:
         job.count(spec, None, TaskState.DORMANT)
     return {spec.id: TaskNode(spec, job) for spec in specs}
 
 
-def test_counts_are_right_while_they_are_taken_in_parts() -> None:
+def test_counts_by_kind_are_right_while_they_are_taken_in_parts() -> None:
     job = Job(a_job_spec(), 1, 0.0)
     specs = [a_task(f"t{n}", name="f") for n in range(5)]
     tasks = nodes_of(job, specs)
@@ -164,8 +166,8 @@ def test_counts_are_right_while_they_are_taken_in_parts() -> None:
         tasks[spec.id].state = TaskState.RUNNABLE
 
     assert not job.count_by_kind(tasks, 2)
-    move(specs[0])  # has been counted
-    move(specs[4])  # has not
+    move(specs[0])  # is counted by kind already
+    move(specs[4])  # is not counted by kind yet
     new = a_task("new", name="f")
     job.tasks.append(new.id)
     job.count(new, None, TaskState.DORMANT)
@@ -178,7 +180,7 @@ def test_counts_are_right_while_they_are_taken_in_parts() -> None:
     assert job.count_by_kind(tasks, 2)
 
 
-def test_very_many_names_are_one_kind() -> None:
+def test_names_beyond_the_limit_share_one_kind() -> None:
     job = Job(a_job_spec(), 1, 0.0)
     specs = [a_task(f"t{n}", name=f"name {n}") for n in range(5)]
     with mock.patch("ciel.core.jobs.KINDS_MAX", 3):
@@ -190,14 +192,14 @@ def test_very_many_names_are_one_kind() -> None:
     assert Kind.of(specs[0]) == Kind("name 0", "stdinout", False)
 
 
-# --- what ran when --------------------------------------------------------------------------------
+# --- the timeline ---------------------------------------------------------------------------------
 
 
 def spans(told: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(told["fields"], span, strict=True)) for span in told["spans"]]
 
 
-def test_a_span_tells_when_a_task_could_run_was_given_away_and_ended(scene: Scene) -> None:
+def test_a_span_contains_when_a_task_was_ready_assigned_and_ended(scene: Scene) -> None:
     first, second = a_task("a", name="f"), a_task("b", name="g")
     scene.adds(first, second)
     scene.now_s = 103.0
@@ -215,7 +217,7 @@ def test_a_span_tells_when_a_task_could_run_was_given_away_and_ended(scene: Scen
     assert (other["name"], other["fault"]) == ("g", "RUNTIME_EXCEPTION")
 
 
-def test_what_runs_now_comes_last_and_of_other_jobs_there_is_nothing(scene: Scene) -> None:
+def test_running_tasks_come_last_and_other_jobs_are_left_out(scene: Scene) -> None:
     task = a_task("a")
     scene.adds(task)
     scene.now_s = 101.5
@@ -225,7 +227,7 @@ def test_what_runs_now_comes_last_and_of_other_jobs_there_is_nothing(scene: Scen
     assert scene.asks("trace", first=None) == {"spans": [], "next": 0}
 
 
-def test_what_a_lost_worker_ran_is_told(scene: Scene) -> None:
+def test_the_timeline_contains_tasks_of_a_lost_worker(scene: Scene) -> None:
     task = a_task("a")
     scene.adds(task)
     scene.machine.worker_lost("w1", "its cable", 102.0)
@@ -233,7 +235,7 @@ def test_what_a_lost_worker_ran_is_told(scene: Scene) -> None:
     assert (span["fault"], span["run_s"], span["worker"]) == ("WORKER_LOST", 2.0, "w1")
 
 
-def test_old_spans_go_and_pages_say_where_to_go_on(scene: Scene) -> None:
+def test_old_spans_are_dropped_and_pages_name_the_next_position(scene: Scene) -> None:
     tasks = [a_task(f"t{n}") for n in range(6)]
     with mock.patch.object(timeline, "SPANS_MAX", 4), mock.patch.object(timeline, "PAGE_MAX", 3):
         scene.machine.timeline = scene.machine.attempts.timeline = timeline.Timeline()
@@ -248,7 +250,7 @@ def test_old_spans_go_and_pages_say_where_to_go_on(scene: Scene) -> None:
     assert ([span["task"] for span in spans(rest)], rest["next"]) == ([tasks[5].id], None)
 
 
-def test_the_maker_of_an_object_is_told_of(scene: Scene) -> None:
+def test_a_task_can_be_found_by_its_output(scene: Scene) -> None:
     task = a_task("a", name="f")
     scene.adds(task)
     told = topics.answer(scene.machine, "task", {"object": task.outputs[0]}, scene.now_s)
@@ -258,7 +260,7 @@ def test_the_maker_of_an_object_is_told_of(scene: Scene) -> None:
             topics.answer(scene.machine, "task", {"object": unknown}, scene.now_s)
 
 
-def test_what_needs_more_slots_than_are_left_waits_and_nothing_passes_it(scene: Scene) -> None:
+def test_a_task_that_waits_for_slots_is_not_overtaken(scene: Scene) -> None:
     scene.machine.worker_joined(a_worker("w1", slots=2), scene.now_s)
     small, large, other = a_task("a"), a_task("b", slots=2), a_task("c")
     scene.adds(small, large, other)
@@ -284,7 +286,7 @@ KEYS = (
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_whatever_is_asked_is_answered_or_refused(scene: Scene, topic: str) -> None:
+def test_every_query_is_answered_or_refused(scene: Scene, topic: str) -> None:
     task = a_task("a")
     scene.adds(task)
     scene.says(scene.done(task))

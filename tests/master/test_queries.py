@@ -1,4 +1,4 @@
-"""The master's machine in scenes: what it queries."""
+"""Scenes with the master's machine: queries, and explanations of tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ciel.testing.builders import (
 from ciel_tests.scenes.master import Cluster, ask, one, two, why
 
 
-def test_a_task_is_found_by_name_place_or_id() -> None:
+def test_a_task_is_found_by_name_position_or_id() -> None:
     cluster = one()
     tasks = [a_task(f"t{n}", name=str(n + 4), ordinal=n) for n in range(3)]
     cluster.job(*tasks, want=["t0"])
@@ -61,7 +61,7 @@ def test_tasks_and_results_are_listed_in_pages(monkeypatch: pytest.MonkeyPatch) 
     assert ask(cluster, "results", job=1, first=page["next"])["results"][0][0] == "n2"
 
 
-def test_what_failures_say_makes_no_answer_endless() -> None:
+def test_long_failure_texts_shorten_an_answer() -> None:
     cluster = one()
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(3)]
     cluster.job(*tasks, want=["t0", "t1", "t2"])
@@ -79,7 +79,7 @@ def test_what_failures_say_makes_no_answer_endless() -> None:
     assert long in str(alone)
 
 
-def test_tasks_are_found_by_the_numbers_of_elements_or_else_by_place() -> None:
+def test_tasks_are_found_by_element_number_or_else_by_position() -> None:
     cluster = one()
     tasks = [a_task(f"t{n}", name=name, ordinal=n) for n, name in enumerate(["5", "7", "x", "9"])]
     cluster.job(*tasks, want=["t0"])
@@ -108,7 +108,7 @@ def test_jobs_are_listed_by_number() -> None:
         numbers(job=9)
 
 
-def test_a_task_says_why_it_does_not_run() -> None:
+def test_a_task_explains_why_it_does_not_run() -> None:
     cluster = Cluster()
     first = a_task("a", name="first")
     second = a_task("b", inputs=["a"], name="second")
@@ -127,14 +127,14 @@ def test_a_task_says_why_it_does_not_run() -> None:
     assert why(cluster, "third").startswith("DEPENDENCY_FAILED")
 
 
-def test_how_long_a_copy_took_is_taken_note_of() -> None:
+def test_the_measured_time_of_a_copy_is_recorded() -> None:
     cluster = two()
     cluster.worker_says("w1", CopyTimed(place_of("w2"), 10**6, 0.5))
     measured = cluster.machine.dispatcher.bandwidths
     assert measured.s_per_byte("host of w2", "host of w1") == 0.5e-6
 
 
-def test_what_waits_for_memory_says_who_has_how_much() -> None:
+def test_a_task_that_waits_for_memory_lists_what_each_worker_has() -> None:
     cluster = Cluster(a_worker("w1", slots=2, memory_bytes=3 << 30))
     large, small = (a_task(n, name=n, memory_bytes=m << 30) for n, m in (("a", 2), ("b", 2)))
     cluster.job(large, small, want=["a", "b"])
@@ -147,7 +147,7 @@ def test_what_waits_for_memory_says_who_has_how_much() -> None:
     ]
 
 
-def test_a_task_that_is_held_back_takes_no_room_and_says_how_long() -> None:
+def test_a_delayed_task_takes_no_slot_and_names_the_remaining_delay() -> None:
     cluster = one()
     late = a_task("late", delay_s=5.0, name="late")
     follower = a_task("follower", inputs=["late"], name="follower")
@@ -162,7 +162,7 @@ def test_a_task_that_is_held_back_takes_no_room_and_says_how_long() -> None:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_who_comes_back_from_a_worker_is_held_back_no_more(is_lost: bool) -> None:
+def test_a_delayed_task_that_a_worker_gives_back_is_not_delayed_again(is_lost: bool) -> None:
     cluster = one()
     late = a_task("late", delay_s=5.0, name="late")
     cluster.job(late, want=["late"])
@@ -176,7 +176,7 @@ def test_who_comes_back_from_a_worker_is_held_back_no_more(is_lost: bool) -> Non
     cluster.said(f"{'w2' if is_lost else 'w1'}: run late again (2)")
 
 
-def test_a_task_that_failed_says_when_it_is_tried_again() -> None:
+def test_a_failed_task_says_when_it_is_retried() -> None:
     cluster = one()
     task = a_task("a", retries=1, name="again")
     cluster.job(task, want=["a"])
@@ -186,7 +186,7 @@ def test_a_task_that_failed_says_when_it_is_tried_again() -> None:
     assert story == ["0.0 s ago: attempt 1 failed on worker w1: RUNTIME_ERROR: exit status 3"]
 
 
-def test_a_task_for_which_there_is_no_room_says_who_has_it() -> None:
+def test_a_task_without_room_lists_what_occupies_each_worker() -> None:
     cluster = one()
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(9)]
     cluster.job(*tasks, want=[f"t{n}" for n in range(9)])
@@ -201,7 +201,7 @@ def test_a_task_for_which_there_is_no_room_says_who_has_it() -> None:
     ]
 
 
-def test_a_task_that_was_given_back_runs_elsewhere_and_nothing_is_held_against_it() -> None:
+def test_a_recalled_task_runs_on_another_worker_without_blame() -> None:
     cluster = one()
     tasks = [a_task(f"t{number}", ordinal=number) for number in range(2)]
     cluster.job(*tasks, want=["t0", "t1"])
@@ -217,7 +217,7 @@ def test_a_task_that_was_given_back_runs_elsewhere_and_nothing_is_held_against_i
     assert cluster.slots_used("w1") == 1
 
 
-def test_an_open_job_that_is_detached_ends_with_a_client_that_did_not_close_it() -> None:
+def test_an_open_detached_job_is_cancelled_when_its_client_is_gone() -> None:
     cluster = one()
     cluster.job(a_task("a"), want=["a"], open=True, detached=True)
     cluster.client_goes()
@@ -226,7 +226,7 @@ def test_an_open_job_that_is_detached_ends_with_a_client_that_did_not_close_it()
     assert cluster.job_of().reason == "its client is gone"
 
 
-def test_a_detached_job_that_is_closed_goes_on_without_its_client() -> None:
+def test_a_closed_detached_job_goes_on_without_its_client() -> None:
     cluster = one()
     cluster.job(a_task("a"), want=["a"], detached=True)
     cluster.client_goes()
@@ -234,7 +234,7 @@ def test_a_detached_job_that_is_closed_goes_on_without_its_client() -> None:
     assert cluster.job_of().state is JobState.ACTIVE
 
 
-def test_a_job_that_made_something_of_an_error_cannot_be_mended_in_part() -> None:
+def test_a_job_with_a_result_made_from_an_error_cannot_be_retried() -> None:
     cluster = one()
     bad = a_task("bad")
     seer = a_task("list", inputs=["bad"], sees_errors=True, mentions=Mentions.INPUTS)

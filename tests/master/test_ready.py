@@ -21,21 +21,21 @@ def drain(queue: ReadyQueue) -> list[str]:
     return [queue.pop().spec.outputs[0] for _ in range(len(queue))]
 
 
-def test_tasks_leave_in_the_order_in_which_they_came() -> None:
+def test_tasks_are_popped_in_the_order_of_their_pushes() -> None:
     queue = ReadyQueue(TaskGraph())
     for name in ("a", "b", "c"):
         queue.push(a_node(name))
     assert drain(queue) == ["a", "b", "c"]
 
 
-def test_a_higher_priority_goes_first() -> None:
+def test_a_task_with_higher_priority_is_popped_first() -> None:
     queue = ReadyQueue(TaskGraph())
     for name, priority in [("low", -1), ("first", 5), ("usual", 0), ("second", 5)]:
         queue.push(a_node(name, priority))
     assert drain(queue) == ["first", "second", "usual", "low"]
 
 
-def test_a_task_that_is_put_back_is_the_next_of_its_priority() -> None:
+def test_a_task_pushed_first_is_the_next_of_its_priority() -> None:
     queue = ReadyQueue(TaskGraph())
     for name in ("a", "b"):
         queue.push(a_node(name))
@@ -44,7 +44,7 @@ def test_a_task_that_is_put_back_is_the_next_of_its_priority() -> None:
     assert drain(queue) == ["urgent", "a", "b"]
 
 
-def test_nothing_comes_out_of_an_empty_queue() -> None:
+def test_popping_an_empty_queue_raises_index_error() -> None:
     queue = ReadyQueue(TaskGraph())
     with pytest.raises(IndexError):
         queue.pop()
@@ -55,18 +55,18 @@ def test_nothing_comes_out_of_an_empty_queue() -> None:
     assert not queue
 
 
-def test_tasks_that_are_held_back_and_not_needed_any_more_take_no_room() -> None:
+def test_delayed_tasks_that_are_no_longer_needed_are_removed() -> None:
     ready = Ready()
     for number in range(5 * DELAYED_MIN):
-        ready.queue.push_later(a_node(f"n{number}"), 1e6)  # of no graph: nobody needs it
+        ready.queue.push_later(a_node(f"n{number}"), 1e6)  # in no graph, so no task needs it
         assert len(list(ready.queue)) <= DELAYED_MIN
 
 
-# --- what is begun comes first --------------------------------------------------------------------
+# --- tasks that finish started work come first ----------------------------------------------------
 
 
 class Ready:
-    """A queue, and a graph whose tasks are pushed to it by the name of what they make."""
+    """A queue and a graph; `push` names a task by its output."""
 
     def __init__(self, *specs: TaskSpec, job: Job = JOB) -> None:
         self.graph = TaskGraph()
@@ -85,13 +85,13 @@ class Ready:
             self.queue.push(node)
 
 
-def test_who_reads_what_others_made_goes_before_who_begins_something_new() -> None:
+def test_readers_of_existing_outputs_come_before_tasks_that_start_new_work() -> None:
     ready = Ready(*a_fan(4), a_task("end", inputs=["total"]))
     ready.push("leaf0", "leaf1", "leaf2", "total", "leaf3", "end")
     assert drain(ready.queue) == ["end", "total", "leaf0", "leaf1", "leaf2", "leaf3"]
 
 
-def test_what_all_read_puts_nobody_first() -> None:
+def test_an_input_that_all_tasks_read_gives_no_precedence() -> None:
     first = a_task("first")
     many = [a_task(f"part{number}", inputs=["first"]) for number in range(3)]
     ready = Ready(first, *many, a_task("sum", inputs=["part0", "part1"]))
@@ -99,7 +99,7 @@ def test_what_all_read_puts_nobody_first() -> None:
     assert drain(ready.queue) == ["sum", "part0", "part1", "part2", "first"]
 
 
-def test_a_child_stands_where_its_parent_does() -> None:
+def test_a_child_has_the_precedence_of_its_parent() -> None:
     leaf, parent = a_task("leaf"), a_task("parent", inputs=["leaf"])
     ready = Ready(leaf, parent, a_task("fresh"), a_task("child", parent=parent))
     ready.push("leaf", "parent")
@@ -108,14 +108,14 @@ def test_a_child_stands_where_its_parent_does() -> None:
     assert drain(ready.queue) == ["child", "fresh"]
 
 
-def test_of_equals_who_was_with_a_worker_before_comes_first() -> None:
+def test_of_equal_tasks_one_that_was_assigned_before_comes_first() -> None:
     ready = Ready(*a_fan(3))
     ready.push("leaf0", "leaf1")
     ready.push("leaf2", attempt=1)
     assert drain(ready.queue) == ["leaf2", "leaf0", "leaf1"]
 
 
-def test_each_job_keeps_its_turns_whatever_takes_them() -> None:
+def test_jobs_alternate_whichever_of_their_tasks_is_popped() -> None:
     other = a_job("other")
     ready = Ready(*a_fan(2))
     ready.add(*[a_task(f"other{number}", job="other") for number in range(2)], job=other)
@@ -123,7 +123,7 @@ def test_each_job_keeps_its_turns_whatever_takes_them() -> None:
     assert drain(ready.queue) == ["total", "other0", "leaf0", "other1", "leaf1"]
 
 
-def test_a_short_job_need_not_wait_for_the_end_of_a_long_one() -> None:
+def test_a_short_job_does_not_wait_for_the_end_of_a_long_one() -> None:
     queue = ReadyQueue(TaskGraph())
     short, another = a_job("short"), a_job("another")
     for number in range(4):
@@ -135,7 +135,7 @@ def test_a_short_job_need_not_wait_for_the_end_of_a_long_one() -> None:
     assert came == ["urgent", "long0", "short0", "long1", "short1", "long2", "long3"]
 
 
-def test_it_says_the_priority_of_the_next() -> None:
+def test_the_queue_shows_the_priority_of_its_next_task() -> None:
     queue = ReadyQueue(TaskGraph())
     assert queue.priority == PRIORITY_MIN
     queue.push(a_node("low", -5))
@@ -145,7 +145,7 @@ def test_it_says_the_priority_of_the_next() -> None:
     assert queue.priority == -5
 
 
-def test_nobody_waits_for_ever_behind_a_chain_without_end() -> None:
+def test_no_task_starves_behind_an_endless_chain() -> None:
     ready = Ready(a_task("leaf"), *a_chain(2 * LOWEST_EVERY))
     ready.push("leaf")
     came = []
@@ -155,7 +155,7 @@ def test_nobody_waits_for_ever_behind_a_chain_without_end() -> None:
     assert came.index(ObjectId("leaf")) == LOWEST_EVERY - 1
 
 
-# --- all together ---------------------------------------------------------------------------------
+# --- the whole queue ------------------------------------------------------------------------------
 
 steps = st.lists(
     st.tuples(st.sampled_from(["push", "push first"]), st.integers(-2, 2)) | st.just(("pop", 0))
@@ -163,7 +163,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_it_agrees_with_a_sorted_list(steps: list[tuple[str, int]]) -> None:
+def test_the_queue_agrees_with_a_sorted_list(steps: list[tuple[str, int]]) -> None:
     queue = ReadyQueue(TaskGraph())
     model: list[TaskNode] = []
     for number, (step, priority) in enumerate(steps):
@@ -180,7 +180,7 @@ def test_it_agrees_with_a_sorted_list(steps: list[tuple[str, int]]) -> None:
         assert len(queue) == len(model)
 
 
-def test_c4_a_job_of_which_nothing_runs_is_the_first_to_be_let_in() -> None:
+def test_c4_a_job_without_running_tasks_is_the_first_that_pop_new_returns() -> None:
     long, short = a_job("1" * 32), a_job("2" * 32)
     queue = ReadyQueue(TaskGraph())
     long.counts[TaskState.ASSIGNED] = 2
@@ -197,7 +197,7 @@ def test_c4_a_job_of_which_nothing_runs_is_the_first_to_be_let_in() -> None:
     assert drain(queue) == ["a", "y", "b"]
 
 
-def test_c4_nobody_is_let_in_before_tasks_of_a_higher_priority() -> None:
+def test_c4_pop_new_returns_no_task_before_tasks_of_higher_priority() -> None:
     queue = ReadyQueue(TaskGraph())
     long, short = a_job("1" * 32), a_job("2" * 32)
     long.counts[TaskState.ASSIGNED] = 2
@@ -206,7 +206,7 @@ def test_c4_nobody_is_let_in_before_tasks_of_a_higher_priority() -> None:
     assert queue.pop_new() is None
 
 
-def test_c4_a_job_that_is_dropped_is_not_let_in() -> None:
+def test_c4_pop_new_skips_a_dropped_job() -> None:
     queue = ReadyQueue(TaskGraph())
     long, short = a_job("1" * 32), a_job("2" * 32)
     long.counts[TaskState.ASSIGNED] = 2

@@ -1,4 +1,4 @@
-"""Who waits for something to happen in the master."""
+"""Tests `Waiters`: HTTP requests that wait for an event in the master."""
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
@@ -7,7 +7,7 @@ from ciel.master.waiters import Waiters
 
 
 def ends_of(*waits: Deferred[bool]) -> list[object]:
-    """Collect what became of each, None while nothing did."""
+    """Collect the result of each wait, None while it has none."""
     ends: list[object] = [None] * len(waits)
     for place, wait in enumerate(waits):
 
@@ -18,7 +18,7 @@ def ends_of(*waits: Deferred[bool]) -> list[object]:
     return ends
 
 
-def test_all_who_wait_for_it_are_told_once() -> None:
+def test_all_waiters_for_an_event_are_notified_once() -> None:
     waiters = Waiters(Clock())
     ends = ends_of(waiters.wait("a"), waiters.wait("a", 5.0), waiters.wait("b"))
     waiters.tell("a")
@@ -28,7 +28,7 @@ def test_all_who_wait_for_it_are_told_once() -> None:
     assert len(waiters) == 1
 
 
-def test_who_waits_long_enough_is_told_that_it_did_not_happen() -> None:
+def test_a_waiter_learns_when_its_time_is_up() -> None:
     clock = Clock()
     waiters = Waiters(clock)
     ends = ends_of(waiters.wait("a", 5.0), waiters.wait("a", 1e300), waiters.wait("a", 0.0))
@@ -42,7 +42,7 @@ def test_who_waits_long_enough_is_told_that_it_did_not_happen() -> None:
     assert len(waiters) == 0
 
 
-def test_who_hangs_up_is_forgotten() -> None:
+def test_a_cancelled_waiter_is_forgotten() -> None:
     clock = Clock()
     waiters = Waiters(clock)
     gone = waiters.wait("a", 5.0)
@@ -54,7 +54,7 @@ def test_who_hangs_up_is_forgotten() -> None:
     assert ends[1] is True
 
 
-def test_who_is_told_may_wait_again() -> None:
+def test_a_notified_waiter_may_wait_again() -> None:
     waiters = Waiters(Clock())
     again: list[Deferred[bool]] = []
     waiters.wait("a").addCallback(lambda _: again.append(waiters.wait("a")))

@@ -1,4 +1,4 @@
-"""Jobs that the machine is given whole, by somebody who does not stay."""
+"""Tests jobs that the machine receives whole, from a caller that does not stay connected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def totals(machine: MasterMachine) -> dict[str, int]:
     return kept
 
 
-def test_it_runs_and_ends_by_itself_and_is_told_of_once(machine: MasterMachine) -> None:
+def test_a_whole_job_runs_to_its_end_and_its_end_is_reported_once(machine: MasterMachine) -> None:
     first, second = a_task("a"), a_task("b", inputs=["a"], ordinal=1)
     begin(machine, first, second)
     assert [type(message) for _, message in machine.outbox] == [MeetWorkers, AssignTask, AssignTask]
@@ -59,7 +59,7 @@ def test_it_runs_and_ends_by_itself_and_is_told_of_once(machine: MasterMachine) 
     assert machine.timeline.run_s == 1.0
 
 
-def test_what_is_refused_leaves_nothing(machine: MasterMachine) -> None:
+def test_a_refused_job_leaves_nothing(machine: MasterMachine) -> None:
     begin(machine, a_task("a"))
     known = inline("there")
     taken = a_task("x", inputs=["there"], job="other")
@@ -73,7 +73,7 @@ def test_what_is_refused_leaves_nothing(machine: MasterMachine) -> None:
     validate(machine.graph)
 
 
-def test_there_is_one_job_of_a_name(machine: MasterMachine) -> None:
+def test_a_second_job_with_the_same_id_is_refused(machine: MasterMachine) -> None:
     begin(machine, a_task("a"))
     with pytest.raises(CielError, match="there is a job job already"):
         begin(machine, a_task("b"))
@@ -81,7 +81,7 @@ def test_there_is_one_job_of_a_name(machine: MasterMachine) -> None:
 
 
 @pytest.mark.parametrize("job", ["last", "all", "1", "0017"])
-def test_no_job_has_an_id_that_means_jobs_otherwise(machine: MasterMachine, job: str) -> None:
+def test_a_job_id_that_is_also_a_selector_is_refused(machine: MasterMachine, job: str) -> None:
     with pytest.raises(CielError, match=f"cannot have the id {job}"):
         begin(machine, a_task("a", job=job), job=job)
     assert not machine.jobs

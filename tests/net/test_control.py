@@ -40,7 +40,7 @@ KEY = Key(bytes(range(32)))
 
 
 class Wire:
-    """One end of a connection in memory. `room_bytes`: what the other end's socket still takes."""
+    """One end of a connection in memory. `room_bytes`: how much the peer's socket still accepts."""
 
     def __init__(self) -> None:
         self.other: Wire
@@ -94,7 +94,7 @@ class Wire:
             self.protocol.connectionLost(Failure(ConnectionDone()))
 
     def step(self) -> bool:
-        """Do what the reactor would for this end; False if there was nothing to do."""
+        """Do one step of the reactor's work for this end; return False if there was none."""
         if self.is_gone:
             return False
         if self.held and self.room_bytes:
@@ -107,14 +107,14 @@ class Wire:
             return True
         if self.is_closing and not self.is_half_closed and not self.held and not self.sent:
             self.is_half_closed = True
-            self.other.lose()  # a peer that closes when its other end has
+            self.other.lose()  # a peer that closes when it sees our end close
             self.lose()
             return True
         return False
 
 
 class Owner:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -138,7 +138,7 @@ class Owner:
 
 
 class Line:
-    """A client or worker (left) and a master (right), joined by a wire, with one clock."""
+    """A client or worker (left) and a master (right), connected in memory, with one clock."""
 
     def __init__(
         self, role: Role = Role.WORKER, left_key: Key = KEY, right_key: Key = KEY, **options: Any
@@ -166,7 +166,7 @@ class Line:
         return self.run()
 
     def run(self, seconds: float = 0.0) -> "Line":
-        """Let time pass, in steps of a quarter second."""
+        """Advance the clock, in steps of a quarter second."""
         self._settle()
         while seconds > 0:
             self.clock.advance(0.25)
@@ -192,7 +192,7 @@ def lost(details: str) -> InputsLost:
     return InputsLost(TaskId("t"), 1, (), details)
 
 
-def test_both_open_and_know_each_other() -> None:
+def test_both_ends_open_and_have_each_others_hello() -> None:
     line = Line().connect()
     assert line.told == [["opened"], ["opened"]]
     assert line.right.hello is not None
@@ -202,7 +202,7 @@ def test_both_open_and_know_each_other() -> None:
     assert line.left.hello.cluster_id == "c1"
 
 
-def test_what_is_sent_in_one_turn_leaves_in_one_write_and_arrives_in_one_call() -> None:
+def test_messages_of_one_tick_are_sent_in_one_write_and_arrive_in_one_call() -> None:
     line = Line().connect()
     line.wires[1].writes.clear()
     messages: list[Message] = [cancel(number) for number in range(64)]
@@ -214,7 +214,7 @@ def test_what_is_sent_in_one_turn_leaves_in_one_write_and_arrives_in_one_call() 
     assert line.owners[0].said == [messages]
 
 
-def test_messages_keep_their_order_when_a_turn_has_more_than_a_frame_holds() -> None:
+def test_messages_keep_their_order_when_one_tick_fills_several_frames() -> None:
     line = Line().connect()
     messages: list[Message] = [cancel(number) for number in range(2 * RECORDS_PER_FRAME_MAX + 5)]
     for message in messages:
@@ -224,7 +224,7 @@ def test_messages_keep_their_order_when_a_turn_has_more_than_a_frame_holds() -> 
 
 
 @pytest.mark.parametrize("role", [Role.SUBMIT, Role.READ, Role.ADMIN])
-def test_each_role_may_ask_and_is_answered(role: Role) -> None:
+def test_each_role_may_query_and_is_answered(role: Role) -> None:
     line = Line(role).connect()
     line.left.send(Ask(1, "status", None))
     line.right.send(Answer(1, {"jobs": {}}, ""))
@@ -235,7 +235,7 @@ def test_each_role_may_ask_and_is_answered(role: Role) -> None:
     ]
 
 
-def test_wrong_key_is_told_in_one_line_on_both_sides() -> None:
+def test_a_wrong_key_is_reported_in_one_line_on_both_sides() -> None:
     line = Line(right_key=Key(bytes(32))).connect()
     reason = (
         "refused: the worker key does not match cluster c1; "
@@ -263,7 +263,7 @@ def test_garbage_ends_the_connection() -> None:
     assert line.told == [["opened", f"refused: {reason}"], ["opened", reason]]
 
 
-def test_g3_a_stranger_who_says_nothing_is_left_in_time_without_a_refusal() -> None:
+def test_g3_a_silent_unauthenticated_peer_is_disconnected_in_time_without_a_refusal() -> None:
     line = Line()
     wire = line.wires[1]
     line.right.makeConnection(wire)
@@ -271,15 +271,15 @@ def test_g3_a_stranger_who_says_nothing_is_left_in_time_without_a_refusal() -> N
     line.run(HELLO_TIMEOUT_S - 0.25)
     assert wire.writes == []
     line.run(0.25)
-    assert wire.writes == []  # a refusal would be final, and it may only have stood still
+    assert wire.writes == []  # a refusal would be final, and the peer may only have stalled
     assert isinstance(line.right.failure, RemoteProtocolError)
     assert not isinstance(line.right.failure, RefusedError)
     assert "no proof of a key within 5 s" in str(line.right.failure)
     assert line.right.is_over
-    assert line.told[1] == []  # nobody the owner ever heard of
+    assert line.told[1] == []  # the owner never heard of this peer
 
 
-def test_a_connection_of_ours_that_never_opens_is_told() -> None:
+def test_an_outgoing_connection_that_never_opens_is_reported() -> None:
     line = Line()
     line.left.makeConnection(line.wires[0])
     line.wires[0].lose()
@@ -297,7 +297,7 @@ def test_silent_peers_keep_each_other_alive() -> None:
         assert len(wire.writes) == 20 / HEARTBEAT_INTERVAL_S
 
 
-def test_a_peer_that_says_something_says_no_more_that_it_is_alive() -> None:
+def test_a_peer_that_sends_messages_sends_no_heartbeats() -> None:
     line = Line().connect()
     line.wires[1].writes.clear()
     for number in range(40):
@@ -306,17 +306,17 @@ def test_a_peer_that_says_something_says_no_more_that_it_is_alive() -> None:
     assert len(line.wires[1].writes) == 40
 
 
-def test_a_peer_that_falls_silent_is_dropped() -> None:
+def test_a_peer_that_falls_silent_is_disconnected() -> None:
     line = Line().connect()
-    line.left.pause()  # it still says that it lives
+    line.left.pause()  # it still sends heartbeats
     line.run(10)
     assert line.right.is_open
-    line.wires[0].room_bytes = 0  # now it does not
+    line.wires[0].room_bytes = 0  # now it sends none
     line.run(LOST_AFTER_S + 1.0)
     assert line.told[1] == ["opened", "nothing was heard from the peer for 3.0 s"]
 
 
-def test_a_peer_that_we_do_not_read_is_not_called_silent() -> None:
+def test_a_peer_is_not_silent_while_reading_is_paused() -> None:
     line = Line().connect()
     line.right.pause()
     line.run(10)
@@ -326,7 +326,7 @@ def test_a_peer_that_we_do_not_read_is_not_called_silent() -> None:
     assert line.told == [["opened"], ["opened"]]
 
 
-def test_how_long_a_peer_may_be_silent_can_depend_on_its_role() -> None:
+def test_the_allowed_silence_can_be_set_for_each_peer() -> None:
     line = Line()
     line.owners[1].on_opened = lambda peer: setattr(peer, "lost_after_s", 30.0)
     line.connect()
@@ -349,7 +349,7 @@ def test_nothing_is_read_while_paused() -> None:
     assert line.owners[0].said == [[cancel(1)]]
 
 
-def test_congestion_is_seen_and_its_end_is_told() -> None:
+def test_congestion_is_detected_and_its_end_is_reported() -> None:
     line = Line().connect()
     line.wires[0].room_bytes = 0
     sent = 0
@@ -366,7 +366,7 @@ def test_congestion_is_seen_and_its_end_is_told() -> None:
     assert sum(map(len, line.owners[1].said)) == sent
 
 
-def test_a_peer_that_reads_nothing_is_dropped_when_too_much_waits() -> None:
+def test_a_peer_that_does_not_read_is_disconnected_when_too_much_is_queued() -> None:
     line = Line(queued_max_bytes=200_000).connect()
     line.wires[0].room_bytes = 0
     for _ in range(300):
@@ -379,7 +379,7 @@ def test_a_peer_that_reads_nothing_is_dropped_when_too_much_waits() -> None:
     assert line.clock.getDelayedCalls() == []
 
 
-def test_close_sends_what_was_queued_first() -> None:
+def test_close_first_sends_queued_messages() -> None:
     line = Line().connect()
     line.wires[0].room_bytes = 10
     line.left.send(lost("x" * 1000))
@@ -393,7 +393,7 @@ def test_close_sends_what_was_queued_first() -> None:
     assert line.told == [["opened", "closed by us"], ["opened", "it closed the connection"]]
 
 
-def test_close_waits_for_a_deaf_peer_only_so_long() -> None:
+def test_close_waits_only_a_limited_time_for_a_peer_that_does_not_read() -> None:
     line = Line().connect()
     line.wires[0].room_bytes = 0
     line.left.send(lost("x"))
@@ -402,7 +402,7 @@ def test_close_waits_for_a_deaf_peer_only_so_long() -> None:
     assert line.told[0] == ["opened", "closed by us"]
 
 
-def test_a_peer_that_goes_on_sending_is_listened_to_only_so_far() -> None:
+def test_a_refused_peer_may_send_only_a_limited_number_of_bytes() -> None:
     line = Line().connect()
     line.right.refuse("enough")
     for _ in range(DISCARDED_MAX_BYTES // 65536):
@@ -412,7 +412,7 @@ def test_a_peer_that_goes_on_sending_is_listened_to_only_so_far() -> None:
     assert line.right.is_over
 
 
-def test_refuse_tells_the_peer_why() -> None:
+def test_refuse_sends_the_reason_to_the_peer() -> None:
     line = Line()
     line.owners[1].on_opened = lambda peer: peer.refuse("worker w1 is connected already")
     line.connect()
@@ -420,7 +420,7 @@ def test_refuse_tells_the_peer_why() -> None:
     assert line.told == [["opened", reason], ["opened", reason]]
 
 
-def test_an_owner_that_raises_ends_the_connection_and_is_told() -> None:
+def test_an_exception_in_the_owner_ends_the_connection_and_is_reported_to_it() -> None:
     line = Line().connect()
 
     def fail(peer: ControlPeer) -> None:
@@ -433,10 +433,10 @@ def test_an_owner_that_raises_ends_the_connection_and_is_told() -> None:
         ["opened", "internal error; see the log"],
         ["opened", "refused: internal error; see the log of the other side"],
     ]
-    assert not isinstance(line.left.failure, RefusedError)  # that would be final
+    assert not isinstance(line.left.failure, RefusedError)  # a refusal would be final
 
 
-def test_a_message_without_a_form_ends_the_connection_with_the_reason() -> None:
+def test_a_message_that_cannot_be_encoded_ends_the_connection_with_the_reason() -> None:
     line = Line(Role.SUBMIT).connect()
     line.right.send(DropObjects((ObjectId("x" * 34_000_000),)))
     line.run()
@@ -460,7 +460,7 @@ def test_nothing_can_be_sent_before_the_proof_or_after_the_end() -> None:
     assert line.clock.getDelayedCalls() == []
 
 
-def test_what_follows_the_proof_in_the_same_piece_is_heard() -> None:
+def test_messages_in_the_same_segment_as_the_proof_are_received() -> None:
     line = Line()
     line.owners[1].on_opened = lambda peer: peer.send(cancel(1))
     line.owners[0].on_opened = lambda peer: peer.send(lost("at once"))

@@ -1,4 +1,4 @@
-"""Figures in the text that Prometheus reads."""
+"""Tests metrics in the text format of Prometheus."""
 
 import re
 
@@ -10,7 +10,7 @@ LINE = re.compile(
 )
 
 
-def test_a_figure_has_its_help_its_kind_and_a_line_for_each_label() -> None:
+def test_a_metric_has_its_help_its_type_and_a_line_for_each_label() -> None:
     family = Family("ciel_jobs", "gauge", "Jobs.", [({"state": "active"}, 2), ({}, 0.5)])
     assert render([family, counter("n_total", "All.", 10**15)]).decode() == (
         "# HELP ciel_jobs Jobs.\n# TYPE ciel_jobs gauge\n"
@@ -19,7 +19,7 @@ def test_a_figure_has_its_help_its_kind_and_a_line_for_each_label() -> None:
     )
 
 
-def test_what_would_break_a_line_is_escaped() -> None:
+def test_characters_that_would_break_a_line_are_escaped() -> None:
     family = Family("a", "gauge", "one\ntwo \\", [({"name": 'x"\n\\', "other": "é"}, 1)])
     lines = render([family]).decode().splitlines()
     assert lines[0] == "# HELP a one\\ntwo \\\\"
@@ -27,7 +27,7 @@ def test_what_would_break_a_line_is_escaped() -> None:
     assert all(LINE.fullmatch(line) for line in lines)
 
 
-def test_a_process_tells_of_itself() -> None:
+def test_process_metrics_are_exposed() -> None:
     text = render([*process_families(), gauge("x", "X.", float("inf"))]).decode()
     assert all(LINE.fullmatch(line) for line in text.splitlines())
     figures = dict(line.split() for line in text.splitlines() if not line.startswith("#"))

@@ -56,7 +56,7 @@ class Item(Route):
 
 
 class Upload(Route):
-    """Takes bodies as they come."""
+    """Accepts bodies in pieces."""
 
     needs_role = Role.WORKER
     body_limit_bytes = 10_000_000
@@ -90,7 +90,7 @@ class Echo(Route):
 
 
 class Odd(Route):
-    """What resources may do wrong, or later."""
+    """A resource that fails, or answers later, in different ways."""
 
     needs_role = Role.READ
 
@@ -139,7 +139,7 @@ class Served:
             self.routes.add(path, route)
         gate = Gate(KEY.derive)
         self.site = SecureSite(reactor, self.routes, gate, **options)
-        house = FrontDoorFactory(reactor, lambda: None, self.site)  # type: ignore[arg-type, return-value]  # the factory is never asked
+        house = FrontDoorFactory(reactor, lambda: None, self.site)  # type: ignore[arg-type, return-value]  # never called
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
         self.address: Address = self.listener.address
         self.netloc = str(self.address)
@@ -149,7 +149,7 @@ class Served:
         return socket.create_connection((self.address.host, self.address.port), 10)
 
     def say(self, text: bytes) -> bytes:
-        """Send bytes and return all that comes back until the connection is closed."""
+        """Send bytes, and return all that comes back until the connection is closed."""
         with self.connect() as sock:
             sock.sendall(text)
             return read_all(sock)
@@ -203,7 +203,7 @@ def error_of(body: bytes) -> str:
     return str(answer["error"])
 
 
-# --- who may come in ------------------------------------------------------------------------------
+# --- authorisation --------------------------------------------------------------------------------
 
 
 def test_every_path_and_method_answers_401_without_a_key(served: Served) -> None:
@@ -228,20 +228,22 @@ def test_every_path_and_method_answers_401_without_a_key(served: Served) -> None
         KEY.text(),
     ],
 )
-def test_what_proves_no_key_is_refused(served: Served, authorization: str) -> None:
+def test_an_authorization_without_a_valid_key_is_refused(
+    served: Served, authorization: str
+) -> None:
     status, headers, body = served.ask("GET", "/data/x", None, Authorization=authorization)
     assert status == 401
     assert headers["WWW-Authenticate"] == "Bearer"
     assert KEY.text() not in body.decode()
 
 
-def test_two_authorizations_are_none(served: Served) -> None:
+def test_a_request_with_two_authorizations_is_refused(served: Served) -> None:
     line = f"Authorization: {bearer_header(KEY)}\r\n"
     answer = served.say(f"GET /data/x HTTP/1.1\r\nHost: localhost\r\n{line}{line}\r\n".encode())
     assert parse(answer)[0] == 401
 
 
-def test_a_bearer_key_is_taken_from_this_host_only() -> None:
+def test_a_bearer_key_is_accepted_from_this_host_only() -> None:
     gate = Gate(KEY.derive)
     assert gate.admit(bearer_header(KEY), "GET", "/", is_local=True) is Role.ADMIN
     with pytest.raises(AccessDeniedError, match="from this host only"):
@@ -260,11 +262,11 @@ def test_a_bearer_key_is_taken_from_this_host_only() -> None:
         (IPv6Address("TCP", "::ffff:10.0.0.1", 1), False),
     ],
 )
-def test_which_peers_are_on_this_host(address: Any, is_local: bool) -> None:
+def test_peers_on_this_host_are_recognised_by_their_address(address: Any, is_local: bool) -> None:
     assert _is_local(address) is is_local
 
 
-def test_a_ticket_opens_one_request_once(served: Served) -> None:
+def test_a_ticket_is_valid_for_one_request_and_once(served: Served) -> None:
     ticket = make_ticket(KEY, "GET", served.netloc, "/data/x?a=1", time.time())
     statuses = [
         served.ask("GET", path, None, Authorization=ticket)[0]
@@ -273,13 +275,13 @@ def test_a_ticket_opens_one_request_once(served: Served) -> None:
     assert statuses == [401, 200, 401]
 
 
-def test_no_ticket_is_taken_before_the_gate_knows_its_own_name() -> None:
+def test_tickets_are_refused_before_the_gate_knows_its_own_address() -> None:
     ticket = make_ticket(KEY, "GET", "h:1", "/", 0.0)
     with pytest.raises(AccessDeniedError, match="no tickets are taken here"):
         Gate(KEY.derive, now_s=lambda: 0.0).admit(ticket, "GET", "/", is_local=False)
 
 
-def test_healthz_can_be_opened(in_reactor: Any) -> None:
+def test_healthz_can_be_served_without_a_key(in_reactor: Any) -> None:
     served = Served(in_reactor, open_healthz=True)
     try:
         statuses = [
@@ -306,7 +308,7 @@ def test_healthz_can_be_opened(in_reactor: Any) -> None:
         (WORKER, "POST", "/echo", 403),
     ],
 )
-def test_a_role_opens_its_own_routes(
+def test_a_role_may_use_only_its_own_routes(
     served: Served, key: Key, method: str, path: str, status: int
 ) -> None:
     assert served.ask(method, path, key, Content_Length="0")[0] == status
@@ -328,10 +330,10 @@ def test_a_request_for_another_host_is_refused(served: Served, host: str, status
     assert served.ask("GET", "/data/x", Host=host)[0] == status
 
 
-# --- what is answered -----------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
-def test_a_request_knows_its_role_and_what_its_path_says(served: Served) -> None:
+def test_a_request_has_its_role_and_path_parameters(served: Served) -> None:
     _, headers, body = served.ask("GET", "/data/a%3Aout%3A0?x=1&y=2", READ)
     assert json.loads(body) == {"id": "a:out:0", "role": "read", "args": 2}
     assert headers["Content-Type"] == "application/json"
@@ -350,11 +352,11 @@ def test_other_methods_are_not_allowed(served: Served, method: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/data", "/data/x/y", "*", "//echo"])
-def test_there_is_nothing_elsewhere(served: Served, path: str) -> None:
+def test_unknown_paths_are_not_found(served: Served, path: str) -> None:
     assert served.ask("GET", path)[0] == 404
 
 
-def test_a_body_that_is_no_json_is_400(served: Served) -> None:
+def test_a_body_that_is_not_json_is_400(served: Served) -> None:
     status, _, body = served.ask("POST", "/echo", body=b'{"a": NaN}')
     assert status == 400
     assert error_of(body).startswith("the body: not JSON")
@@ -368,12 +370,12 @@ def test_a_body_that_is_no_json_is_400(served: Served) -> None:
         ("later-refused", 404, b'{"error":"no such thing"}\n'),
     ],
 )
-def test_an_answer_may_come_later(served: Served, kind: str, status: int, text: bytes) -> None:
+def test_a_resource_may_answer_later(served: Served, kind: str, status: int, text: bytes) -> None:
     answered, _, body = served.ask("GET", f"/odd/{kind}")
     assert (answered, body) == (status, text)
 
 
-def test_a_deferred_answer_is_cancelled_when_the_client_leaves(served: Served) -> None:
+def test_a_deferred_answer_is_cancelled_when_the_client_disconnects(served: Served) -> None:
     with served.connect() as sock:
         sock.sendall(
             f"GET /odd/never HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
@@ -393,7 +395,7 @@ def wait_for_request(served: Served) -> None:
 
 
 class TestFaults:
-    """Resources that fail; the reactor logs them."""
+    """Resources that fail; the reactor logs their failures."""
 
     @pytest.fixture
     def served(self, running_reactor: Any) -> Iterator[Served]:
@@ -407,11 +409,11 @@ class TestFaults:
         assert status == 500
         assert error_of(body) == "internal error; see the log of this daemon"
 
-    def test_a_failure_in_the_middle_cuts_the_body(self, served: Served) -> None:
+    def test_a_failure_while_sending_cuts_the_body(self, served: Served) -> None:
         with pytest.raises(ConnectionResetError):
             served.ask("GET", "/odd/cut")
 
-    def test_a_sink_that_cannot_be_made_is_500(self, served: Served) -> None:
+    def test_a_failure_to_create_a_sink_is_500(self, served: Served) -> None:
         served.upload.sinks = None  # type: ignore[assignment]  # on purpose
         assert served.ask("POST", "/control/data/x", body=b"x")[0] == 500
 
@@ -424,7 +426,7 @@ def head(served: Served, path: str, *lines: str, key: Key = KEY, method: str = "
     return "\r\n".join([*lines, f"Authorization: {bearer_header(key)}", "", ""]).encode()
 
 
-def test_an_oversize_body_is_refused_before_it_is_read(served: Served) -> None:
+def test_a_body_beyond_the_limit_is_refused_before_it_is_read(served: Served) -> None:
     with served.connect() as sock:
         sock.sendall(head(served, "/echo", "Content-Length: 1001"))
         status, headers, body = parse(read_all(sock))
@@ -432,7 +434,7 @@ def test_an_oversize_body_is_refused_before_it_is_read(served: Served) -> None:
     assert error_of(body) == "the body may have 1000 bytes here"
 
 
-def test_a_body_at_the_limit_is_taken(served: Served) -> None:
+def test_a_body_at_the_limit_is_accepted(served: Served) -> None:
     assert served.ask("POST", "/echo", body=b'"' + b"x" * 998 + b'"')[0] == 200
 
 
@@ -454,7 +456,7 @@ def test_an_endless_refused_body_is_cut_off(
             sock.sendall(bytes(50_000_000))
 
 
-def test_a_refused_client_that_stays_is_hung_up_on(
+def test_a_refused_client_that_stays_connected_is_disconnected(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "LINGER_S", 0.05)
@@ -467,20 +469,20 @@ def test_a_refused_client_that_stays_is_hung_up_on(
         assert not served.site.channels
 
 
-def test_a_chunked_body_is_counted_as_it_comes(served: Served) -> None:
+def test_the_limit_of_a_chunked_body_is_checked_while_it_arrives(served: Served) -> None:
     chunk = b"190\r\n" + b"x" * 400 + b"\r\n"
     with served.connect() as sock:
         sock.sendall(head(served, "/echo", "Transfer-Encoding: chunked") + 3 * chunk)
         assert parse(read_all(sock))[0] == 413
 
 
-def test_a_chunked_body_is_taken(served: Served) -> None:
+def test_a_chunked_body_is_accepted(served: Served) -> None:
     said = head(served, "/echo", "Transfer-Encoding: chunked", "Connection: close")
     status, _, body = parse(served.say(said + b"3\r\n[1,\r\n2\r\n2]\r\n0\r\n\r\n"))
     assert (status, json.loads(body)) == (200, [1, 2])
 
 
-def test_continue_is_said_to_those_who_may_come_in(served: Served) -> None:
+def test_100_continue_is_sent_to_authorised_clients_only(served: Served) -> None:
     lines = ("Content-Length: 4", "Expect: 100-continue", "Connection: close")
     with served.connect() as sock:
         sock.sendall(head(served, "/echo", *lines))
@@ -492,7 +494,7 @@ def test_continue_is_said_to_those_who_may_come_in(served: Served) -> None:
         assert parse(read_all(sock))[0] == 401
 
 
-def test_a_body_goes_to_its_sink_as_it_comes(served: Served) -> None:
+def test_a_body_is_written_to_its_sink_while_it_arrives(served: Served) -> None:
     size_bytes = 5_000_000
     status, _, body = served.ask("POST", "/control/data/x", WORKER, b"x" * size_bytes)
     assert (status, json.loads(body)) == (201, size_bytes)
@@ -502,7 +504,7 @@ def test_a_body_goes_to_its_sink_as_it_comes(served: Served) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_sink_is_aborted_when_the_client_leaves(served: Served, chunked: bool) -> None:
+def test_a_sink_is_aborted_when_the_client_disconnects(served: Served, chunked: bool) -> None:
     how = "Transfer-Encoding: chunked" if chunked else "Content-Length: 1000"
     with served.connect() as sock:
         sock.sendall(head(served, "/control/data/x", how) + b"5\r\nhello\r\n")
@@ -519,13 +521,15 @@ def test_a_sink_is_aborted_when_the_client_leaves(served: Served, chunked: bool)
         ("Content-Length: 1000", b"full"),
     ],
 )
-def test_a_sink_that_refuses_answers_and_is_aborted(served: Served, how: str, body: bytes) -> None:
+def test_a_sink_that_raises_is_aborted_and_its_error_is_the_answer(
+    served: Served, how: str, body: bytes
+) -> None:
     status, _, text = parse(served.say(head(served, "/control/data/x", how) + body))
     assert (status, error_of(text)) == (507, "no space")
     assert served.upload.sinks[0].is_aborted
 
 
-def test_a_sink_may_be_refused_before_the_body(served: Served) -> None:
+def test_a_resource_may_refuse_a_body_before_it_arrives(served: Served) -> None:
     with served.connect() as sock:
         sock.sendall(head(served, "/control/data/there", "Content-Length: 1000"))
         assert parse(read_all(sock))[0] == 409
@@ -534,7 +538,7 @@ def test_a_sink_may_be_refused_before_the_body(served: Served) -> None:
 # --- connections ----------------------------------------------------------------------------------
 
 
-def test_a_connection_serves_one_request_after_the_other(served: Served) -> None:
+def test_a_connection_serves_several_requests_in_sequence(served: Served) -> None:
     one = head(served, "/echo", method="GET")
     last = head(served, "/echo", "Connection: close", method="GET")
     answer = served.say(one + one + last)
@@ -557,7 +561,7 @@ def test_pipelined_requests_without_a_key_get_one_answer(served: Served) -> None
 
 
 @pytest.mark.parametrize("drip", [b"G", b"GET /echo HTTP/1.1\r\nX-A: "])
-def test_a_header_must_come_in_time(
+def test_a_header_must_arrive_in_time(
     served: Served, monkeypatch: pytest.MonkeyPatch, drip: bytes
 ) -> None:
     monkeypatch.setattr(http, "HEADER_TIMEOUT_S", 0.2)
@@ -569,7 +573,7 @@ def test_a_header_must_come_in_time(
 
 
 def drip_for(sock: socket.socket, seconds: float) -> None:
-    """Send a byte now and then, which keeps any time-out from byte to byte from passing."""
+    """Send a byte now and then, so that no time-out between two bytes fires."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         try:
@@ -589,7 +593,7 @@ def drip_for(sock: socket.socket, seconds: float) -> None:
         b"nonsense\r\n\r\n",
     ],
 )
-def test_a_malformed_or_large_header_is_no_request(served: Served, said: bytes) -> None:
+def test_a_malformed_or_too_large_header_is_refused(served: Served, said: bytes) -> None:
     try:
         answer = served.say(said)
     except ConnectionResetError:
@@ -600,7 +604,7 @@ def test_a_malformed_or_large_header_is_no_request(served: Served, said: bytes) 
         assert json.loads(body) == {"error": "this is not a well-formed HTTP request"}
 
 
-def test_a_site_can_have_a_port_of_its_own(served: Served) -> None:
+def test_a_site_can_have_its_own_port(served: Served) -> None:
     listener = served.run(listen, served.run.reactor, "127.0.0.1:0", served.site)
     try:
         served.address = listener.address
@@ -622,7 +626,7 @@ def test_connections_are_limited(in_reactor: Any) -> None:
         served.leave()
 
 
-def test_a_connection_that_asks_nothing_makes_room_for_one_that_does(in_reactor: Any) -> None:
+def test_an_idle_connection_is_closed_for_a_new_one_at_the_limit(in_reactor: Any) -> None:
     served = Served(in_reactor, connections_max=1)
     kept = HTTPConnection(served.netloc, timeout=10)
     try:
@@ -635,7 +639,7 @@ def test_a_connection_that_asks_nothing_makes_room_for_one_that_does(in_reactor:
         served.leave()
 
 
-def test_a_flood_of_strangers_keeps_no_honest_client_out(
+def test_a_flood_of_unauthenticated_connections_does_not_block_clients(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served.site, "_doorstep", Doorstep(2))
@@ -647,7 +651,7 @@ def test_a_flood_of_strangers_keeps_no_honest_client_out(
             silent.append(served.connect())
             silent[-1].sendall(b"GET /echo HTTP/1.1\r\n")
         assert served.ask("GET", "/echo")[0] == 200
-        assert ask_on(kept) == 200  # who has shown a key once is no stranger
+        assert ask_on(kept) == 200  # a client that has shown its key once stays authenticated
         assert len(served.site.channels) <= 4
     finally:
         kept.close()
@@ -662,7 +666,9 @@ def ask_on(connection: HTTPConnection) -> int:
     return answer.status
 
 
-def test_a_stranger_is_hung_up_on_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unauthenticated_connection_is_closed_in_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "HEADER_TIMEOUT_S", 0.1)
     listener = served.run(listen, served.run.reactor, "127.0.0.1:0", served.site)
     try:

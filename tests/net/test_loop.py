@@ -1,4 +1,4 @@
-"""The reactor of our daemons, alone: each test turns it by hand."""
+"""Tests the reactor of daemons alone: each test runs its iterations by hand."""
 # ruff: noqa: N802
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def loop() -> Iterator[Any]:
     loop: Any = Loop()
     yield loop
     loop.removeAll()
-    loop.waker.connectionLost(None)  # which holds two descriptors
+    loop.waker.connectionLost(None)  # closes two descriptors
     loop._poller.close()
 
 
 class Reading:
-    """Reads one byte at a time from a pipe of its own, and notes that."""
+    """Reads one byte at a time from a private pipe, and records each read."""
 
     def __init__(self, loop: Any, noted: list[str], name: str) -> None:
         self._descriptor, self.writes = os.pipe()
@@ -72,7 +72,7 @@ def second(loop: Any, noted: list[str]) -> Iterator[Reading]:
     reading.close()
 
 
-def test_a_turn_ends_once_all_is_served_that_is_ready(
+def test_calls_at_the_end_run_after_all_ready_readers_were_served(
     loop: Any, first: Reading, second: Reading, noted: list[str]
 ) -> None:
     turns = Turns(loop)
@@ -83,24 +83,22 @@ def test_a_turn_ends_once_all_is_served_that_is_ready(
             taken()
             turns.at_end(lambda: noted.append("end"))
 
-        reading.doRead = served  # type: ignore[method-assign]  # what it does is noted, too
+        reading.doRead = served  # type: ignore[method-assign]  # records the read, too
         os.write(reading.writes, b"x")
     loop.doIteration(0)
     assert sorted(noted[:2]) == ["first", "second"]
     assert noted[2:] == ["end", "end"]
 
 
-def test_what_is_due_soon_is_done_before_a_wait_and_shortens_it(
-    loop: Any, noted: list[str]
-) -> None:
+def test_a_call_due_soon_runs_before_a_wait_and_shortens_it(loop: Any, noted: list[str]) -> None:
     loop.soon(lambda: noted.append("soon"))
     assert loop.timeout() == 0
-    loop.doIteration(30)  # as long as no test may take
+    loop.doIteration(30)  # longer than a test may take
     assert noted == ["soon"]
     assert loop.timeout() is None
 
 
-def test_what_asks_for_itself_leaves_others_their_turn(
+def test_a_call_that_reschedules_itself_does_not_starve_readers(
     loop: Any, first: Reading, noted: list[str]
 ) -> None:
     turns = Turns(loop)
@@ -116,7 +114,7 @@ def test_what_asks_for_itself_leaves_others_their_turn(
     assert noted.count("again") <= 2
 
 
-def test_a_turn_may_be_ended_by_hand(loop: Any, noted: list[str]) -> None:
+def test_flush_ends_an_iteration_early(loop: Any, noted: list[str]) -> None:
     turns = Turns(loop)
     turns.at_end(lambda: noted.append("end"))
     turns.flush()
@@ -130,7 +128,7 @@ def test_a_turn_may_be_ended_by_hand(loop: Any, noted: list[str]) -> None:
 
 @pytest.fixture
 def waits(loop: Any, first: Reading) -> Iterator[list[float]]:
-    """How long each wait of the loop may last, as they come."""
+    """Record the time-out of each wait of the loop."""
     poller, noted = loop._poller, []
 
     def poll(timeout_s: float, count: int) -> Any:
@@ -142,11 +140,11 @@ def waits(loop: Any, first: Reading) -> Iterator[list[float]]:
     loop._poller = poller
 
 
-def test_who_waits_shortly_looks_before_it_sleeps(
+def test_a_loop_with_short_waits_polls_before_it_sleeps(
     loop: Any, first: Reading, noted: list[str], waits: list[float]
 ) -> None:
     loop.look_s = 0.02
-    for _ in range(SHORT_WAITS_MIN):  # something is there at once
+    for _ in range(SHORT_WAITS_MIN):  # each wait ends at once
         os.write(first.writes, b"x")
         loop.doIteration(5)
     assert waits == [5] * SHORT_WAITS_MIN
@@ -156,15 +154,15 @@ def test_who_waits_shortly_looks_before_it_sleeps(
     assert waits == [0]
     assert noted == ["first"] * (SHORT_WAITS_MIN + 1)
     waits.clear()
-    loop.doIteration(0.03)  # looks in vain
+    loop.doIteration(0.03)  # polls in vain
     assert set(waits[:-1]) == {0}
     assert waits[-1] == pytest.approx(0.01)
     waits.clear()
     loop.doIteration(0.03)
-    assert waits == [0.03]  # it begins anew
+    assert waits == [0.03]  # it has stopped polling
 
 
-def test_who_looks_is_not_late_for_a_timer(loop: Any, first: Reading, waits: list[float]) -> None:
+def test_polling_does_not_delay_a_timer(loop: Any, first: Reading, waits: list[float]) -> None:
     loop.look_s = 0.02
     for _ in range(SHORT_WAITS_MIN):
         os.write(first.writes, b"x")
@@ -174,21 +172,23 @@ def test_who_looks_is_not_late_for_a_timer(loop: Any, first: Reading, waits: lis
     assert waits == [0.001]
 
 
-def test_who_is_not_told_to_look_sleeps(loop: Any, first: Reading, waits: list[float]) -> None:
+def test_a_loop_sleeps_unless_polling_is_enabled(
+    loop: Any, first: Reading, waits: list[float]
+) -> None:
     for _ in range(2 * SHORT_WAITS_MIN):
         os.write(first.writes, b"x")
         loop.doIteration(5)
     assert set(waits) == {5}
 
 
-def test_a_failing_call_keeps_no_other_from_running(loop: Any, noted: list[str]) -> None:
+def test_other_calls_run_after_one_that_raised(loop: Any, noted: list[str]) -> None:
     loop.soon(lambda: 1 // 0)
     loop.soon(lambda: noted.append("soon"))
     loop.doIteration(0)
     assert noted == ["soon"]
 
 
-def test_who_was_closed_by_one_before_it_is_not_served(
+def test_a_reader_removed_by_an_earlier_one_is_not_served(
     loop: Any, first: Reading, second: Reading, noted: list[str]
 ) -> None:
     def read() -> None:
@@ -197,13 +197,13 @@ def test_who_was_closed_by_one_before_it_is_not_served(
         loop.removeReader(second)
 
     for reading in (first, second):
-        reading.doRead = read  # type: ignore[method-assign]  # whoever comes first
+        reading.doRead = read  # type: ignore[method-assign]  # whichever is served first
         os.write(reading.writes, b"x")
     loop.doIteration(0)
     assert noted == ["read"]
 
 
-def test_timers_are_as_they_were(loop: Any, noted: list[str]) -> None:
+def test_timers_work_as_in_other_reactors(loop: Any, noted: list[str]) -> None:
     loop.callLater(0, noted.append, "timer")
     assert loop.timeout() == 0
     loop.runUntilCurrent()

@@ -1,4 +1,6 @@
-"""Which URLs are fetched, and that nothing else is connected to, whatever a URL looks like."""
+"""Tests which URLs are fetched, and that no other address is connected to, however a URL is
+spelled.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ REFUSED_BY_ALL = [
 
 @pytest.mark.parametrize("url", REFUSED_BY_ALL, ids=range(len(REFUSED_BY_ALL)))
 @pytest.mark.parametrize("outside", Outside)
-def test_what_is_no_url_of_ours_is_refused(outside: Outside, url: str) -> None:
+def test_an_unsupported_url_is_refused(outside: Outside, url: str) -> None:
     with pytest.raises(UrlRefusedError):
         outside.check(url)
 
@@ -59,7 +61,9 @@ def test_what_is_no_url_of_ours_is_refused(outside: Outside, url: str) -> None:
         (Outside.ANY, "https://example.org/", True),
     ],
 )
-def test_which_schemes_are_fetched(outside: Outside, url: str, is_fetched: bool) -> None:
+def test_the_policy_decides_which_schemes_are_fetched(
+    outside: Outside, url: str, is_fetched: bool
+) -> None:
     if is_fetched:
         outside.check(url)
     else:
@@ -100,7 +104,7 @@ ONLY_OURS = [
 
 
 @pytest.mark.parametrize("address", ONLY_OURS)
-def test_an_address_that_not_everybody_reaches_is_connected_to_only_where_all_are(
+def test_an_address_that_is_not_public_is_reached_only_with_any(
     address: str,
 ) -> None:
     assert not Outside.OFF.reaches(address)
@@ -109,7 +113,7 @@ def test_an_address_that_not_everybody_reaches_is_connected_to_only_where_all_ar
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "2606:4700::1111"])
-def test_an_address_that_everybody_reaches_is_connected_to(address: str) -> None:
+def test_a_public_address_is_reached(address: str) -> None:
     assert Outside.HTTPS.reaches(address)
     assert not Outside.OFF.reaches(address)
 
@@ -118,7 +122,7 @@ def test_an_address_that_everybody_reaches_is_connected_to(address: str) -> None
 
 
 class Counted:
-    """A listener that counts who connects, and answers nothing."""
+    """A listener that counts its connections, and sends nothing."""
 
     def __init__(self, host: str) -> None:
         self.socket = socket.create_server((host, 0))
@@ -143,7 +147,7 @@ def counted() -> Iterator[Counted]:
 
 
 class Redirecting:
-    """A site that redirects to where it is told, and to itself."""
+    """A site that redirects `/away` to `to`, and answers all other paths."""
 
     def __init__(self) -> None:
         site = self
@@ -160,7 +164,7 @@ class Redirecting:
                 self.wfile.write(b"ok")
 
             def log_message(self, *args: Any) -> None:
-                """Nobody reads it."""
+                """Log nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -206,7 +210,9 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("host", SPELLINGS)
-def test_nothing_of_this_host_is_connected_to(in_reactor: Any, counted: Counted, host: str) -> None:
+def test_no_spelling_of_this_host_is_connected_to(
+    in_reactor: Any, counted: Counted, host: str
+) -> None:
     url = f"https://{host}:{counted.port}/"
     Outside.HTTPS.check(url)
     with pytest.raises(TransferError):
@@ -236,7 +242,7 @@ def test_a_redirect_in_a_circle_ends(in_reactor: Any, redirecting: Redirecting) 
     assert redirecting.requests == 6
 
 
-def test_where_a_redirect_leads_is_judged_as_well(
+def test_the_target_of_a_redirect_is_checked_too(
     in_reactor: Any, redirecting: Redirecting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Outside, "reaches", lambda self, address: address == "127.0.0.1")

@@ -25,7 +25,7 @@ def table() -> PathTable[str]:
         (b"/data/..", "/data/{id}", {"id": ".."}),
     ],
 )
-def test_a_path_is_found_with_what_its_names_stand_for(
+def test_a_path_is_found_with_its_parameters(
     asked: bytes, path: str, params: dict[str, str]
 ) -> None:
     assert table().find(asked) == (path, params)
@@ -38,7 +38,7 @@ def test_a_path_is_found_with_what_its_names_stand_for(
         *(b"/data/%ff", b"/\xff", b"http://host/data", b"data"),
     ],
 )
-def test_nothing_is_found_elsewhere(asked: bytes) -> None:
+def test_unknown_paths_are_not_found(asked: bytes) -> None:
     assert table().find(asked) is None
 
 
@@ -49,6 +49,6 @@ def test_every_path_is_listed() -> None:
 
 
 @pytest.mark.parametrize("path", ["/data", "/data/", "/data/{name}"])
-def test_a_path_is_served_once(path: str) -> None:
+def test_a_path_can_be_added_only_once(path: str) -> None:
     with pytest.raises(ValueError, match="is served already"):
         table().add(path, "again")

@@ -1,4 +1,4 @@
-"""What the master keeps for a client that may come back."""
+"""Tests the sessions that the master keeps for clients that may reconnect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ciel.net.sessions import CONFIRM_EVERY, PeerSession
 
 
 class Peer:
-    """Notes what it is sent."""
+    """Records the messages sent to it."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
@@ -29,7 +29,7 @@ class Peer:
         self.sent.append(message)
 
     def flush(self) -> None:
-        """Nothing is queued here."""
+        """Do nothing, since no message is queued here."""
 
     def refuse(self, reason: str) -> None:
         self.refusals.append(reason)
@@ -45,14 +45,14 @@ def opened() -> tuple[PeerSession, Peer]:
 
 
 def back(session: PeerSession, received: int) -> list[Message]:
-    """Return what a client is told that comes back with so many messages."""
+    """Return the messages sent to a client that reconnects after it received so many."""
     peer: Any = Peer()
     assert session.take_confirmation(received)
     session.resume(peer)
     return cast("list[Message]", peer.sent)
 
 
-def test_what_a_client_lacks_is_said_again_when_it_is_back() -> None:
+def test_messages_that_a_client_lacks_are_sent_again_when_it_reconnects() -> None:
     session, peer = opened()
     for message in answers(1, 2, 3):
         session.send(message)
@@ -64,7 +64,7 @@ def test_what_a_client_lacks_is_said_again_when_it_is_back() -> None:
     assert back(session, 4) == [Received(7)]
 
 
-def test_what_came_is_confirmed_now_and_then_and_when_there_is_time() -> None:
+def test_received_messages_are_confirmed_at_intervals_and_on_request() -> None:
     session, peer = opened()
     session.count(CONFIRM_EVERY - 1)
     assert peer.sent == []
@@ -77,7 +77,7 @@ def test_what_came_is_confirmed_now_and_then_and_when_there_is_time() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 1, 4])
-def test_a_client_cannot_have_more_or_less_than_it_was_sent_and_confirmed(count: int) -> None:
+def test_a_confirmation_out_of_range_is_refused(count: int) -> None:
     session, _ = opened()
     for message in answers(1, 2, 3):
         session.send(message)
@@ -86,7 +86,7 @@ def test_a_client_cannot_have_more_or_less_than_it_was_sent_and_confirmed(count:
     assert session.take_confirmation(3)
 
 
-def test_one_that_is_too_far_behind_cannot_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_too_far_behind_cannot_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "KEPT_MAX", 2)
     session, peer = opened()
     for message in answers(1, 2):
@@ -95,11 +95,11 @@ def test_one_that_is_too_far_behind_cannot_come_back(monkeypatch: pytest.MonkeyP
     for message in answers(3, 4):
         session.send(message)
     assert not session.can_resume
-    assert peer.sent == answers(1, 2, 3, 4)  # it goes on as long as the connection holds
+    assert peer.sent == answers(1, 2, 3, 4)  # the session goes on as long as the connection holds
     assert session.take_confirmation(2)
 
 
-def test_g7_a_slow_reader_gets_all_news_later_and_in_order() -> None:
+def test_g7_a_slow_client_gets_all_messages_later_and_in_order() -> None:
     session, peer = opened()
     peer.room = 3
     for message in answers(*range(1, 2001)):
@@ -113,7 +113,7 @@ def test_g7_a_slow_reader_gets_all_news_later_and_in_order() -> None:
     assert back(session, 1500) == [Received(0), *answers(*range(1501, 2001))]
 
 
-def test_g7_prints_that_nobody_reads_end_the_session_with_the_reason(
+def test_g7_task_output_that_a_client_does_not_read_ends_the_session_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "PRINTS_KEPT_MAX_BYTES", 100)

@@ -19,7 +19,7 @@ CONTENT = bytes(range(256)) * 1024
 
 
 class Holder(ThreadingHTTPServer):
-    """A worker that holds objects, and can do everything wrong."""
+    """A worker that holds objects, and can make every mistake."""
 
     daemon_threads = True
     block_on_close = False
@@ -35,7 +35,7 @@ class Holder(ThreadingHTTPServer):
         self.arrived = threading.Semaphore(0)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients leave."""
+        """Ignore errors of clients that disconnect."""
 
 
 class Shelf(BaseHTTPRequestHandler):
@@ -101,7 +101,7 @@ class Shelf(BaseHTTPRequestHandler):
         self.head()
         self.wfile.write(CONTENT[:1000])
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.rfile.close()  # which holds the socket open too
+        self.rfile.close()  # it holds the socket open, too
         self.connection.close()
         raise ConnectionAbortedError
 
@@ -114,12 +114,14 @@ class Shelf(BaseHTTPRequestHandler):
         self.head(500, 1_000_000)
         self.wfile.write(b"x" * 1_000_000)
 
-    def get_ignore(self) -> None:  # the range
+    def get_ignore(self) -> None:  # ignores the range
         self.head()
         self.wfile.write(CONTENT)
 
     def get_grown(self) -> None:
-        """Send a body in pieces, and hang up after as many bytes of that as the path says."""
+        """Send a chunked body, and close the connection after as many of its bytes as the path
+        says.
+        """
         body = chunked(CONTENT)
         cut = int(self.path.rpartition("/")[2])
         self.send_response(200)
@@ -155,7 +157,7 @@ def chunked(content: bytes) -> bytes:
 
 
 class Bin:
-    """A sink that keeps what it is given."""
+    """A sink that keeps all bytes."""
 
     def __init__(self, act: Callable[[], object] = lambda: None) -> None:
         self.content = b""
@@ -240,7 +242,7 @@ def test_a_body_that_only_ends_with_its_connection_is_refused(
     assert sink.content == begun.content == b""
 
 
-def test_what_begun_raises_ends_the_transfer(
+def test_an_exception_in_begun_ends_the_transfer(
     run: Any, transfers: Transfers, holder: Holder
 ) -> None:
     def refuse(begun: Begun) -> None:
@@ -250,7 +252,7 @@ def test_what_begun_raises_ends_the_transfer(
         run(transfers.fetch, f"{holder.url}/whole", Bin(), begun=refuse)
 
 
-def test_a_body_without_a_length_takes_nobodys_turn_and_its_time(
+def test_a_body_without_a_length_neither_blocks_others_nor_stalls(
     run: Any, transfers: Transfers, holder: Holder
 ) -> None:
     begun = threading.Semaphore(0)
@@ -271,7 +273,7 @@ def test_a_body_without_a_length_takes_nobodys_turn_and_its_time(
     assert {result.size_bytes for result in results} == {3}
 
 
-def test_headers_are_asked_for_when_the_request_is_made(
+def test_headers_are_computed_when_the_request_starts(
     run: Any, transfers: Transfers, holder: Holder
 ) -> None:
     run(transfers.fetch, f"{holder.url}/whole", Bin(), headers=lambda: {"Authorization": "T 1"})
@@ -279,7 +281,9 @@ def test_headers_are_asked_for_when_the_request_is_made(
     assert [headers["Authorization"] for headers in holder.seen] == ["T 1", "T 2"]
 
 
-def test_headers_that_cannot_be_made_fail_the_transfer(run: Any, transfers: Transfers) -> None:
+def test_an_exception_while_computing_headers_fails_the_transfer(
+    run: Any, transfers: Transfers
+) -> None:
     def fail() -> dict[str, str]:
         raise RuntimeError("no key")
 
@@ -287,13 +291,13 @@ def test_headers_that_cannot_be_made_fail_the_transfer(run: Any, transfers: Tran
         run(transfers.fetch, "http://127.0.0.1:1/", Bin(), headers=fail)
 
 
-def test_connections_are_used_again(run: Any, transfers: Transfers, holder: Holder) -> None:
+def test_connections_are_reused(run: Any, transfers: Transfers, holder: Holder) -> None:
     for _ in range(5):
         run(transfers.fetch, f"{holder.url}/whole", Bin())
     assert holder.connections == 1
 
 
-def test_only_so_many_run_at_a_time_and_the_others_follow(
+def test_the_number_of_concurrent_transfers_is_limited_and_the_rest_follow(
     run: Any, transfers: Transfers, holder: Holder
 ) -> None:
     sinks = [Bin() for _ in range(10)]
@@ -304,7 +308,7 @@ def test_only_so_many_run_at_a_time_and_the_others_follow(
     def release() -> None:
         for _ in range(4):
             holder.arrived.acquire(timeout=10)
-        threading.Event().wait(0.1)  # a fifth would come now
+        threading.Event().wait(0.1)  # a fifth request would arrive by now
         holder.release.set()
 
     waiting = threading.Thread(target=release)
@@ -315,7 +319,7 @@ def test_only_so_many_run_at_a_time_and_the_others_follow(
     assert [sink.content for sink in sinks] == [CONTENT] * 10
 
 
-def test_a_large_object_goes_to_its_file_in_pieces(
+def test_a_large_object_is_written_to_its_file_in_pieces(
     run: Any, transfers: Transfers, holder: Holder, tmp_path: Path
 ) -> None:
     path = tmp_path / "object"
@@ -345,7 +349,7 @@ def test_a_large_object_goes_to_its_file_in_pieces(
         ("silence", {"stall_timeout_s": 1}, 0, "Operation too slow"),
     ],
 )
-def test_what_goes_wrong_is_one_error(
+def test_every_fault_of_the_server_is_one_error(
     run: Any,
     transfers: Transfers,
     holder: Holder,
@@ -374,7 +378,7 @@ def test_what_goes_wrong_is_one_error(
         ("http://", "URL"),
     ],
 )
-def test_a_url_that_leads_nowhere_is_an_error(
+def test_a_url_that_cannot_be_fetched_is_an_error(
     run: Any, transfers: Transfers, url: str, reason: str
 ) -> None:
     sink = Bin()
@@ -383,7 +387,7 @@ def test_a_url_that_leads_nowhere_is_an_error(
     assert sink.content == b""
 
 
-def test_what_the_sink_raises_ends_the_transfer(
+def test_an_exception_in_the_sink_ends_the_transfer(
     run: Any, transfers: Transfers, holder: Holder
 ) -> None:
     def fail() -> None:
@@ -408,9 +412,7 @@ def test_a_cancelled_transfer_ends_at_once(
         run(lambda: done)
 
 
-def test_a_transfer_that_waits_can_be_cancelled(
-    run: Any, transfers: Transfers, holder: Holder
-) -> None:
+def test_a_queued_transfer_can_be_cancelled(run: Any, transfers: Transfers, holder: Holder) -> None:
     def begin() -> list[Deferred[Any]]:
         return [transfers.fetch(f"{holder.url}/wait", Bin()) for _ in range(5)]
 
@@ -421,7 +423,7 @@ def test_a_transfer_that_waits_can_be_cancelled(
     assert len(holder.seen) == 4
 
 
-def test_a_sink_may_cancel_and_begin_transfers(
+def test_a_sink_may_cancel_and_start_transfers(
     run: Any, transfers: Transfers, holder: Holder
 ) -> None:
     begun: list[Deferred[Any]] = []
@@ -442,7 +444,9 @@ def test_a_sink_may_cancel_and_begin_transfers(
     assert run(lambda: begun[2]).status == 200
 
 
-def test_a_callback_may_begin_the_next(run: Any, transfers: Transfers, holder: Holder) -> None:
+def test_a_callback_may_start_the_next_transfer(
+    run: Any, transfers: Transfers, holder: Holder
+) -> None:
     def again(result: TransferResult) -> Deferred[Any]:
         return transfers.fetch(f"{holder.url}/whole", Bin())
 

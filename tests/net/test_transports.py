@@ -41,7 +41,7 @@ OTHER_KEY = Key(bytes(32))
 
 
 class Owner:
-    """Answers every question, and says what happened to whoever waits for it."""
+    """Answers every query, and notifies the waiting test of each event."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -89,7 +89,7 @@ class HttpStandIn(Protocol):
 
 
 class House:
-    """A master's doors and whoever calls at them, in the reactor's thread."""
+    """A master's listeners and the peers that connect to them, in the reactor's thread."""
 
     def __init__(self, in_reactor: Any) -> None:
         self.run = in_reactor
@@ -159,7 +159,7 @@ def unix_name() -> str:
 
 
 def talk(address: Address, said: bytes) -> bytes:
-    """Say something to a listener and return all it answers until it closes."""
+    """Send bytes to a listener, and return all that it answers until it closes."""
     with socket.create_connection((address.host, address.port), 10) as sock:
         sock.sendall(said)
         answer = b""
@@ -175,7 +175,7 @@ def talk(address: Address, said: bytes) -> bytes:
     "text",
     ["127.0.0.1:8000", "localhost:0", "[::1]:20000", ":8000", "unix:@ciel-4f2a-77"],
 )
-def test_addresses_are_read_and_written(text: str) -> None:
+def test_addresses_are_parsed_and_printed(text: str) -> None:
     assert str(parse_address(text)) == text
 
 
@@ -186,13 +186,13 @@ def test_addresses_are_read_and_written(text: str) -> None:
         *("unix:/tmp/s", "unix:@", "unix:@" + "x" * 101, "unix:@a\nb"),
     ],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(AddressError, match="is no address"):
         parse_address(text)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_question_is_answered_over_a_real_connection(house: House, kind: str) -> None:
+def test_a_query_is_answered_over_a_real_connection(house: House, kind: str) -> None:
     if kind == "tcp":
         address = house.open_front_door()
     else:
@@ -208,13 +208,13 @@ def test_port_zero_is_the_first_free_one(house: House) -> None:
     assert PORTS[0] <= first.port < second.port <= PORTS[-1]
 
 
-def test_a_taken_port_is_said_in_one_sentence(house: House) -> None:
+def test_a_taken_port_is_reported_in_one_sentence(house: House) -> None:
     address = str(house.open_front_door())
     with pytest.raises(ListenError, match=f"^cannot listen on {address}: another program already"):
         house.open_front_door(address)
 
 
-def test_a_taken_name_is_said_in_one_sentence(house: House) -> None:
+def test_a_taken_name_is_reported_in_one_sentence(house: House) -> None:
     name = unix_name()
     house.listen(name, ControlFactory(house.accept))
     with pytest.raises(ListenError, match=r"stop it, or choose another name$"):
@@ -228,26 +228,26 @@ def test_a_taken_name_is_said_in_one_sentence(house: House) -> None:
         ("no.such.host.invalid:0", "'no.such.host.invalid': "),
     ],
 )
-def test_an_address_that_is_not_ours_is_said(house: House, address: str, reason: str) -> None:
+def test_an_address_of_another_machine_is_reported(house: House, address: str, reason: str) -> None:
     with pytest.raises(ListenError, match=f"cannot listen on {address}: {reason}"):
         house.open_front_door(address)
 
 
-def test_a_letter_is_http(house: House) -> None:
+def test_a_connection_that_starts_with_a_letter_is_http(house: House) -> None:
     assert talk(house.open_front_door(), b"GET / HTTP/1.1\r\n") == b"HTTP got GET / HTTP/1.1\r\n"
 
 
-def test_a_frame_is_the_control_plane(house: House) -> None:
+def test_a_connection_that_starts_with_a_frame_is_the_control_plane(house: House) -> None:
     answer = talk(house.open_front_door(), b"\0\0\0\2\0\0\0\2[]")
     assert b'"refused","a frame holds 1 to' in answer
 
 
 @pytest.mark.parametrize("first", [b"\x16\x03\x01", b"\x02", b"\xc3\xa9", b" GET", b"\n"])
-def test_anything_else_is_closed_without_a_word(house: House, first: bytes) -> None:
+def test_any_other_connection_is_closed_without_an_answer(house: House, first: bytes) -> None:
     assert talk(house.open_front_door(), first) == b""
 
 
-def test_a_newcomer_takes_the_place_of_the_eldest_stranger(house: House) -> None:
+def test_a_new_connection_replaces_the_oldest_unauthenticated_one(house: House) -> None:
     address = house.open_front_door(places=2)
     place = (address.host, address.port)
     eldest, younger = (socket.create_connection(place, 10) for _ in range(2))
@@ -259,7 +259,7 @@ def test_a_newcomer_takes_the_place_of_the_eldest_stranger(house: House) -> None
         assert younger.recv(100) == b"HTTP got GET"
 
 
-def test_a_flood_of_strangers_keeps_no_honest_peer_out(house: House) -> None:
+def test_a_flood_of_unauthenticated_connections_does_not_block_peers(house: House) -> None:
     address = house.open_front_door(places=2)
     silent = [socket.create_connection((address.host, address.port), 10) for _ in range(20)]
     caller = house.call(str(address))
@@ -268,7 +268,7 @@ def test_a_flood_of_strangers_keeps_no_honest_peer_out(house: House) -> None:
         connection.close()
 
 
-def test_fewer_strangers_may_stand_where_few_files_may_be_open(
+def test_the_limit_of_open_files_limits_unauthenticated_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Someone:
@@ -285,7 +285,7 @@ def test_fewer_strangers_may_stand_where_few_files_may_be_open(
     assert [someone.has_gone for someone in people] == [True] * 2 + [False] * 8
 
 
-def test_proven_peers_do_not_stand_on_the_doorstep(house: House) -> None:
+def test_authenticated_peers_do_not_count_as_unauthenticated(house: House) -> None:
     address = house.open_front_door(places=1)
     callers = []
     for _ in range(3):
@@ -302,7 +302,7 @@ def test_a_silent_connection_is_timed_out() -> None:
         def abortConnection(self) -> None:
             aborted.append(True)
 
-    door = FrontDoorFactory(clock, lambda: None, Factory()).buildProtocol(None)  # type: ignore[arg-type, return-value]  # never asked for a peer
+    door = FrontDoorFactory(clock, lambda: None, Factory()).buildProtocol(None)  # type: ignore[arg-type, return-value]  # never called
     assert door is not None
     wire: Any = Wire()
     door.makeConnection(wire)
@@ -312,14 +312,14 @@ def test_a_silent_connection_is_timed_out() -> None:
     assert aborted
 
 
-def test_who_hesitates_has_less_time_for_the_proof() -> None:
+def test_a_late_first_byte_leaves_less_time_for_the_proof() -> None:
     clock: Any = Clock()
     session = Session.acceptor(KEY.derive, software="1.0", cluster_id="c1")
     peer = ControlPeer(clock, Turns(clock), session, Owner())
     door = FrontDoorFactory(clock, lambda: peer, Factory()).buildProtocol(None)
     assert door is not None
     wire = StringTransport()
-    wire.loseWriteConnection = wire.loseConnection  # type: ignore[attr-defined]  # the wire lacks it
+    wire.loseWriteConnection = wire.loseConnection  # type: ignore[attr-defined]  # it has none
     door.makeConnection(wire)
     clock.advance(4.0)
     door.dataReceived(b"\0")
@@ -329,7 +329,7 @@ def test_who_hesitates_has_less_time_for_the_proof() -> None:
     assert wire.disconnecting
 
 
-def test_a_caller_comes_back_when_the_master_does(house: House) -> None:
+def test_a_client_reconnects_when_the_master_is_back(house: House) -> None:
     name = unix_name()
     caller = house.call(name)
     house.listen(name, ControlFactory(house.accept))
@@ -339,7 +339,7 @@ def test_a_caller_comes_back_when_the_master_does(house: House) -> None:
     assert caller.await_told(3) == ["opened", "it closed the connection", "opened"]
 
 
-def test_a_wrong_key_is_final_unless_the_caller_says_otherwise(house: House) -> None:
+def test_a_wrong_key_is_final_unless_the_caller_retries(house: House) -> None:
     address = str(house.open_front_door())
     caller = house.call(address, OTHER_KEY)
     assert "the submit key does not match cluster c1" in str(caller.await_told(1)[0])
@@ -347,7 +347,7 @@ def test_a_wrong_key_is_final_unless_the_caller_says_otherwise(house: House) -> 
     assert len({str(error) for error in caller.await_told(2)}) == 1
 
 
-def test_who_is_refused_after_the_proof_tries_again_unasked(house: House) -> None:
+def test_a_client_refused_after_the_proof_retries_by_itself(house: House) -> None:
     name = unix_name()
     house.listen(name, ControlFactory(house.accept))
     caller = house.call(name)
@@ -358,7 +358,7 @@ def test_who_is_refused_after_the_proof_tries_again_unasked(house: House) -> Non
 
 
 class Lonely(Clock):
-    """A reactor in whose world nobody listens."""
+    """A reactor where no process listens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ class Lonely(Clock):
         self.callLater(0, factory.clientConnectionFailed, None, failure())
 
 
-def test_the_delay_between_calls_grows_to_its_bound() -> None:
+def test_the_delay_between_connection_attempts_grows_to_its_limit() -> None:
     reactor: Any = Lonely()
     owner = Owner()
     reconnector = Reconnector(reactor, "unix:@x", lambda _: None, owner, chance=lambda: 0.5)  # type: ignore[arg-type, return-value]  # never connected
@@ -387,11 +387,11 @@ def test_the_delay_between_calls_grows_to_its_bound() -> None:
 
 
 @pytest.mark.parametrize("stays_s, gaps_s", [(0.0, [0.1, 0.2, 0.4]), (60.0, [0.1, 0.1, 0.1])])
-def test_the_delay_grows_too_where_connections_do_not_stay(
+def test_the_delay_also_grows_if_connections_do_not_stay_open(
     stays_s: float, gaps_s: list[float]
 ) -> None:
     class Fickle(Clock):
-        """A reactor in whose world each connection opens, and is closed after a while."""
+        """A reactor where each connection opens, and is closed after a while."""
 
         def connectUNIX(self, path: str, factory: Any, timeout: float) -> Any:
             peer = factory.buildProtocol(None)
@@ -404,7 +404,7 @@ def test_the_delay_grows_too_where_connections_do_not_stay(
 
     opened_at_s: list[float] = []
     reactor: Any = Fickle()
-    reconnector = Reconnector(reactor, "unix:@x", lambda _: Peer(), Owner(), chance=lambda: 0.5)  # type: ignore[arg-type, return-value]  # as much of a peer as is asked for
+    reconnector = Reconnector(reactor, "unix:@x", lambda _: Peer(), Owner(), chance=lambda: 0.5)  # type: ignore[arg-type, return-value]  # a minimal peer
     reconnector.start()
     while len(opened_at_s) < 4:
         reactor.advance(0.01)
@@ -413,7 +413,7 @@ def test_the_delay_grows_too_where_connections_do_not_stay(
     assert gaps == pytest.approx(gaps_s, abs=0.03)
 
 
-def test_c1_a_host_answers_whether_a_process_listens(in_reactor: Any) -> None:
+def test_c1_probing_an_address_shows_whether_a_process_listens(in_reactor: Any) -> None:
     reactor = in_reactor.reactor
     answers: list[bool] = []
     answered = threading.Semaphore(0)

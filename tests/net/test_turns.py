@@ -10,7 +10,7 @@ import ciel
 from ciel.net.turns import START, TELL, PauseGauge, Turns, use_monotonic_clock
 
 
-def test_a_call_runs_once_at_the_end_of_the_turn() -> None:
+def test_a_call_runs_once_at_the_end_of_the_tick() -> None:
     clock, ran = Clock(), []
     turns = Turns(clock)
     first, second = (lambda: ran.append("first")), (lambda: ran.append("second"))
@@ -23,7 +23,7 @@ def test_a_call_runs_once_at_the_end_of_the_turn() -> None:
     assert ran == ["first", "second"]
 
 
-def test_what_is_asked_for_at_the_end_still_belongs_to_the_turn() -> None:
+def test_calls_scheduled_at_the_end_run_in_the_same_tick() -> None:
     clock, ran = Clock(), []
     turns = Turns(clock)
 
@@ -39,7 +39,7 @@ def test_what_is_asked_for_at_the_end_still_belongs_to_the_turn() -> None:
     assert ran == ["decide", "send"]
 
 
-def test_who_computes_is_told_before_who_keeps_books_and_after_what_was_decided() -> None:
+def test_decisions_run_before_starts_and_starts_before_reports() -> None:
     clock, ran = Clock(), []
     turns = Turns(clock)
 
@@ -56,7 +56,7 @@ def test_who_computes_is_told_before_who_keeps_books_and_after_what_was_decided(
     assert ran == ["decide", "start", "tell"]
 
 
-def test_calls_that_ask_for_each_other_wait_for_the_next_turn() -> None:
+def test_a_call_that_schedules_itself_waits_for_the_next_tick() -> None:
     clock, ran = Clock(), []
     turns = Turns(clock)
 
@@ -71,7 +71,7 @@ def test_calls_that_ask_for_each_other_wait_for_the_next_turn() -> None:
     assert len(clock.getDelayedCalls()) == 1
 
 
-def test_a_failing_call_keeps_no_other_from_running() -> None:
+def test_other_calls_run_after_one_that_raised() -> None:
     clock, ran = Clock(), []
     turns = Turns(clock)
 
@@ -87,7 +87,7 @@ def test_a_failing_call_keeps_no_other_from_running() -> None:
     assert ran == ["ran", "and again"]
 
 
-def test_flush_ends_the_turn_now_and_only_once() -> None:
+def test_flush_ends_the_tick_now_and_only_once() -> None:
     clock, ran = Clock(), []
     turns = Turns(clock)
     turns.flush()

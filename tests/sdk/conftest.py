@@ -1,4 +1,4 @@
-"""Fixtures: programs made of a few lines, in conversation with a stand-in for a worker."""
+"""Provides programs of a few lines, which run against a stand-in for a worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Start = Callable[..., StandIn]
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Start]:
-    """Start a program in a directory of its own."""
+    """Start a program in its own directory."""
     with ExitStack() as stack:
         count = 0
 
@@ -42,7 +42,7 @@ def programs(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def python(tmp_path: Path, programs: Start) -> Start:
-    """Start the body of a function `run(task)`, served by the SDK."""
+    """Start a program whose `run(task)` has this body, served by the SDK."""
 
     def start(body: str, *, keep: bool = True, before: str = "") -> StandIn:
         lines = textwrap.indent(textwrap.dedent(body), "    ")
@@ -61,7 +61,7 @@ Compile = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
-    """Compile a C program with libciel and under sanitizers; return its path."""
+    """Compile a C program with libciel and sanitizers; return its path."""
     require_jansson()
     directory = tmp_path_factory.mktemp("c")
 
@@ -104,7 +104,9 @@ int main(int argc, char *argv[])
 
 @pytest.fixture
 def c(compiled: Compile, programs: Start) -> Start:
-    """Start the inside of a C program's `main`: `task` is the task, `first` its first argument."""
+    """Start a C program with this body of `main`: `task` is the task, `first` its first
+    argument.
+    """
 
     def start(body: str, *flags: str) -> StandIn:
         return programs(compiled(C_PROGRAM % body, *flags))

@@ -1,4 +1,4 @@
-"""libciel, compiled under sanitizers, against a stand-in for the worker."""
+"""Tests libciel, compiled with sanitizers, against a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def published(program: StandIn) -> bytes:
 
 
 def expect_the_end(program: StandIn, status: int = 0, complaint: str = "") -> None:
-    """Expect that the program says nothing more, and complains of this alone."""
+    """Expect that the program sends no more calls, and prints only this to standard error."""
     assert program.silence()
     assert (program.status(), program.errors()) == (status, complaint)
 
 
-# --- a task and the next --------------------------------------------------------------------------
+# --- tasks of one process -------------------------------------------------------------------------
 
 
 def test_a_task_publishes_a_text(c: Start) -> None:
@@ -76,7 +76,7 @@ WARM = """
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_tasks_come_to_one_process_until_the_end(c: Start, is_told: bool) -> None:
+def test_one_process_runs_several_tasks(c: Start, is_told: bool) -> None:
     program = c(WARM)
     for keys in (None, [[["a"], "word"]]):
         program.say("start_task", {} if keys is None else {"keys": keys})
@@ -90,20 +90,20 @@ def test_tasks_come_to_one_process_until_the_end(c: Start, is_told: bool) -> Non
     expect_the_end(program)
 
 
-def test_what_a_task_prints_is_out_before_it_ends(c: Start) -> None:
+def test_output_of_a_task_is_flushed_before_it_ends(c: Start) -> None:
     program = c('puts("done"); ciel_exit_keep("may_keep", NULL); ciel_get_next_task();')
     program.start_task()
     assert program.hear()[0] == "exit"
     assert program.errors() == "done\n"
 
 
-def test_a_worker_that_has_changed_its_mind_ends_the_program(c: Start) -> None:
+def test_a_worker_may_end_a_program_instead_of_sending_a_task(c: Start) -> None:
     program = c("ciel_exit();")
     program.say("die", {"reason": "no task"})
     expect_the_end(program)
 
 
-def test_a_thousand_unread_replies_stop_nobody(c: Start) -> None:
+def test_a_thousand_unread_replies_do_not_block_the_program(c: Start) -> None:
     program = c("""
         for (int i = 0; i < 1000; i++)
             ciel_define_output_with_plain_string(i, "x");
@@ -141,7 +141,9 @@ def test_an_object_is_read(c: Start, tmp_path: Path, unbuffered: str) -> None:
     expect_the_end(program)
 
 
-def test_an_object_that_is_not_there_is_waited_for_in_place(c: Start, tmp_path: Path) -> None:
+def test_a_process_is_suspended_until_a_missing_object_is_available(
+    c: Start, tmp_path: Path
+) -> None:
     (tmp_path / "object").write_bytes(b"late")
     program = c("""
         json_t *other = json_array_get(json_object_get(task, "proc_pargs"), 1);
@@ -164,7 +166,7 @@ def test_an_object_that_is_not_there_is_waited_for_in_place(c: Start, tmp_path: 
     expect_the_end(program)
 
 
-def test_a_program_that_waits_ends_with_its_worker(c: Start) -> None:
+def test_a_suspended_program_ends_with_its_worker(c: Start) -> None:
     program = c("ciel_block_on_refs(0);")
     program.start_task()
     assert program.hear()[0] == "tail_spawn"
@@ -173,7 +175,7 @@ def test_a_program_that_waits_ends_with_its_worker(c: Start) -> None:
     expect_the_end(program)
 
 
-def test_nothing_is_waited_for_while_an_output_is_open(c: Start, tmp_path: Path) -> None:
+def test_a_program_cannot_wait_while_an_output_is_open(c: Start, tmp_path: Path) -> None:
     program = c("""
         struct ciel_output *output = ciel_open_output(0, 0, 0, 0);
         ciel_block_on_refs(1, first);
@@ -227,7 +229,7 @@ def test_a_stream_is_read_as_it_grows(c: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-def test_what_is_whole_or_blocks_is_read_to_its_end(
+def test_a_complete_or_blocking_stream_is_read_to_its_end(
     c: Start, tmp_path: Path, is_done: bool
 ) -> None:
     (tmp_path / "whole").write_bytes(b"whole")
@@ -249,7 +251,7 @@ def test_what_is_whole_or_blocks_is_read_to_its_end(
         ),
     ],
 )
-def test_a_broken_stream_is_not_a_short_one(
+def test_a_broken_stream_is_not_taken_for_a_short_one(
     c: Start, tmp_path: Path, end: dict[str, object], complaint: str
 ) -> None:
     (tmp_path / "growing").write_bytes(b"one")
@@ -264,7 +266,7 @@ def test_a_broken_stream_is_not_a_short_one(
     expect_the_end(program, 0, f"ciel: {complaint}\n")
 
 
-def test_a_stream_whose_writer_does_not_run_is_not_opened(c: Start) -> None:
+def test_a_stream_without_a_running_writer_is_not_opened(c: Start) -> None:
     program = c(
         'ciel_log(ciel_open_ref_async(first, 2, 0, 0) == NULL ? "none" : "?"); ciel_exit();'
     )
@@ -306,7 +308,9 @@ def test_an_output_is_written(c: Start, tmp_path: Path, unbuffered: str) -> None
 
 
 @pytest.mark.parametrize("unbuffered", ["", "ciel_set_output_unbuffered(output);"])
-def test_what_cannot_be_written_whole_is_not_published(c: Start, unbuffered: str) -> None:
+def test_an_output_that_cannot_be_written_completely_is_not_published(
+    c: Start, unbuffered: str
+) -> None:
     program = c(WRITE.replace("char", unbuffered + "char", 1))
     program.start_task()
     program.answer("open_output", {"sending_fd": False, "filename": "/dev/full"})
@@ -341,7 +345,7 @@ def test_an_output_is_allocated(c: Start) -> None:
 # --- children and the rest ------------------------------------------------------------------------
 
 
-def test_a_task_spawns_and_hands_its_outputs_over(c: Start) -> None:
+def test_a_task_spawns_and_delegates_its_outputs(c: Start) -> None:
     program = c("""
         json_t *keywords = json_pack("{s: {s: [s, s]}}", "args", "command_line", "echo", "hi");
         json_t *refs = ciel_spawn("stdinout", keywords);
@@ -385,7 +389,7 @@ def test_any_text_can_be_reported(c: Start) -> None:
     expect_the_end(program)
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 ALLOCATE = 'ciel_allocate_output(NULL == first ? "" : "x"); ciel_exit();'
 
@@ -421,7 +425,7 @@ def test_a_wrong_reply_ends_the_program(
         (b"\0\0\0\4\"\\u0", "a frame of the worker: JSON is wrong at character "),
     ],
 )  # fmt: skip
-def test_what_is_no_frame_ends_the_program(c: Start, data: bytes, complaint: str) -> None:
+def test_an_invalid_frame_ends_the_program(c: Start, data: bytes, complaint: str) -> None:
     program = c(ALLOCATE)
     program.start_task()
     assert program.hear()[0] == "allocate_output"
@@ -475,7 +479,9 @@ def test_files_come_as_descriptors(c: Start, tmp_path: Path) -> None:
     assert not Path(place).parent.exists()
 
 
-def test_a_worker_that_sends_no_descriptors_is_as_good(c: Start, tmp_path: Path) -> None:
+def test_a_worker_that_sends_file_names_instead_of_descriptors_works_too(
+    c: Start, tmp_path: Path
+) -> None:
     (tmp_path / "object").write_bytes(b"content")
     program = c(READ, "-DCIEL_SOCKET")
     program.start_task(REF)
@@ -483,11 +489,11 @@ def test_a_worker_that_sends_no_descriptors_is_as_good(c: Start, tmp_path: Path)
     assert logged(program) == "content"
 
 
-# --- the files themselves -------------------------------------------------------------------------
+# --- the source files -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flags", [[], ["-DCIEL_SOCKET"], ["-std=c11", "-O2"]])
-def test_it_compiles_without_a_warning(compiled: Compile, flags: list[str]) -> None:
+def test_the_library_compiles_without_a_warning(compiled: Compile, flags: list[str]) -> None:
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow"]
     done = subprocess.run(
         ["cc", *flags, *warnings, "-c", "-o", "/dev/null", str(LIBRARY / "ciel.c")],

@@ -1,4 +1,4 @@
-"""`examples/proc`: the same task in three languages, against a stand-in for the worker."""
+"""Tests `examples/proc`, the same task in three languages, against a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Start = Callable[..., StandIn]
 
 @pytest.fixture(params=["c", "py", "pl"])
 def example(request: pytest.FixtureRequest) -> list[str]:
-    """The command of an example."""
+    """Return the command of an example."""
     path = EXAMPLES / f"wordcount.{request.param}"
     if request.param == "c":
         compiled: Callable[[str], str] = request.getfixturevalue("compiled")
@@ -44,7 +44,7 @@ def test_words_are_counted(programs: Start, example: list[str], tmp_path: Path) 
     assert (program.status(), program.errors()) == (0, "")
 
 
-def test_a_text_that_is_not_there_is_waited_for(
+def test_an_example_waits_for_a_missing_text(
     programs: Start, example: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "text").write_bytes(b"one two")

@@ -1,4 +1,4 @@
-"""`docs/programs.md`: the conversation on it, and the list of calls."""
+"""Tests `docs/programs.md`: the conversation that it shows, and its list of calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_conversation_takes_place(programs: Start, tmp_path: Path) -> None:
+def test_the_documented_conversation_takes_place(programs: Start, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("one two three")
     (conversation,) = blocks("conversation")
     program = programs(sys.executable, str(EXAMPLES / "wordcount.py"))

@@ -1,4 +1,4 @@
-"""`ciel_task.py`, against a stand-in for the worker: what it says, and when."""
+"""Tests which calls `ciel_task.py` makes and when, against a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def published(program: StandIn) -> bytes:
     return base64.b64decode(program.answer("publish_string", reply)["str"])
 
 
-# --- a task and the next --------------------------------------------------------------------------
+# --- tasks of one process -------------------------------------------------------------------------
 
 
-def test_tasks_come_to_one_process_until_it_is_told_to_die(python: Start) -> None:
+def test_one_process_runs_several_tasks_until_the_worker_ends_it(python: Start) -> None:
     body = """
         task.publish(0, repr((task.args, task.kwargs, seen)).encode())
         seen.append(1)
@@ -47,16 +47,16 @@ def test_tasks_come_to_one_process_until_it_is_told_to_die(python: Start) -> Non
     assert program.errors() == ""
 
 
-def test_a_worker_that_hangs_up_ends_an_idle_program(python: Start) -> None:
+def test_an_idle_program_ends_when_the_worker_closes_the_connection(python: Start) -> None:
     program = python("task.publish(0, b'')")
     program.start_task()
     assert program.hear()[0] == "publish_string"
     assert program.hear() == WARM
-    program.hang_up()  # with a reply that never came
+    program.hang_up()  # with a reply outstanding
     assert program.status() == 0
 
 
-def test_a_program_that_does_not_stay_ends_after_its_task(python: Start) -> None:
+def test_a_program_without_keep_ends_after_its_task(python: Start) -> None:
     program = python("pass", keep=False)
     program.start_task()
     assert program.hear()[1]["keep_process"] == "no"
@@ -64,14 +64,14 @@ def test_a_program_that_does_not_stay_ends_after_its_task(python: Start) -> None
 
 
 @pytest.mark.parametrize("end, method", [("pass", "exit"), ("1 // 0", "error")])
-def test_what_a_task_prints_is_out_before_it_ends(python: Start, end: str, method: str) -> None:
+def test_output_of_a_task_is_flushed_before_it_ends(python: Start, end: str, method: str) -> None:
     program = python(f"print('done')\n{end}")
     program.start_task()
     assert program.hear()[0] == method
     assert program.errors() == "done\n"
 
 
-def test_what_needs_no_reply_leaves_in_one_write(python: Start) -> None:
+def test_calls_without_a_reply_are_sent_in_one_write(python: Start) -> None:
     counting = """
         import os
         write, count = os.write, 0
@@ -88,14 +88,14 @@ def test_what_needs_no_reply_leaves_in_one_write(python: Start) -> None:
         assert program.hear() == WARM
 
 
-def test_what_a_program_holds_ready_is_said(python: Start) -> None:
+def test_soft_cache_keys_of_a_program_are_sent(python: Start) -> None:
     program = python("task.soft_cache_keys.append((['a', 'b'], 'decoded'))")
     program.start_task()
     keys = {"keep_process": "may_keep", "soft_cache_keys": [[["a", "b"], "decoded"]]}
     assert program.hear() == ("exit", keys)
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def test_an_exception_is_an_error_with_its_traceback(python: Start) -> None:
@@ -129,7 +129,7 @@ def test_any_text_can_be_reported(python: Start, text: str, start: str, end: str
         assert len(args[key]) < 100_000
 
 
-def test_a_worker_that_hangs_up_in_a_task_ends_the_program(python: Start) -> None:
+def test_a_program_fails_when_the_worker_closes_the_connection_in_a_task(python: Start) -> None:
     program = python("task.allocate()")
     program.start_task()
     assert program.hear()[0] == "allocate_output"
@@ -139,7 +139,7 @@ def test_a_worker_that_hangs_up_in_a_task_ends_the_program(python: Start) -> Non
     assert program.silence()
 
 
-def test_a_reply_to_something_else_is_not_taken(python: Start) -> None:
+def test_a_reply_to_another_call_is_an_error(python: Start) -> None:
     program = python("task.publish(0, b'')\ntask.allocate()")
     program.start_task()
     assert program.hear()[0] == "publish_string"
@@ -150,7 +150,7 @@ def test_a_reply_to_something_else_is_not_taken(python: Start) -> None:
     assert "'allocate_output' came in place of a reply to 'publish_string'" in args["report"]
 
 
-def test_a_program_started_by_hand_says_what_it_is(tmp_path: Path) -> None:
+def test_a_program_started_by_hand_explains_itself(tmp_path: Path) -> None:
     script = "import ciel_task; ciel_task.serve(print)"
     done = subprocess.run(
         [sys.executable, "-c", script], env={"PYTHONPATH": str(SOURCE.parent)},
@@ -163,7 +163,7 @@ def test_a_program_started_by_hand_says_what_it_is(tmp_path: Path) -> None:
 # --- inputs ---------------------------------------------------------------------------------------
 
 
-def test_an_object_is_opened_by_its_name(python: Start, tmp_path: Path) -> None:
+def test_an_object_is_opened_by_its_file_name(python: Start, tmp_path: Path) -> None:
     (tmp_path / "object").write_bytes(b"content")
     program = python("task.publish(0, task.open(task.args[0]).read())")
     program.start_task(REF)
@@ -192,7 +192,9 @@ def test_a_reference_of_an_unknown_kind_passes_through(python: Start) -> None:
     assert program.answer("tail_spawn") == {"proc_pargs": [[new]], "executor_name": "proc"}
 
 
-def test_an_object_that_is_not_there_is_waited_for_in_place(python: Start, tmp_path: Path) -> None:
+def test_a_process_is_suspended_until_a_missing_object_is_available(
+    python: Start, tmp_path: Path
+) -> None:
     (tmp_path / "object").write_bytes(b"late")
     program = python("task.publish(0, task.open(task.args[0]).read())")
     program.start_task(REF)
@@ -208,7 +210,7 @@ def test_an_object_that_is_not_there_is_waited_for_in_place(python: Start, tmp_p
     assert program.hear() == WARM
 
 
-def test_nothing_is_waited_for_while_an_output_is_open(python: Start, tmp_path: Path) -> None:
+def test_a_program_cannot_wait_while_an_output_is_open(python: Start, tmp_path: Path) -> None:
     program = python("task.open_output(0)\ntask.block_on(task.args[0])")
     program.start_task(REF)
     program.answer("open_output", {"sending_fd": False, "filename": str(tmp_path / "out")})
@@ -245,7 +247,7 @@ def test_a_stream_is_read_as_it_grows(python: Start, tmp_path: Path) -> None:
     assert program.hear() == WARM
 
 
-def test_a_stream_that_is_whole_is_a_file(python: Start, tmp_path: Path) -> None:
+def test_a_complete_stream_is_read_as_a_file(python: Start, tmp_path: Path) -> None:
     (tmp_path / "whole").write_bytes(b"whole")
     program = python(READ_ALONG)
     program.start_task(REF)
@@ -272,7 +274,7 @@ def test_a_stream_that_blocks_is_read_to_its_end(python: Start, tmp_path: Path) 
         ({"size": 9, "done": True, "success": True}, "a ended after 3 of 9 bytes"),
     ],
 )
-def test_a_broken_stream_is_not_a_short_one(
+def test_a_broken_stream_is_not_taken_for_a_short_one(
     python: Start, tmp_path: Path, end: dict[str, object], complaint: str
 ) -> None:
     (tmp_path / "growing").write_bytes(b"one")
@@ -317,7 +319,7 @@ def test_an_output_left_open_is_closed_at_the_end(python: Start, tmp_path: Path)
 @pytest.mark.parametrize(
     "use", ["with task.open_output() as f: 1 // 0", "f = task.open_output(); 1 // 0"]
 )
-def test_a_half_written_output_is_not_closed(python: Start, tmp_path: Path, use: str) -> None:
+def test_an_incomplete_output_is_not_closed(python: Start, tmp_path: Path, use: str) -> None:
     program = python(use)
     program.start_task()
     program.answer("open_output", {"sending_fd": False, "filename": str(tmp_path / "out")})
@@ -327,7 +329,7 @@ def test_a_half_written_output_is_not_closed(python: Start, tmp_path: Path, use:
     assert program.silence()
 
 
-def test_a_disk_that_is_full_is_told_of(python: Start) -> None:
+def test_a_full_disk_is_reported(python: Start) -> None:
     program = python("with task.open_output() as f: f.write(bytes(100))")
     program.start_task()
     program.answer("open_output", {"sending_fd": False, "filename": "/dev/full"})
@@ -336,7 +338,7 @@ def test_a_disk_that_is_full_is_told_of(python: Start) -> None:
     assert "No space left on device" in args["report"]
 
 
-def test_a_large_content_is_published_through_a_file(python: Start, tmp_path: Path) -> None:
+def test_large_content_is_published_through_a_file(python: Start, tmp_path: Path) -> None:
     program = python("task.publish(0, bytes(100_000))")
     program.start_task()
     program.answer("open_output", {"sending_fd": False, "filename": str(tmp_path / "out")})
@@ -344,7 +346,7 @@ def test_a_large_content_is_published_through_a_file(python: Start, tmp_path: Pa
     assert (tmp_path / "out").read_bytes() == bytes(100_000)
 
 
-def test_a_thousand_unread_replies_stop_nobody(python: Start) -> None:
+def test_a_thousand_unread_replies_do_not_block_the_program(python: Start) -> None:
     program = python("for index in range(1000): task.publish(index, b'')")
     program.start_task()
     for index in range(1000):
@@ -365,7 +367,7 @@ def test_an_output_is_allocated(python: Start) -> None:
 # --- children and the rest ------------------------------------------------------------------------
 
 
-def test_children_leave_before_replies_are_needed(python: Start) -> None:
+def test_spawns_are_sent_before_their_replies_are_needed(python: Start) -> None:
     program = python("""
         one = task.spawn("proc", command="a")
         [two] = task.spawn("stdinout", args={"command_line": ["b"]})
@@ -387,10 +389,10 @@ def test_children_leave_before_replies_are_needed(python: Start) -> None:
         ("proc", "force_n_outputs=0", 0),
         ("proc", "n_extra_outputs=2", 3),
         ("java2", "n_outputs=2", 2),
-        ("grab", "args={}", 4),  # only its executor knows
+        ("grab", "args={}", 4),  # only the executor knows the number
     ],
 )
-def test_a_spawn_gives_as_many_references_as_it_promises(
+def test_a_spawn_returns_as_many_references_as_it_has_outputs(
     python: Start, executor: str, keywords: str, count: int
 ) -> None:
     program = python(f"refs = task.spawn({executor!r}, {keywords})\n"
@@ -408,16 +410,16 @@ def test_a_package_is_looked_up(python: Start) -> None:
     assert program.hear() == ("log", {"message": "['a', None]"})
 
 
-def test_a_long_task_and_a_long_argument_pass(python: Start) -> None:
+def test_a_long_task_and_a_long_argument_are_transferred(python: Start) -> None:
     program = python("task.tail_spawn('proc', proc_pargs=[task.args[0][::-1]])")
     program.start_task("a" * 3_000_000 + "é")
     assert program.answer("tail_spawn")["proc_pargs"] == ["é" + "a" * 3_000_000]
 
 
-# --- the file itself ------------------------------------------------------------------------------
+# --- the source file ------------------------------------------------------------------------------
 
 
-def test_it_is_one_file_for_any_python_from_3_8() -> None:
+def test_the_sdk_is_one_file_for_any_python_from_3_8() -> None:
     tree = ast.parse(SOURCE.read_text(), feature_version=(3, 8))
     imported = {
         alias.name if isinstance(node, ast.Import) else node.module

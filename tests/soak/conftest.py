@@ -1,4 +1,4 @@
-"""Tests that take minutes: only with CIEL_LONG=1."""
+"""Runs the tests of this directory, which take minutes, only with CIEL_LONG=1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ collect_ignore_glob = [] if os.environ.get("CIEL_LONG") == "1" else ["test_*.py"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[HandCluster]:
-    """A master and two workers with a slot each, in a home of their own."""
+    """Start a master and two workers with a slot each, in their own home."""
     home = Home(tmp_path)
     cluster = HandCluster.start(home)
     yield cluster

@@ -1,4 +1,4 @@
-"""Long arrays of `ciel submit`, at full length."""
+"""Runs long arrays of `ciel submit` in full length."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from ciel.testing.homes import HandCluster
 from ciel.wire.descriptors import read_summary
 
 LINES = 100_000
-FLAT_KIB = 8 << 10  # much less than what 40,000 elements would take
+FLAT_KIB = 8 << 10  # much less than 40,000 elements would take
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -25,7 +25,7 @@ def resident_kib(pid: int) -> int:
 
 
 def peak_kib_of_submit(cluster: HandCluster, count: int) -> int:
-    """Run an array, and return how much memory the command took at most."""
+    """Run an array; return the peak memory of the command."""
     process = cluster.home.start(
         "ciel", "submit", "--array", f"1-{count}", "--", "true", stderr=subprocess.DEVNULL
     )
@@ -36,7 +36,7 @@ def peak_kib_of_submit(cluster: HandCluster, count: int) -> int:
     return usage.ru_maxrss
 
 
-def test_every_line_comes_out_in_order_though_a_worker_is_killed(cluster: HandCluster) -> None:
+def test_every_line_is_printed_in_order_although_a_worker_is_killed(cluster: HandCluster) -> None:
     home = cluster.home
     with (home.path / "lines").open("w") as file:
         file.writelines(f"line {number} of many\n" for number in range(LINES))
@@ -56,7 +56,7 @@ def test_every_line_comes_out_in_order_though_a_worker_is_killed(cluster: HandCl
     process.stdout.close()
 
 
-def test_a_job_of_many_elements_is_handed_over(cluster: HandCluster) -> None:
+def test_the_results_of_a_long_array_are_handed_over(cluster: HandCluster) -> None:
     started_s = time.monotonic()
     peak_kib_of_submit(cluster, 12_000)
     assert time.monotonic() - started_s < 200

@@ -1,4 +1,4 @@
-"""Run on a device of 8 MiB and 50 inodes: a full disk is an error, until there is space again."""
+"""Runs on a device of 8 MiB and 50 inodes: a full disk is an error, until space is free again."""
 
 import sys
 from contextlib import suppress

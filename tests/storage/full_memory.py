@@ -1,5 +1,6 @@
-"""Run with a /dev/shm of 16 MiB: a program is refused a block while it is full, and finds room a
-moment later that another store, or a reader of what was deleted before, has given back.
+"""Runs with a /dev/shm of 16 MiB: the store refuses a program a block while the device is full. A
+moment later the block fits, because another store, or a reader of a deleted object, has freed
+memory.
 """
 
 import os
@@ -23,7 +24,7 @@ def opened(place: str) -> ObjectStore:
 
 
 def fill(path: str) -> None:
-    """Write as a program does that does not look what came of it."""
+    """Write as a program does that ignores errors."""
     with suppress(OSError), open(path, "wb", buffering=0) as file:
         while file.write(bytes(MIB)) == MIB:
             pass
@@ -36,7 +37,8 @@ def main() -> None:
         opened(place) as store,
     ):
         other.put("large", bytes(3 * MIB))
-        with other.begin("named") as writer:  # memory of such is not kept for others
+        # the store does not recycle the memory of named objects
+        with other.begin("named") as writer:
             Path(str(writer.path)).write_bytes(bytes(3 * MIB))
             writer.commit()
         with store.begin("fine") as writer:

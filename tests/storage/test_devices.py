@@ -22,12 +22,12 @@ def test_full_disk_is_an_error_and_recovers_without_restart(tmp_path: Path) -> N
     assert run_on_mount(mount, HERE / "full_disk.py", tmp_path) == 0
 
 
-def test_checksums_are_kept_without_extended_attributes(tmp_path: Path) -> None:
+def test_checksums_work_without_extended_attributes(tmp_path: Path) -> None:
     mount = ["-t", "ramfs", "none"]
     assert run_on_mount(mount, HERE / "without_attributes.py", tmp_path) == 0
 
 
-def test_unprivileged_user_records_a_checksum_asked_for_late() -> None:
+def test_a_checksum_computed_late_is_recorded_for_an_unprivileged_user() -> None:
     def ask() -> None:
         if os.geteuid() == 0:
             os.setuid(NOBODY)
@@ -47,7 +47,7 @@ def test_unprivileged_user_records_a_checksum_asked_for_late() -> None:
         assert exit_code(start_child(ask)) == 0
 
 
-def test_checksum_that_a_program_copied_is_not_believed(tmp_path: Path) -> None:
+def test_a_checksum_attribute_that_a_program_copied_is_ignored(tmp_path: Path) -> None:
     with open_disk({}, tmp_path / "store") as store, store.begin("a") as writer:
         Path(writer.path).write_bytes(b"content")
         os.setxattr(writer.path, ATTRIBUTE, b"0123456789abcdef")  # as `cp --archive` does
@@ -55,7 +55,7 @@ def test_checksum_that_a_program_copied_is_not_believed(tmp_path: Path) -> None:
         assert store.checksum("a") == digest(b"content")
 
 
-def test_running_out_of_descriptors_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_running_out_of_descriptors_raises_a_store_error(tmp_path: Path) -> None:
     def open_many() -> None:
         with open_disk({}, tmp_path / "store") as store:
             store.put("a", b"content")
@@ -95,7 +95,9 @@ def test_huge_object_is_digested_in_constant_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "symlink"])
-def test_something_else_in_place_of_the_objects_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_file_or_link_in_place_of_the_objects_directory_is_refused(
+    tmp_path: Path, kind: str
+) -> None:
     objects = tmp_path / "store" / "objects"
     objects.parent.mkdir()
     if kind == "file":

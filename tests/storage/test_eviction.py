@@ -21,25 +21,25 @@ def steps(
     return list(steps_to_free(wanted_bytes, scene))
 
 
-def test_what_was_used_longest_ago_moves_and_no_more_than_has_to() -> None:
+def test_the_least_recently_used_objects_are_moved_and_no_more_than_needed() -> None:
     expected = [Step("oldest", 10, Way.MOVE), Step("older", 20, Way.MOVE)]
     assert steps(11) == steps(30) == expected
     assert steps(0) == []
 
 
-def test_what_costs_nothing_goes_before_anything_is_moved() -> None:
+def test_objects_that_cost_nothing_leave_before_any_is_moved() -> None:
     found = steps(75, below={"newest"}, again={"newer"})
     assert [(step.object_id, step.way) for step in found] == [
         ("newer", Way.DROP), ("newest", Way.FORGET), ("oldest", Way.MOVE)
     ]  # fmt: skip
 
 
-def test_what_is_in_use_stays_even_if_it_lies_below_or_can_be_had_again() -> None:
+def test_an_object_in_use_stays_even_if_it_has_another_copy() -> None:
     found = steps(1000, in_use={"oldest", "newest"}, below={"oldest"}, again={"newest"})
     assert [step.object_id for step in found] == ["older", "newer"]
 
 
-def test_nothing_moves_where_there_is_no_room_and_a_smaller_one_may_fit() -> None:
+def test_objects_that_do_not_fit_below_stay_and_smaller_ones_move() -> None:
     assert [step.object_id for step in steps(1000, room_bytes=45)] == ["oldest", "older"]
     sizes = {"large": 50, "small": 5}
     assert [step.object_id for step in steps(1000, sizes, room_bytes=45)] == ["small"]
@@ -56,7 +56,7 @@ names = st.sampled_from(sorted(SIZES))
     again=st.sets(names),
     room_bytes=st.none() | st.integers(0, 120),
 )
-def test_enough_leaves_or_all_that_may(
+def test_enough_bytes_are_freed_or_all_that_can_be(
     wanted_bytes: int, in_use: set[str], below: set[str], again: set[str], room_bytes: int | None
 ) -> None:
     found = steps(wanted_bytes, in_use=in_use, below=below, room_bytes=room_bytes, again=again)

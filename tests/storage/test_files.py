@@ -49,7 +49,7 @@ class TestBoundedDiskStore(DiskStoreSuite):
 
 
 def test_a_flipped_bit_is_found_in_each_of_a_thousand_objects(tmp_path: Path) -> None:
-    """A local reader is not kept waiting for that (ADR 4): it is found by whoever checks."""
+    """Only a check finds it: a local reader does not wait for a checksum (ADR 4)."""
     chance = Random(2)
     with open_disk({}, tmp_path / "store") as store:
         names = [f"o{number}" for number in range(1000)]

@@ -1,4 +1,6 @@
-"""How often a device in memory was full: who notes it, who learns of it, who holds the count."""
+"""Tests the counter of how often a device in memory was full: who increments it, who sees it, and
+when it is deleted.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Fullness, Fullness]]:
     other.close()
 
 
-def test_what_one_notes_all_see(pair: tuple[Fullness, Fullness]) -> None:
+def test_all_processes_see_an_increment(pair: tuple[Fullness, Fullness]) -> None:
     one, other = pair
     since = other.count
     assert not other.was_full(since)
@@ -31,7 +33,7 @@ def test_what_one_notes_all_see(pair: tuple[Fullness, Fullness]) -> None:
     assert not other.was_full(other.count)
 
 
-def test_it_goes_with_the_last_who_has_it(tmp_path: Path) -> None:
+def test_the_counter_is_deleted_by_its_last_user(tmp_path: Path) -> None:
     one, other = Fullness(str(tmp_path)), Fullness(str(tmp_path))
     one.close()
     other.note()
@@ -41,14 +43,14 @@ def test_it_goes_with_the_last_who_has_it(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_where_nobody_says_in_time_it_may_have_been_full(
+def test_a_counter_locked_for_too_long_counts_as_full(
     pair: tuple[Fullness, Fullness], tmp_path: Path
 ) -> None:
     _, other = pair
     (count,) = tmp_path.glob("ciel-full.*/count")
     held = os.open(count, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)  # as one that was stopped while it gave something back
+        fcntl.flock(held, fcntl.LOCK_EX)  # as a process that was stopped while it freed memory
         assert other.was_full(other.count)
     finally:
         os.close(held)
@@ -56,7 +58,7 @@ def test_where_nobody_says_in_time_it_may_have_been_full(
 
 
 @pytest.mark.parametrize("plant", ["link", "file"])
-def test_h8_what_stands_in_its_place_is_gone_round(tmp_path: Path, plant: str) -> None:
+def test_h8_a_file_or_link_in_its_place_is_avoided(tmp_path: Path, plant: str) -> None:
     name, elsewhere = f"ciel-full.{os.geteuid()}", tmp_path / "elsewhere"
     elsewhere.mkdir()
 
@@ -67,7 +69,7 @@ def test_h8_what_stands_in_its_place_is_gone_round(tmp_path: Path, plant: str) -
     one, other = Fullness(str(tmp_path)), Fullness(str(tmp_path))
     one.note()
     assert other.count == 1
-    (tmp_path / name).unlink()  # whoever comes now joins those who are there
+    (tmp_path / name).unlink()  # a new process joins the existing counter
     third = Fullness(str(tmp_path))
     assert third.count == 1
     for each in (one, other, third):
@@ -80,7 +82,7 @@ def test_h8_what_stands_in_its_place_is_gone_round(tmp_path: Path, plant: str) -
     assert not list(elsewhere.iterdir())
 
 
-def test_without_a_device_in_memory_nothing_is_counted(tmp_path: Path) -> None:
+def test_without_a_device_in_memory_the_counter_does_nothing(tmp_path: Path) -> None:
     nothing = Fullness(None)
     nothing.note()
     assert not nothing.was_full(0)
@@ -88,7 +90,7 @@ def test_without_a_device_in_memory_nothing_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shm", "scc"])
-def test_who_was_refused_learns_what_others_gave_back(kind: str) -> None:
+def test_a_refused_writer_sees_memory_that_other_processes_freed(kind: str) -> None:
     mount = ["-t", "tmpfs", "-o", "size=16m", "none"]
     os.environ["FULL_STORE"] = kind
     try:

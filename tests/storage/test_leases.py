@@ -22,7 +22,9 @@ def parent_fd(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_held_directory_stays_until_its_last_holder_lets_go(parent_fd: int, tmp_path: Path) -> None:
+def test_a_held_directory_stays_until_its_last_holder_releases_it(
+    parent_fd: int, tmp_path: Path
+) -> None:
     first = leases.hold("held", parent_fd=parent_fd)
     second = leases.hold("held", parent_fd=parent_fd)
     (tmp_path / "held" / "content").touch()
@@ -33,7 +35,7 @@ def test_held_directory_stays_until_its_last_holder_lets_go(parent_fd: int, tmp_
     assert os.listdir(tmp_path) == []
 
 
-def test_sweep_takes_the_unheld_of_its_prefix(parent_fd: int, tmp_path: Path) -> None:
+def test_sweep_removes_unheld_directories_with_its_prefix(parent_fd: int, tmp_path: Path) -> None:
     for name in ("a-held", "a-dead", "a-dead.0123", "b-dead"):
         (tmp_path / name).mkdir()
     (tmp_path / "a-file").touch()
@@ -58,7 +60,9 @@ def test_holder_never_loses_its_directory_to_a_remover(parent_fd: int, tmp_path:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_directory_has_one_owner_until_that_one_is_gone(parent_fd: int, tmp_path: Path) -> None:
+def test_a_directory_has_one_owner_until_that_process_is_gone(
+    parent_fd: int, tmp_path: Path
+) -> None:
     def own() -> int:
         return leases.own(
             "owner", parent_fd=parent_fd, subject="name=it", what="it", instead="name"
@@ -88,7 +92,7 @@ def test_a_directory_has_one_owner_until_that_one_is_gone(parent_fd: int, tmp_pa
         os.close(fd)
 
 
-def test_what_stands_there_instead_of_a_directory_is_removed_alone(tmp_path: Path) -> None:
+def test_a_file_or_link_in_place_of_a_directory_is_removed_alone(tmp_path: Path) -> None:
     (tmp_path / "there" / "inner").mkdir(parents=True, mode=0o500)
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("there")
@@ -119,9 +123,9 @@ print(*os.listdir("."))
 
 
 @pytest.mark.parametrize("how", ["fd", "path"])
-def test_directories_that_a_program_closed_are_removed(tmp_path: Path, how: str) -> None:
+def test_directories_without_permissions_are_removed(tmp_path: Path, how: str) -> None:
     command = [sys.executable, "-c", CLOSED_TREE, str(tmp_path), how]
-    if os.geteuid() == 0:  # to whom nothing is closed
+    if os.geteuid() == 0:  # root may read closed directories
         command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "closed\n\n", done.stderr

@@ -1,4 +1,4 @@
-"""A file of another store becomes an object of ours, or nothing does."""
+"""Tests that a file of another store becomes an object of this store completely or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own(tmp_path: Path) -> Iterator[FileStore]:
 
 
 def committed(tmp_path: Path, content: bytes = CONTENT) -> Found:
-    """A file that another store has committed."""
+    """Return a file that another store has committed."""
     path = tmp_path / "other"
     path.write_bytes(content)
     path.chmod(0o400)
@@ -48,14 +48,14 @@ def test_an_empty_object_is_copied(own: FileStore, tmp_path: Path) -> None:
     assert own.get("x") == b""
 
 
-def test_what_has_gone_is_neither_linked_nor_copied(own: FileStore, tmp_path: Path) -> None:
+def test_a_deleted_file_is_neither_linked_nor_copied(own: FileStore, tmp_path: Path) -> None:
     gone = Found(str(tmp_path / "gone"), 5, "abc")
     for take in (link, copy_in):
         with pytest.raises(CannotAdoptError):
             take(own, "x", gone)
 
 
-def test_what_is_not_committed_is_not_copied(own: FileStore, tmp_path: Path) -> None:
+def test_a_file_that_is_not_committed_is_not_copied(own: FileStore, tmp_path: Path) -> None:
     found = committed(tmp_path)
     os.chmod(found.path, 0o600)
     with pytest.raises(CannotAdoptError, match="not a committed file"):
@@ -69,7 +69,7 @@ def test_what_is_not_committed_is_not_copied(own: FileStore, tmp_path: Path) -> 
     assert [*own] == []
 
 
-def test_a_file_that_is_not_the_one_described_is_refused(own: FileStore, tmp_path: Path) -> None:
+def test_a_file_with_another_size_or_checksum_is_refused(own: FileStore, tmp_path: Path) -> None:
     found = committed(tmp_path)
     with pytest.raises(CannotAdoptError, match="not 7"):
         copy_in(own, "x", found._replace(size_bytes=7))
@@ -79,9 +79,7 @@ def test_a_file_that_is_not_the_one_described_is_refused(own: FileStore, tmp_pat
     assert own.usage().reserved_bytes == 0
 
 
-def test_a_copy_that_finds_no_room_or_is_called_off_leaves_nothing(
-    own: FileStore, tmp_path: Path
-) -> None:
+def test_a_copy_without_room_or_cancelled_leaves_nothing(own: FileStore, tmp_path: Path) -> None:
     found = committed(tmp_path)
     with pytest.raises(CannotAdoptError, match="called off"):
         copy_in(own, "x", found, is_called_off=lambda: True)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class TestTieredStore(DirectoryStoreSuite):
-    """With a lower level that has room for nothing, so that the capacity is that of the upper."""
+    """Tests a store whose lower level has no room, so that its capacity is the upper level's."""
 
     capabilities = Capabilities(
         mappable=True,
@@ -79,13 +79,13 @@ def tiers(tmp_path: Path) -> Iterator[TieredStore]:
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[TieredStore]:
-    """One in which what waits in vain does not wait for long."""
+    """A store whose writers wait only 0.1 s for room."""
     with TieredStore(upper_at(tmp_path), lower_at(tmp_path), wait_s=0.1) as store:
         yield store
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for the mover."""
+    """Wait until the mover has fulfilled a condition."""
     deadline_s = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come to be"
@@ -99,13 +99,13 @@ def places(where: Path, object_id: str) -> str:
 
 
 def elsewhere(act: Callable[[], T]) -> T:
-    """Do something in a thread that may be kept waiting."""
+    """Call a function in another thread, which may block."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(act).result(timeout=10)
 
 
 def fill(store: TieredStore, end: int, start: int = 0) -> None:
-    """Put objects above, each once there is room."""
+    """Put objects into the upper level, each when it has room."""
 
     def put() -> None:
         for number in range(start, end):
@@ -114,10 +114,10 @@ def fill(store: TieredStore, end: int, start: int = 0) -> None:
     elsewhere(put)
 
 
-# What leaves
+# Objects that leave the upper level
 
 
-def test_what_was_used_longest_ago_moves_down_and_is_read_there(
+def test_the_least_recently_used_object_is_moved_down_and_read_there(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
     fill(tiers, 13)
@@ -135,7 +135,7 @@ def test_what_was_used_longest_ago_moves_down_and_is_read_there(
     assert memory.evicted_bytes == memory.evicted * UNIT
 
 
-def test_nothing_moves_while_there_is_room(tiers: TieredStore) -> None:
+def test_no_object_is_moved_while_there_is_room(tiers: TieredStore) -> None:
     fill(tiers, 14)
     tiers.get("o0")
     tiers.delete("o1")
@@ -143,7 +143,7 @@ def test_nothing_moves_while_there_is_room(tiers: TieredStore) -> None:
     assert tiers.mover._thread is None  # none was even started
 
 
-def test_what_is_open_stays(tiers: TieredStore, tmp_path: Path) -> None:
+def test_an_open_object_stays(tiers: TieredStore, tmp_path: Path) -> None:
     fill(tiers, 8)
     with tiers.open("o0") as reader, tiers.open("o1"):
         assert tiers.levels()[0].readers == 2
@@ -158,7 +158,7 @@ def test_what_is_open_stays(tiers: TieredStore, tmp_path: Path) -> None:
     until(lambda: places(tmp_path, "o0") == "l")
 
 
-def test_what_can_be_had_again_is_dropped_before_anything_moves(
+def test_objects_that_can_be_fetched_again_are_dropped_before_any_is_moved(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
     dropped: list[str] = []
@@ -172,14 +172,14 @@ def test_what_can_be_had_again_is_dropped_before_anything_moves(
     assert (memory.dropped, memory.evicted) == (2, 0)
 
 
-def test_a_reader_never_finds_an_object_in_neither(tiers: TieredStore) -> None:
+def test_a_reader_finds_an_object_in_some_level_at_every_moment(tiers: TieredStore) -> None:
     stop = threading.Event()
 
     def read() -> None:
         for number in cycle(range(8)):
             if stop.is_set():
                 return
-            with tiers.open(f"o{number}") as reader:  # raises if it is nowhere
+            with tiers.open(f"o{number}") as reader:  # raises if it is in neither level
                 assert reader.read(0, 8) == content(number)[:8]
             assert tiers.stat(f"o{number}") is not None
             assert f"o{number}" in list(tiers)
@@ -195,9 +195,7 @@ def test_a_reader_never_finds_an_object_in_neither(tiers: TieredStore) -> None:
             one.result()
 
 
-def test_what_is_deleted_while_it_moves_does_not_come_back(
-    tiers: TieredStore, tmp_path: Path
-) -> None:
+def test_an_object_deleted_while_it_moves_stays_deleted(tiers: TieredStore, tmp_path: Path) -> None:
     for round_number in range(4):
         fill(tiers, 16)
         for number in range(16):
@@ -219,11 +217,13 @@ def test_a_damaged_object_stays_where_it_is(tiers: TieredStore, tmp_path: Path) 
     assert [problem.place for problem in tiers.check()] == ["o0"]
 
 
-# Death
+# Killed processes
 
 
 @pytest.mark.parametrize("moment", ["copying", "committing", "deleting"])
-def test_whoever_dies_while_an_object_moves_leaves_it_readable(tmp_path: Path, moment: str) -> None:
+def test_an_object_stays_readable_if_its_process_is_killed_while_moving_it(
+    tmp_path: Path, moment: str
+) -> None:
     def die() -> None:
         upper, lower = upper_at(tmp_path), lower_at(tmp_path)
         end = partial(os.kill, os.getpid(), signal.SIGKILL)
@@ -245,7 +245,7 @@ def test_whoever_dies_while_an_object_moves_leaves_it_readable(tmp_path: Path, m
 
     assert exit_code(start_child(die)) == -signal.SIGKILL
     with TieredStore(upper_at(tmp_path), lower_at(tmp_path)) as store:
-        for number in range(15):  # the last may have come after the end
+        for number in range(15):  # the last object may have been written after the kill
             assert store.get(f"o{number}") == content(number)
         assert store.check() == []
         assert [
@@ -256,10 +256,10 @@ def test_whoever_dies_while_an_object_moves_leaves_it_readable(tmp_path: Path, m
         assert places(tmp_path, "o0") == ""
 
 
-# What comes back
+# Objects that return to the upper level
 
 
-def test_what_is_read_below_is_loaded_back_when_there_is_room(
+def test_an_object_read_from_the_lower_level_is_promoted_when_there_is_room(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
     fill(tiers, 16)
@@ -275,13 +275,15 @@ def test_what_is_read_below_is_loaded_back_when_there_is_room(
     for number in range(1, 8):
         tiers.get(f"o{number}")
     elsewhere(lambda: tiers.put("large", bytes(9 * UNIT)))
-    until(lambda: places(tmp_path, "o0") == "l")  # it went without being copied once more
+    until(lambda: places(tmp_path, "o0") == "l")  # it is dropped above without being copied again
     assert tiers.levels()[0].evicted >= moved + 1
     assert tiers.delete("o0")
     assert places(tmp_path, "o0") == ""
 
 
-def test_the_first_one_wins_wherever_it_lies(tiers: TieredStore, tmp_path: Path) -> None:
+def test_the_first_object_with_an_id_wins_in_whichever_level_it_is(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
     fill(tiers, 16)
     until(lambda: places(tmp_path, "o0") == "l")
     assert tiers.put("o0", content(0)).size_bytes == UNIT
@@ -289,7 +291,7 @@ def test_the_first_one_wins_wherever_it_lies(tiers: TieredStore, tmp_path: Path)
         tiers.put("o0", content(99))
     assert caught.value.refused_checksum == digest(content(99))
     assert tiers.get("o0") == content(0)
-    until(lambda: tiers.usage().reserved_bytes == 0)  # others are being moved meanwhile
+    until(lambda: tiers.usage().reserved_bytes == 0)  # other objects are moved meanwhile
     path = tmp_path / "lower" / "objects" / "o0"
     path.chmod(0o600)
     path.write_bytes(b"damaged")
@@ -322,7 +324,7 @@ def test_a_writer_waits_for_room_and_gets_it(tmp_path: Path) -> None:
         assert places(tmp_path, "late") == "u"
 
 
-def test_a_writer_that_waits_in_vain_says_what_it_wanted_and_what_there_was(
+def test_a_writer_that_waits_in_vain_reports_the_wanted_and_available_bytes(
     hasty: TieredStore,
 ) -> None:
     hasty.put("open", bytes(12 * UNIT))
@@ -341,7 +343,7 @@ def test_a_writer_that_waits_in_vain_says_what_it_wanted_and_what_there_was(
     assert hasty.levels()[0].writers == 0
 
 
-def test_the_thread_that_opened_it_does_not_wait_but_overruns(
+def test_the_thread_that_opened_the_store_overruns_instead_of_waiting(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
     tiers.put("open", bytes(12 * UNIT))
@@ -354,7 +356,7 @@ def test_the_thread_that_opened_it_does_not_wait_but_overruns(
     assert tiers.get("late") == bytes(6 * UNIT)
 
 
-def test_a_program_may_overrun_only_for_so_long(hasty: TieredStore) -> None:
+def test_a_program_may_overrun_only_for_a_limited_time(hasty: TieredStore) -> None:
     hasty.put("open", bytes(12 * UNIT))
     with hasty.open("open"), hasty.begin("late") as writer:
         Path(str(writer.path)).write_bytes(bytes(6 * UNIT))
@@ -370,7 +372,7 @@ def test_a_program_may_overrun_only_for_so_long(hasty: TieredStore) -> None:
         assert (caught.value.wanted_bytes, caught.value.available_bytes) == (6 * UNIT, 4 * UNIT)
 
 
-def test_what_is_larger_than_the_memory_begins_below_or_ends(
+def test_an_object_larger_than_the_memory_is_written_below_or_refused(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
     tiers.put("large", bytes(CAPACITY_BYTES + 1))
@@ -382,10 +384,11 @@ def test_what_is_larger_than_the_memory_begins_below_or_ends(
             writer.account()
 
 
-def test_what_begins_when_nothing_can_leave_begins_below(
+def test_a_new_object_is_written_below_when_no_object_can_leave(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
-    tiers.put("open", bytes(12 * UNIT))  # what fills it would begin to leave at once
+    # an object that fills the level would start to be evicted at once
+    tiers.put("open", bytes(12 * UNIT))
     with tiers.open("open"), tiers.begin("rest", size_hint_bytes=4 * UNIT):
         tiers.put("known", bytes(UNIT))
         with tiers.begin("unknown") as writer:
@@ -394,7 +397,7 @@ def test_what_begins_when_nothing_can_leave_begins_below(
     assert places(tmp_path, "known") == places(tmp_path, "unknown") == "l"
 
 
-def test_when_both_are_full_it_says_so_and_goes_on_once_there_is_space(tmp_path: Path) -> None:
+def test_two_full_levels_raise_no_space_until_space_is_free(tmp_path: Path) -> None:
     with TieredStore(upper_at(tmp_path), lower_at(tmp_path, 2 * UNIT), wait_s=0.1) as tiers:
         fill(tiers, 18)
         with pytest.raises(NoSpaceError) as caught:
@@ -406,7 +409,7 @@ def test_when_both_are_full_it_says_so_and_goes_on_once_there_is_space(tmp_path:
         assert tiers.get("late") == bytes(UNIT)
 
 
-def test_an_object_may_begin_below_by_its_makers_wish(tiers: TieredStore, tmp_path: Path) -> None:
+def test_a_writer_may_choose_the_lower_level(tiers: TieredStore, tmp_path: Path) -> None:
     with tiers.begin_in(DISK, "a") as writer, tiers.begin_in(MEMORY, "b") as other:
         assert [level.writers for level in tiers.levels()] == [1, 1]
         writer.write(b"content")
@@ -417,10 +420,10 @@ def test_an_object_may_begin_below_by_its_makers_wish(tiers: TieredStore, tmp_pa
     assert tiers.levels()[1].spilled == 0
 
 
-# Neighbours, and the option
+# Adoption from other stores, and the option `spill`
 
 
-def test_an_object_that_lies_below_elsewhere_is_adopted_below(
+def test_an_object_in_the_lower_level_of_another_store_is_adopted_below(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
     with open_shm({"spill": str(tmp_path / "spill"), "capacity": "64KiB"}, tmp_path) as other:
@@ -432,11 +435,11 @@ def test_an_object_that_lies_below_elsewhere_is_adopted_below(
         with open_shm({"spill": "yes", "capacity": "9MiB"}, tmp_path / "third") as third:
             third.adopt("a", path, checksum=checksum, size_bytes=2 * UNIT)
             assert third.levels()[1].objects == 1
-    assert list((tmp_path / "spill").iterdir()) == []  # it went with its process
+    assert list((tmp_path / "spill").iterdir()) == []  # deleted with its store
     assert tiers.get("a") == bytes(2 * UNIT)
 
 
-def test_without_spilling_a_full_memory_is_full(tmp_path: Path) -> None:
+def test_without_spilling_a_full_memory_raises_no_space(tmp_path: Path) -> None:
     with open_shm({"spill": "no", "capacity": "64KiB"}, tmp_path) as store:
         with pytest.raises(NoSpaceError):
             store.put("a", bytes(2 * UNIT))
@@ -444,7 +447,7 @@ def test_without_spilling_a_full_memory_is_full(tmp_path: Path) -> None:
 
 
 class TestUnspilledStore(DirectoryStoreSuite):
-    """A store in memory with nothing below it keeps all rules of stores."""
+    """A store in memory without a lower level keeps all rules of stores."""
 
     capabilities = TestTieredStore.capabilities
 
@@ -465,7 +468,7 @@ def no_turn(place: str, size_bytes: int) -> AbstractContextManager[None]:
 
 @pytest.fixture
 def unspilled(tmp_path: Path) -> Iterator[UnspilledStore]:
-    """Full, half of it with what can be had again."""
+    """A full store; half of its objects can be fetched again."""
     options = ShelfOptions(capacity_bytes=CAPACITY_BYTES)
     with UnspilledStore(FileStore(tmp_path / "upper", options, may_block=False)) as store:
         store.advise(lambda object_id: object_id.startswith("copy"), lambda _: None, no_turn)
@@ -477,7 +480,7 @@ def unspilled(tmp_path: Path) -> Iterator[UnspilledStore]:
 
 
 @pytest.mark.parametrize("where", [elsewhere, lambda act: act()])
-def test_without_spilling_what_can_be_had_again_is_dropped_and_nothing_else(
+def test_without_spilling_only_objects_that_can_be_fetched_again_are_dropped(
     unspilled: UnspilledStore, where: Callable[[Callable[[], Any]], Any]
 ) -> None:
     with unspilled.open("copy2") as reader:
@@ -501,7 +504,7 @@ def test_without_spilling_what_can_be_had_again_is_dropped_and_nothing_else(
     ]
 
 
-def test_without_spilling_what_is_taken_over_finds_room_too(
+def test_without_spilling_adopting_an_object_makes_room_too(
     unspilled: UnspilledStore, tmp_path: Path
 ) -> None:
     other = FileStore(tmp_path / "other", ShelfOptions(capacity_bytes=None))
@@ -516,7 +519,7 @@ def test_without_spilling_what_is_taken_over_finds_room_too(
     assert unspilled.levels()[0].dropped == 2
 
 
-def test_without_spilling_a_wish_for_the_disk_is_none(unspilled: UnspilledStore) -> None:
+def test_without_spilling_a_request_for_the_disk_is_ignored(unspilled: UnspilledStore) -> None:
     with unspilled.begin_in(DISK, "a", size_hint_bytes=UNIT) as writer:
         writer.write(content(1))
         writer.commit()
@@ -524,6 +527,6 @@ def test_without_spilling_a_wish_for_the_disk_is_none(unspilled: UnspilledStore)
 
 
 @pytest.mark.parametrize("spill", ["maybe", "tmp/x"])
-def test_an_unknown_way_to_spill_is_refused(tmp_path: Path, spill: str) -> None:
+def test_an_unknown_value_of_spill_is_refused(tmp_path: Path, spill: str) -> None:
     with pytest.raises(StoreSpecError, match="write yes, no, or a path"):
         open_shm({"spill": spill}, tmp_path)

@@ -1,4 +1,4 @@
-"""Lines of disk jobs among processes, in Python and in C."""
+"""Tests queues of disk jobs among processes, in Python and in C."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WITHIN_S = 20.0
 
 
 class Holder:
-    """A process that waits for a token, and holds it until it is told to end."""
+    """A process that waits for a token, and holds it until its standard input is closed."""
 
     def __init__(self, command: list[str], device: str) -> None:
         self._process = subprocess.Popen(
@@ -67,14 +67,14 @@ def program() -> str:
 
 @pytest.fixture
 def device() -> Iterator[str]:
-    """A device that nobody else has; nothing may be left of its line."""
+    """Return the name of a device that no other test uses; afterwards its queue must be gone."""
     name = f"0-{secrets.randbits(60)}"
     yield name
     assert not (LINES / name).exists()
 
 
 def places(device: str) -> int:
-    """How many wait or have a token."""
+    """Count the processes that wait or have a token."""
     try:
         return len(os.listdir(LINES / device))
     except FileNotFoundError:
@@ -86,7 +86,7 @@ Start = Callable[..., Holder]
 
 @pytest.fixture
 def start(program: str, device: str) -> Iterator[Start]:
-    """Start a process, in `c` or `python`, and wait until it is in the line."""
+    """Start a process, in `c` or `python`, and wait until it is in the queue."""
     started: list[Holder] = []
 
     def start(language: str, limit: int = 1, timeout_ms: int = -1) -> Holder:
@@ -108,7 +108,9 @@ PAIRS = pytest.mark.parametrize("first, second", [("python", "c"), ("c", "python
 
 
 @PAIRS
-def test_the_next_one_waits_until_the_holder_leaves(start: Start, first: str, second: str) -> None:
+def test_the_next_process_waits_until_the_holder_ends(
+    start: Start, first: str, second: str
+) -> None:
     holder = start(first)
     assert holder.answer() == "token"
     waiter = start(second)
@@ -129,7 +131,7 @@ def test_a_holder_that_is_killed_frees_its_place(start: Start, first: str, secon
 
 
 @BOTH
-def test_one_that_is_killed_while_it_waits_holds_up_nobody(
+def test_a_process_killed_while_it_waits_does_not_block_the_queue(
     start: Start, device: str, language: str
 ) -> None:
     with Claim(device, 1) as held:
@@ -142,9 +144,7 @@ def test_one_that_is_killed_while_it_waits_holds_up_nobody(
 
 
 @BOTH
-def test_who_does_not_want_to_wait_longer_is_told_so(
-    start: Start, device: str, language: str
-) -> None:
+def test_a_wait_with_a_time_limit_times_out(start: Start, device: str, language: str) -> None:
     with Claim(device, 1):
         waiter = start(language, timeout_ms=30)
         assert waiter.answer() == "Connection timed out"
@@ -152,14 +152,14 @@ def test_who_does_not_want_to_wait_longer_is_told_so(
         assert places(device) == 1
 
 
-def test_as_many_have_a_token_as_there_may(device: str) -> None:
+def test_as_many_claims_have_a_token_as_the_limit_allows(device: str) -> None:
     with Claim(device, 2) as first, Claim(device, 2) as second, Claim(device, 2) as third:
         assert [first.look(), second.look(), third.look()] == [True, True, False]
         first.release()
         assert third.look()
 
 
-def test_tokens_come_in_the_order_of_arrival(device: str) -> None:
+def test_tokens_are_given_in_the_order_of_arrival(device: str) -> None:
     claims = [Claim(device, 1) for _ in range(5)]
     for number, claim in enumerate(claims):
         assert claim.wait(WITHIN_S)
@@ -167,21 +167,21 @@ def test_tokens_come_in_the_order_of_arrival(device: str) -> None:
         claim.release()
 
 
-def test_nobody_waits_for_who_came_later(device: str) -> None:
+def test_a_claim_does_not_wait_for_later_ones(device: str) -> None:
     with Claim(device, 1) as first, Claim(device, 1) as strict, Claim(device, 5) as later:
-        assert later.look()  # its limit is another
+        assert later.look()  # this claim has a higher limit
         first.release()
         assert strict.look()
 
 
-def test_who_leaves_before_its_turn_holds_up_nobody(device: str) -> None:
+def test_a_claim_released_before_it_has_a_token_does_not_block_the_queue(device: str) -> None:
     with Claim(device, 1) as first, Claim(device, 1) as second, Claim(device, 1) as third:
         second.release()
         first.release()
         assert third.look()
 
 
-def test_a_claim_can_be_watched(device: str) -> None:
+def test_a_claim_can_be_awaited_without_a_time_limit(device: str) -> None:
     with Claim(device, 1) as first, Claim(device, 1) as second:
         leaving = threading.Timer(0.05, first.release)
         leaving.start()
@@ -189,7 +189,7 @@ def test_a_claim_can_be_watched(device: str) -> None:
         leaving.join()
 
 
-def test_never_do_more_have_a_token_whoever_takes_it(
+def test_programs_and_threads_together_never_exceed_the_limit(
     program: str, device: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -220,26 +220,26 @@ def test_never_do_more_have_a_token_whoever_takes_it(
     assert most <= limit
 
 
-def test_lines_are_private(device: str) -> None:
+def test_queues_are_private_to_their_user(device: str) -> None:
     with Claim(device, 1):
         for place in (LINES, LINES / device):
             assert (place.stat().st_mode & 0o777, place.stat().st_uid) == (0o700, os.geteuid())
 
 
-def test_a_place_that_is_not_ours_is_not_used(tmp_path: Path) -> None:
+def test_a_queue_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / f"ciel-io-{os.geteuid()}").symlink_to("/tmp")
     with pytest.raises(TokenError, match="disk jobs of other processes are not seen"):
         Claim("8-0", 1, root=str(tmp_path))
 
 
-def test_what_the_killed_left_is_swept_away(start: Start, device: str) -> None:
+def test_sweeping_removes_places_of_killed_processes(start: Start, device: str) -> None:
     start("c").kill()
     assert places(device) == 1
     sweep()
     assert places(device) == 0
 
 
-def test_sweeping_spares_who_is_there(device: str) -> None:
+def test_sweeping_spares_living_processes(device: str) -> None:
     with Claim(device, 1), Claim(device, 1) as second:
         sweep()
         root = os.open("/dev/shm", os.O_RDONLY)
@@ -249,7 +249,7 @@ def test_sweeping_spares_who_is_there(device: str) -> None:
         assert not second.look()
 
 
-def test_a_directory_that_is_locked_for_a_moment_is_waited_for(device: str) -> None:
+def test_a_claim_waits_for_a_directory_that_is_briefly_locked(device: str) -> None:
     with Claim(device, 1):
         fd = os.open(LINES / device, os.O_RDONLY)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -259,7 +259,9 @@ def test_a_directory_that_is_locked_for_a_moment_is_waited_for(device: str) -> N
         unlocking.join()
 
 
-def test_one_at_a_time_a_disk_seeks_once_for_each_file(device: str, tmp_path: Path) -> None:
+def test_with_one_job_at_a_time_a_disk_seeks_once_for_each_file(
+    device: str, tmp_path: Path
+) -> None:
     sources = ("../benchmarks/modelled_disk.c", "tools/io_token.c", "tools/io_device.c")
     program, model, files = str(compiled("modelled_disk", sources)), tmp_path / "disk", 6
     loaders = [

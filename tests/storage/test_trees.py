@@ -1,4 +1,4 @@
-"""Directories deeper than recursion, and longer than a path may be."""
+"""Tests directories that are deeper than the recursion limit, and whose paths are too long."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def test_g9_a_deep_tree_is_measured_and_removed(tmp_path: Path) -> None:
     assert bytes_below(tmp_path / "top") >= 2 * DEPTH * 512
     remove_tree(tmp_path / "top")
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) <= before  # others may be collected meanwhile
+    # other descriptors may be collected meanwhile
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_each_directory_comes_after_what_is_in_it(tmp_path: Path) -> None:
+def test_each_directory_comes_after_its_entries(tmp_path: Path) -> None:
     for name in ("a/b/c", "a/x", "y"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "f").touch()
@@ -52,7 +53,7 @@ def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
     assert not top.exists()
 
 
-def test_directories_that_are_closed_to_us_go_as_well(tmp_path: Path) -> None:
+def test_directories_without_permissions_are_removed(tmp_path: Path) -> None:
     closed = tmp_path / "top" / "closed"
     closed.mkdir(parents=True)
     (closed / "file").touch()

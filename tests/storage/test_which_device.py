@@ -1,4 +1,4 @@
-"""Which device a path lies on, by what the system says; here systems are made up."""
+"""Tests which device holds a path, according to /sys and /proc, of which the tests make up some."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class System:
         (root / "sys/dev/block").mkdir(parents=True)
 
     def add(self, number: str, place: str, **files: str) -> Path:
-        """Add a device; `a__b="x"` is its file a/b with an x."""
+        """Add a device; `a__b="x"` creates its file a/b with content x."""
         directory = self.root / "sys/devices" / place
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in {"dev": number, **files}.items():
@@ -31,7 +31,7 @@ class System:
         return directory
 
     def mount(self, path: str, what: str) -> None:
-        """Have a path, which is of a file system without a device, be a mount of something."""
+        """Make a path, whose file system has no device, the mount point of `what`."""
         minor = os.minor(os.stat(path).st_dev)
         mounts = self.root / "proc/self/mountinfo"
         mounts.parent.mkdir(parents=True)
@@ -51,7 +51,9 @@ def system(tmp_path: Path) -> System:
 @pytest.mark.parametrize(
     "flag, kind", [("1", Kind.ROTATING), ("0", Kind.SOLID), ("?", Kind.UNKNOWN)]
 )
-def test_a_disk_turns_or_not(system: System, flag: str, kind: Kind) -> None:
+def test_the_kind_of_a_disk_is_read_from_its_rotational_flag(
+    system: System, flag: str, kind: Kind
+) -> None:
     system.add("8:0", "sda", queue__rotational=flag)
     assert system.behind(8, 0) == (8, 0, kind)
 
@@ -62,7 +64,7 @@ def test_a_partition_counts_as_its_disk(system: System) -> None:
     assert system.behind(8, 18) == (8, 16, Kind.ROTATING)
 
 
-def test_a_mapped_device_counts_as_the_one_that_carries_it(system: System) -> None:
+def test_a_mapped_device_counts_as_the_disk_below_it(system: System) -> None:
     carrier = system.add("259:0", "nvme0n1", queue__rotational="0")
     part = system.add("259:1", "nvme0n1/nvme0n1p1", partition="1")
     mapped = system.add("253:0", "dm-0", queue__rotational="0")
@@ -72,20 +74,20 @@ def test_a_mapped_device_counts_as_the_one_that_carries_it(system: System) -> No
     assert system.behind(253, 0) == (259, 0, Kind.SOLID)
 
 
-def test_a_device_over_several_stands_for_itself(system: System) -> None:
+def test_a_device_over_several_disks_counts_as_itself(system: System) -> None:
     mapped = system.add("9:0", "md0", queue__rotational="1")
     for name in ("sda", "sdb"):
         (mapped / "slaves" / name).mkdir(parents=True)
     assert system.behind(9, 0) == (9, 0, Kind.ROTATING)
 
 
-def test_a_loop_device_counts_as_what_its_file_lies_on(system: System) -> None:
+def test_a_loop_device_counts_as_the_device_of_its_file(system: System) -> None:
     system.add("7:0", "loop0", loop__backing_file="/dev/shm", queue__rotational="1")
     system.mount("/dev/shm", "tmpfs tmpfs rw")
     assert system.behind(7, 0).kind is Kind.MEMORY
 
 
-def test_a_loop_device_whose_file_is_not_to_be_seen_stands_for_itself(system: System) -> None:
+def test_a_loop_device_whose_file_is_hidden_counts_as_itself(system: System) -> None:
     system.add("7:0", "loop0", loop__backing_file="/nowhere (deleted)", queue__rotational="0")
     assert system.behind(7, 0) == (7, 0, Kind.SOLID)
 
@@ -95,7 +97,7 @@ def test_a_disk_of_compressed_memory_has_no_limit(system: System) -> None:
     assert not system.behind(253, 0).is_limited
 
 
-def test_devices_that_carry_each_other_are_given_up(system: System) -> None:
+def test_devices_in_a_circle_are_of_unknown_kind(system: System) -> None:
     first, second = system.add("253:0", "dm-0"), system.add("253:1", "dm-1")
     for mapped, carrier in (first, second), (second, first):
         (mapped / "slaves").mkdir()
@@ -103,7 +105,7 @@ def test_devices_that_carry_each_other_are_given_up(system: System) -> None:
     assert system.behind(253, 0).kind is Kind.UNKNOWN
 
 
-def test_without_a_system_to_ask_every_file_system_is_a_device(tmp_path: Path) -> None:
+def test_without_sys_every_file_system_counts_as_a_device(tmp_path: Path) -> None:
     device = device_of(tmp_path, system=tmp_path)
     assert (device.kind, device.is_limited) == (Kind.UNKNOWN, True)
 
@@ -116,11 +118,11 @@ def test_an_overlay_counts_as_its_upper_layer(system: System) -> None:
     assert device_of("/dev/shm", system=system.root) == device_of(upper, system=system.root)
 
 
-def test_what_lies_in_memory_has_no_limit(tmp_path: Path) -> None:
+def test_a_path_in_memory_has_no_limit(tmp_path: Path) -> None:
     assert not device_of("/dev/shm").is_limited
 
 
-def test_the_tools_in_c_find_the_same(tmp_path: Path) -> None:
+def test_the_tools_in_c_find_the_same_device(tmp_path: Path) -> None:
     sources = ("tests/io_token.c", "tools/io_token.c", "tools/io_device.c")
     program = compiled("io_token", sources)
     (tmp_path / "file").touch()

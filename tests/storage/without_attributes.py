@@ -1,4 +1,4 @@
-"""Run on a file system that keeps no extended attributes: checksums are remembered instead."""
+"""Runs on a file system without extended attributes: the store remembers checksums in memory."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from ciel.storage.errors import CorruptObjectError
 from ciel.storage.files import open_disk
 
 place = Path(sys.argv[1])
-with pytest.raises(OSError) as caught:  # noqa: PT011  # the number is looked at
+with pytest.raises(OSError) as caught:  # noqa: PT011  # the number is checked below
     os.setxattr(place, "user.ciel.xxh3", b"")
 assert caught.value.errno == errno.ENOTSUP
 
@@ -24,7 +24,8 @@ with open_disk({}, place / "store") as store:
     path.chmod(0o600)
     path.write_bytes(b"CONTENT")
     path.chmod(0o400)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as silent as a failing device
+    # as unnoticeable as a failing device
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(CorruptObjectError):
         store.verify("a")
     store.delete("a")

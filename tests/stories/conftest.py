@@ -1,4 +1,4 @@
-"""The stage on which failures are planted: a cluster that all stories share."""
+"""Provides the cluster that all stories share, in which the tests plant failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ciel_tests.clusters.stories import Stage
 
 @pytest.fixture(scope="session")
 def stage(tmp_path_factory: pytest.TempPathFactory, typed: Any) -> Iterator[Stage]:
-    """A worker of four slots, with little room for objects and not much memory."""
+    """Start a worker of four slots, with little room for objects and little memory."""
     home = Home(tmp_path_factory.mktemp("stage"))
     options = ("--slots", "4", "--memory", "1GiB", "--store", "disk:capacity=16MiB")
     cluster = HandCluster.start(home, 1, *options)

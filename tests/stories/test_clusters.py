@@ -1,5 +1,5 @@
-"""What a user is told when workers go, when nobody can run a task, and when somebody ends a job;
-and why tasks are as they are, in every state.
+"""Checks the messages that a user sees when workers are lost, when no worker can run a task, and
+when another user cancels a job; and the explanations of tasks in every state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sleep 60
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory, typed: Any) -> Iterator[Stage]:
-    """A cluster whose workers of one slot come and go."""
+    """Start a cluster whose workers of one slot come and go."""
     stage = Stage(HandCluster.start(Home(tmp_path_factory.mktemp("sparse")), 0), typed)
     stage.add({"poison": POISON, "words.txt": "a b c\n" * 1000})
     yield stage
@@ -35,13 +35,13 @@ def sparse(tmp_path_factory: pytest.TempPathFactory, typed: Any) -> Iterator[Sta
 
 
 def have_worker(stage: Stage) -> None:
-    """Start a worker unless there is one."""
+    """Start a worker unless one is running."""
     if all(worker.poll() is not None for worker in stage.cluster.workers):
         stage.cluster.start_worker()
 
 
 def lose_worker(stage: Stage) -> None:
-    """Wait for the last worker to die, and for the master to know."""
+    """Wait until the last worker is dead and the master knows it."""
     stage.cluster.workers[-1].wait(timeout=20)
     wait_for(lambda: "no workers" in stage.run("status")[1], "the loss to be known")
 
@@ -72,7 +72,7 @@ def test_a_task_that_loses_its_workers(sparse: Stage) -> None:
     sparse.tell("ciel task explain last").expect("explain-workers-lost")
 
 
-def test_a_program_that_fails_on_a_cluster_of_its_own(tmp_path: Path) -> None:
+def test_a_program_that_fails_on_its_own_temporary_cluster(tmp_path: Path) -> None:
     home = Home(tmp_path)
     done = home.run("ciel", "submit", "--", "sh", "-c", "exit 2")
     told = Transcript({str(tmp_path): "HOME"})
@@ -81,7 +81,7 @@ def test_a_program_that_fails_on_a_cluster_of_its_own(tmp_path: Path) -> None:
     home.expect_nothing_left()
 
 
-def test_what_was_sent_is_lost_with_its_only_worker(sparse: Stage) -> None:
+def test_an_upload_that_is_lost_with_its_only_worker(sparse: Stage) -> None:
     home, cluster = sparse.home, sparse.cluster
     cluster.start_worker()
     with ciel.Client(environ=home.environ) as client, client.job("words") as job:
@@ -100,7 +100,7 @@ def test_what_was_sent_is_lost_with_its_only_worker(sparse: Stage) -> None:
     lose_worker(sparse)
 
 
-def test_a_job_that_somebody_else_cancels(stage: Stage) -> None:
+def test_a_job_that_another_command_cancels(stage: Stage) -> None:
     submitted = stage.home.start("ciel", "submit", "--name", "endless", "--", "sleep", "60")
     wait_for(lambda: "endless" in stage.run("job", "list")[1], "the job to be there")
     told = stage.tell("ciel job cancel last")
@@ -111,7 +111,7 @@ def test_a_job_that_somebody_else_cancels(stage: Stage) -> None:
     stage.tell("ciel task explain last:4711").expect("unknown-task")
 
 
-def test_a_key_that_is_another_clusters(stage: Stage) -> None:
+def test_a_key_of_another_cluster(stage: Stage) -> None:
     known = json.loads(stage.cluster.access.read_text())
     other = stage.home.path / "other.json"
     other.write_text(json.dumps({**known, "key": "0" * len(known["key"])}))
@@ -119,10 +119,10 @@ def test_a_key_that_is_another_clusters(stage: Stage) -> None:
     stage.tell("ciel status --access other.json").expect("wrong-key")
 
 
-# --- why ------------------------------------------------------------------------------------------
+# --- explanations ---------------------------------------------------------------------------------
 
 
-def test_why_tasks_wait_and_run(sparse: Stage) -> None:
+def test_explanations_of_tasks_that_wait_and_run(sparse: Stage) -> None:
     home = sparse.home
     have_worker(sparse)
     with ciel.Client(environ=home.environ) as client:
@@ -142,7 +142,7 @@ def test_why_tasks_wait_and_run(sparse: Stage) -> None:
     sparse.run("job", "wait", "all")
 
 
-def test_why_tasks_ended(sparse: Stage) -> None:
+def test_explanations_of_tasks_that_ended(sparse: Stage) -> None:
     home = sparse.home
     have_worker(sparse)
     sparse.run("submit", "--detach", "--", "echo", "done")

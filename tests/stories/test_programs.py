@@ -1,4 +1,6 @@
-"""What the user of an ordinary program is told when it, or what was typed, fails."""
+"""Checks the messages that the user of an ordinary program sees when it fails, or when the command
+line is wrong.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ HUNGRY = "#!/usr/bin/perl\nprint STDERR qq(begun\\n);\n$x = 'x' x $_ for 99 << 2
 CHATTY = "#!/bin/sh\nseq 2000 >&2\nprintf 'red \\033[31mred\\033[0m \\007 \\377\\n' >&2\nexit 1\n"
 
 STORIES: dict[str, dict[str, Any]] = {
-    # --- what programs do
+    # --- failures of programs
     "exit-status": {"submit": "-- sh -c 'echo begun; echo no such word: xyzzy >&2; exit 3'"},
     "signal": {"submit": "-- sh -c 'kill -SEGV $$'"},
     "killed-by-others": {"submit": "-- sh -c 'kill -KILL $$'"},
@@ -38,7 +40,7 @@ STORIES: dict[str, dict[str, Any]] = {
     "missing-file": {"submit": "--scratch -- cat words.txt", "words.txt": "a b c\n"},
     "too-many-slots": {"submit": "--slots 99 -- true"},
     "too-much-memory": {"submit": "--memory 4000TiB -- true"},
-    # --- what is typed
+    # --- wrong command lines
     "unsent-file": {"submit": "--in absent.txt -- cat absent.txt"},
     "no-program": {"submit": "--retries 2"},
     "unknown-command": {"type": "ciel sumbit -- true"},
@@ -47,7 +49,7 @@ STORIES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_text_belongs_to_a_story_and_there_are_many() -> None:
+def test_every_golden_text_belongs_to_a_story() -> None:
     told = "".join([path.read_text() for path in Path(__file__).parent.glob("test_*.py")])
     names = [path.stem for path in GOLDEN.iterdir()]
     assert [name for name in names if f'"{name}"' not in told] == []
@@ -55,21 +57,21 @@ def test_every_text_belongs_to_a_story_and_there_are_many() -> None:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_the_user_is_told_of(stage: Stage, name: str) -> None:
+def test_the_user_of_a_program_sees_the_golden_text(stage: Stage, name: str) -> None:
     story = dict(STORIES[name])
     command = story.pop("type", None) or f"ciel submit {story.pop('submit')}"
     stage.add(story)
     stage.tell(command).expect(name)
 
 
-def test_what_the_page_shows_is_what_is_said() -> None:
+def test_the_page_shows_golden_texts() -> None:
     told = "\n".join([path.read_text() for path in GOLDEN.iterdir()])
     shown = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(shown) >= 5
     assert [block for block in shown if block not in told] == []
 
 
-def test_the_page_has_every_word_of_the_protocol() -> None:
+def test_the_page_has_every_failure_reason_of_the_protocol() -> None:
     protocol = (DOCS / "protocol/control.md").read_text()
     rows = re.findall(r"^\| (`[A-Z_`, ]+`) \| (?:worker|master|both) \|", protocol, re.MULTILINE)
     words = re.findall(r"`[A-Z_]+`", " ".join(rows))

@@ -1,4 +1,6 @@
-"""What a user is told when a program that talks, a package, a script or a function fails."""
+"""Checks the messages that a user sees when an interactive program, a package, a script or a
+function fails.
+"""
 
 from __future__ import annotations
 
@@ -47,17 +49,17 @@ PACKAGES: dict[str, object] = {
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_the_user_of_a_package_is_told_of(stage: Stage, name: str) -> None:
+def test_the_user_of_a_package_sees_the_golden_text(stage: Stage, name: str) -> None:
     stage.add({"my.pack": json.dumps(PACKAGES[name]), "words.txt": "a b c\n"})
     stage.tell("ciel run my.pack").expect(name)
 
 
-def test_a_package_that_is_no_json(stage: Stage) -> None:
+def test_a_package_that_is_not_json(stage: Stage) -> None:
     stage.add({"my.pack": '{"start": {\n  "handler": "stdinout"\n  "args": {}\n}}\n'})
     stage.tell("ciel run my.pack").expect("package-no-json")
 
 
-# --- programs that talk ---------------------------------------------------------------------------
+# --- interactive programs -------------------------------------------------------------------------
 
 TALKER = r"""#!/usr/bin/perl
 my (undef, $say, undef, $hear) = @ARGV[-4 .. -1];
@@ -84,7 +86,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_user_of_a_program_that_talks_is_told_of(stage: Stage, name: str) -> None:
+def test_the_user_of_an_interactive_program_sees_the_golden_text(stage: Stage, name: str) -> None:
     package = {"start": {"handler": "proc", "args": {"command": "HOME/talker"}}}
     stage.add({"talker": TALKER + PROGRAMS[name], "my.pack": json.dumps(package)})
     stage.tell("ciel run my.pack").expect(name)
@@ -105,7 +107,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_user_of_a_script_is_told_of(stage: Stage, name: str) -> None:
+def test_the_user_of_a_script_sees_the_golden_text(stage: Stage, name: str) -> None:
     stage.add({"my.sw": SCRIPTS[name]})
     stage.tell("ciel sw my.sw").expect(name)
 
@@ -145,7 +147,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_user_of_python_is_told_of(stage: Stage, name: str) -> None:
+def test_the_user_of_python_sees_the_golden_text(stage: Stage, name: str) -> None:
     *before, last = CALLS[name]
     defined = [text for text in before if text.endswith("\n")]
     inside = "\n    ".join([text for text in before if not text.endswith("\n")] + [last])

@@ -39,7 +39,7 @@ def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def read(stream: bytes, cuts: list[int]) -> tuple[list[Call], str]:
-    """Return the calls of a stream fed in pieces, and what was wrong after them."""
+    """Return the calls of a stream that arrives in pieces, and the error after them."""
     reader = CallReader()
     found: list[Call] = []
     try:
@@ -64,7 +64,7 @@ def test_a_call_is_its_length_and_a_list() -> None:
     assert encode_call("log", {"message": "é"}) == bytes([0, 0, 0, len(payload)]) + payload
 
 
-def test_a_reference_travels_as_an_object() -> None:
+def test_a_reference_is_encoded_as_an_object() -> None:
     array = ["c2", "T:out:1", 67108864, ["host:8001"]]
     call = encode_call("close_output", {"ref": REF})
     assert json.loads(call[4:]) == ["close_output", {"ref": {"__ref__": array}}]
@@ -77,7 +77,7 @@ def test_calls_survive_any_split(sent: list[Call], cuts: list[int]) -> None:
 
 
 @given(st.lists(calls, max_size=3), st.binary(), cuts)
-def test_what_is_wrong_is_found_after_the_same_calls_wherever_it_is_split(
+def test_an_error_is_found_after_the_same_calls_however_the_stream_is_split(
     sent: list[Call], garbage: bytes, cuts: list[int]
 ) -> None:
     stream = b"".join([encode_call(*call) for call in sent]) + garbage
@@ -108,7 +108,7 @@ def test_a_call_that_is_cut_short_is_partial(call: Call, cut: int) -> None:
      '{"str":"eA==","index":0}', '{"index":0,"str":"e\\u0041"}', '{"index":0,"str":"é"}',
      '{"index": 0,"str":"eA=="}', '{"index":0,"str":"eA==","store":"memory"}'],
 )  # fmt: skip
-def test_a_small_output_is_read_as_every_call_is(args: str) -> None:
+def test_the_fast_path_for_small_outputs_reads_them_as_every_call(args: str) -> None:
     found, error = read(framed(f'["publish_string",{args}]'.encode()), [])
     assert (found, error) == ([Call("publish_string", json.loads(args))], "")
     assert [type(call.args["index"]) for call in found] == [type(json.loads(args)["index"])]
@@ -117,11 +117,11 @@ def test_a_small_output_is_read_as_every_call_is(args: str) -> None:
 @pytest.mark.parametrize(
     "args", ['{"index":00,"str":""}', '{"index":0,"index":0,"str":""}', '{"index":0,"str":"\n"}']
 )
-def test_a_small_output_that_is_no_json_is_refused(args: str) -> None:
+def test_a_small_output_that_is_not_json_is_refused(args: str) -> None:
     assert "not JSON" in refusal(framed(f'["publish_string",{args}]'.encode()))
 
 
-def test_what_came_of_a_call_is_told_in_words() -> None:
+def test_a_partial_call_is_described_in_words() -> None:
     reader = CallReader()
     reader.feed(b"hi\n")
     assert reader.partial == r"3 of the 4 bytes of a call's length ('hi\n')"
@@ -130,7 +130,7 @@ def test_what_came_of_a_call_is_told_in_words() -> None:
     assert reader.partial == """3 of the 110 bytes of a call ('["l')"""
 
 
-# --- what programs write --------------------------------------------------------------------------
+# --- calls of programs ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_came_of_a_call_is_told_in_words() -> None:
     ],
     ids=["plain", "escaped", "spaced"],
 )
-def test_a_reference_is_seen_however_it_is_written(payload: bytes) -> None:
+def test_a_reference_is_recognised_in_every_spelling(payload: bytes) -> None:
     value = Value(ObjectId("v"), "aGk=")
     assert CallReader().feed(framed(payload)) == [Call("a", {"b": value})]
 
@@ -158,7 +158,7 @@ def test_arguments_may_be_anything(args: Any) -> None:
     assert CallReader().feed(encode_call("m", args)) == [Call("m", args)]
 
 
-def test_a_call_of_the_largest_size_is_read_and_one_byte_more_is_not() -> None:
+def test_a_call_of_the_largest_size_is_accepted_and_one_byte_more_is_not() -> None:
     largest = encode_call("m", "x" * (CALL_MAX_BYTES - len('["m",""]')))
     assert len(largest) == 4 + CALL_MAX_BYTES
     assert len(CallReader().feed(largest)) == 1
@@ -166,7 +166,7 @@ def test_a_call_of_the_largest_size_is_read_and_one_byte_more_is_not() -> None:
         encode_call("m", "x" * (CALL_MAX_BYTES - len('["m",""]') + 1))
 
 
-def test_too_large_a_call_is_refused_by_its_length_alone() -> None:
+def test_a_call_that_is_too_large_is_refused_by_its_length_alone() -> None:
     too_large = struct.pack(">I", CALL_MAX_BYTES + 1)
     assert "16777217 bytes (the bytes 01 00 00 01), where 16777216 are" in refusal(too_large)
 
@@ -204,13 +204,13 @@ def test_text_where_a_length_should_be_is_named() -> None:
         (b'["a",[{"__ref__":7}]]', "must be an array"),
     ],
 )
-def test_what_is_no_call_is_refused_with_what_came(payload: bytes, why: str) -> None:
+def test_an_invalid_call_is_refused_with_its_bytes(payload: bytes, why: str) -> None:
     error = refusal(framed(payload))
     assert f"a call of {len(payload) or 'no'} bytes" in error
     assert why in error
 
 
-def test_a_reader_stays_wrong() -> None:
+def test_a_reader_repeats_its_error() -> None:
     reader = CallReader()
     for data in (b"hello", encode_call("exit", {}), b""):
         with pytest.raises(DecodeError, match="'hell'"):
@@ -218,27 +218,27 @@ def test_a_reader_stays_wrong() -> None:
     assert not reader.has_partial
 
 
-# --- what we may not say --------------------------------------------------------------------------
+# --- calls to programs ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("args", ["\0", {"a": ["b\0"]}, {"\0": 1}, "\\\0", '"\0'])
-def test_a_text_with_a_nul_is_not_said(args: Any) -> None:
+def test_a_text_with_a_nul_cannot_be_encoded(args: Any) -> None:
     with pytest.raises(EncodeError, match="NUL"):
         encode_call("m", args)
 
 
 @pytest.mark.parametrize("args", ["\\u0000", "\\\\u0000", '"\\u0000', "\1"])
-def test_a_text_that_only_looks_like_a_nul_is_said(args: str) -> None:
+def test_a_text_that_only_looks_like_a_nul_can_be_encoded(args: str) -> None:
     assert CallReader().feed(encode_call("m", args)) == [Call("m", args)]
 
 
 @pytest.mark.parametrize("args", [object(), float("nan"), b"bytes", "\ud800"])
-def test_what_has_no_form_is_not_said(args: Any) -> None:
+def test_a_value_without_json_form_cannot_be_encoded(args: Any) -> None:
     with pytest.raises(EncodeError):
         encode_call("m", args)
 
 
-def test_a_value_that_contains_itself_is_not_said() -> None:
+def test_a_value_that_contains_itself_cannot_be_encoded() -> None:
     circle: list[Any] = []
     circle.append(circle)
     with pytest.raises(EncodeError, match="contains itself"):

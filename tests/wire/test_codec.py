@@ -38,7 +38,7 @@ def test_every_value_survives_among_many_brackets(value: object) -> None:
 
 
 def outcome(read: Any, data: bytes) -> Any:
-    """Return what is read, or what is wrong with it in words."""
+    """Return the value that was read, or the text of the error."""
     try:
         return read(data)
     except DecodeError as error:
@@ -46,7 +46,7 @@ def outcome(read: Any, data: bytes) -> Any:
 
 
 @given(values)
-def test_a_header_is_read_as_any_value_is(value: object) -> None:
+def test_a_header_is_decoded_like_any_value(value: object) -> None:
     if LONG_NUMBER.search(encode(value)) is None:
         assert decode_header(encode(value)) == value
 
@@ -78,7 +78,7 @@ def nested(depth: int, opening: str = "[", closing: str = "]") -> bytes:
 
 
 def hidden(depth: int, closing: bytes, opening: bytes) -> bytes:
-    """Nest lists whose brackets seem to close at once, for one who looks into strings."""
+    """Nest lists whose brackets seem to close at once, to a parser that looks into strings."""
     return (b"[" + closing + b",") * depth + b"0" + (b"," + opening + b"]") * depth
 
 
@@ -153,7 +153,7 @@ def test_hostile_input_is_one_error_of_one_short_line(name: str) -> None:
         b"1e308",
     ],
 )
-def test_what_is_just_allowed_is_accepted(data: bytes) -> None:
+def test_values_at_the_limits_are_accepted(data: bytes) -> None:
     assert decode(encode(decode(data))) == decode(data)
     assert decode_header(encode(decode(data))) == decode(data)
 
@@ -164,14 +164,14 @@ class Point(NamedTuple):
 
 
 @pytest.mark.parametrize("text", ["[1]", " [1]", "[1] ", "\n[1]\r\n\t", "[1]\n"])
-def test_blanks_around_a_value_mean_nothing(text: str) -> None:
+def test_white_space_around_a_value_is_ignored(text: str) -> None:
     assert decode(text.encode()) == [1]
 
 
 @pytest.mark.parametrize(
     "text, character", [("[1]]", 3), ("[1] 2", 4), (" [1] x", 5), ("[1", 2), ("{", 1)]
 )
-def test_what_is_wrong_is_said_with_its_place(text: str, character: int) -> None:
+def test_a_syntax_error_names_its_position(text: str, character: int) -> None:
     with pytest.raises(DecodeError, match=rf"at character {character}$"):
         decode(text.encode())
 
@@ -181,7 +181,7 @@ def test_tuples_named_or_not_become_lists() -> None:
 
 
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**30])
-def test_a_whole_number_beyond_64_bits_is_exact_but_in_a_header(number: int) -> None:
+def test_an_integer_beyond_64_bits_is_exact_except_in_a_header(number: int) -> None:
     assert decode_header(encode([number])) == [float(number)]
     assert decode_header(encode([{"number": number}])) == [{"number": number}]
     assert decode(encode([number])) == [number]

@@ -71,7 +71,7 @@ def test_arguments_survive_the_payload(arguments: dict[str, Any]) -> None:
     assert read_arguments(a_made_task(arguments).payload) == arguments
 
 
-def test_what_is_known_of_an_input_does_not_change_a_name() -> None:
+def test_the_kind_of_an_inputs_reference_does_not_change_the_id() -> None:
     future = a_made_task({"args": [Future(A)]})
     value = a_made_task({"args": [Value.of(A, b"x")]})
     assert future.id == value.id
@@ -99,7 +99,7 @@ def test_memoised_outputs_depend_on_arguments_and_job_alone() -> None:
     assert outputs("job", 0, 1) != outputs("job", 0, 2)
 
 
-def test_outputs_may_be_taken_over() -> None:
+def test_a_task_may_take_over_outputs() -> None:
     assert a_made_task({}, outputs=(A,)).outputs == (A,)
 
 
@@ -108,18 +108,18 @@ CIRCLE.append(CIRCLE)
 
 
 @pytest.mark.parametrize("value", [b"bytes", {1: 2}, float("nan"), {"__ref__": "a"}, CIRCLE])
-def test_arguments_without_a_canonical_form_make_no_task(value: Any) -> None:
+def test_arguments_without_a_canonical_form_are_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError, EncodeError)):
         a_made_task({"args": value})
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"7", b"null", b"{", b'{"a":NaN}', b"\xff", b'""'])
-def test_a_payload_that_holds_no_arguments_is_one_error(payload: bytes) -> None:
+def test_a_payload_without_arguments_raises_one_error(payload: bytes) -> None:
     with pytest.raises(DecodeError):
         read_arguments(payload)
 
 
-def test_what_a_task_chooses_among_comes_last_and_is_part_of_its_name() -> None:
+def test_any_of_inputs_come_last_and_are_part_of_the_id() -> None:
     a, b, c = Future(A), Value.of(ObjectId("b"), b"x"), Future(ObjectId("c"))
     arguments = {"args": [b, a, c], "any_dependencies": [a, b]}
     spec, known = named(arguments, any_of=[a, b])
@@ -132,7 +132,7 @@ def test_what_a_task_chooses_among_comes_last_and_is_part_of_its_name() -> None:
     assert turned.digest == spec.digest
 
 
-def test_a_task_chooses_among_what_stands_in_its_arguments() -> None:
+def test_any_of_inputs_must_be_in_the_arguments() -> None:
     with pytest.raises(ValueError, match="does not stand in its arguments"):
         named({"args": [Future(A)]}, any_of=[Future(ObjectId("b"))])
 
@@ -162,10 +162,10 @@ def test_a_task_survives_a_round_trip(spec: TaskSpec) -> None:
     assert read_task(fields, spec.payload) == spec
 
 
-def test_what_was_written_before_tasks_were_held_back_is_read() -> None:
+def test_records_written_before_tasks_had_delays_are_read() -> None:
     fields = task_fields(SPECS["a delay"])
     needs = Needs(retries=3, retry_delay_s=5.5)
-    for usual in (-1, 0):  # of the grace before they are killed, and the delay
+    for usual in (-1, 0):  # the grace period before a kill, and the delay
         assert fields[8].pop() == usual
         assert read_task(through_the_wire(fields), b"").needs == needs
 
@@ -193,7 +193,7 @@ def test_needs_and_flags_survive_a_round_trip(
     assert read_task(through_the_wire(task_fields(spec)), payload) == spec
 
 
-def test_usual_things_take_no_room() -> None:
+def test_default_values_take_no_space() -> None:
     fields = task_fields(SPECS["usual outputs"])
     assert fields[7:9] == [3, 0]
     assert read_task(through_the_wire(fields), b"").needs is USUAL_NEEDS
@@ -213,7 +213,8 @@ HOSTILE: dict[int, list[Any]] = {
         [True, 0, 0, 0.0, 0], [1.0, 0, 0, 0.0, 0], [1, 0, 0, "1", 0], [1, 0, 0, None, 0],
         [[1], 0, 0, 0.0, 0], {"slots": 1},
     ],
-    FLAGS: [None, -1, 3, 7, 8, 12, 10**1000, True, 1.0, "1", [1]],  # 8: one of no inputs
+    # 8: one alternative, but no inputs
+    FLAGS: [None, -1, 3, 7, 8, 12, 10**1000, True, 1.0, "1", [1]],
     NAME: [None, 7, ["n"], "n" * 301],
 }  # fmt: skip
 
@@ -228,7 +229,7 @@ def test_a_task_with_a_malformed_field_is_refused(field: int, value: Any) -> Non
         read_task(fields, b"")
 
 
-def test_outputs_named_after_a_task_are_ids_themselves() -> None:
+def test_outputs_derived_from_a_task_id_must_be_valid_ids() -> None:
     fields = task_fields(a_task("a"))
     fields[ID], fields[OUTPUTS] = "x" * 128, 1
     with pytest.raises(DecodeError, match="too long"):
@@ -265,12 +266,12 @@ def test_a_job_with_a_malformed_field_is_refused(field: int, value: Any) -> None
         read_job(fields)
 
 
-def test_a_context_survives_a_round_trip_and_equal_ones_are_one_value() -> None:
+def test_a_context_survives_a_round_trip_and_equal_ones_are_shared() -> None:
     context = CallerContext("/fünf", {"LANG": "C", "EMPTY": ""}, replaces_env=False)
     spec = JobSpec(JOB, "", True, False, False, context=context)
     first, second = [read_job(through_the_wire(job_fields(spec))).context for _ in range(2)]
     assert first == context
-    assert second is first  # many jobs of a user take the memory of one
+    assert second is first  # many jobs of a user share the memory of one
 
 
 @pytest.mark.parametrize(
@@ -321,7 +322,7 @@ def test_a_summary_with_a_malformed_field_is_refused(field: int, value: Any) -> 
 
 
 @pytest.mark.parametrize("fields", [None, {}, [], ["job"], "active", 7])
-def test_a_summary_of_another_shape_is_refused(fields: Any) -> None:
+def test_a_summary_that_is_not_a_list_of_fields_is_refused(fields: Any) -> None:
     with pytest.raises(DecodeError):
         read_summary(fields)
 
@@ -332,6 +333,6 @@ def test_a_list_of_ids_keeps_its_order(value: list[str]) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "a", {"a": 1}, 7, ["a", "a"], ["a", None], [["a"]]])
-def test_what_is_no_list_of_ids_is_refused(value: Any) -> None:
+def test_an_invalid_list_of_ids_is_refused(value: Any) -> None:
     with pytest.raises((DecodeError, InvalidIdError)):
         read_ids(value)

@@ -42,7 +42,7 @@ def frame(header: Any, payloads: bytes = b"") -> bytes:
     return struct.pack(">II", len(text) + len(payloads), len(text)) + text + payloads
 
 
-def test_layout_is_as_written_down() -> None:
+def test_the_layout_is_as_documented() -> None:
     header = b'[["task",7,2],["beat",0]]'
     expected = b"\0\0\0\x1b\0\0\0\x19" + header + b"ab"
     assert encode_frames([(["task", 7], b"ab"), (["beat"], b"")]) == expected
@@ -63,7 +63,7 @@ def test_records_survive_any_cutting_of_the_stream(
     assert reader.taken_bytes == len(stream)
 
 
-def test_one_byte_at_a_time() -> None:
+def test_a_stream_may_arrive_one_byte_at_a_time() -> None:
     sent = [(["task", "é"], b"x" * 300), (["beat"], b"")]
     reader, found = FrameReader(), []
     for byte in encode_frames(sent):
@@ -71,7 +71,7 @@ def test_one_byte_at_a_time() -> None:
     assert found == sent
 
 
-def test_frames_come_out_one_by_one() -> None:
+def test_frames_are_returned_one_by_one() -> None:
     reader = FrameReader()
     reader.feed(encode_frames([(["a"], b"")]) + encode_frames([(["b"], b"")]))
     assert reader.next_frame() == [(["a"], b"")]
@@ -79,13 +79,13 @@ def test_frames_come_out_one_by_one() -> None:
     assert reader.next_frame() is None
 
 
-def test_payload_may_be_any_buffer_and_the_record_is_left_alone() -> None:
+def test_a_payload_may_be_any_buffer_and_the_record_is_not_changed() -> None:
     fields = ("task", 1)
     data = encode_frames([(fields, memoryview(b"abc")[1:])])
     assert read_all(FrameReader(), data) == [(["task", 1], b"bc")]
 
 
-def test_no_records_are_no_bytes() -> None:
+def test_encoding_no_records_gives_no_bytes() -> None:
     assert encode_frames([]) == b""
 
 
@@ -128,7 +128,7 @@ def test_largest_record_passes_and_one_byte_more_is_refused_before_sending() -> 
     assert isinstance(caught.value, LocalProtocolError)
 
 
-def test_a_record_with_too_large_a_header_travels_in_parts() -> None:
+def test_a_record_with_a_large_header_is_sent_in_parts() -> None:
     sent = [(["before"], b""), (["r", "x" * HEADER_MAX_BYTES], b"payload"), (["after"], b"")]
     data = encode_frames(sent)
     reader, found = FrameReader(), []
@@ -158,7 +158,7 @@ def a_part(left_bytes: Any, content: bytes) -> bytes:
         (a_part(0, a_part(0, encode_frames([(["r"], b"")]))), "holds a part"),
     ],
 )
-def test_parts_that_make_no_record_are_refused(data: bytes, why: str) -> None:
+def test_parts_that_form_no_record_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         read_all(FrameReader(), data)
 
@@ -180,7 +180,7 @@ def test_record_without_json_form_is_refused_before_sending() -> None:
 
 
 @pytest.mark.parametrize("limit_bytes", [100, 4096, FRAME_MAX_BYTES])
-def test_oversize_is_refused_from_its_first_eight_bytes(limit_bytes: int) -> None:
+def test_a_frame_beyond_the_limit_is_refused_from_its_first_eight_bytes(limit_bytes: int) -> None:
     reader = FrameReader(limit_bytes)
     reader.feed(struct.pack(">II", limit_bytes - 8 + 1, 2))
     with pytest.raises(FrameTooLargeError) as caught:
@@ -195,7 +195,7 @@ def test_frame_of_the_limit_is_accepted() -> None:
         read_all(FrameReader(len(data) - 1), data)
 
 
-def test_oversize_header_is_refused_from_its_first_eight_bytes() -> None:
+def test_a_header_beyond_the_limit_is_refused_from_its_first_eight_bytes() -> None:
     reader = FrameReader()
     reader.feed(struct.pack(">II", FRAME_MAX_BYTES - 8, HEADER_MAX_BYTES + 1))
     with pytest.raises(FrameTooLargeError, match="header"):
@@ -247,14 +247,14 @@ def test_header_longer_than_its_frame_is_refused_from_its_first_eight_bytes() ->
         frame([["a", 0]] * (RECORDS_PER_FRAME_MAX + 1)),
     ],
 )
-def test_what_is_no_frame_is_the_peers_fault(data: bytes) -> None:
+def test_an_invalid_frame_is_a_remote_protocol_error(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         read_all(FrameReader(), data)
     assert str(caught.value).isprintable()
 
 
 @given(st.binary(max_size=200))
-def test_garbage_never_raises_anything_else(data: bytes) -> None:
+def test_random_bytes_raise_only_remote_protocol_errors(data: bytes) -> None:
     for stream in (data, frame(data), frame([["a", len(data)]], data)):
         try:
             read_all(FrameReader(4096), stream)
@@ -263,7 +263,7 @@ def test_garbage_never_raises_anything_else(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 30))
-def test_truncated_stream_gives_nothing_and_knows_it(cut: int) -> None:
+def test_a_truncated_stream_gives_no_records_and_is_detected(cut: int) -> None:
     data = encode_frames([(["task"], b"payload")])
     reader = FrameReader()
     assert read_all(reader, data[: min(cut, len(data) - 1)]) == []

@@ -159,7 +159,7 @@ def through_the_wire(records: list[Record]) -> list[Record]:
     return received
 
 
-def test_every_message_that_is_sent_is_tested_here() -> None:
+def test_this_file_covers_every_message() -> None:
     assert set(messages) == EVERYTHING
 
 
@@ -181,7 +181,7 @@ def test_a_frame_of_messages_arrives_in_order(sent: list[Message]) -> None:
 
 
 def examples() -> list[tuple[Any, bytes]]:
-    """One record of each kind, as it arrives."""
+    """Return one record of each kind, as it arrives."""
     spec = a_task("a", inputs=["b"])
     listed: list[Message] = [
         SubmitJob(JobSpec(JobId("job"), "", True, False, False)),
@@ -220,7 +220,7 @@ HOSTILE: list[Any] = [
 
 
 @pytest.mark.parametrize("record", examples(), ids=lambda record: str(record[0][0]))
-def test_a_record_with_a_field_taken_off_is_refused(record: Record) -> None:
+def test_a_record_with_a_missing_field_is_refused(record: Record) -> None:
     fields, payload = record
     for length in range(1, len(fields)):
         with pytest.raises(DecodeError, match=f"a record of the kind '{fields[0]}' is malformed"):
@@ -228,7 +228,7 @@ def test_a_record_with_a_field_taken_off_is_refused(record: Record) -> None:
 
 
 @pytest.mark.parametrize("record", examples(), ids=lambda record: str(record[0][0]))
-def test_a_hostile_field_makes_one_clear_error_or_a_sound_message(record: Record) -> None:
+def test_a_hostile_field_gives_one_clear_error_or_a_valid_message(record: Record) -> None:
     for place in range(1, len(record[0])):
         refused = 0
         for value in HOSTILE:
@@ -239,7 +239,7 @@ def test_a_hostile_field_makes_one_clear_error_or_a_sound_message(record: Record
 
 
 @given(anything, st.integers(1, 20), json_values())
-def test_any_field_in_any_place_makes_one_error_or_a_sound_message(
+def test_any_value_in_any_field_gives_one_error_or_a_valid_message(
     message: Message, place: int, value: Any
 ) -> None:
     [(fields, payload)] = through_the_wire([encode(message)])
@@ -248,7 +248,9 @@ def test_any_field_in_any_place_makes_one_error_or_a_sound_message(
 
 
 def is_refused(record: Record) -> bool:
-    """Whether it is refused; what is not refused must be as sound as any message."""
+    """Return whether a record is refused; otherwise check that its message survives a round
+    trip.
+    """
     refusal = ""
     try:
         message = decode(record, EVERYTHING)
@@ -279,13 +281,13 @@ def test_an_unknown_kind_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"\xff", b"NaN", b"[" * 300 + b"]" * 300])
-def test_a_payload_that_is_no_json_is_refused_where_json_is_due(payload: bytes) -> None:
+def test_a_payload_that_is_not_json_is_refused_where_json_is_expected(payload: bytes) -> None:
     for fields in (["ask", 1, "jobs"], ["answer", 1, ""]):
         with pytest.raises(DecodeError, match="malformed"):
             decode((fields, payload), EVERYTHING)
 
 
-def test_who_may_say_what() -> None:
+def test_each_direction_has_its_own_messages() -> None:
     assert {Change, Received, Heartbeat} == FROM_CLIENT & FROM_WORKER
     assert {Answer, Received, Heartbeat} == TO_CLIENT & TO_WORKER
     assert {Received, Heartbeat} == FROM_WORKER & TO_WORKER

@@ -30,7 +30,7 @@ def test_each_entry_is_found_and_nothing_else(
 
 
 @pytest.mark.parametrize("indent", [None, 0, 1])
-def test_a_package_that_others_have_written_is_read(indent: int | None) -> None:
+def test_a_package_written_by_another_encoder_is_read(indent: int | None) -> None:
     entries = {"a": {"__ref__": ["f2", "x"]}, "b": {"__ref__": ["f2", "y"]}}
     content = json.dumps(entries, indent=indent).encode()
     for key, array in entries.items():
@@ -39,6 +39,6 @@ def test_a_package_that_others_have_written_is_read(indent: int | None) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b"{\n", b'{\n"a":1\n}', b'{\n"a":1'])
-def test_what_is_no_package_is_said(content: bytes) -> None:
+def test_an_invalid_package_is_refused(content: bytes) -> None:
     with pytest.raises(WireError):
         find_entry(content, "a")

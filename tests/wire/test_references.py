@@ -47,12 +47,12 @@ WRITTEN_DOWN: list[tuple[Reference, list[Any]]] = [
 
 
 @pytest.mark.parametrize("ref, array", WRITTEN_DOWN)
-def test_the_form_is_the_originals(ref: Reference, array: list[Any]) -> None:
+def test_the_format_is_the_originals(ref: Reference, array: list[Any]) -> None:
     assert to_array(ref) == array
     assert from_array(array) == ref
 
 
-def test_every_kind_is_written_down() -> None:
+def test_the_table_contains_every_kind() -> None:
     assert {type(ref) for ref, _ in WRITTEN_DOWN} == set(REFERENCE_TYPES)
 
 
@@ -77,7 +77,7 @@ def test_a_whole_size_may_be_written_as_a_float() -> None:
 @pytest.mark.parametrize(
     "place", [W1, "127.0.0.1:80", "[::1]:8001", "[fe80::1%eth0]:1", "a_b-c.d:1"]
 )
-def test_locations_that_hosts_have(place: str) -> None:
+def test_valid_locations_are_accepted(place: str) -> None:
     assert from_array(["fx", "x", place]) == Fixed(X, place)
 
 
@@ -153,7 +153,7 @@ def test_a_malformed_reference_is_one_short_error(array: Any) -> None:
     "name", ["", "../x", "/x", ".", "..", "a\0b", "a\n", "a" * 129, "-x", None, 7, True, ["x"]]
 )
 @pytest.mark.parametrize("ref, array", WRITTEN_DOWN)
-def test_a_reference_to_what_is_no_id_is_refused(
+def test_a_reference_to_an_invalid_id_is_refused(
     ref: Reference, array: list[Any], name: Any
 ) -> None:
     with pytest.raises(InvalidIdError):
@@ -161,7 +161,7 @@ def test_a_reference_to_what_is_no_id_is_refused(
 
 
 @given(st.sampled_from(WRITTEN_DOWN), st.integers(0, 5), json_values())
-def test_an_array_with_anything_in_it_is_a_reference_or_one_error(
+def test_an_array_with_any_value_in_it_is_a_reference_or_one_error(
     written: tuple[Reference, list[Any]], place: int, value: Any
 ) -> None:
     array = [*written[1]]
@@ -189,7 +189,7 @@ def test_references_inside_a_value_survive_a_round_trip(value: Any) -> None:
     assert value == before
 
 
-def test_a_marked_object_is_a_reference_wherever_it_stands() -> None:
+def test_a_marked_object_is_a_reference_at_any_depth() -> None:
     value = {"args": [{"__ref__": ["f2", "x"]}], "deep": {"er": [{"__ref__": ["f2", "y"], "k": 1}]}}
     assert from_json(value) == {"args": [Future(X)], "deep": {"er": [Future(ObjectId("y"))]}}
 
@@ -203,13 +203,13 @@ def test_a_marked_object_must_hold_a_reference(marked: Any) -> None:
         from_json([{"__ref__": marked}])
 
 
-def test_the_deepest_value_that_is_decoded_can_be_walked() -> None:
+def test_the_deepest_value_that_can_be_decoded_can_be_converted() -> None:
     text = b"[" * 190 + b'{"__ref__":["f2","x"]}' + b"]" * 190
     value = from_json(codec.decode(text))
     assert codec.encode(to_json(value)) == text
 
 
-def test_a_value_that_contains_itself_ends_in_an_error() -> None:
+def test_a_value_that_contains_itself_raises_an_error() -> None:
     looped: list[Any] = []
     looped.append({"in": looped})
     with pytest.raises(RecursionError):

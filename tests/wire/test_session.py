@@ -39,7 +39,9 @@ def role_key(role: Role, cluster: Key = CLUSTER) -> Key:
 
 
 class Cable:
-    """Joins two sessions in memory. Bytes travel in the pieces that `cuts` says."""
+    """Connects two sessions in memory. `cuts` gives the sizes of the pieces in which bytes
+    arrive.
+    """
 
     def __init__(self, left: Session, right: Session, cuts: Iterator[int] | None = None) -> None:
         self.ends = (left, right)
@@ -48,7 +50,7 @@ class Cable:
         self._cuts = cuts
 
     def carry(self, end: Session, data: bytes) -> None:
-        """Take `data` from `end` to the other, and whatever is said in answer."""
+        """Deliver `data` from `end` to the peer session, and deliver its answers back."""
         other = self.ends[end is self.ends[0]]
         while data and other not in self.errors:
             size = next(self._cuts, len(data)) if self._cuts else len(data)
@@ -79,7 +81,7 @@ def said(*records: list[Any]) -> bytes:
 
 
 def hello(**changes: Any) -> list[Any]:
-    """Return a hello as the wire has it, with some fields changed."""
+    """Return the fields of a hello record, some of them changed."""
     fields = {
         "kind": HELLO,
         "protocol": 1,
@@ -93,7 +95,7 @@ def hello(**changes: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_both_open_and_know_each_other(role: Role) -> None:
+def test_both_ends_open_and_have_each_others_hello(role: Role) -> None:
     left = initiator(role=role, about={"id": "w1", "slots": 2})
     right = acceptor(about={"epoch": 7})
     Cable(left, right).shake_hands()
@@ -123,7 +125,7 @@ batches = st.lists(
 
 
 @given(cuts, batches)
-def test_any_cutting_of_the_bytes_gives_the_same_talk(
+def test_records_survive_any_cutting_of_the_stream(
     cuts: Iterator[int], batches: list[tuple[bool, list[Record]]]
 ) -> None:
     left, right = initiator(), acceptor()
@@ -135,14 +137,14 @@ def test_any_cutting_of_the_bytes_gives_the_same_talk(
     assert cable.got[left] == [r for from_left, batch in batches if not from_left for r in batch]
 
 
-def test_one_byte_at_a_time() -> None:
+def test_a_stream_may_arrive_one_byte_at_a_time() -> None:
     left, right = initiator(), acceptor()
     cable = Cable(left, right, iter([1] * 5000)).shake_hands()
     cable.carry(left, left.send([(["task"], b"x" * 100)]))
     assert cable.got[right] == [(["task"], b"x" * 100)]
 
 
-def test_initiator_may_talk_in_the_same_breath_as_its_proof() -> None:
+def test_an_initiator_may_send_records_together_with_its_proof() -> None:
     left, right = initiator(), acceptor()
     right.receive(left.data_to_send())
     left.receive(right.data_to_send())
@@ -150,13 +152,13 @@ def test_initiator_may_talk_in_the_same_breath_as_its_proof() -> None:
     assert right.receive(left.send(large)) == large
 
 
-def test_acceptor_may_talk_as_soon_as_it_has_the_proof() -> None:
+def test_an_acceptor_may_send_records_as_soon_as_it_has_the_proof() -> None:
     left, right = initiator(), acceptor()
     Cable(left, right).shake_hands()
     assert left.receive(right.send([(["welcome"], b"")])) == [(["welcome"], b"")]
 
 
-def test_wrong_key_is_told_alike_on_both_sides() -> None:
+def test_a_wrong_key_is_reported_alike_on_both_sides() -> None:
     cable = Cable(initiator(Key.new()), acceptor()).shake_hands()
     assert isinstance(cable.errors[cable.ends[0]], KeyMismatchError)
     first, second = cable.texts()
@@ -165,7 +167,7 @@ def test_wrong_key_is_told_alike_on_both_sides() -> None:
     assert not any(end.is_open or end.peer for end in cable.ends)
 
 
-def test_stranger_who_ignores_the_acceptors_proof_is_refused() -> None:
+def test_a_peer_that_ignores_the_acceptors_proof_is_refused() -> None:
     right = acceptor()
     right.receive(said(hello()))
     right.data_to_send()
@@ -209,7 +211,7 @@ def test_initiator_refuses_an_acceptor_of_another_cluster() -> None:
 
 
 @pytest.mark.parametrize("reflected", ["acceptor's proof", "initiator's own"])
-def test_proof_sent_back_proves_nothing(reflected: str) -> None:
+def test_a_proof_that_is_sent_back_is_refused(reflected: str) -> None:
     if reflected == "acceptor's proof":
         right = acceptor()
         right.receive(said(hello()))
@@ -225,7 +227,7 @@ def test_proof_sent_back_proves_nothing(reflected: str) -> None:
         left.receive(said([PROOF, own.hex()]))
 
 
-def test_recorded_talk_cannot_be_played_again() -> None:
+def test_a_recorded_handshake_cannot_be_replayed() -> None:
     left, right = initiator(), acceptor()
     record = left.data_to_send()
     right.receive(record)
@@ -236,7 +238,7 @@ def test_recorded_talk_cannot_be_played_again() -> None:
 
 
 def test_proof_for_one_role_does_not_serve_another() -> None:
-    # One who sits between turns a reader's hello into a submitter's and passes the rest along.
+    # An attacker in the middle changes a reader's hello into a submitter's, and forwards the rest.
     left, right = initiator(role=Role.READ), acceptor()
     (greeting,) = handshake_record(left.data_to_send())
     right.receive(said([*greeting[:3], "submit", *greeting[4:]]))
@@ -245,7 +247,7 @@ def test_proof_for_one_role_does_not_serve_another() -> None:
         left.receive(said([*answer[:3], "read", *answer[4:]], evidence))
 
 
-def test_acceptor_must_answer_in_the_role_asked_for() -> None:
+def test_an_acceptor_must_answer_in_the_requested_role() -> None:
     with pytest.raises(RemoteProtocolError, match="another role"):
         initiator(role=Role.READ).receive(said(hello(role="submit")))
 
@@ -265,7 +267,7 @@ def test_version_mismatch_names_both_versions_on_both_sides() -> None:
     )
 
 
-def test_initiator_too_refuses_another_version() -> None:
+def test_an_initiator_also_refuses_another_version() -> None:
     with pytest.raises(VersionMismatchError, match=r"accepting side speaks protocol 2 \(ciel x\)"):
         initiator().receive(said([HELLO, 2, "x"]))
 
@@ -323,7 +325,7 @@ def test_malformed_proof_is_refused(fields: list[Any]) -> None:
         b"\0\0\0\x05\0\0\0\x05[[[[[",
     ],
 )
-def test_nothing_but_the_handshake_is_taken_before_it_holds(data: bytes) -> None:
+def test_only_the_handshake_is_accepted_before_it_is_complete(data: bytes) -> None:
     right = acceptor()
     with pytest.raises(RemoteProtocolError):
         right.receive(data)
@@ -333,7 +335,7 @@ def test_nothing_but_the_handshake_is_taken_before_it_holds(data: bytes) -> None
 
 
 @given(st.binary(max_size=300))
-def test_garbage_only_ever_fails_the_session(data: bytes) -> None:
+def test_random_bytes_only_fail_the_session(data: bytes) -> None:
     for stream in (data, b"\0\0" + data, said(hello()) + data):
         right = acceptor()
         try:
@@ -343,14 +345,14 @@ def test_garbage_only_ever_fails_the_session(data: bytes) -> None:
         assert not right.is_open
 
 
-def test_unproven_peer_cannot_announce_more_than_the_limit() -> None:
+def test_an_unauthenticated_peer_cannot_announce_more_than_the_limit() -> None:
     right = acceptor()
     with pytest.raises(FrameTooLargeError) as caught:
         right.receive(struct.pack(">II", HELLO_MAX_BYTES - 7, 2))
     assert caught.value.limit_bytes == HELLO_MAX_BYTES
 
 
-def test_limit_counts_all_that_an_unproven_peer_sends() -> None:
+def test_the_limit_counts_all_bytes_of_an_unauthenticated_peer() -> None:
     right = acceptor()
     greeting = said(hello(about={"x": "x" * 3000}))
     right.receive(greeting)
@@ -375,7 +377,7 @@ def test_largest_hello_that_may_be_sent_is_accepted_by_both_sides() -> None:
     assert right.is_open
 
 
-def test_flood_of_hellos_is_answered_once() -> None:
+def test_a_flood_of_hellos_is_answered_once() -> None:
     right = acceptor()
     with pytest.raises(RemoteProtocolError, match="expected the peer's proof"):
         right.receive(said(*[hello()] * 1000))
@@ -383,13 +385,13 @@ def test_flood_of_hellos_is_answered_once() -> None:
     assert kinds == [HELLO, PROOF, REFUSED]
 
 
-def test_nothing_may_be_sent_before_it_is_open() -> None:
+def test_no_record_can_be_sent_before_the_session_is_open() -> None:
     for session in (initiator(), acceptor()):
         with pytest.raises(LocalProtocolError, match="waiting for the peer's hello"):
             session.send([(["task"], b"")])
 
 
-def test_nothing_may_be_sent_or_received_after_failure() -> None:
+def test_no_record_can_be_sent_or_received_after_a_failure() -> None:
     cable = Cable(initiator(Key.new()), acceptor()).shake_hands()
     for end in cable.ends:
         with pytest.raises(LocalProtocolError):
@@ -398,7 +400,7 @@ def test_nothing_may_be_sent_or_received_after_failure() -> None:
             end.receive(b"")
 
 
-def test_fault_in_open_talk_ends_it_and_is_told() -> None:
+def test_a_fault_in_an_open_session_ends_it_and_is_reported() -> None:
     left, right = initiator(), acceptor()
     cable = Cable(left, right).shake_hands()
     with pytest.raises(RemoteProtocolError, match="not a frame"):
@@ -417,7 +419,7 @@ def test_caller_may_refuse_for_its_own_reason() -> None:
 
 
 @pytest.mark.parametrize("fields", [[REFUSED], [REFUSED, ["x"]], [REFUSED, "a\nb\x1b[2J" * 250]])
-def test_what_a_peer_gives_as_its_reason_is_made_safe_to_show(fields: list[Any]) -> None:
+def test_the_reason_of_a_peer_is_made_safe_to_show(fields: list[Any]) -> None:
     with pytest.raises(RefusedError) as caught:
         initiator().receive(said(fields))
     assert str(caught.value).isprintable()
@@ -431,7 +433,7 @@ def test_refusal_is_not_answered() -> None:
     assert right.data_to_send() == b""
 
 
-def test_end_of_stream_is_proper_only_between_frames_of_open_talk() -> None:
+def test_the_stream_may_end_only_between_frames_of_an_open_session() -> None:
     left, right = initiator(), acceptor()
     with pytest.raises(RemoteProtocolError, match="awaited the peer's hello"):
         acceptor().receive_eof()
@@ -453,7 +455,7 @@ def all_of(session: Session) -> dict[str, Any]:
     return {name: getattr(session, name) for name in dir(session) if not name.startswith("__")}
 
 
-def test_no_key_in_anything_that_is_sent_or_said() -> None:
+def test_no_key_appears_in_sent_bytes_or_errors() -> None:
     stream: list[bytes] = []
 
     def wrong_and_right() -> Iterator[Sequence[Session]]:

@@ -1,4 +1,4 @@
-" What is peculiar to buffers of Skywriting scripts.
+" Options for buffers of Skywriting scripts.
 if exists("b:did_ftplugin")
   finish
 endif

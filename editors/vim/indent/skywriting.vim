@@ -1,4 +1,4 @@
-" Four columns for each bracket that is open, whatever its kind, as `ciel sw fmt` has it.
+" Four columns for each open bracket of any kind, like `ciel sw fmt`.
 if exists("b:did_indent")
   finish
 endif
@@ -12,7 +12,7 @@ if exists("*SkywritingIndent")
   finish
 endif
 
-" How many more brackets a line opens than it closes, and whether it begins by closing one.
+" The number of brackets that a line opens, minus those that it closes.
 function! s:Brackets(line) abort
   let text = substitute(a:line, '\v"(\\.|[^"\\])*"|''(\\.|[^''\\])*''|//.*|/\*.{-}\*/', '', 'g')
   return strlen(substitute(text, '[^{[(]', '', 'g')) - strlen(substitute(text, '[^]})]', '', 'g'))
@@ -28,8 +28,8 @@ function! SkywritingIndent(number) abort
     return 0
   endif
   let line = getline(before)
-  " What closes at the line's own beginning is in its indentation already. Brackets that open
-  " together (`f([`) count once, as do those that close together.
+  " The line's own indentation already contains the brackets that it closes at its beginning.
+  " Adjacent opening brackets (`f([`) count once, and so do adjacent closing ones.
   let opened = s:Brackets(line) + s:Closing(line)
   let step = opened > 0 ? 1 : opened < 0 ? -1 : 0
   let closing = s:Closing(getline(a:number)) > 0 ? 1 : 0

@@ -1,4 +1,4 @@
-" Colours of Skywriting scripts. The words are those of the language; the tests compare them.
+" Colours of Skywriting scripts. A test compares the keywords with those of the language.
 if exists("b:current_syntax")
   finish
 endif
@@ -18,10 +18,10 @@ syntax keyword skywritingConstant null
 syntax keyword skywritingVariable env argv
 syntax keyword skywritingBuiltin spawn spawn_exec exec spawn_other int str len range has_key get_key package print
 
-" These may be names of a script's own, so they are coloured only where they are called.
+" Scripts may use these names for variables, so only calls of them are coloured.
 syntax match skywritingModern "\<\%(split\|join\|replace\|trim\|startswith\|endswith\|find\|lower\|upper\|contains\|slice\|map\|filter\|reduce\|sort\|reversed\|keys\|values\|min\|max\|sum\|zip\|enumerate\|float\|abs\|floor\|round\|sqrt\|json\|to_json\|select\|is_future\|is_error\|try_deref\|read\|lines\)\>\ze\s*("
 
-" `div` is a word only between operands.
+" `div` is an operator only between operands.
 syntax match skywritingWordOperator "\%(\%(\<\%(return\|include\|in\)\)\@<![[:alnum:]_)\]\"']\s\+\|[)\]\"']\)\@<=div\>"
 
 syntax match skywritingName "\%(\<function\s\+\)\@<=\h\w*"

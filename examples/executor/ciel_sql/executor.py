@@ -1,4 +1,4 @@
-"""What a worker loads: it says which program a task is, and runs nothing itself."""
+"""The executor that a worker loads: it chooses the program of a task, and runs nothing itself."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ciel.execution.executor import (
     Task,
 )
 
-BAD_QUERY = 3  # the exit status of the program for what its author has to mend
+BAD_QUERY = 3  # the exit status of the program for errors that the query's author has to fix
 
 
 class SqlExecutor(Executor):
-    """`sql`: `query`, and `tables`, an object of names and references to tables; the first line of
-    a table names its columns. Its output is such a table again. `time_limit_s` is set in the
+    """Runs `query` on `tables`, an object of names and references to tables; the first line of a
+    table names its columns. Its output is such a table, too. `time_limit_s` is set in the
     configuration, under `[executors.sql]`.
     """
 
@@ -43,14 +43,14 @@ class SqlExecutor(Executor):
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         form = super().child_form(keywords)
-        _query_of(form.arguments["args"])  # whoever spawns it is told at once what is wrong
+        _query_of(form.arguments["args"])  # so that the spawn reports errors at once
         return form
 
     def begin(self, task: Task) -> Action:
         query, tables = _query_of(task.arguments.get("args"))
         program = Program(
             (sys.executable, "-m", "ciel_sql.query", query, str(self._time_limit_s)),
-            stdout=0,  # what it prints is output 0
+            stdout=0,  # standard output is output 0
             files={f"{name}.csv": ref.id for name, ref in tables.items()},
         )
         return Run(program)

@@ -1,4 +1,4 @@
-"""What a task runs, in a directory with its tables: an ordinary program."""
+"""The ordinary program that a task runs, in a directory with its tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _load(database: sqlite3.Connection, path: Path) -> None:
-    """Make a table of a file; its values are numbers where they look like some."""
+    """Create a table from a file; values that look like numbers are stored as numbers."""
     with path.open(newline="") as file:
         rows = csv.reader(file)
         columns = ", ".join(f'"{name}" NUMERIC' for name in next(rows))

@@ -1,8 +1,9 @@
-"""What a script of the executor `skypy` can ask for.
+"""The functions that a script of the executor `skypy` can call.
 
-A function that needs what is not there yet leaves off, and a task that goes on with it follows when
-it is there. No PyPy of today can save a coroutine. So what is saved are the references that `spawn`
-returned: the function is called again, and gets the same ones. It must do the same again.
+A function that needs an object which does not exist yet is interrupted, and a continuation task
+follows when the object exists. Current versions of PyPy cannot save a coroutine. So only the
+references that `spawn` returned are saved: the function is called again, and gets the same
+references. It must do the same again.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-KEPT = ("entry_point", "entry_args", "export_json", "run_fixed")  # of a task that is gone on with
+# arguments of a task that its continuation needs, too
+KEPT = ("entry_point", "entry_args", "export_json", "run_fixed")
 
 
 class LeftOff(BaseException):
-    """The function cannot go on yet. Scripts that catch every `Exception` do not catch this."""
+    """The function cannot continue yet. Scripts that catch every `Exception` do not catch this."""
 
 
 class Script:
-    """A call of a function, and what is saved of it when it leaves off."""
+    """A call of a function, and its saved state when it is interrupted."""
 
     def __init__(self, task: ciel_task.Task) -> None:
         self.task = task
@@ -36,7 +38,7 @@ class Script:
         self.again = iter(list(self.spawned))
 
     def run(self) -> None:
-        """Call the function, and publish what it returns."""
+        """Call the function, and publish its result."""
         told = self.task.private
         names: dict[str, Any] = {"__name__": "script"}
         exec(compile(self.task.read(told["py_ref"]), "script", "exec"), names)
@@ -49,7 +51,7 @@ class Script:
             self.task.publish(told["ret_output"], encoded)
 
     def go_on_later(self) -> None:
-        """Hand this task over to one that goes on when all is there that was needed so far."""
+        """Delegate to a continuation that starts when all objects exist that were needed so far."""
         told = self.task.private
         lists = {"spawned": self.spawned, "needed": self.needed}
         saved = {key: [ref.array for ref in refs] for key, refs in lists.items()}
@@ -65,8 +67,8 @@ current: Script
 
 
 def spawn(name: str, *args: Any) -> ciel_task.Ref:
-    """Create a task that calls another function of the script, and return a reference to what that
-    will return; or the one that was created before this function left off.
+    """Create a task that calls another function of the script, and return a reference to its
+    result; or the reference that was created before this function was interrupted.
     """
     ref = next(current.again, None)
     if ref is None:
@@ -77,7 +79,7 @@ def spawn(name: str, *args: Any) -> ciel_task.Ref:
 
 
 def deref(ref: ciel_task.Ref) -> Any:
-    """Return what a function has returned."""
+    """Return the result of a function."""
     with deref_as_raw_file(ref) as file:
         return pickle.load(file)
 

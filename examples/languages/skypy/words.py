@@ -1,4 +1,4 @@
-"""The words of texts, counted: a script for the executor `skypy`. A task counts those of each."""
+"""Count the words of texts: a script for the executor `skypy`. One task counts each text."""
 
 from ciel_task import Ref
 from skypy import deref, deref_as_raw_file, spawn  # type: ignore[import-not-found]  # beside the stub
@@ -11,6 +11,6 @@ def main(*texts: Ref) -> int:
 
 
 def count(text: Ref) -> int:
-    """Count the words of one."""
+    """Count the words of one text."""
     with deref_as_raw_file(text) as file:
         return sum(len(line.split()) for line in file)

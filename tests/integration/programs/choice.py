@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Spawns a child that never ends and a brief one; its successor tells which of them is there."""
+"""Spawns a child that never ends and a brief one; its successor reports which output exists."""
 
 import ciel_task
 

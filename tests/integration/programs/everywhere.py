@@ -1,6 +1,6 @@
-"""Runs a program of every executor on each of two hosts, reading one object of either; prints which
-executors did not say what was expected. Words: the directory with jars and libraries, and that with
-programs, on either host.
+"""Runs a program of every executor on each of two hosts, which reads an object from either; prints
+which executors gave a wrong result. Arguments: the directory with jars and libraries, and the
+directory with programs, on either host.
 """
 
 import json
@@ -74,7 +74,7 @@ with Client() as client, client.job("everywhere", keep=True) as job:
     assert len(set(hosts)) == 2, hosts
     wrong: dict[tuple[str, object], object] = {}
     for name, begin in programs.items():
-        for number, host in enumerate(hosts):  # it goes where the first of its inputs is
+        for number, host in enumerate(hosts):  # a task is placed where its first input is stored
             small = job.run(
                 ["sh", "-c", MAKE.partition("sleep")[0], SMALL], inputs=[large[1 - number]]
             )
@@ -83,7 +83,7 @@ with Client() as client, client.job("everywhere", keep=True) as job:
             words = (json.loads(said) if name in ("skypy", "swi") else said).split()
             if words != [host, str(LARGE + SMALL + 2 * len(host))]:
                 wrong[name, number] = words, host
-    # What brings and gathers objects: from a package's first task on, and on both hosts.
+    # the executors that fetch and collect objects: called by a package's first task, on both hosts
     url = Path(__file__).resolve().as_uri()
     grabbed = [job.add("grab", {"args": {"urls": [url], "version": n}})[0] for n in range(8)]
     gathered = job.add("sync", {"args": {"inputs": grabbed}})[0]

@@ -1,5 +1,5 @@
-"""Fills three quarters of a small memory, and then has the program that is named write half of it,
-which is refused some of that; prints how long the output is in the end, or why there is none.
+"""Fills three quarters of a small memory. Then it runs the named program, which writes half of the
+memory's size, so that some writes fail; prints the length of the output, or the reason of failure.
 """
 
 import sys

@@ -1,5 +1,5 @@
-/* nested(n): 1 for 0; otherwise one more than nested(n - 1), which a child finds out. The task waits
- * for the child in place, and hands its output over to a successor, which adds the one. */
+/* nested(n): 1 for 0; otherwise 1 + nested(n - 1), which a child computes. The task is suspended
+ * until the child is done, and delegates its output to a successor, which adds the 1. */
 #include <ciel.h>
 #include <stdlib.h>
 

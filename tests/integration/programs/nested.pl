@@ -1,5 +1,5 @@
 #!/usr/bin/perl
-# As nested.c.
+# Does the same as nested.c.
 use strict;
 use warnings;
 use JSON::PP;

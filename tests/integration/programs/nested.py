@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""As nested.c."""
+"""Does the same as nested.c."""
 
 import ciel_task
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes as many letters as it is told, and says nothing if it was refused some, unless told to;
-spawns a child before, if it is to.
+"""Writes the given number of letters. The second argument decides whether it reports errors of
+these writes, the third whether it first spawns a child.
 """
 
 from contextlib import suppress

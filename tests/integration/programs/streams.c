@@ -1,10 +1,10 @@
-/* Producer and consumer of 64 MiB of numbers that count up.
+/* Producer and consumer of 64 MiB of consecutive numbers.
  *
  *     ["produce", first, may_stream, may_pipe, marks]   output 0: the numbers, output 1: the worker
  *     ["consume", [ref, ...], how, marks]               output 0: bytes and the worker
  *
- * `how` is null to read whole objects, or [sole_consumer, must_block]. Marks are two files, or null:
- * after its first bytes, a program creates the first and waits for the second. */
+ * `how` is null to read complete objects, or [sole_consumer, must_block]. `marks` is two files, or
+ * null: after its first bytes, a program creates the first file and waits for the second. */
 #define _POSIX_C_SOURCE 200809L
 #include <ciel.h>
 #include <stdint.h>
@@ -63,7 +63,7 @@ static long long consume_one(json_t *ref, json_t *how, json_t *marks)
                                   json_is_true(json_array_get(how, 1)));
     long long bytes = 0;
     uint32_t expected = 0;
-    size_t held = 0; /* of a number that came in parts */
+    size_t held = 0; /* bytes of an incomplete number */
     int got;
 
     while ((got = ciel_read_ref(input, (char *)numbers + held, (int)(sizeof numbers - held))) > 0) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""As streams.c, with numbered blocks in place of numbers."""
+"""Does the same as streams.c, with numbered blocks instead of numbers."""
 
 import os
 import time

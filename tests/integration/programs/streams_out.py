@@ -1,5 +1,5 @@
-"""Has a program write more than a small memory has, which another reads meanwhile; prints why the
-first has failed.
+"""Runs a program that writes more than fits into a small memory while a second one reads it; prints
+why the first one failed.
 """
 
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Adds its process id to the line that it is given."""
+"""Appends its process id to the given line."""
 
 import os
 

@@ -1,4 +1,4 @@
--- As where.py.
+-- Does the same as where.py.
 module Main (main) where
 
 import Ciel
@@ -12,7 +12,7 @@ main = serve $ \worker task -> do
   sizes <- mapM (size worker) (elements (member "proc_pargs" task))
   publish worker 0 (host ++ show (sum sizes) ++ "\n")
 
--- Hugs would take a second to read them.
+-- Asks for the size, since Hugs would need a second to read the object.
 size :: Worker -> Json -> IO Integer
 size worker ref = do
   reply <- ask worker "open_ref" [("ref", ref)]

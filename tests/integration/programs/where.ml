@@ -1,4 +1,4 @@
-(* As where.py. *)
+(* Does the same as where.py. *)
 open Ciel
 
 let size ref =

@@ -1,4 +1,4 @@
-"""A task that says on which host it is, and how many bytes its inputs have."""
+"""Prints on which host it runs, and the total size of its inputs."""
 
 import os
 
@@ -6,7 +6,7 @@ from ciel.executors.sdk import ciel_task
 
 
 def run(task: ciel_task.Task) -> None:
-    """Look at all inputs."""
+    """Publish the host, and the total size of the inputs."""
     size = sum(len(task.read(ref)) for ref in task.args)
     task.publish(0, f"{os.readlink('/proc/self/ns/net')}\n{size}\n".encode())
 

@@ -7,7 +7,7 @@ import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.nio.charset.StandardCharsets;
 
-/** For the executor "java": sorts lines into those that contain a word and the others. */
+/** For the executor "java": writes lines with a word to one output, and the rest to a second. */
 public class Lines {
     public void invoke(InputStream[] in, OutputStream[] out, String[] args) throws IOException {
         if (args.length == 0) {

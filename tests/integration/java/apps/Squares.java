@@ -10,8 +10,8 @@ import java.util.HashSet;
 import java.util.Set;
 
 /**
- * Begins by its name; has N numbers squared, each in so many milliseconds, waits for them in place,
- * and hands over to a sum.
+ * Is started by its name; spawns tasks that square N numbers, each in a given number of
+ * milliseconds, is suspended until they are done, and delegates to a task that adds them.
  */
 public class Squares implements FirstClassJavaTask {
     public void setup() {}
@@ -55,7 +55,7 @@ public class Squares implements FirstClassJavaTask {
             String text = (String) Ciel.cached("words"); // one word
             Path host = Files.readSymbolicLink(Paths.get("/proc/self/ns/net"));
             Thread.sleep(pauseMs);
-            // More than rides in a reference, for every other one.
+            // Every second result is longer than an inline value.
             String filler = " ".repeat(number % 2 == 0 ? 5000 : 0);
             Ciel.returnPlainString(number * number + " " + text + " " + host + filler);
         }

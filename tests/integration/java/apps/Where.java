@@ -8,7 +8,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.Paths;
 
-/** For the executor "java": says on which host it is, and how many bytes its inputs have. */
+/** For the executor "java": prints on which host it runs, and the total size of its inputs. */
 public class Where {
     public static void invoke(InputStream[] in, OutputStream[] out, String[] args)
             throws IOException {

@@ -1,4 +1,4 @@
-/* For the executor "cso": says on which host it is, and how many bytes its inputs have. */
+/* For the executor "cso": prints on which host it runs, and the total size of its inputs. */
 #include <stdio.h>
 #include <unistd.h>
 

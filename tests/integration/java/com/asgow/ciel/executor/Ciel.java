@@ -12,7 +12,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/** What tasks call. */
+/** The methods that tasks call. */
 public final class Ciel {
     public static Rpc RPC;
     public static String[] args;
@@ -57,7 +57,7 @@ public final class Ciel {
         return returnBytes(0, text.getBytes(StandardCharsets.UTF_8));
     }
 
-    /** Leaves off until all of these are there. */
+    /** Blocks until all of these objects exist. */
     public static void blockOn(Ref... refs) throws IOException {
         RPC.tell(
                 "tail_spawn",
@@ -100,7 +100,7 @@ public final class Ciel {
         RPC.tell("log", Map.of("message", message));
     }
 
-    /** What this JVM has kept under a tag, if anything. */
+    /** Returns the value that this JVM caches under a tag, or null. */
     public static Object cached(String tag) {
         return KEPT.get(tag);
     }

@@ -1,4 +1,4 @@
-/* A stand-in for the original's Java side, with its habits (ciel-interfaces, 1.7 and 1.12). */
+/* A stand-in for the original's Java side, with its behaviour (ciel-interfaces, 1.7 and 1.12). */
 package com.asgow.ciel.executor;
 
 import java.io.IOException;
@@ -18,7 +18,7 @@ import java.util.Set;
 public final class Java2Executor {
     private static final Jars JARS = new Jars();
 
-    /** Jars of later tasks are added to those with which the JVM was started. */
+    /** Adds the jars of a later task to those that the JVM was started with. */
     private static final class Jars extends URLClassLoader {
         private final Set<String> known = new HashSet<>();
 

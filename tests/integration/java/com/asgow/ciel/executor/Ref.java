@@ -3,7 +3,7 @@ package com.asgow.ciel.executor;
 import java.io.Serializable;
 import java.util.List;
 
-/** A reference, as the original's Java side reads one: it throws where that one did. */
+/** A reference, read like in the original's Java side: it throws in the same cases. */
 public final class Ref implements Serializable {
     public final String tag;
     public final String id;
@@ -49,7 +49,7 @@ public final class Ref implements Serializable {
         Short.parseShort(parts[1]);
     }
 
-    List<Object> array() { // what it has been told of places it does not pass on
+    List<Object> array() { // without locations
         return base64 == null ? List.of("f2", id) : List.of("val", id, base64);
     }
 }

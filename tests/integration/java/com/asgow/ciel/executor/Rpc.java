@@ -12,7 +12,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/** Frames of JSON on two FIFOs; as Gson does, it escapes what would mean something in HTML. */
+/** Frames of JSON on two FIFOs; like Gson, it escapes characters that are special in HTML. */
 public final class Rpc {
     private final DataOutputStream out;
     private final DataInputStream in;
@@ -22,7 +22,7 @@ public final class Rpc {
         in = new DataInputStream(new FileInputStream(read));
     }
 
-    /** Returns the next frame, null at the end. */
+    /** Returns the next frame, or null at the end. */
     List<Object> next() throws IOException {
         byte[] frame;
         try {
@@ -43,7 +43,7 @@ public final class Rpc {
         out.flush();
     }
 
-    /** Takes whatever comes next for the answer. */
+    /** Regards the next frame as the answer, whichever it is. */
     Map<String, Object> ask(String method, Map<String, Object> args) throws IOException {
         tell(method, args);
         return object(next().get(1));
@@ -143,7 +143,7 @@ public final class Rpc {
             return text.charAt(at);
         }
 
-        /** Passes what opens or separates; whether there is another item before the end. */
+        /** Skips an opening bracket or a separator; returns whether an item follows before the end. */
         private boolean item(char end) {
             if (skip() != end) {
                 at++;
