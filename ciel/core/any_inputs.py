@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ciel.core.failures import passed_on
+from ciel.core.failures import propagated
 from ciel.core.ids import ObjectId
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode, ObjectTable
@@ -64,7 +64,7 @@ class AnyInputs:
                 ready += self._waiting.release(choice)
             elif (failure := last_failure(self._objects, task.spec)) is not None:
                 self._waiting.forget(task, waits_for(task.spec))
-                failing.append((task, *passed_on(self._objects, failure)))
+                failing.append((task, *propagated(self._objects, failure)))
         return ready, failing
 
     def problems(self, task: TaskNode, *, is_put_off: bool) -> Iterator[str]:

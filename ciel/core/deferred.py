@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ciel.core import any_inputs
-from ciel.core.failures import passed_on
+from ciel.core.failures import propagated
 from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ def _spread(graph: TaskGraph, object_id: ObjectId) -> None:
     if node is None or waiters is None or not node.is_consumable:
         return
     ref = node.ref
-    blame = passed_on(graph.objects, ref) if isinstance(ref, Failure) else None
+    cause = propagated(graph.objects, ref) if isinstance(ref, Failure) else None
     for task in list(islice(waiters, SPREAD_AT_ONCE)):
         graph.steps_left -= 1
         if task not in graph.waiting.awaited.get(object_id, ()):
             continue  # the failure of one before it was the end of this one, too
-        if blame is not None and not task.spec.sees_errors:
+        if cause is not None and not task.spec.sees_errors:
             graph.waiting.forget(task, any_inputs.waits_for(task.spec))
-            graph.fail(task, *blame)
+            graph.fail(task, *cause)
             continue
         if ref is not None:
             _tell(graph, task, ref)

@@ -10,7 +10,7 @@ from ciel.core.jobs import Job
 from ciel.core.refs import Failure
 from ciel.core.tasks import ASSIGNED, DONE, RUNNABLE, WAITING, Mentions
 
-LOOKED_AT_PER_STEP = 16
+OBJECTS_PER_STEP = 16
 """So many objects are looked at in about the time that one task takes to end."""
 
 
@@ -19,9 +19,9 @@ def failed_results(graph: TaskGraph, job: Job) -> Generator[None, None, list[Obj
     the graph has no steps left.
     """
     failed: list[ObjectId] = []
-    for looked_at, object_id in enumerate(list(job.wanted), 1):
+    for count, object_id in enumerate(list(job.wanted), 1):
         node = graph.objects.get(object_id)
-        if looked_at % LOOKED_AT_PER_STEP == 0:
+        if count % OBJECTS_PER_STEP == 0:
             graph.steps_left -= 1
             if graph.steps_left < 0:
                 yield
@@ -66,8 +66,8 @@ def saw_error(graph: TaskGraph, job: Job) -> Generator[None, None, TaskId | None
     failed were made again. Yields when the graph has no steps left.
     """
     nodes = graph.objects.nodes
-    for looked_at, task_id in enumerate(job.tasks, 1):
-        if looked_at % LOOKED_AT_PER_STEP == 0:
+    for count, task_id in enumerate(job.tasks, 1):
+        if count % OBJECTS_PER_STEP == 0:
             graph.steps_left -= 1
             if graph.steps_left < 0:
                 yield

@@ -16,17 +16,17 @@ def label(task: TaskNode) -> str:
     return f"task {task.spec.name or task.spec.id}"
 
 
-def passed_on(objects: ObjectTable, failure: Failure) -> tuple[str, Any]:
+def propagated(objects: ObjectTable, failure: Failure) -> tuple[str, Any]:
     """Say why a task fails that never ran, since an input could not be made: whose fault that is,
     told once however long the chain.
     """
     node = objects.get(failure.id)
     maker = None if node is None else node.producer
     is_named = maker is not None and maker.spec.name
-    return failure.passed_on(label(maker) if maker is not None and is_named else "")
+    return failure.propagated(label(maker) if maker is not None and is_named else "")
 
 
-def not_made(task: TaskNode, object_id: ObjectId) -> str:
+def no_output_text(task: TaskNode, object_id: ObjectId) -> str:
     """Say that a program ended well and left out one of its task's outputs."""
     outputs = task.spec.outputs
     number = outputs.index(object_id) if object_id in outputs else None

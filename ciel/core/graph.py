@@ -34,7 +34,7 @@ from collections.abc import Iterable, Sequence
 from ciel.core import any_inputs
 from ciel.core.any_inputs import AnyInputs
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError
-from ciel.core.failures import label, not_made, passed_on
+from ciel.core.failures import label, no_output_text, propagated
 from ciel.core.fixed import FixedProcesses
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
@@ -89,8 +89,8 @@ class TaskGraph:
         self.spreading: deque[ObjectId] = deque()  # came to be; readers still wait for them
         self.demanding: list[ObjectId] = []  # needed; their makers may still be dormant
         self.releasing: list[ObjectId] = []  # needed less; their makers may still be active
-        self.ending: set[Job] = set()  # jobs whose tasks are being ended: none of them begins
-        self.reviving: set[Job] = set()  # jobs whose failed tasks are being put back
+        self.cancelling: set[Job] = set()  # jobs whose tasks are being ended: none of them begins
+        self.retrying: set[Job] = set()  # jobs whose failed tasks are being put back
         self._growing = self.objects.growing
         self.began_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
         self.disturbed = False  # a task went back, an object was lost, or another is to make one
@@ -199,7 +199,7 @@ class TaskGraph:
             return
         self.disturbed = True
         if heir.state is CANCELLED:  # with its job, which was retried since
-            self.try_again(heir)
+            self.reset_failed(heir)
         for before in replaced:
             if before.state in ACTIVE and not self.is_needed(before):
                 if before.worker is not None:
@@ -282,12 +282,12 @@ class TaskGraph:
             if type(ref) not in CONSUMABLE:
                 missing.append(object_id)
             elif type(ref) is Failure and not spec.sees_errors:
-                self._fail([(task, *passed_on(self.objects, ref))])
+                self._fail([(task, *propagated(self.objects, ref))])
                 return []
         demanded = missing
         if chooses:
             if (failure := any_inputs.last_failure(self.objects, spec)) is not None:
-                self._fail([(task, *passed_on(self.objects, failure))])
+                self._fail([(task, *propagated(self.objects, failure))])
                 return []
             demanded = self.any_inputs.begin(task, missing)
         if not missing:
@@ -306,7 +306,7 @@ class TaskGraph:
         self.retention.task_reopened(task)
         self._set_back(task, DORMANT)
 
-    def try_again(self, task: TaskNode) -> None:
+    def reset_failed(self, task: TaskNode) -> None:
         """Allow a failed task to run again, and forget its errors."""
         for object_id in task.outputs:
             node = self.objects.nodes[object_id]
@@ -377,7 +377,7 @@ class TaskGraph:
         """Whether a task can be assigned now. A task whose input was lost meanwhile waits again, or
         fails.
         """
-        if self.ending and task.job in self.ending:
+        if self.cancelling and task.job in self.cancelling:
             return False
         return task.state is RUNNABLE and not (task.spec.inputs and self.recheck(task))
 
@@ -438,7 +438,7 @@ class TaskGraph:
         for object_id in task.spec.outputs:
             output = nodes[object_id]
             if output.ref is None and output.producer is task:
-                self.publish(Failure(object_id, "NO_OUTPUT", not_made(task, object_id)))
+                self.publish(Failure(object_id, "NO_OUTPUT", no_output_text(task, object_id)))
         if task.extras:
             for object_id in self.redelegation.not_repeated(task):
                 if self.is_awaited(object_id):
@@ -564,11 +564,11 @@ class TaskGraph:
         """Notify all tasks that wait for an object; return the tasks that fail by it."""
         failing: list[tuple[TaskNode, str, object]] = []
         if type(ref) is Failure:
-            blame = passed_on(self.objects, ref)
+            cause = propagated(self.objects, ref)
             for task in self.waiting.waiters_of(object_id):
                 if not task.spec.sees_errors:
                     self.waiting.forget(task, any_inputs.waits_for(task.spec))
-                    failing.append((task, *blame))
+                    failing.append((task, *cause))
         if type(ref) in STREAMS:
             for task in self.waiting.waiters_of(object_id):
                 self.streams.read(task, object_id)

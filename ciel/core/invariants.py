@@ -65,7 +65,7 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
                 if graph.objects.nodes[object_id].is_consumable:
                     yield f"T2 {task_id} waits for {object_id}, which is there"
                 producer = graph.objects.nodes[object_id].producer
-                is_put_off = bool(graph.demanding) or task.job in graph.ending | graph.reviving
+                is_put_off = bool(graph.demanding) or task.job in graph.cancelling | graph.retrying
                 if producer is not None and producer.state not in ACTIVE and not is_put_off:
                     yield f"T3 {task_id} waits for {object_id}, its maker is {producer.state}"
         elif task in graph.waiting:
@@ -90,6 +90,6 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
             yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"
         for object_id in unsettled:
             producer = graph.objects.nodes[object_id].producer
-            is_put_off = bool(graph.demanding) or job in graph.ending | graph.reviving
+            is_put_off = bool(graph.demanding) or job in graph.cancelling | graph.retrying
             if producer is not None and producer.state not in ACTIVE and not is_put_off:
                 yield f"J3 {object_id} is wanted, its maker is {producer.state}"

@@ -110,7 +110,6 @@ class Job:
     __slots__ = (
         "as_wanter",
         "by_kind",
-        "called_off",
         "counted",
         "counts",
         "created_at_s",
@@ -118,6 +117,7 @@ class Job:
         "first",
         "foreign",
         "handed_over",
+        "is_cancelled",
         "lost",
         "number",
         "open",
@@ -148,7 +148,7 @@ class Job:
         self.open = spec.open
         self.state = JobState.ACTIVE
         self.reason = ""
-        self.called_off = False  # its tasks were ended by force: nothing of it is made again
+        self.is_cancelled = False  # its tasks were ended by force: nothing of it is made again
         self.lost: list[ObjectId] = []  # lost while it was called off: errors until it is retried
         self.postponed: dict[ObjectId, None] | None = None  # demands, during a retry
         self.created_at_s = now_s

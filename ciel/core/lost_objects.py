@@ -47,15 +47,15 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
         graph.streams.break_off(object_id)
     if graph.redelegation.heirs:
         graph.redelegation.object_lost(object_id)
-    make_again(graph, object_id, node)
+    recompute(graph, object_id, node)
 
 
-def make_again(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
+def recompute(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
     """Have a missing object recomputed if it is needed; make it an error if that is impossible."""
     producer = node.producer
-    why_final = _why_never_again(producer)
+    why_final = _why_not_recomputable(producer)
     if why_final:
-        if producer is not None and producer.job.called_off:
+        if producer is not None and producer.job.is_cancelled:
             producer.job.lost.append(object_id)
         details = f"no copy of it is left, and {why_final}"
         graph.publish(Failure(object_id, OBJECT_LOST, details))
@@ -86,11 +86,11 @@ def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
     return graph.retention.forget(object_id, node)
 
 
-def _why_never_again(producer: TaskNode | None) -> str:
+def _why_not_recomputable(producer: TaskNode | None) -> str:
     """Explain why a lost object cannot be recomputed; empty if it can."""
     if producer is None:
         return "no task makes it (whoever sent it has to send it again)"
-    if producer.job.called_off:
+    if producer.job.is_cancelled:
         return "its job was called off"
     if producer.state is FAILED or producer.state is CANCELLED:
         return f"task {producer.spec.id} failed since"

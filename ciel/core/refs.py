@@ -104,7 +104,7 @@ class Failure(NamedTuple):
         """The message for people."""
         return details_text(self.details)
 
-    def passed_on(self, maker: str = "") -> tuple[str, Any]:
+    def propagated(self, maker: str = "") -> tuple[str, Any]:
         """Say why a task fails that never ran: by the failure of its input, which `maker` was to
         make; told once however long the chain, the culprit first.
         """

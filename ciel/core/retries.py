@@ -26,7 +26,7 @@ BACK_OFF_FIRST_BY_KIND_S = {"NO_SPACE": 2.0, "MEMORY_LIMIT": 1.0, "WORKER_FAULT"
 
 
 @dataclass(slots=True)
-class Blame:
+class RetryState:
     """The failures of one task so far; exists only for tasks that had some."""
 
     failures: int = 0
@@ -36,7 +36,7 @@ class Blame:
     not_before_s: float = 0.0  # when it may be tried again
 
 
-class Again(NamedTuple):
+class Retry(NamedTuple):
     """Try again after a delay."""
 
     delay_s: float
@@ -49,37 +49,40 @@ class GiveUp(NamedTuple):
     details: Any
 
 
-def not_before_s(task: TaskNode, blame: Blame | None) -> float:
+def not_before_s(task: TaskNode, retry_state: RetryState | None) -> float:
     """Return when a task may begin that could run since its `ready_at_s`; it may be over."""
-    if blame is not None:
-        return blame.not_before_s
+    if retry_state is not None:
+        return retry_state.not_before_s
     return task.ready_at_s if task.attempt else task.ready_at_s + task.spec.needs.delay_s
 
 
-def after_failure(blame: Blame, needs: Needs, reason: str, details: Any) -> Again | GiveUp:
-    """Decide after a failed attempt; `blame` is updated."""
-    blame.failures += 1
+def after_failure(
+    retry_state: RetryState, needs: Needs, reason: str, details: Any
+) -> Retry | GiveUp:
+    """Decide whether to retry after a failed attempt; update `retry_state`."""
+    retry_state.failures += 1
     if reason in NOT_RETRIED or not needs.retries:
         return GiveUp(reason, details)
-    count = f"attempt {blame.failures} of {needs.retries + 1}"
+    count = f"attempt {retry_state.failures} of {needs.retries + 1}"
     if needs.retry_on and reason not in needs.retry_on:
         count += f"; it is tried again only after {', '.join(needs.retry_on)}"
-    elif blame.failures <= needs.retries:
+    elif retry_state.failures <= needs.retries:
         first_s = needs.retry_delay_s or BACK_OFF_FIRST_BY_KIND_S.get(reason, BACK_OFF_FIRST_S)
-        return Again(min(first_s * 2 ** (blame.failures - 1), max(first_s, BACK_OFF_MAX_S)))
+        return Retry(min(first_s * 2 ** (retry_state.failures - 1), max(first_s, BACK_OFF_MAX_S)))
     return GiveUp(reason, with_text(details, f"{details_text(details)}\n({count})"))
 
 
-def after_worker_loss(blame: Blame, worker: str) -> Again | GiveUp:
-    """Decide after the process of the worker that ran an attempt has ended; `blame` is updated.
+def after_worker_loss(retry_state: RetryState, worker: str) -> Retry | GiveUp:
+    """Decide whether to retry after a worker process died that ran an attempt; update
+    `retry_state`.
 
-    Each call is for another worker: a worker's id is that of one process.
+    Each call is about a different worker, since a worker id names one process.
     """
-    blame.worker_losses += 1
-    if blame.worker_losses >= WORKER_LOSSES_MAX:
+    retry_state.worker_losses += 1
+    if retry_state.worker_losses >= WORKER_LOSSES_MAX:
         details = (
-            f"{blame.worker_losses} workers ended while they ran it, the last was {worker}: "
+            f"{retry_state.worker_losses} workers ended while they ran it, the last was {worker}: "
             "it seems to end them, or to take all memory of their hosts (their logs may say more)"
         )
         return GiveUp("WORKER_FAILED", details)
-    return Again(0.0)
+    return Retry(0.0)

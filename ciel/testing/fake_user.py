@@ -78,7 +78,7 @@ class FakeUser:
         wanted = [machine.graph.objects.nodes[object_id] for object_id in job.wanted]
         failed = [node for node in wanted if isinstance(node.ref, Failure) and node.producer]
         was_cancelled = job.state is JobState.CANCELLED
-        can_retry = was_cancelled or (job.state is JobState.FAILED and not job.called_off)
+        can_retry = was_cancelled or (job.state is JobState.FAILED and not job.is_cancelled)
         seer = at_once(saw_error(machine.graph, job))
         is_final = seer is not None  # it made something of an error
         is_excused = witness.is_excused(machine, job)

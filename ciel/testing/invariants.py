@@ -54,7 +54,7 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
     for where, known in (
         ("the graph", master.graph.tasks),
         ("stories", master.stories),
-        ("blame", master.blame),
+        ("retry states", master.retry_states),
     ):
         for task_id in witness.forgotten_tasks & known.keys():
             yield task_id, f"it was forgotten, and is still known to {where}"

@@ -156,7 +156,7 @@ def test_a_child_that_ran_within_and_was_known_has_its_parent_begin_anew() -> No
     assert CancelTask(part.id, 0) in cluster.told
     assert CancelTask(parent.id, 1) in cluster.told
     assert cluster.state(parent) in (TaskState.RUNNABLE, TaskState.ASSIGNED)
-    assert parent.id not in cluster.machine.blame
+    assert parent.id not in cluster.machine.retry_states
     stopped = TaskFault("CANCELLED", "")
     cluster.worker_says("w1", TaskReported(part.id, 0, (), stopped, 0.1))
     cluster.worker_says("w1", TaskReported(parent.id, 1, (), stopped, 0.1))
@@ -186,7 +186,7 @@ def test_a_worker_is_lost_with_all_that_ran_within_each_other() -> None:
     cluster.loses("w1")
     assert cluster.state(part) is cluster.state(inner) is TaskState.DORMANT
     for task in (parent, part, inner):
-        assert cluster.machine.blame[task.id].worker_losses == 1
+        assert cluster.machine.retry_states[task.id].worker_losses == 1
     cluster.joins(a_worker("w2"))
     assert cluster.machine.graph.tasks[parent.id].attempt == 2
 

@@ -138,7 +138,7 @@ def test_c1_a_worker_that_falls_silent_is_suspected_and_much_later_declared_dead
     assert list(cluster.machine.workers) == ["w2"]
     [line] = cluster.machine.stories[task.id].lines(cluster.now_s)
     assert line == "0.0 s ago: worker w1 was lost (silent for 60.1 s) during attempt 1"
-    assert task.id not in cluster.machine.blame
+    assert task.id not in cluster.machine.retry_states
 
 
 def test_c1_what_a_suspected_worker_ran_counts_when_it_is_heard_again() -> None:

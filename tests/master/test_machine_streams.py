@@ -190,7 +190,7 @@ def test_a_reader_whose_worker_is_lost_while_its_report_is_held_runs_again() -> 
     cluster.loses("w2")
     cluster.said("w3: drop c2", "w3: drop c1")
     assert cluster.state(cluster.second) is TaskState.RUNNABLE
-    assert not cluster.machine.blame
+    assert not cluster.machine.retry_states
     cluster.joins(a_worker("w5", executors=["w2"]))
     cluster.said("w5: run c1 again (2)")
 
@@ -236,7 +236,7 @@ def test_an_input_that_came_to_be_otherwise_is_nobodys_fault() -> None:
     cluster.done("w1", cluster.first, inline("c0"))
     cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w1")))
     cluster.said("w3: stop c2 (1)", "w3: drop c1", "w2: run c1 again (2)")
-    assert not any(blame.missing_inputs for blame in cluster.machine.blame.values())
+    assert not any(blame.missing_inputs for blame in cluster.machine.retry_states.values())
 
 
 # --- processes that wait --------------------------------------------------------------------------

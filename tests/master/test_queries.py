@@ -213,7 +213,7 @@ def test_a_task_that_was_given_back_runs_elsewhere_and_nothing_is_held_against_i
     fault = TaskFault(RECALLED, "it never began")
     cluster.worker_says("w1", TaskReported(tasks[1].id, 1, (), fault, 0.0))
     cluster.said("w2: run t1 again (2)")
-    assert not cluster.machine.blame
+    assert not cluster.machine.retry_states
     assert cluster.slots_used("w1") == 1
 
 

@@ -18,9 +18,9 @@ from ciel.core.refs import Fixed, Reference, details_text, is_unlike, locations_
 from ciel.core.retries import (
     BACK_OFF_FIRST_S,
     INPUT_LOSSES_MAX,
-    Again,
-    Blame,
     GiveUp,
+    Retry,
+    RetryState,
     after_failure,
     after_worker_loss,
 )
@@ -164,14 +164,14 @@ class Attempts:
         context = self._context
         reason, details = report.fault
         where = f"attempt {task.attempt} failed on worker {worker.facts.id}"
-        blame = context.blame.setdefault(task.spec.id, Blame())
-        verdict = after_failure(blame, task.spec.needs, reason, details)
+        retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
+        verdict = after_failure(retry_state, task.spec.needs, reason, details)
         if (
-            isinstance(verdict, Again) or task.spec.id in context.stories
+            isinstance(verdict, Retry) or task.spec.id in context.stories
         ):  # else the failure says it
             context.record(task, f"{where}: {reason}: {report.fault.text}")
-        if isinstance(verdict, Again):
-            blame.not_before_s = context.now_s + verdict.delay_s
+        if isinstance(verdict, Retry):
+            retry_state.not_before_s = context.now_s + verdict.delay_s
             self._graph.requeue(task)
         else:
             details = verdict.details
@@ -187,8 +187,8 @@ class Attempts:
             self._settles_elsewhere(report.published, task)
         self._graph.finish(task, report.published)
         self._context.journal.append(report)
-        if self._context.blame:
-            self._context.blame.pop(task.spec.id, None)
+        if self._context.retry_states:
+            self._context.retry_states.pop(task.spec.id, None)
         if self._graph.objects.fixed:  # another process of the same name may wait elsewhere already
             fixed = [ref for ref in report.published if type(ref) is Fixed]
             self.unlisted.add(worker, fixed)
@@ -274,10 +274,10 @@ class Attempts:
         self, worker: WorkerNode, task: TaskNode, reason: str, *, may_have_run: bool, died: bool
     ) -> None:
         context, worker_id, key = self._context, worker.facts.id, (task.spec.id, task.attempt)
-        verdict: Again | GiveUp = Again(0.0)
+        verdict: Retry | GiveUp = Retry(0.0)
         if may_have_run and died:
-            blame = context.blame.setdefault(task.spec.id, Blame())
-            verdict = after_worker_loss(blame, worker_id)
+            retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
+            verdict = after_worker_loss(retry_state, worker_id)
         context.record(
             task, f"worker {worker_id} was lost ({reason}) during attempt {task.attempt}"
         )
@@ -288,7 +288,7 @@ class Attempts:
         if may_have_run:
             self._note_ending(task, worker, run_s, None)
         context.touch(task.job)
-        if isinstance(verdict, Again):
+        if isinstance(verdict, Retry):
             self._graph.requeue(task)
         else:
             self._graph.fail(task, verdict.reason, verdict.details)
@@ -422,14 +422,16 @@ class Attempts:
         worker.give_back(task, task.attempt)
         context.touch(task.job)
         context.record(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
-        blame = context.blame.setdefault(task.spec.id, Blame())
+        retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
         changed = [self._lose_copy(worker, *loss) for loss in message.losses]
         if not any(changed):
-            blame.missing_inputs += 1  # the copies are said to be there: do not retry for ever
-            blame.not_before_s = context.now_s + BACK_OFF_FIRST_S
-        blame.input_losses += 1
-        too_often = blame.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
-        if too_often or blame.missing_inputs > max(3, task.spec.needs.retries):
+            retry_state.missing_inputs += (
+                1  # the copies are said to be there: do not retry for ever
+            )
+            retry_state.not_before_s = context.now_s + BACK_OFF_FIRST_S
+        retry_state.input_losses += 1
+        too_often = retry_state.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
+        if too_often or retry_state.missing_inputs > max(3, task.spec.needs.retries):
             if message.lacks_room:
                 about = f"its inputs do not fit into the store of worker {worker.facts.id}"
                 advice = "give the worker a larger store, or end jobs whose results it keeps"

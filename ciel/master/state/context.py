@@ -13,7 +13,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
-from ciel.core.retries import Blame
+from ciel.core.retries import RetryState
 from ciel.core.task_history import Story
 from ciel.core.tasks import TaskSpec, check_task
 from ciel.master.state.workers import WorkerTable
@@ -23,11 +23,11 @@ class Context:
     """One for each master. `now_s` is the time of the current event."""
 
     __slots__ = (
-        "blame",
         "graph",
         "journal",
         "now_s",
         "outbox",
+        "retry_states",
         "stories",
         "table",
         "touched",
@@ -40,7 +40,7 @@ class Context:
         self.outbox: list[tuple[str, Message]] = []  # each with the peer that it goes to
         self.journal: list[Message] = []  # what a journal has to keep, in order
         self.stories: dict[str, Story] = {}  # by task
-        self.blame: dict[str, Blame] = {}  # by task
+        self.retry_states: dict[str, RetryState] = {}  # by task
         self.touched: dict[str, Job] = {}  # jobs to be judged at the end of the tick
 
     def send(self, peer: str, message: Message) -> None:

@@ -49,7 +49,7 @@ class InlineChildren:
                 raise CielError(f"task {spec.id}: it is spawned into another job")
             if message.known:
                 publish_early(self._graph, parent, message.known)
-            if not parent.job.called_off:  # else its parent is being cancelled, too
+            if not parent.job.is_cancelled:  # else its parent is being cancelled, too
                 self._context.add_task(spec, message.known, parent.job)
         except CielError as error:
             self._context.send(worker.facts.id, CancelTask(parent.spec.id, parent.attempt))

@@ -69,7 +69,7 @@ class MasterMachine:
         self.graph = context.graph
         self.workers = context.table.by_id
         self.stories = context.stories
-        self.blame = context.blame
+        self.retry_states = context.retry_states
         self.epoch_s = 0.0  # added to a time of this machine's clock, gives seconds since the epoch
         self.kept: dict[ObjectId, Kept] = {}  # objects that stay, whatever happens to their jobs
         self.bulk = BulkOperations(self.graph)
@@ -351,7 +351,9 @@ class MasterMachine:
                 task.ready_at_s = now_s
                 if self.eager.tasks and self.attempts.start_eager(task):
                     continue
-                due_s = not_before_s(task, self.blame.get(task.spec.id) if self.blame else None)
+                due_s = not_before_s(
+                    task, self.retry_states.get(task.spec.id) if self.retry_states else None
+                )
                 if due_s > now_s:
                     ready.push_later(task, due_s)
                 else:

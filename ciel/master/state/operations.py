@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-from ciel.core.endings import LOOKED_AT_PER_STEP, failed_results, saw_error, stuck
+from ciel.core.endings import OBJECTS_PER_STEP, failed_results, saw_error, stuck
 from ciel.core.errors import CannotRetryError, CannotRetryTaskError, JobNotEndedError
 from ciel.core.events import JobChanged, ObjectSettled
 from ciel.core.failures import label
 from ciel.core.ids import ObjectId
-from ciel.core.job_retry import cancel, revive, stop_reviving
+from ciel.core.job_retry import cancel, end_retry, retry_tasks
 from ciel.core.jobs import ENDED, Job, JobState, summarise
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Stream
@@ -70,7 +70,7 @@ class JobOperations:
                 if job not in self._judged:  # else it is judged when that operation is over
                     self._judge(job)
             elif job.state is JobState.CANCELLING:
-                if job not in self._graph.ending and not self._cancellations.is_pending(job):
+                if job not in self._graph.cancelling and not self._cancellations.is_pending(job):
                     self._jobs.end(job, JobState.CANCELLED, job.reason)
             elif job.state in ENDED and not job.unsettled:
                 self._jobs.announce(job)  # an object that was lost since its end is there again
@@ -153,8 +153,8 @@ class JobOperations:
 
     def _cancelling(self, job: Job, reason: str) -> Iterator[None]:
         self._settle_children()
-        job.called_off = True
-        self._graph.ending.add(job)
+        job.is_cancelled = True
+        self._graph.cancelling.add(job)
         for call in self._stop_job(job, reason):
             if call is not None:
                 self._cancellations.add(job, call)
@@ -175,10 +175,10 @@ class JobOperations:
     def _removal(self, job: Job) -> Iterator[None]:
         if any(job.counts[state] for state in ACTIVE):  # lost objects are being recomputed
             yield from self._cancelling(job, "its job was removed")
-        self._graph.ending.add(job)
-        records = (self._context.stories, self._context.blame)
+        self._graph.cancelling.add(job)
+        records = (self._context.stories, self._context.retry_states)
         yield from self._delete_all(remove(self._graph, job, self._kept, records))
-        self._graph.ending.discard(job)
+        self._graph.cancelling.discard(job)
         for state, count in job.counts.items():  # those that were handed over
             self._jobs.task_totals[state] -= count
         del self._jobs.removed[job.spec.id]
@@ -209,7 +209,7 @@ class JobOperations:
         impossible. In a large job that turns out later: then the job ends again as before.
         """
         if job.state is not JobState.CANCELLED and (
-            job.state is not JobState.FAILED or job.called_off
+            job.state is not JobState.FAILED or job.is_cancelled
         ):
             raise CannotRetryError(job.number, f"it is {job.state}, nothing failed")
         self._retry(job)
@@ -221,14 +221,14 @@ class JobOperations:
         job = task.job
         if task.state not in (TaskState.FAILED, TaskState.CANCELLED):
             raise CannotRetryTaskError(label(task), f"it is {task.state}")
-        if job.state is JobState.CANCELLING or (job.state is JobState.FAILED and job.called_off):
+        if job.state is JobState.CANCELLING or (job.state is JobState.FAILED and job.is_cancelled):
             raise CannotRetryTaskError(label(task), f"its job is {job.state}: {job.reason}")
         if job.state is JobState.ACTIVE and not job.spec.detached:
             why = "its job runs, and whoever waits for it was told of the failure already"
             raise CannotRetryTaskError(label(task), why)
         if job in self._judged:
             raise CannotRetryTaskError(label(task), "its job is just ending; try again soon")
-        if self._context.blame.pop(task.spec.id, None) is not None:
+        if self._context.retry_states.pop(task.spec.id, None) is not None:
             self._record_retry(task)
         self._retry(job, task.outputs)
 
@@ -246,14 +246,16 @@ class JobOperations:
     ) -> Iterator[None]:
         """Retry a job's failed tasks, or those that make `objects` and what these need."""
         jobs = self._jobs
-        state, before = job.state, (job.reason, job.ended_at_s, job.called_off)
+        state, before = job.state, (job.reason, job.ended_at_s, job.is_cancelled)
         if state is not JobState.ACTIVE:
             jobs.move(job, JobState.ACTIVE)
         job.reason, job.ended_at_s = "", None
         self._judged.add(job)
         is_late = False
         operation: Iterator[object]
-        operation = self._try_again(job) if objects is None else revive(self._graph, job, objects)
+        operation = (
+            self._retry_all(job) if objects is None else retry_tasks(self._graph, job, objects)
+        )
         try:
             while next(operation, True) is None:
                 is_late = True
@@ -265,27 +267,27 @@ class JobOperations:
             if state is JobState.CANCELLED:
                 jobs.move(job, JobState.CANCELLING)
             jobs.move(job, state)
-            job.reason, job.ended_at_s, job.called_off = before
+            job.reason, job.ended_at_s, job.is_cancelled = before
             if is_late:
                 job.reason = f"{job.reason} ({error})"
                 jobs.announce(job)
         finally:
             self._judged.discard(job)
-            stop_reviving(self._graph, job)
+            end_retry(self._graph, job)
         self._context.touch(job)
 
-    def _try_again(self, job: Job) -> Generator[None, None, None]:
-        graph, blame = self._graph, self._context.blame
+    def _retry_all(self, job: Job) -> Generator[None, None, None]:
+        graph, retry_states = self._graph, self._context.retry_states
         if seer := (yield from saw_error(graph, job)):
             raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
         for place, task_id in enumerate(job.tasks):
-            if blame.pop(task_id, None) is not None:
+            if retry_states.pop(task_id, None) is not None:
                 self._record_retry(graph.tasks[task_id])
-            if place % LOOKED_AT_PER_STEP == 0:
+            if place % OBJECTS_PER_STEP == 0:
                 graph.steps_left -= 1
                 if graph.steps_left < 0:
                     yield
-        if not (yield from revive(graph, job)):
+        if not (yield from retry_tasks(graph, job)):
             raise CannotRetryError(job.number, "nothing of it failed")
 
     def _record_retry(self, task: TaskNode) -> None:

@@ -41,7 +41,7 @@ class EagerDispatch:
         self.tasks: dict[TaskNode, WorkerNode] = {}  # makers before those that read what they make
         self._graph = context.graph
         self._workers = context.table.by_id
-        self._blame = context.blame
+        self._retry_states = context.retry_states
         self._context = context
         self._vain: dict[TaskNode, int] = {}  # how often one went ahead in vain, since it last ran
         self._makers: dict[TaskNode, None] = {}  # whose successors are to be looked at
@@ -115,9 +115,13 @@ class EagerDispatch:
 
     def _can_follow(self, task: TaskNode, worker: WorkerNode) -> bool:
         spec, facts = task.spec, worker.facts
-        if task.state is not WAITING or len(spec.inputs) > INPUTS_MAX or spec.id in self._blame:
+        if (
+            task.state is not WAITING
+            or len(spec.inputs) > INPUTS_MAX
+            or spec.id in self._retry_states
+        ):
             return False
-        if task.job.called_off:  # it is cancelled in slices, and this task not yet
+        if task.job.is_cancelled:  # it is cancelled in slices, and this task not yet
             return False
         if spec.any_count or spec.needs.delay_s:  # what it is given follows from when it begins
             return False

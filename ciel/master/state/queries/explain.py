@@ -237,10 +237,10 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
     workers = list(machine.workers.values())
     if not workers:
         return ["it could run, but there is no worker; start one with ciel-worker"]
-    blame = machine.blame.get(task.spec.id)
-    wait_s = not_before_s(task, blame) - now_s
+    retry_state = machine.retry_states.get(task.spec.id)
+    wait_s = not_before_s(task, retry_state) - now_s
     if wait_s > 0:
-        if blame is None:
+        if retry_state is None:
             return [f"it is held back for {wait_s:.1f} s more, as whoever made it has asked for"]
         return [f"attempt {task.attempt} came to nothing; it is tried again in {wait_s:.1f} s"]
     for worker in workers:
