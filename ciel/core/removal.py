@@ -16,7 +16,7 @@ from ciel.core.lost_objects import drop
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import NOBODY, ObjectNode
 from ciel.core.refs import Failure, Reference, locations_of
-from ciel.core.task_history import Story
+from ciel.core.task_history import TaskHistory
 from ciel.core.tasks import ACTIVE, DONE, Mentions
 
 Deletions = dict[str, list[ObjectId]]
@@ -29,7 +29,7 @@ def hand_over(
     graph: TaskGraph,
     job: Job,
     objects: Iterable[ObjectId],
-    stories: MutableMapping[str, Story] | None = None,
+    histories: MutableMapping[str, TaskHistory] | None = None,
 ) -> Iterator[Deletions]:
     """Have a job want objects no longer; forget those that are not needed otherwise, with the tasks
     that produced them, and the histories of these.
@@ -56,8 +56,8 @@ def hand_over(
         elif task is not None and _is_over(graph, task, job):
             pending += _forget(graph, task, deletions)
             job.handed_over += 1
-            if stories:
-                stories.pop(task.spec.id, None)
+            if histories:
+                histories.pop(task.spec.id, None)
         graph.steps_left -= 1
         if graph.steps_left < 0:
             yield deletions

@@ -53,7 +53,7 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
         return
     for where, known in (
         ("the graph", master.graph.tasks),
-        ("stories", master.stories),
+        ("histories", master.histories),
         ("retry states", master.retry_states),
     ):
         for task_id in witness.forgotten_tasks & known.keys():

@@ -23,7 +23,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Reference, Stream
-from ciel.core.task_history import STORY_MAX_LENGTH, TEXT_MAX_LENGTH
+from ciel.core.task_history import EVENTS_MAX, TEXT_MAX_LENGTH
 from ciel.core.tasks import RETRIES_MAX, TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import topics
@@ -218,9 +218,9 @@ def test_a_task_tried_a_thousand_times_has_a_short_story() -> None:
         told.machine.end_turn(told.now_s)
     assert told.of("stubborn")["state"] == "failed"
     story = told.of("stubborn")["story"]
-    assert len(story) == STORY_MAX_LENGTH + 1
+    assert len(story) == EVENTS_MAX + 1
     assert "attempt 1 failed on worker w1" in story[0]
-    assert f"({RETRIES_MAX + 1 - STORY_MAX_LENGTH} more)" in story
+    assert f"({RETRIES_MAX + 1 - EVENTS_MAX} more)" in story
     assert f"attempt {RETRIES_MAX + 1} failed on worker w1" in story[-1]
     assert max(map(len, story)) < TEXT_MAX_LENGTH + 40
 

@@ -374,7 +374,7 @@ def test_a_failed_task_is_tried_again_after_a_delay() -> None:
         "client: a is RUNTIME_ERROR",
         "client: failed: RUNTIME_ERROR: exit status 3\n(attempt 3 of 3)",
     )
-    assert [line.partition(": ")[2] for line in cluster.machine.stories[task.id].lines(0.0)] == [
+    assert [line.partition(": ")[2] for line in cluster.machine.histories[task.id].lines(0.0)] == [
         f"attempt {number} failed on worker w1: RUNTIME_ERROR: exit status 3"
         for number in (1, 2, 3)
     ]

@@ -295,7 +295,7 @@ def test_a_job_that_has_ended_is_removed_with_all_that_it_left() -> None:
     machine = cluster.machine
     assert not machine.jobs
     assert not machine.graph.tasks
-    assert not machine.stories
+    assert not machine.histories
     assert not machine.retry_states
     cluster.job(a_task("later"), want=["later"])
     assert cluster.job_of().number == 2

@@ -136,7 +136,7 @@ def test_c1_a_worker_that_falls_silent_is_suspected_and_much_later_declared_dead
     cluster.passes(0.1, "w2")
     cluster.said("w2: run a again (2)")
     assert list(cluster.machine.workers) == ["w2"]
-    [line] = cluster.machine.stories[task.id].lines(cluster.now_s)
+    [line] = cluster.machine.histories[task.id].lines(cluster.now_s)
     assert line == "0.0 s ago: worker w1 was lost (silent for 60.1 s) during attempt 1"
     assert task.id not in cluster.machine.retry_states
 

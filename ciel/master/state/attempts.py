@@ -167,7 +167,7 @@ class Attempts:
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
         verdict = after_failure(retry_state, task.spec.needs, reason, details)
         if (
-            isinstance(verdict, Retry) or task.spec.id in context.stories
+            isinstance(verdict, Retry) or task.spec.id in context.histories
         ):  # else the failure says it
             context.record(task, f"{where}: {reason}: {report.fault.text}")
         if isinstance(verdict, Retry):
@@ -175,7 +175,7 @@ class Attempts:
             self._graph.requeue(task)
         else:
             details = verdict.details
-            if task.spec.id in context.stories and not task.spec.needs.retries:
+            if task.spec.id in context.histories and not task.spec.needs.retries:
                 count = f"(attempt {task.attempt}; `ciel task explain` tells of those before)"
                 details = with_text(details, f"{details_text(details)}\n{count}")
             self._graph.fail(task, verdict.reason, details)

@@ -14,7 +14,7 @@ from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
 from ciel.core.retries import RetryState
-from ciel.core.task_history import Story
+from ciel.core.task_history import TaskHistory
 from ciel.core.tasks import TaskSpec, check_task
 from ciel.master.state.workers import WorkerTable
 
@@ -24,11 +24,11 @@ class Context:
 
     __slots__ = (
         "graph",
+        "histories",
         "journal",
         "now_s",
         "outbox",
         "retry_states",
-        "stories",
         "table",
         "touched",
     )
@@ -39,7 +39,7 @@ class Context:
         self.now_s = 0.0
         self.outbox: list[tuple[str, Message]] = []  # each with the peer that it goes to
         self.journal: list[Message] = []  # what a journal has to keep, in order
-        self.stories: dict[str, Story] = {}  # by task
+        self.histories: dict[str, TaskHistory] = {}  # by task
         self.retry_states: dict[str, RetryState] = {}  # by task
         self.touched: dict[str, Job] = {}  # jobs to be judged at the end of the tick
 
@@ -53,7 +53,7 @@ class Context:
 
     def record(self, task: TaskNode, text: str) -> None:
         """Add a line to the history of a task."""
-        self.stories.setdefault(task.spec.id, Story()).tell(self.now_s, text)
+        self.histories.setdefault(task.spec.id, TaskHistory()).record(self.now_s, text)
 
     def fail(self, task: TaskNode, reason: str, details: object) -> None:
         """Fail a task."""

@@ -68,7 +68,7 @@ class MasterMachine:
         context = self.context = Context()
         self.graph = context.graph
         self.workers = context.table.by_id
-        self.stories = context.stories
+        self.histories = context.histories
         self.retry_states = context.retry_states
         self.epoch_s = 0.0  # added to a time of this machine's clock, gives seconds since the epoch
         self.kept: dict[ObjectId, Kept] = {}  # objects that stay, whatever happens to their jobs

@@ -176,7 +176,7 @@ class JobOperations:
         if any(job.counts[state] for state in ACTIVE):  # lost objects are being recomputed
             yield from self._cancelling(job, "its job was removed")
         self._graph.cancelling.add(job)
-        records = (self._context.stories, self._context.retry_states)
+        records = (self._context.histories, self._context.retry_states)
         yield from self._delete_all(remove(self._graph, job, self._kept, records))
         self._graph.cancelling.discard(job)
         for state, count in job.counts.items():  # those that were handed over
@@ -187,7 +187,7 @@ class JobOperations:
         """Forget objects of a job that its client will not name again, with the tasks that only
         they need.
         """
-        operation = hand_over(self._graph, job, objects, self._context.stories)
+        operation = hand_over(self._graph, job, objects, self._context.histories)
         self._bulk.begin(self._delete_all(operation))
 
     def hand_over_released(self) -> None:
@@ -294,7 +294,7 @@ class JobOperations:
         """Record a retry in the history of a task, with the failure before it."""
         refs = [self._graph.objects.reference(object_id) for object_id in task.spec.outputs]
         failure = next((ref for ref in refs if isinstance(ref, Failure)), None)
-        if failure is not None and task.spec.id not in self._context.stories:
+        if failure is not None and task.spec.id not in self._context.histories:
             text = f"attempt {task.attempt} failed: {failure.reason}: {failure.text}"
             self._context.record(task, text)
         self._context.record(task, "its user had it tried again")

@@ -31,7 +31,7 @@ def describe(machine: MasterMachine, task: TaskNode, now_s: float) -> dict[str, 
     """Tell all that is known of one task."""
     spec = task.spec
     reference = machine.graph.objects.reference
-    story = machine.stories.get(spec.id)
+    task_history = machine.histories.get(spec.id)
     return {
         "task": spec.id,
         "job": task.job.number,
@@ -49,7 +49,7 @@ def describe(machine: MasterMachine, task: TaskNode, now_s: float) -> dict[str, 
         "outputs": [reference(object_id) for object_id in spec.outputs[:_INPUTS_MAX]],
         "children": len(task.children or ()),
         "why": why(machine, task, now_s),
-        "story": story.lines(now_s) if story else [],
+        "story": task_history.lines(now_s) if task_history else [],
     }
 
 

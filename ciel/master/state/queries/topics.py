@@ -364,8 +364,8 @@ def _graph_row(
     spec = task.spec
     made_at = locations_of(machine.graph.objects.reference(spec.outputs[0]))
     failed = task.state is TaskState.FAILED
-    story = machine.stories.get(spec.id)
-    lines = story.lines(now_s) if story else []
+    task_history = machine.histories.get(spec.id)
+    lines = task_history.lines(now_s) if task_history else []
     return {
         **_facts(position, task),
         "parent": None if spec.parent == spec.job else spec.parent,

@@ -117,7 +117,7 @@ def original_task(machine: MasterMachine, task: TaskNode, epoch_s: float) -> dic
     """
     spec = task.spec
     reference = machine.graph.objects.reference
-    story = machine.stories.get(spec.id)
+    task_history = machine.histories.get(spec.id)
     return {
         "task_id": spec.id,
         "job": spec.job,
@@ -131,7 +131,9 @@ def original_task(machine: MasterMachine, task: TaskNode, epoch_s: float) -> dic
         "state": ORIGINAL_TASK_STATES[task.state],
         "children": list(islice((task.children or {}).values(), LISTED_MAX)),
         "worker": task.worker,
-        "history": [[at_s + epoch_s, text] for at_s, text in story.chapters] if story else [],
+        "history": [[at_s + epoch_s, text] for at_s, text in task_history.events]
+        if task_history
+        else [],
         "profiling": {},
     }
 
