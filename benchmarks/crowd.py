@@ -50,7 +50,7 @@ def tasks_per_s(worker_count: int) -> float:
     given: deque[tuple[str, AssignTask]] = deque()
 
     def end_turn() -> None:
-        machine.end_turn(now_s)
+        machine.end_tick(now_s)
         given.extend((to, said) for to, said in machine.outbox if type(said) is AssignTask)
         machine.outbox.clear()
 

@@ -84,7 +84,7 @@ class Alone:
         stages.mark("tasks added")
         machine.client_said("client", wanting, 0.0)
         stages.mark("objects wanted")
-        machine.end_turn(0.0)
+        machine.end_tick(0.0)
         stages.mark("turn: tasks placed")
         told = self._write()
         stages.mark("frames to workers written")
@@ -97,7 +97,7 @@ class Alone:
         for (worker, _), message in zip(reports, messages, strict=True):
             machine.worker_said(worker, message, 0.0)
         stages.mark("reports taken")
-        machine.end_turn(0.0)
+        machine.end_tick(0.0)
         machine.journal.clear()
         stages.mark("turn: results announced")
         self._write()

@@ -38,11 +38,11 @@ from ciel.net.turns import DelayedCall, Turns
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json
 
-TICK_S = 0.5
+CHECK_INTERVAL_S = 0.5
 CLIENT_LOST_AFTER_S = 60.0
 """The connection of a client that was silent for so long is given up: it may be stopped, or its
 network be out."""
-HELD_UP_S = 1.0
+STALL_S = 1.0
 """A tick that comes so late says that this process was stopped or starved, not its peers."""
 PROBES_MAX = 100
 """Workers whose hosts are asked at a time whether they have ended."""
@@ -96,7 +96,7 @@ class MasterService:
         self.on_broken: Callable[[str], object] = _raise
         """Is called with the reason when the machine is not to be trusted any more."""
         self._doubted = ""  # what failed in this turn
-        self._ticked_at_s = reactor.seconds()
+        self._checked_at_s = reactor.seconds()
         self._client_count = 0
         self._questions: dict[Peer, deque[Ask | Change]] = {}  # which wait for their turn
         self._answered_s = 0.0  # for how long, in this turn
@@ -104,14 +104,14 @@ class MasterService:
         self._slices = 0  # in so many turns on end there was more to do than a turn may
         self._due: DelayedCall | None = None
         self._due_s = 0.0
-        self._ticks = LoopingCall(self._tick)
-        self._ticks.clock = reactor
-        self._ticks.start(TICK_S, now=False)
+        self._timer = LoopingCall(self._on_timer)
+        self._timer.clock = reactor
+        self._timer.start(CHECK_INTERVAL_S, now=False)
 
     def close(self) -> None:
         """Stop deciding and close all connections."""
-        if self._ticks.running:
-            self._ticks.stop()
+        if self._timer.running:
+            self._timer.stop()
         if self._due is not None and self._due.active():
             self._due.cancel()
         for peer in list(self._names):
@@ -137,7 +137,7 @@ class MasterService:
             self._peers[name] = peer
             if isinstance(token, str):
                 self._peers[name] = self._sessions[False, token] = PeerSession(name, peer, token)
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
 
     def _admit_worker(self, peer: Peer, token: str) -> None:
         """Let a worker join, for which the master has no session."""
@@ -218,7 +218,7 @@ class MasterService:
                     self._give_up(name, message, from_worker)
         if isinstance(session, PeerSession):
             session.count(counted)
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
 
     def _give_up(self, name: str, message: Message, from_worker: bool) -> None:
         """Refuse the client whose message failed, or declare its worker dead, so that the tasks of
@@ -237,7 +237,7 @@ class MasterService:
         if isinstance(session, PeerSession):
             session.hand_on()
         if peer in self._questions:
-            self._turns.at_end(self._end_turn)
+            self._turns.at_end(self._end_tick)
 
     def peer_closed(self, peer: Peer, reason: str) -> None:
         name = self._names.pop(peer, None)
@@ -255,7 +255,7 @@ class MasterService:
                 log.info("worker {worker} has no connection: {reason}", worker=name, reason=reason)
                 self.machine.worker_cut_off(name, reason, now_s)
                 self._probe(name)
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
 
     def _probe(self, name: str) -> None:
         """Ask the host of a worker that is not heard whether anything listens at its address. If
@@ -270,7 +270,7 @@ class MasterService:
             if is_refused and node is not None and node.suspicion:
                 reason = f"it has ended: nothing listens at {node.facts.netloc}"
                 self.machine.worker_lost(name, reason, self._reactor.seconds(), died=True)
-                self._turns.at_end(self._end_turn)
+                self._turns.at_end(self._end_tick)
                 self._hang_up_on_lost(reason)
 
         self._probed.add(name)
@@ -361,7 +361,7 @@ class MasterService:
         """Have somebody who has no connection do something to the machine; raises what that does.
         What follows from it leaves at the end of the turn.
         """
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
         try:
             return do(self.machine, self.now_s())
         except CielError:
@@ -374,18 +374,18 @@ class MasterService:
         """Declare all workers dead. Those that live join anew."""
         for worker in list(self.machine.workers):
             self.machine.worker_lost(worker, reason, self.now_s())
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
         self._hang_up_on_lost(reason)
 
     # --- turns and time ---------------------------------------------------------------------------
 
-    def _end_turn(self) -> None:
+    def _end_tick(self) -> None:
         machine = self.machine
         if self._questions:
             self._answer_some()
         self._answered_s = 0.0
         try:
-            machine.end_turn(self._reactor.seconds())
+            machine.end_tick(self._reactor.seconds())
         except Exception as error:
             self._doubt("the end of a turn", error)
         if self._doubted:
@@ -412,7 +412,7 @@ class MasterService:
         """Note that the machine raised what nobody expected: its tables may be half changed."""
         log.failure("{what} failed in the master, by a bug of ciel", what=what)
         self._doubted = self._doubted or f"{what}: {type(error).__name__}: {error}"
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
 
     def _expect_order(self) -> None:
         """End this master if its tables contradict each other, and go on if they agree."""
@@ -433,38 +433,38 @@ class MasterService:
         if due_s is not None:
             self._due_s = due_s
             delay_s = max(due_s - self._reactor.seconds(), 0.0)
-            self._due = self._reactor.callLater(delay_s, self._end_turn)
+            self._due = self._reactor.callLater(delay_s, self._end_tick)
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         try:
-            self._look_after_peers()
+            self._check_peers()
         except Exception as error:  # LoopingCall would make it the last tick
             self._doubt("a tick", error)
 
-    def _look_after_peers(self) -> None:
+    def _check_peers(self) -> None:
         now_s = self._reactor.seconds()
-        late_s = now_s - self._ticked_at_s - TICK_S
-        self._ticked_at_s = now_s
-        if late_s > HELD_UP_S:
-            self._was_held_up(late_s)
+        late_s = now_s - self._checked_at_s - CHECK_INTERVAL_S
+        self._checked_at_s = now_s
+        if late_s > STALL_S:
+            self._was_stalled(late_s)
         for peer, name in self._names.items():
             if peer.hello is not None and peer.hello.role is Role.WORKER:
                 self.machine.worker_heard(name, now_s - peer.silent_s, now_s)
         self._tend_sessions(now_s)
         self._spare_collector()
-        self.machine.tick(now_s)
+        self.machine.check_timeouts(now_s)
         for name, node in list(self.machine.workers.items()):
             if node.suspicion:
                 self._probe(name)
         self._hang_up_on_lost("it was silent for too long")
-        self._end_turn()
+        self._end_tick()
 
-    def _was_held_up(self, late_s: float) -> None:
+    def _was_stalled(self, late_s: float) -> None:
         """Add the time in which this process stood still to what absent peers are granted."""
         log.warn("this process stood still for {late_s:.1f} s", late_s=late_s)
         for session in self._sessions.values():
             session.gone_at_s += late_s
-        self.machine.was_held_up(late_s)
+        self.machine.was_stalled(late_s)
 
     def _tend_sessions(self, now_s: float) -> None:
         """Confirm what came, and give up peers that are too far behind or did not come back."""

@@ -37,7 +37,7 @@ class FakeMaster:
 
     def __init__(self, world: World, machine: MasterMachine) -> None:
         self.machine = machine
-        machine.bulk.steps_per_turn = world.options.steps_per_turn
+        machine.bulk.steps_per_tick = world.options.steps_per_turn
         self._world = world
         self._links: dict[str, Connection] = {}  # of clients
         self._sessions: dict[str, PeerSession] = {}  # of workers
@@ -157,7 +157,7 @@ class FakeMaster:
                     line.connection.close(MASTER)
 
     def _beat(self) -> None:
-        self._change_workers(self.machine.tick)
+        self._change_workers(self.machine.check_timeouts)
         for worker_id, worker in self.machine.workers.items():
             session = self._sessions[worker_id]
             session.confirm()
@@ -196,7 +196,7 @@ class FakeMaster:
             worker_id: set(objects.held_at(worker.facts.netloc)) - objects.growing.keys()
             for worker_id, worker in machine.workers.items()
         }
-        machine.end_turn(self._now_s)
+        machine.end_tick(self._now_s)
         self._read_journal()
         outbox = machine.take_outbox()
         for peer, message in outbox[said_before:]:

@@ -84,7 +84,7 @@ class FakeUser:
         is_excused = witness.is_excused(machine, job)
         refusal = self._master.change("retry", job_id)
         while machine.operations.is_judged(job):  # it may be refused later
-            machine.bulk.end_turn()
+            machine.bulk.end_tick()
             machine.bulk.go_on()
             refusal = job.reason if job.state in _TRIED_AGAIN else ""
         if (refusal and can_retry and failed and not is_final) or not (refusal or can_retry):

@@ -111,11 +111,11 @@ class Cluster:
         self.now_s += seconds
         for worker in heard or list(self.machine.workers):
             self.machine.worker_heard(worker, self.now_s, self.now_s)
-        self.machine.tick(self.now_s)
+        self.machine.check_timeouts(self.now_s)
         self.end_turn()
 
     def end_turn(self) -> None:
-        self.machine.end_turn(self.now_s)
+        self.machine.end_tick(self.now_s)
         validate(self.machine.graph)
 
     # --- what follows -----------------------------------------------------------------------------

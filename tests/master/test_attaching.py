@@ -45,7 +45,7 @@ class Attached:
         self.end_turn()
 
     def end_turn(self) -> None:
-        self.machine.end_turn(2.0)
+        self.machine.end_tick(2.0)
         validate(self.machine.graph)
 
     @property
@@ -170,7 +170,7 @@ def test_a_task_is_aborted_where_it_runs_and_tried_again_if_it_may_be() -> None:
         assert scene.told(worker, CancelTask) == [CancelTask(task.id, attempt, aborts=True)]
         fault = TaskFault("ABORTED", "somebody had it aborted")
         scene.says(TaskReported(task.id, attempt, (), fault, 0.1), worker=worker)
-        scene.machine.end_turn(100.0)
+        scene.machine.end_tick(100.0)
     assert node.state is TaskState.FAILED
     assert "ABORTED" in scene.machine.jobs["other"].reason
     assert not scene.machine.abort(node)

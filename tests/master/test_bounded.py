@@ -63,7 +63,7 @@ class Busy:
             self.now_s += 1.0
             for worker in list(self.machine.workers):
                 self.machine.workers[worker].heard_at_s = self.now_s
-            self.machine.end_turn(self.now_s)
+            self.machine.end_tick(self.now_s)
             self.machine.journal.clear()
             self.machine.take_ended()
             said = self.machine.take_outbox()

@@ -131,7 +131,7 @@ def test_g2_a_tick_that_failed_is_followed_by_others(scene: Scene) -> None:
     del scene.machine.jobs[JOB]  # which is to be cancelled as its client is gone
     for _ in range(200):
         scene.clock.advance(0.5)
-    assert scene.service._ticked_at_s == scene.clock.seconds()
+    assert scene.service._checked_at_s == scene.clock.seconds()
     assert scene.ended == []
 
 

@@ -28,8 +28,8 @@ def many(count: int, *, inputs: tuple[str, ...] = (), sees_errors: bool = False)
 
 
 def in_small_steps(cluster: Cluster) -> Cluster:
-    cluster.machine.bulk.steps_per_turn = STEPS
-    cluster.machine.bulk.end_turn()
+    cluster.machine.bulk.steps_per_tick = STEPS
+    cluster.machine.bulk.end_tick()
     return cluster
 
 

@@ -48,12 +48,12 @@ class Told:
         machine.client_said("c", WantObjects(JobId(JOB), wanted), self.now_s)
         if is_closed:
             machine.client_said("c", CloseJob(JobId(JOB)), self.now_s)
-        machine.end_turn(self.now_s)
+        machine.end_tick(self.now_s)
 
     def hears(self, *messages: Any, worker: str = "w1") -> None:
         for message in messages:
             self.machine.worker_said(worker, message, self.now_s)
-        self.machine.end_turn(self.now_s)
+        self.machine.end_tick(self.now_s)
 
     def reports(self, task: TaskSpec, *published: Reference, reason: str = "") -> None:
         """Its worker reports the attempt that is out."""
@@ -192,7 +192,7 @@ def test_what_came_before_a_users_retry_is_told() -> None:
     told.reports(task, reason="RUNTIME_EXCEPTION")
     assert told.of("once")["story"] == []  # why it failed says it
     told.machine.retry_job(next(iter(told.machine.jobs.values())), told.now_s)
-    told.machine.end_turn(told.now_s)
+    told.machine.end_tick(told.now_s)
     assert told.of("once")["story"] == [
         "0.0 s ago: attempt 1 failed: RUNTIME_EXCEPTION: no luck",
         "0.0 s ago: its user had it tried again",
@@ -215,7 +215,7 @@ def test_a_task_tried_a_thousand_times_has_a_short_story() -> None:
         fault = TaskFault("RUNTIME_EXCEPTION", f"attempt {attempt}: {'x' * 10_000}")
         told.hears(TaskReported(task.id, attempt, (), fault, 0.1))
         told.now_s += 60.0
-        told.machine.end_turn(told.now_s)
+        told.machine.end_tick(told.now_s)
     assert told.of("stubborn")["state"] == "failed"
     story = told.of("stubborn")["story"]
     assert len(story) == EVENTS_MAX + 1

@@ -34,7 +34,7 @@ def a_master(*tasks: TaskSpec, want: tuple[str, ...], known: tuple[Reference, ..
         machine.client_said("c", AddTask(task, known), NOW_S)
     wanted = tuple([ObjectId(object_id) for object_id in want])
     machine.client_said("c", WantObjects(JobId(JOB), wanted), NOW_S)
-    machine.end_turn(NOW_S)
+    machine.end_tick(NOW_S)
     return machine
 
 
@@ -42,7 +42,7 @@ def report(machine: MasterMachine, task: TaskSpec, *published: Reference) -> Non
     fault = None if published else TaskFault("RUNTIME_EXCEPTION", "no luck")
     attempt = machine.graph.tasks[task.id].attempt
     machine.worker_said("w1", TaskReported(task.id, attempt, published, fault, 0.1), NOW_S)
-    machine.end_turn(NOW_S)
+    machine.end_tick(NOW_S)
 
 
 def pages(machine: MasterMachine) -> list[dict[str, Any]]:

@@ -121,7 +121,7 @@ class Faced:
     def __init__(self) -> None:
         self.machine = MasterMachine()
         self.machine.worker_joined(a_worker("w1"), 0.0)
-        self.machine.end_turn(0.0)
+        self.machine.end_tick(0.0)
         self.now_s = 1.0
 
     def says(self, message: Message, *, is_worker: bool) -> None:
@@ -151,7 +151,7 @@ class Faced:
             self.says(message, is_worker=is_worker)
         except (WireError, CielError):
             pass  # it is refused
-        self.machine.end_turn(self.now_s)
+        self.machine.end_tick(self.now_s)
         outbox = self.machine.take_outbox()
         for _, message in outbox:
             codec.encode(messages.encode(message)[0])

@@ -39,7 +39,7 @@ class Scene:
 
     def step(self) -> list[tuple[str, tuple[str, ...]]]:
         """End a turn; return what was to be deleted where."""
-        self.machine.end_turn(self.now_s)
+        self.machine.end_tick(self.now_s)
         outbox = self.machine.take_outbox()
         validate(self.machine.graph)
         return [(to, tuple(m.objects)) for to, m in outbox if isinstance(m, DropObjects)]

@@ -47,7 +47,7 @@ class Scene:
         self.end_turn()
 
     def end_turn(self) -> None:
-        self.machine.end_turn(self.now_s)
+        self.machine.end_tick(self.now_s)
 
     def adds(self, *tasks: TaskSpec) -> None:
         for task in tasks:

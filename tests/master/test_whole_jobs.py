@@ -27,13 +27,13 @@ def begin(machine: MasterMachine, *tasks: TaskSpec, job: str = JOB) -> None:
     spec = SPEC._replace(id=JobId(job))
     wanted = tuple(ObjectId(task.outputs[0]) for task in tasks)
     machine.begin_job(spec, [AddTask(task, ()) for task in tasks], wanted, 2.0)
-    machine.end_turn(2.0)
+    machine.end_tick(2.0)
 
 
 def report(machine: MasterMachine, task: TaskSpec, fault: TaskFault | None = None) -> None:
     made = () if fault else (inline(task.outputs[0]),)
     machine.worker_said("w1", TaskReported(task.id, 1, made, fault, 0.5), 3.0)
-    machine.end_turn(3.0)
+    machine.end_tick(3.0)
 
 
 def totals(machine: MasterMachine) -> dict[str, int]:
@@ -68,7 +68,7 @@ def test_what_is_refused_leaves_nothing(machine: MasterMachine) -> None:
     good, bad = a_task("c", job="third"), a_task("there", job="third", ordinal=1)
     with pytest.raises(CielError, match="exists already"):
         begin(machine, good, bad, job="third")
-    machine.end_turn(2.0)
+    machine.end_tick(2.0)
     assert (totals(machine), len(machine.graph.objects), list(machine.jobs)) == before
     validate(machine.graph)
 
@@ -95,11 +95,11 @@ def test_totals_follow_failures_retries_and_removal(machine: MasterMachine) -> N
     report(machine, task, TaskFault("RUNTIME_EXCEPTION", "it broke"))
     assert totals(machine) == {"failed": 1}
     machine.retry_job(machine.jobs[JOB], 4.0)
-    machine.end_turn(4.0)
+    machine.end_tick(4.0)
     assert totals(machine) == {"assigned": 1}
     machine.cancel_job(machine.jobs[JOB], "enough", 5.0)
     machine.worker_lost("w1", "gone", 6.0)
-    machine.end_turn(6.0)
+    machine.end_tick(6.0)
     assert totals(machine) == {"cancelled": 1}
     assert (
         machine.membership.joined_count,

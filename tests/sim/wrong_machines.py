@@ -82,8 +82,8 @@ class KeepsMemory(Spoiled):
 class LosesTheCramped(MasterMachine):
     """Forgets who waits for memory."""
 
-    def end_turn(self, now_s: float) -> None:
-        super().end_turn(now_s)
+    def end_tick(self, now_s: float) -> None:
+        super().end_tick(now_s)
         if self.dispatcher.cramped:
             self.dispatcher.cramped.pop()
 
@@ -235,8 +235,8 @@ class NamesByOrder(lots.Names):
 class HidesDivergence(MasterMachine):
     """Does not note that a task created other children than before: only what follows can tell."""
 
-    def end_turn(self, now_s: float) -> None:
-        super().end_turn(now_s)
+    def end_tick(self, now_s: float) -> None:
+        super().end_tick(now_s)
         self.graph.divergent.clear()
 
 

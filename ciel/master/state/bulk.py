@@ -14,7 +14,7 @@ from typing import Final
 from ciel.core import deferred
 from ciel.core.graph import TaskGraph
 
-STEPS_PER_TURN: Final = 1000
+STEPS_PER_TICK: Final = 1000
 """Tasks that may be touched in one turn for operations in slices: 10 ms, or 20 if not compiled."""
 
 _ENDED: Final = object()
@@ -24,10 +24,10 @@ class BulkOperations:
     """The operations that have begun and have not ended; each has its turn."""
 
     def __init__(self, graph: TaskGraph) -> None:
-        self.steps_per_turn = STEPS_PER_TURN
+        self.steps_per_tick = STEPS_PER_TICK
         self._graph = graph
         self._begun: deque[Iterator[None]] = deque()
-        graph.steps_left = STEPS_PER_TURN
+        graph.steps_left = STEPS_PER_TICK
 
     def __bool__(self) -> bool:
         return bool(self._begun)
@@ -45,6 +45,6 @@ class BulkOperations:
             if next(operation, _ENDED) is not _ENDED:
                 self._begun.append(operation)
 
-    def end_turn(self) -> None:
+    def end_tick(self) -> None:
         """Give the next turn its steps."""
-        self._graph.steps_left = self.steps_per_turn
+        self._graph.steps_left = self.steps_per_tick

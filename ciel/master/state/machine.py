@@ -2,7 +2,7 @@
 out.
 
 Every method takes the time, and none does I/O. Messages collect in an outbox as (peer, message)
-pairs. The service calls `end_turn` once after a batch of events: it places tasks, announces results
+pairs. The service calls `end_tick` once after a batch of events: it places tasks, announces results
 and ends jobs, so that ten events cost one pass. Peers are names: the id of a worker, or the name of
 a client's connection.
 
@@ -147,9 +147,9 @@ class MasterMachine:
             self.context.now_s = now_s
             self.membership.suspect(worker, f"it lost its connection ({reason})")
 
-    def was_held_up(self, late_s: float) -> None:
+    def was_stalled(self, late_s: float) -> None:
         """Note that the master itself stood still: workers are not blamed for that time."""
-        self.membership.was_held_up(late_s)
+        self.membership.was_stalled(late_s)
 
     def worker_lost(self, worker_id: str, reason: str, now_s: float, *, died: bool = False) -> None:
         """Remove a worker, with its attempts and its objects. `died`: its process is known to have
@@ -291,13 +291,13 @@ class MasterMachine:
 
     # --- the tick ---------------------------------------------------------------------------------
 
-    def end_turn(self, now_s: float) -> None:
+    def end_tick(self, now_s: float) -> None:
         """Place tasks, announce results, end jobs; called once after a batch of events."""
         self.context.now_s = now_s
         self._pass()
         while self.graph.runnable:  # tasks that see the error of a job that was stuck
             self._pass()
-        self.bulk.end_turn()
+        self.bulk.end_tick()
 
     def _pass(self) -> None:
         graph, unlisted = self.graph, self.attempts.unlisted
@@ -371,7 +371,7 @@ class MasterMachine:
 
     # --- time -------------------------------------------------------------------------------------
 
-    def tick(self, now_s: float) -> None:
+    def check_timeouts(self, now_s: float) -> None:
         """Act on the time: silent workers, jobs without clients; called about once a second."""
         self.context.now_s = now_s
         self.membership.check_silence()
@@ -379,7 +379,7 @@ class MasterMachine:
             self.operations.cancel(self.jobs[job_id], "its client is gone")
 
     def due_s(self) -> float | None:
-        """When `end_turn` has to be called next even if no event arrives; None for never."""
+        """When `end_tick` has to be called next even if no event arrives; None for never."""
         if self.has_more:
             return self.context.now_s
         due = [self.job_table.progress_due_s, self.dispatcher.ready.due_s]

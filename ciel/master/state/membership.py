@@ -91,7 +91,7 @@ class Membership:
                 if silent_s > self.timeout_s:
                     self.lost(worker.facts.id, f"silent for {silent_s:.1f} s")
 
-    def was_held_up(self, late_s: float) -> None:
+    def was_stalled(self, late_s: float) -> None:
         """Note that the master itself stood still: workers are not blamed for that time."""
         for worker in self._workers.values():
             worker.heard_at_s += late_s
