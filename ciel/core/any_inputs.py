@@ -32,7 +32,7 @@ class AnyInputs:
         self._waiting = waiting
         self.choosers: Waiting[TaskNode] = Waiting()  # by each alternative
 
-    def begin(self, task: TaskNode, missing: list[ObjectId]) -> list[ObjectId]:
+    def add(self, task: TaskNode, missing: list[ObjectId]) -> list[ObjectId]:
         """Have a task count on its alternatives, and add its choice to `missing` unless that is
         made; return all objects to be demanded.
         """
@@ -43,7 +43,7 @@ class AnyInputs:
             missing.append(choice_of(spec))
         return demanded
 
-    def leave(self, task: TaskNode) -> None:
+    def remove(self, task: TaskNode) -> None:
         """Note that a task has run, or is not to run: it needs its alternatives no more."""
         self.choosers.forget(task, task.spec.alternatives)
 

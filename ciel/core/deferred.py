@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from ciel.core.ids import ObjectId
     from ciel.core.nodes import TaskNode
 
-SPREAD_AT_ONCE: Final = 100
+NOTIFIED_AT_ONCE: Final = 100
 """So many readers of one object are visited between two looks at the steps that are left."""
 
 
-def go_on(graph: TaskGraph) -> None:
+def resume(graph: TaskGraph) -> None:
     """Do what was put off, as far as there are steps left."""
     while graph.steps_left > 0:
-        if graph.spreading:
-            _spread(graph, graph.spreading.popleft())
+        if graph.notifying:
+            _notify_some(graph, graph.notifying.popleft())
         elif graph.demanding:
             graph.steps_left -= 1
             graph.demand(_last_of(graph.demanding))
@@ -35,16 +35,16 @@ def go_on(graph: TaskGraph) -> None:
             return
 
 
-def tell_at_once(graph: TaskGraph, task: TaskNode) -> None:
+def notify_now(graph: TaskGraph, task: TaskNode) -> None:
     """Tell a task which of the objects that it waits for are there, before it is its turn."""
     for object_id in task.spec.inputs:
         ref = graph.objects.reference(object_id)
         if type(ref) in CONSUMABLE and type(ref) is not Failure:
             if task in graph.waiting.awaited.get(object_id, ()):
-                _tell(graph, task, ref)
+                _notify(graph, task, ref)
 
 
-def _tell(graph: TaskGraph, task: TaskNode, ref: Reference) -> None:
+def _notify(graph: TaskGraph, task: TaskNode, ref: Reference) -> None:
     if type(ref) in STREAMS:
         graph.streams.read(task, ref.id)
     if graph.waiting.release_one(task, ref.id):
@@ -52,12 +52,12 @@ def _tell(graph: TaskGraph, task: TaskNode, ref: Reference) -> None:
 
 
 def _last_of(objects: list[ObjectId]) -> list[ObjectId]:
-    some = objects[-SPREAD_AT_ONCE:]
-    del objects[-SPREAD_AT_ONCE:]
+    some = objects[-NOTIFIED_AT_ONCE:]
+    del objects[-NOTIFIED_AT_ONCE:]
     return some
 
 
-def _spread(graph: TaskGraph, object_id: ObjectId) -> None:
+def _notify_some(graph: TaskGraph, object_id: ObjectId) -> None:
     """Tell some of the tasks that still wait for an object that it is there, unless it was lost."""
     graph.steps_left -= 1
     node = graph.objects.get(object_id)
@@ -66,7 +66,7 @@ def _spread(graph: TaskGraph, object_id: ObjectId) -> None:
         return
     ref = node.ref
     cause = propagated(graph.objects, ref) if isinstance(ref, Failure) else None
-    for task in list(islice(waiters, SPREAD_AT_ONCE)):
+    for task in list(islice(waiters, NOTIFIED_AT_ONCE)):
         graph.steps_left -= 1
         if task not in graph.waiting.awaited.get(object_id, ()):
             continue  # the failure of one before it was the end of this one, too
@@ -75,6 +75,6 @@ def _spread(graph: TaskGraph, object_id: ObjectId) -> None:
             graph.fail(task, *cause)
             continue
         if ref is not None:
-            _tell(graph, task, ref)
+            _notify(graph, task, ref)
     if object_id in graph.waiting.awaited:
-        graph.spreading.appendleft(object_id)
+        graph.notifying.appendleft(object_id)

@@ -21,8 +21,8 @@ CIB-4):
 - An object is droppable when no job wants it and no unfinished task can name it.
 
 One event may cause any amount of work: an object may have 300,000 readers. The owner limits it by
-`steps_left`, the number of tasks that may be touched before it continues (`deferred.go_on`).
-Objects whose readers, producers or inputs are still to be visited stand in `spreading`, `demanding`
+`steps_left`, the number of tasks that may be touched before it continues (`deferred.resume`).
+Objects whose readers, producers or inputs are still to be visited stand in `notifying`, `demanding`
 and `releasing`. Each is judged when it is visited, so the graph may change in between.
 """
 
@@ -86,13 +86,13 @@ class TaskGraph:
         self.undeclared_outputs = UndeclaredOutputs(self.tasks, self.objects, self.retention)
         self.fixed = FixedProcesses(self.tasks, self.objects, self.retention)
         self.steps_left = UNBOUNDED
-        self.spreading: deque[ObjectId] = deque()  # came to be; readers still wait for them
+        self.notifying: deque[ObjectId] = deque()  # came to be; readers still wait for them
         self.demanding: list[ObjectId] = []  # needed; their makers may still be dormant
         self.releasing: list[ObjectId] = []  # needed less; their makers may still be active
         self.cancelling: set[Job] = set()  # jobs whose tasks are being ended: none of them begins
         self.retrying: set[Job] = set()  # jobs whose failed tasks are being put back
         self._growing = self.objects.growing
-        self.began_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
+        self.newly_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
         self.disturbed = False  # a task went back, an object was lost, or another is to make one
         self.divergent: list[tuple[TaskId, int]] = []  # the children that a re-run made otherwise
 
@@ -289,14 +289,14 @@ class TaskGraph:
             if (failure := any_inputs.last_failure(self.objects, spec)) is not None:
                 self._fail([(task, *propagated(self.objects, failure))])
                 return []
-            demanded = self.any_inputs.begin(task, missing)
+            demanded = self.any_inputs.add(task, missing)
         if not missing:
             self.make_runnable(task)
             return demanded
         self._move(task, WAITING)
         self.waiting.wait(task, missing)
-        if self.began_waiting is not None:
-            self.began_waiting.append(task)
+        if self.newly_waiting is not None:
+            self.newly_waiting.append(task)
         if self._growing:
             self.streams.count_on(task)
         return demanded
@@ -348,8 +348,8 @@ class TaskGraph:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is work for `deferred.go_on`."""
-        return bool(self.spreading or self.demanding or self.releasing)
+        """Whether there is work for `deferred.resume`."""
+        return bool(self.notifying or self.demanding or self.releasing)
 
     def is_needed(self, task: TaskNode) -> bool:
         """Whether a job or a task needs a missing output of this task."""
@@ -429,7 +429,7 @@ class TaskGraph:
                 self.undeclared_outputs.adopt(task, (ref,))
                 node = self.objects.ensure(ref.id)
             if update(node, ref):
-                if failing := self._spread(ref.id, node):
+                if failing := self._notify(ref.id, node):
                     self._fail(failing)
             elif ref.id in self.any_inputs.choosers.awaited:
                 self._fail(self._offer(ref.id))  # it had failed
@@ -446,7 +446,7 @@ class TaskGraph:
                     self.publish(Failure(object_id, "NO_OUTPUT", details))
         self.retention.task_ended(task)
         if self.any_inputs.choosers.awaited and task.spec.any_count:
-            self._leave_alternatives(task)
+            self._release_alternatives(task)
         if self.objects.fixed:
             self.fixed.task_stopped(task)
 
@@ -463,10 +463,10 @@ class TaskGraph:
         self._end_streams(task)
         self.demand_outputs(task)
         if task.state is DORMANT and task.spec.any_count:
-            self._leave_alternatives(task)
+            self._release_alternatives(task)
 
-    def _leave_alternatives(self, task: TaskNode) -> None:
-        self.any_inputs.leave(task)
+    def _release_alternatives(self, task: TaskNode) -> None:
+        self.any_inputs.remove(task)
         self.release_demand(list(task.spec.alternatives))
 
     def _end_streams(self, task: TaskNode) -> None:
@@ -499,7 +499,7 @@ class TaskGraph:
                 output = self.objects.nodes[object_id]
                 if output.producer is task:
                     if self.objects.update(output, Failure(object_id, reason, details)):
-                        pending.extend(self._spread(object_id, output))
+                        pending.extend(self._notify(object_id, output))
             self._end_streams(task)
             self.retention.task_ended(task)
             self.release_demand(list(task.spec.inputs))
@@ -510,12 +510,12 @@ class TaskGraph:
         """Merge a reference into the object table; release or fail the tasks that wait for it."""
         node = self.objects.nodes.get(ref.id) or self.objects.ensure(ref.id)
         if self.objects.update(node, ref):
-            if failing := self._spread(ref.id, node):
+            if failing := self._notify(ref.id, node):
                 self._fail(failing)
         elif ref.id in self.any_inputs.choosers.awaited:
             self._fail(self._offer(ref.id))  # it had failed
 
-    def _spread(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
+    def _notify(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
         """Notify the tasks that wait for an object; return the tasks that fail by it, with reasons.
         If there are more of them than steps left, `deferred` notifies them.
         """
@@ -525,9 +525,9 @@ class TaskGraph:
         if waiters is not None:
             self.steps_left -= len(waiters)
             if self.steps_left < 0:
-                self.spreading.append(object_id)
+                self.notifying.append(object_id)
             else:
-                failing = self._tell_waiters(object_id, ref)
+                failing = self._notify_waiters(object_id, ref)
         if not node.is_settled:
             return failing
         if object_id in self.any_inputs.choosers.awaited:
@@ -558,7 +558,7 @@ class TaskGraph:
             self.make_runnable(task)
         return failing
 
-    def _tell_waiters(
+    def _notify_waiters(
         self, object_id: ObjectId, ref: Reference | None
     ) -> list[tuple[TaskNode, str, object]]:
         """Notify all tasks that wait for an object; return the tasks that fail by it."""
@@ -591,7 +591,7 @@ class TaskGraph:
         if task.state is WAITING:
             self.waiting.forget(task, any_inputs.waits_for(task.spec))
         if task.spec.any_count:
-            self.any_inputs.leave(task)
+            self.any_inputs.remove(task)
         self._move(task, state)
         self.disturbed = True
         if self.streams.reading:

@@ -50,7 +50,7 @@ def _name_problems(graph: TaskGraph) -> Iterator[str]:
 
 
 def _task_problems(graph: TaskGraph) -> Iterator[str]:
-    spreading = set(graph.spreading)
+    notifying = set(graph.notifying)
     for task_id, task in graph.tasks.items():
         spec = task.spec
         if task.state is WAITING:
@@ -60,7 +60,7 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
             for object_id in awaited:
                 if object_id not in graph.objects.nodes:
                     continue  # its choice
-                if object_id in spreading:
+                if object_id in notifying:
                     continue
                 if graph.objects.nodes[object_id].is_consumable:
                     yield f"T2 {task_id} waits for {object_id}, which is there"

@@ -12,7 +12,7 @@ from ciel.core.ids import JobId, attached_process_id, check_id
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, Job
 from ciel.core.refs import Fixed
 from ciel.core.scheduling import USUAL_SCHEDULING
-from ciel.master.resources.submissions import Root, Submission, begin_root
+from ciel.master.resources.submissions import Root, Submission, root_submission
 from ciel.master.state.machine import MasterMachine
 
 EXECUTOR = "proc"
@@ -26,8 +26,10 @@ def change(
         case "attach", {"job": job, "name": str(name)}:
             if worker not in machine.workers:
                 raise CielError("this worker was silent for too long, and has to join anew")
-            begun = _submission(JobId(check_id(job)), name, machine.workers[worker].facts.netloc)
-            found = machine.begin_job(begun.spec, begun.tasks, begun.wanted, now_s)
+            submission = _submission(
+                JobId(check_id(job)), name, machine.workers[worker].facts.netloc
+            )
+            found = machine.submit_job(submission.spec, submission.tasks, submission.wanted, now_s)
         case "fail", {"job": str(job), "reason": str(reason)}:
             found = machine.find_job(job)
             _require_attached(found)
@@ -41,11 +43,11 @@ def _submission(job: JobId, name: str, netloc: str) -> Submission:
     """Make a job whose root task goes on in a process that waits at a location."""
     arguments = {"fixed": Fixed(attached_process_id(job), netloc)}
     root = Root(EXECUTOR, [], (), arguments, USUAL_SCHEDULING)
-    begun = begin_root(root, job, arguments)
+    submission = root_submission(root, job, arguments)
     name = name[:JOB_NAME_MAX_LENGTH]
-    task, known = begun.tasks[0]
+    task, known = submission.tasks[0]
     tasks = (AddTask(task._replace(name=name), known),)
-    return begun._replace(spec=begun.spec._replace(name=name), tasks=tasks)
+    return submission._replace(spec=submission.spec._replace(name=name), tasks=tasks)
 
 
 def _require_attached(job: Job) -> None:

@@ -85,7 +85,7 @@ class FakeUser:
         refusal = self._master.change("retry", job_id)
         while machine.operations.is_judged(job):  # it may be refused later
             machine.bulk.end_tick()
-            machine.bulk.go_on()
+            machine.bulk.resume()
             refusal = job.reason if job.state in _TRIED_AGAIN else ""
         if (refusal and can_retry and failed and not is_final) or not (refusal or can_retry):
             raise Violation(job_id, f"it was tried again: {refusal or 'it was not refused'}")

@@ -150,7 +150,7 @@ def test_a_worker_can_have_nothing_else_changed() -> None:
         with pytest.raises(CielError):
             scene.change("attach", {"job": job, "name": ""})
     task = a_task("a", job="other")
-    scene.machine.begin_job(scene.job.spec._replace(id=task.job), [(task, ())], (), 2.0)  # type: ignore[list-item]  # as good as one
+    scene.machine.submit_job(scene.job.spec._replace(id=task.job), [(task, ())], (), 2.0)  # type: ignore[list-item]  # as good as one
     with pytest.raises(CielError, match="did not begin with an attached process"):
         scene.change("fail", {"job": "other", "reason": "why not"})
 
@@ -159,7 +159,7 @@ def test_a_task_is_aborted_where_it_runs_and_tried_again_if_it_may_be() -> None:
     scene = Attached()
     task = a_task("a", job="other")._replace(needs=Needs(retries=1))
     spec = scene.job.spec._replace(id=task.job)
-    scene.machine.begin_job(spec, [(task, ())], (ObjectId("a"),), 2.0)  # type: ignore[list-item]  # as good as one
+    scene.machine.submit_job(spec, [(task, ())], (ObjectId("a"),), 2.0)  # type: ignore[list-item]  # as good as one
     scene.end_turn()
     node = scene.machine.graph.tasks[task.id]
     for attempt in (1, 2):

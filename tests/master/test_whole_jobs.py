@@ -26,7 +26,7 @@ def machine() -> MasterMachine:
 def begin(machine: MasterMachine, *tasks: TaskSpec, job: str = JOB) -> None:
     spec = SPEC._replace(id=JobId(job))
     wanted = tuple(ObjectId(task.outputs[0]) for task in tasks)
-    machine.begin_job(spec, [AddTask(task, ()) for task in tasks], wanted, 2.0)
+    machine.submit_job(spec, [AddTask(task, ()) for task in tasks], wanted, 2.0)
     machine.end_tick(2.0)
 
 
@@ -63,7 +63,7 @@ def test_what_is_refused_leaves_nothing(machine: MasterMachine) -> None:
     begin(machine, a_task("a"))
     known = inline("there")
     taken = a_task("x", inputs=["there"], job="other")
-    machine.begin_job(SPEC._replace(id=JobId("other")), [AddTask(taken, (known,))], (), 2.0)
+    machine.submit_job(SPEC._replace(id=JobId("other")), [AddTask(taken, (known,))], (), 2.0)
     before = (totals(machine), len(machine.graph.objects), list(machine.jobs))
     good, bad = a_task("c", job="third"), a_task("there", job="third", ordinal=1)
     with pytest.raises(CielError, match="exists already"):

@@ -16,7 +16,7 @@ from ciel.master.resources.resource import (
     Resource,
     body_object,
     number_asked,
-    read_aside,
+    read_in_thread,
     seconds_asked,
     text_asked,
 )
@@ -105,12 +105,14 @@ class Jobs(Resource):
 
     def render_POST(self, request: Request) -> Answer:
         size_bytes = len(request.content.getbuffer())
-        return read_aside(size_bytes, lambda: _read(request), lambda job: self._begin(request, job))
+        return read_in_thread(
+            size_bytes, lambda: _read(request), lambda job: self._submit(request, job)
+        )
 
-    def _begin(self, request: Request, begun: Submission) -> bytes:
-        found = self.begin(begun)
+    def _submit(self, request: Request, submission: Submission) -> bytes:
+        found = self.submit(submission)
         request.setHeader("Location", f"/api/v1/jobs/{found.spec.id}")
-        told = {"job": views.job(found, self.service.epoch_s), "outputs": begun.outputs}
+        told = {"job": views.job(found, self.service.epoch_s), "outputs": submission.outputs}
         return request.reply(told, 201)
 
 

@@ -19,7 +19,7 @@ from ciel.master.resources.resource import (
     Resource,
     body_object,
     number_asked,
-    read_aside,
+    read_in_thread,
     seconds_asked,
 )
 from ciel.master.service import WORKERS, MasterService
@@ -117,7 +117,7 @@ class WorkersForgotten(Resource):
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-class Beginning(Resource):
+class JobSubmitter(Resource):
     """Begins jobs in the original's form."""
 
     body_limit_bytes = BODY_MAX_BYTES
@@ -126,51 +126,51 @@ class Beginning(Resource):
         super().__init__(service)
         self._contents = contents
 
-    def begin_original(self, request: Request, job: JobId) -> Answer:
+    def submit_original(self, request: Request, job: JobId) -> Answer:
         def read() -> tuple[submissions.Root, Any]:
             root = submissions.read_root(body_object(request, "root_task", "job_options"))
             return root, submissions.inline_private(root)
 
-        def go_on(found: tuple[submissions.Root, Any]) -> Answer:
+        def with_root(found: tuple[submissions.Root, Any]) -> Answer:
             root, private = found
             if private is not None:
-                return self._begin(request, submissions.begin_root(root, job, private))
+                return self._submit(request, submissions.root_submission(root, job, private))
             assert not isinstance(root.private, dict)  # it would be inline
-            return self._contents.fetch(root.private).addCallback(come, root)
+            return self._contents.fetch(root.private).addCallback(with_private, root)
 
-        def come(content: bytes, root: submissions.Root) -> Deferred[bytes]:
-            return read_aside(
+        def with_private(content: bytes, root: submissions.Root) -> Deferred[bytes]:
+            return read_in_thread(
                 len(content),
-                lambda: submissions.begin_root(root, job, submissions.read_content(content)),
-                lambda begun: self._begin(request, begun),
+                lambda: submissions.root_submission(root, job, submissions.read_content(content)),
+                lambda submission: self._submit(request, submission),
             )
 
-        return read_aside(len(request.content.getbuffer()), read, go_on)
+        return read_in_thread(len(request.content.getbuffer()), read, with_root)
 
-    def _begin(self, request: Request, begun: submissions.Submission) -> bytes:
-        if begun.spec.id in self.machine.jobs:
-            raise HttpError(409, f"there is a job {begun.spec.id} already")
-        return self.say(request, views.original_job(self.machine, self.begin(begun)))
+    def _submit(self, request: Request, submission: submissions.Submission) -> bytes:
+        if submission.spec.id in self.machine.jobs:
+            raise HttpError(409, f"there is a job {submission.spec.id} already")
+        return self.say(request, views.original_job(self.machine, self.submit(submission)))
 
 
-class Jobs(Beginning):
+class Jobs(JobSubmitter):
     """All jobs, by id; and new ones."""
 
     def render_GET(self, request: Request) -> bytes:
         return request.reply(list(self.machine.jobs))
 
     def render_POST(self, request: Request) -> Answer:
-        return self.begin_original(request, JobId(secrets.token_hex(16)))
+        return self.submit_original(request, JobId(secrets.token_hex(16)))
 
 
-class JobById(Beginning):
+class JobById(JobSubmitter):
     """One job; or a new one of that id."""
 
     def render_GET(self, request: Request) -> bytes:
         return self.say(request, views.original_job(self.machine, self.job(request)))
 
     def render_POST(self, request: Request) -> Answer:
-        return self.begin_original(request, JobId(check_id(request.params["job"])))
+        return self.submit_original(request, JobId(check_id(request.params["job"])))
 
 
 class Completion(Resource):

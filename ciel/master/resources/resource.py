@@ -72,10 +72,10 @@ class Resource(Route):
             raise HttpError(404, f"no object {object_id} is known")
         return self.machine.graph.objects.reference(object_id)
 
-    def begin(self, job: Submission) -> Job:
+    def submit(self, job: Submission) -> Job:
         """Begin a job; raises CielError."""
         return self.service.act(
-            lambda machine, now_s: machine.begin_job(job.spec, job.tasks, job.wanted, now_s)
+            lambda machine, now_s: machine.submit_job(job.spec, job.tasks, job.wanted, now_s)
         )
 
     def say(self, request: Request, value: object, status: int = 200) -> bytes:
@@ -95,7 +95,7 @@ def refusing(do: Callable[[], T]) -> T:
         raise HttpError(400, str(error)) from None
 
 
-def read_aside(
+def read_in_thread(
     size_bytes: int, read: Callable[[], T], then: Callable[[T], Answer]
 ) -> Deferred[bytes]:
     """Read something of so many bytes, on a thread if it is long, and go on with it. What either

@@ -98,7 +98,7 @@ def read_root(body: Mapping[str, Any]) -> Root:
     return Root(handler, dependencies, read_ids(expected), private, scheduling)
 
 
-def begin_root(root: Root, job: JobId, private: Any) -> Submission:
+def root_submission(root: Root, job: JobId, private: Any) -> Submission:
     """Make a job of its root task, now that its private data is there."""
     if not isinstance(private, dict):
         raise InvalidSubmissionError("root_task.task_private", "it must be an object in JSON")

@@ -26,24 +26,24 @@ class BulkOperations:
     def __init__(self, graph: TaskGraph) -> None:
         self.steps_per_tick = STEPS_PER_TICK
         self._graph = graph
-        self._begun: deque[Iterator[None]] = deque()
+        self._started: deque[Iterator[None]] = deque()
         graph.steps_left = STEPS_PER_TICK
 
     def __bool__(self) -> bool:
-        return bool(self._begun)
+        return bool(self._started)
 
-    def begin(self, operation: Iterator[None]) -> None:
+    def start(self, operation: Iterator[None]) -> None:
         """Do the first slice at once, which is all of most operations; raises what that raises."""
         if next(operation, _ENDED) is not _ENDED:
-            self._begun.append(operation)
+            self._started.append(operation)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Do what is left of the operations, and of what the graph put off, for one turn."""
-        deferred.go_on(self._graph)
-        while self._begun and self._graph.steps_left > 0:
-            operation = self._begun.popleft()
+        deferred.resume(self._graph)
+        while self._started and self._graph.steps_left > 0:
+            operation = self._started.popleft()
             if next(operation, _ENDED) is not _ENDED:
-                self._begun.append(operation)
+                self._started.append(operation)
 
     def end_tick(self) -> None:
         """Give the next turn its steps."""

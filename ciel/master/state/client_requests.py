@@ -120,7 +120,7 @@ class ClientRequests:
                 released.append(object_id)
         self._operations.hand_over(job, released)
 
-    def begin_job(
+    def submit_job(
         self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...]
     ) -> Job:
         """Create a whole job, with its tasks and wants, for a client that does not stay. Raises

@@ -94,7 +94,7 @@ class MasterMachine:
         self.clients = ClientRequests(context, self.job_table, self.operations)
         self._delegates = delegates
         if delegates:
-            self.graph.began_waiting = []
+            self.graph.newly_waiting = []
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -225,14 +225,14 @@ class MasterMachine:
         """Note that the connection of a client ended: its jobs get a grace period."""
         self.job_table.subscriptions.gone(client, self.jobs, now_s + grace_s)
 
-    def begin_job(
+    def submit_job(
         self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...], now_s: float
     ) -> Job:
         """Create a whole job, with its tasks and wants, for a client that does not stay. Raises
         CielError, and then creates nothing.
         """
         self.context.now_s = now_s
-        return self.clients.begin_job(spec, tasks, wanted)
+        return self.clients.submit_job(spec, tasks, wanted)
 
     def find_job(self, job_id: str) -> Job:
         """Return a job; raises UnknownJobError."""
@@ -304,7 +304,7 @@ class MasterMachine:
         self.dispatcher.introduce_workers()
         self._settle_children()
         if self.bulk or graph.has_more:
-            self.bulk.go_on()
+            self.bulk.resume()
         self.attempts.stop_unneeded()
         if unlisted:  # before tasks are sent that are to read other copies
             unlisted.delete()

@@ -111,7 +111,7 @@ class Membership:
         graph, place = self._context.graph, worker.facts.netloc
         for object_id in (*graph.objects.fixed, *graph.objects.growing):
             lose(graph, object_id, place)  # programs depend on processes and streams: at once
-        self._bulk.begin(self._losing_objects(worker))
+        self._bulk.start(self._losing_objects(worker))
 
     def _losing_objects(self, worker: WorkerNode) -> Iterator[None]:
         """Mark the objects of a lost worker as lost, in slices. Until the end its address counts as

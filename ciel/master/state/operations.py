@@ -78,7 +78,7 @@ class JobOperations:
 
     def _judge(self, job: Job) -> None:
         if not job.open and job.unsettled == 0:
-            self._bulk.begin(self._finishing(job))
+            self._bulk.start(self._finishing(job))
         elif not job.open and not job.is_busy:
             if self._graph.has_more:
                 self._context.touch(job)  # deferred work may continue the job
@@ -103,7 +103,7 @@ class JobOperations:
         else:
             self._context.touch(job)
             self._jobs.announce_settled()
-            self._bulk.begin(self._finishing(job))
+            self._bulk.start(self._finishing(job))
 
     def _finishing(self, job: Job) -> Iterator[None]:
         self._judged.add(job)
@@ -136,7 +136,7 @@ class JobOperations:
     def _end_by_force(self, job: Job, state: JobState, reason: str) -> None:
         if job.state is JobState.ACTIVE:
             self._jobs.move(job, JobState.CANCELLING)
-            self._bulk.begin(self._ending_by_force(job, state, reason))
+            self._bulk.start(self._ending_by_force(job, state, reason))
 
     def undo(self, job: Job, reason: str) -> None:
         """Cancel and remove a new job of few tasks, at once."""
@@ -170,7 +170,7 @@ class JobOperations:
         if job.state not in ENDED:
             raise JobNotEndedError(job.number)
         self._jobs.remove(job)
-        self._bulk.begin(self._removal(job))
+        self._bulk.start(self._removal(job))
 
     def _removal(self, job: Job) -> Iterator[None]:
         if any(job.counts[state] for state in ACTIVE):  # lost objects are being recomputed
@@ -188,7 +188,7 @@ class JobOperations:
         they need.
         """
         operation = hand_over(self._graph, job, objects, self._context.histories)
-        self._bulk.begin(self._delete_all(operation))
+        self._bulk.start(self._delete_all(operation))
 
     def hand_over_released(self) -> None:
         """Hand over the objects that their client released before they were there."""
@@ -234,7 +234,7 @@ class JobOperations:
 
     def _retry(self, job: Job, objects: Sequence[ObjectId] | None = None) -> None:
         refused: list[CannotRetryError] = []
-        self._bulk.begin(self._retrying(job, refused, objects))
+        self._bulk.start(self._retrying(job, refused, objects))
         if refused:
             raise refused[0]
 
@@ -304,7 +304,7 @@ class JobOperations:
     def watch(self, client: str, job: Job, *, prints: bool) -> None:
         """Have a client watch a job. `prints`: it wants the output of tasks, too."""
         self._jobs.subscriptions.watch(client, job, prints=prints)
-        self._bulk.begin(self._catching_up(client, job))
+        self._bulk.start(self._catching_up(client, job))
 
     def _catching_up(self, client: str, job: Job) -> Iterator[None]:
         """Send a client the finished and growing results of a job, and then the job's state. If the

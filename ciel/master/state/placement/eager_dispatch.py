@@ -62,9 +62,9 @@ class EagerDispatch:
     def send(self) -> None:
         """Send eager tasks; called once per tick, after all other placement."""
         graph = self._graph
-        if graph.began_waiting:
-            began, graph.began_waiting = graph.began_waiting, []
-            for task in began:
+        if graph.newly_waiting:
+            waiting, graph.newly_waiting = graph.newly_waiting, []
+            for task in waiting:
                 self._note_maker(task)
         for worker in list(self._cut_off):
             if len(worker.eager) <= EAGER_MAX // 2:
@@ -167,8 +167,8 @@ class EagerDispatch:
         """
         if self.tasks.get(task) is not worker:
             return False
-        if task.state is WAITING and self._graph.spreading:
-            deferred.tell_at_once(self._graph, task)
+        if task.state is WAITING and self._graph.notifying:
+            deferred.notify_now(self._graph, task)
         if not self._graph.is_ready(task):
             return False
         for object_id in task.spec.inputs:
