@@ -197,7 +197,7 @@ class MasterService:
         now_s = self._reactor.seconds()
         from_worker = peer.hello.role is Role.WORKER
         say: Callable[[str, Message, float], None] = (
-            self.machine.worker_said if from_worker else self.machine.client_said
+            self.machine.worker_sent if from_worker else self.machine.client_sent
         )
         session = self._peers[name]
         counted = len(messages)

@@ -51,7 +51,7 @@ class FakeMaster:
 
         def receive(message: Message) -> None:
             before = dict(self.machine.graph.tasks) if isinstance(message, ReleaseObjects) else {}
-            self.machine.client_said(connection.name, message, self._now_s)
+            self.machine.client_sent(connection.name, message, self._now_s)
             self._world.witness.handed_over(self.machine, before)
             self._end_turn_soon()
 
@@ -80,7 +80,7 @@ class FakeMaster:
                 session.count(1)
                 witness = self._world.witness
                 before = witness.standing(self.machine, message)
-                self.machine.worker_said(connection.name, message, self._now_s)
+                self.machine.worker_sent(connection.name, message, self._now_s)
                 witness.reported(self.machine, connection.name, message, before)
                 self._read_journal()
             self._end_turn_soon()

@@ -54,7 +54,7 @@ class Attached:
 
     def says(self, *messages: Message, worker: str = "w1") -> None:
         for message in messages:
-            self.machine.worker_said(worker, message, 2.0)
+            self.machine.worker_sent(worker, message, 2.0)
         self.end_turn()
 
     def told(self, worker: str, kind: type) -> list[Any]:

@@ -71,7 +71,7 @@ class Busy:
             if not answers and self.machine.due_s() is None:
                 return
             for worker, answer in answers:
-                self.machine.worker_said(worker, answer, self.now_s)
+                self.machine.worker_sent(worker, answer, self.now_s)
 
     def answers(self, worker: str, message: Message) -> Iterator[Message]:
         if isinstance(message, CancelTask):
@@ -117,10 +117,10 @@ class Busy:
         messages.append(WantObjects(spec.id, (ObjectId(before[0]),)))
         messages.append(CloseJob(spec.id))
         for message in messages:
-            self.machine.client_said("client", message, self.now_s)
+            self.machine.client_sent("client", message, self.now_s)
         self.turns()
         if fate == 2:
-            self.machine.client_said("client", CancelJob(spec.id, "enough"), self.now_s)
+            self.machine.client_sent("client", CancelJob(spec.id, "enough"), self.now_s)
             self.turns()
         return spec.id
 

@@ -85,7 +85,7 @@ def test_g4_an_input_that_fails_takes_its_readers_with_it_in_slices() -> None:
     root, readers = a_task("root"), many(300, inputs=("root",))
     cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
     in_small_steps(cluster)
-    cluster.machine.worker_said(
+    cluster.machine.worker_sent(
         "w1", TaskReported(root.id, 1, (), TaskFault("RUNTIME_ERROR", "no"), 0.1), cluster.now_s
     )
     cluster.end_turn()
@@ -102,7 +102,7 @@ def test_g4_a_reader_whose_failure_ends_another_reader_of_the_same_object() -> N
     readers = [a_task(f"t{number}", inputs=[f"m{number}", "root"]) for number in range(150)]
     cluster.job(root, *makers, *readers, want=[task.outputs[0] for task in readers])
     in_small_steps(cluster)
-    cluster.machine.worker_said(
+    cluster.machine.worker_sent(
         "w1", TaskReported(root.id, 1, (), TaskFault("RUNTIME_ERROR", "no"), 0.1), cluster.now_s
     )
     turns(cluster)

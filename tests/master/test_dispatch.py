@@ -45,7 +45,7 @@ class Floor:
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
         self.graph.assign(task, worker.facts.id)
-        worker.take(task, 0.0)
+        worker.add_attempt(task, 0.0)
         self.given.append(f"{task.spec.outputs[0]} to {worker.facts.id}")
 
     def _refuse(self, task: TaskNode, reason: str, details: str) -> None:
@@ -81,7 +81,7 @@ class Floor:
         node = self.graph.objects.nodes[name].producer
         assert node is not None
         assert node.worker is not None
-        self.dispatcher.workers[node.worker].give_back(node, node.attempt)
+        self.dispatcher.workers[node.worker].remove_attempt(node, node.attempt)
         self.graph.finish(node, [inline(name)])
 
     def parked(self, worker: str) -> list[str]:

@@ -41,18 +41,18 @@ class Told:
         self.machine = machine = MasterMachine()
         for number in range(workers):
             machine.worker_joined(a_worker(f"w{number + 1}", slots=slots), self.now_s)
-        machine.client_said("c", SubmitJob(a_job_spec()), self.now_s)
+        machine.client_sent("c", SubmitJob(a_job_spec()), self.now_s)
         for task in tasks:
-            machine.client_said("c", AddTask(task, known), self.now_s)
+            machine.client_sent("c", AddTask(task, known), self.now_s)
         wanted = tuple([ObjectId(name) for name in want.split()])
-        machine.client_said("c", WantObjects(JobId(JOB), wanted), self.now_s)
+        machine.client_sent("c", WantObjects(JobId(JOB), wanted), self.now_s)
         if is_closed:
-            machine.client_said("c", CloseJob(JobId(JOB)), self.now_s)
+            machine.client_sent("c", CloseJob(JobId(JOB)), self.now_s)
         machine.end_tick(self.now_s)
 
     def hears(self, *messages: Any, worker: str = "w1") -> None:
         for message in messages:
-            self.machine.worker_said(worker, message, self.now_s)
+            self.machine.worker_sent(worker, message, self.now_s)
         self.machine.end_tick(self.now_s)
 
     def reports(self, task: TaskSpec, *published: Reference, reason: str = "") -> None:

@@ -256,7 +256,7 @@ def test_one_job_too_many_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch
     cluster = one()
     cluster.job(want=["a"], open=True)
     cluster.said()
-    cluster.machine.client_said(CLIENT, SubmitJob(a_job_spec("other")), cluster.now_s)
+    cluster.machine.client_sent(CLIENT, SubmitJob(a_job_spec("other")), cluster.now_s)
     assert cluster.machine.outbox == [
         (CLIENT, RequestRefused(JobId("other"), "there are 1 jobs already; remove some"))
     ]

@@ -88,7 +88,7 @@ def test_a_report_waits_for_the_end_of_what_was_read_and_frees_its_slot_at_once(
     assert "is held until c0 is whole" in why(cluster, cluster.second.id)
     cluster.done("w1", cluster.first)
     cluster.said("client: c2 is there", "w2: drop c1", "client: completed")
-    assert not cluster.machine.attempts.held
+    assert not cluster.machine.attempts.held_reports
 
 
 def test_a_reader_that_is_given_its_input_is_told_that_it_grows() -> None:
@@ -129,7 +129,7 @@ def test_a_reader_that_says_in_the_same_turn_that_it_has_all_keeps_it() -> None:
     cluster = Reading()
     cluster.machine.worker_lost("w1", "its connection ended", cluster.now_s)
     whole = ObjectsStored((stored("c0", place_of("w2")),))
-    cluster.machine.worker_said("w2", whole, cluster.now_s)
+    cluster.machine.worker_sent("w2", whole, cluster.now_s)
     cluster.end_turn()
     assert [line for line in cluster.lines() if "drop" in line] == ["w3: drop c1"]
 
@@ -149,7 +149,7 @@ def test_a_report_that_was_held_is_dropped_with_what_it_made(end: str) -> None:
         cluster.says(CancelJob(JOB, "the user said so"))
     drops = [line for line in cluster.lines() if "drop" in line]
     assert sorted(drops) == ["w2: drop c0", "w2: drop c1", "w3: drop c1", "w3: drop c2"]
-    assert not cluster.machine.attempts.held
+    assert not cluster.machine.attempts.held_reports
     assert cluster.state(cluster.second) is not TaskState.ASSIGNED
     assert cluster.slots_used("w2") == 0
 
@@ -176,7 +176,7 @@ def test_a_report_in_the_same_turn_as_the_break_is_not_believed() -> None:
     cluster = Reading()
     fault = TaskFault(RECALLED, "")
     made = (stored("c1", place_of("w2")),)
-    cluster.machine.worker_said(
+    cluster.machine.worker_sent(
         "w1", TaskReported(cluster.first.id, 1, (), fault, 0.0), cluster.now_s
     )
     cluster.worker_says("w2", TaskReported(cluster.second.id, 1, made, None, 0.1))

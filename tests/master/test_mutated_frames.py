@@ -128,7 +128,7 @@ class Faced:
         machine = self.machine
         self.now_s += 0.01
         if is_worker:
-            machine.worker_said("w1", message, self.now_s)
+            machine.worker_sent("w1", message, self.now_s)
         elif isinstance(message, Ask):
             codec.encode(
                 to_json(topics.answer(machine, message.topic, message.argument, self.now_s))
@@ -136,7 +136,7 @@ class Faced:
         elif isinstance(message, Change):
             topics.change(machine, message.topic, from_json(message.argument), self.now_s)
         elif not isinstance(message, Received):
-            machine.client_said("c", message, self.now_s)
+            machine.client_sent("c", message, self.now_s)
 
     def hears(self, record: tuple[list[Any], bytes], *, is_worker: bool) -> None:
         allowed = messages.FROM_WORKER if is_worker else messages.FROM_CLIENT

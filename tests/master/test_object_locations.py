@@ -61,12 +61,12 @@ class Scene:
             SubmitJob(a_job_spec()), AddTask(task, ()), WantObjects(task.job, task.outputs),
             CloseJob(task.job),
         ):  # fmt: skip
-            self.machine.client_said("c", message, self.now_s)
+            self.machine.client_sent("c", message, self.now_s)
         self.step()
         (worker,) = {t.worker for t in self.machine.graph.tasks.values()}
         assert worker is not None
         made = TaskReported(task.id, 1, (inline("result"),), None, 0.1)
-        self.machine.worker_said(worker, made, self.now_s)
+        self.machine.worker_sent(worker, made, self.now_s)
         self.step()
 
 
@@ -155,8 +155,8 @@ def test_nothing_else_than_an_upload_with_a_name_is_kept(
 def test_what_a_job_has_brought_is_not_kept_besides(scene: Scene) -> None:
     upload = stored(UPLOAD, place_of("w1"))
     task = a_task("result", inputs=[UPLOAD])
-    scene.machine.client_said("c", SubmitJob(a_job_spec()), 0.0)
-    scene.machine.client_said("c", AddTask(task, (upload,)), 0.0)
+    scene.machine.client_sent("c", SubmitJob(a_job_spec()), 0.0)
+    scene.machine.client_sent("c", AddTask(task, (upload,)), 0.0)
     with pytest.raises(CannotKeepError, match="known already"):
         scene.keep(upload)
 

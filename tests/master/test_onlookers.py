@@ -41,9 +41,9 @@ class Scene:
         self.now_s = 100.0
         self.machine = MasterMachine()
         self.machine.worker_joined(a_worker("w1", slots=1), self.now_s)
-        self.machine.client_said(LISTENER, SubmitJob(a_job_spec()), self.now_s)
-        self.machine.client_said(LISTENER, WatchJob(JobId(JOB), prints=True), self.now_s)
-        self.machine.client_said(WATCHER, WatchJob(JobId(JOB)), self.now_s)
+        self.machine.client_sent(LISTENER, SubmitJob(a_job_spec()), self.now_s)
+        self.machine.client_sent(LISTENER, WatchJob(JobId(JOB), prints=True), self.now_s)
+        self.machine.client_sent(WATCHER, WatchJob(JobId(JOB)), self.now_s)
         self.end_turn()
 
     def end_turn(self) -> None:
@@ -51,14 +51,14 @@ class Scene:
 
     def adds(self, *tasks: TaskSpec) -> None:
         for task in tasks:
-            self.machine.client_said(LISTENER, AddTask(task, ()), self.now_s)
+            self.machine.client_sent(LISTENER, AddTask(task, ()), self.now_s)
             wanted = (ObjectId(task.outputs[0]),)
-            self.machine.client_said(LISTENER, WantObjects(JobId(JOB), wanted), self.now_s)
+            self.machine.client_sent(LISTENER, WantObjects(JobId(JOB), wanted), self.now_s)
         self.end_turn()
 
     def says(self, *messages: Any) -> None:
         for message in messages:
-            self.machine.worker_said("w1", message, self.now_s)
+            self.machine.worker_sent("w1", message, self.now_s)
         self.end_turn()
 
     def done(self, task: TaskSpec, run_s: float = 0.5, attempt: int = 1) -> TaskReported:
@@ -103,7 +103,7 @@ def test_prints_of_nobody_knows_whom_are_dropped(scene: Scene) -> None:
 
 
 def test_who_watches_again_still_listens(scene: Scene) -> None:
-    scene.machine.client_said(LISTENER, WatchJob(JobId(JOB)), scene.now_s)
+    scene.machine.client_sent(LISTENER, WatchJob(JobId(JOB)), scene.now_s)
     task = a_task("a")
     scene.adds(task)
     scene.says(TaskPrinted(task.id, 1, 0, 3, "x\n"))
@@ -264,7 +264,7 @@ def test_what_needs_more_slots_than_are_left_waits_and_nothing_passes_it(scene: 
     scene.adds(small, large, other)
     worker = scene.machine.workers["w1"]
     assert len(worker.assigned) == 3
-    assert [task.spec.id for task in worker.at_work()] == [small.id]
+    assert [task.spec.id for task in worker.running_tasks()] == [small.id]
     told = scene.asks("task", task=large.id)
     assert (told["state"], told["runs"]) == ("assigned", False)
     assert told["why"][0].endswith("as attempt 1, and waits there for its turn")

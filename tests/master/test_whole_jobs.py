@@ -32,7 +32,7 @@ def begin(machine: MasterMachine, *tasks: TaskSpec, job: str = JOB) -> None:
 
 def report(machine: MasterMachine, task: TaskSpec, fault: TaskFault | None = None) -> None:
     made = () if fault else (inline(task.outputs[0]),)
-    machine.worker_said("w1", TaskReported(task.id, 1, made, fault, 0.5), 3.0)
+    machine.worker_sent("w1", TaskReported(task.id, 1, made, fault, 0.5), 3.0)
     machine.end_tick(3.0)
 
 
@@ -85,7 +85,7 @@ def test_no_job_has_an_id_that_means_jobs_otherwise(machine: MasterMachine, job:
     with pytest.raises(CielError, match=f"cannot have the id {job}"):
         begin(machine, a_task("a", job=job), job=job)
     assert not machine.jobs
-    machine.client_said("c", SubmitJob(SPEC._replace(id=JobId(job))), 2.0)
+    machine.client_sent("c", SubmitJob(SPEC._replace(id=JobId(job))), 2.0)
     assert not machine.jobs
 
 

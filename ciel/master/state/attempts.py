@@ -28,11 +28,11 @@ from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING
 from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.context import Context
-from ciel.master.state.copies import EarlyCopies, Followers
+from ciel.master.state.copies import EarlyCopies, StreamFollowers
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
 from ciel.master.state.retention import UnlistedCopies, is_made_elsewhere
 from ciel.master.state.timeline import Timeline
-from ciel.master.state.workers import Call, WorkerNode
+from ciel.master.state.workers import AttemptKey, WorkerNode
 
 
 class Attempts:
@@ -57,11 +57,11 @@ class Attempts:
         self._eager = eager
         self._cancellations = cancellations
         self._delegates = delegates
-        self.held: dict[TaskNode, tuple[WorkerNode, TaskReported]] = {}
+        self.held_reports: dict[TaskNode, tuple[WorkerNode, TaskReported]] = {}
         self.timeline = Timeline()
         self.unlisted = UnlistedCopies(context)
         self._copies = EarlyCopies(context.graph)
-        self._followers = Followers(context.graph)
+        self._followers = StreamFollowers(context.graph)
 
     # --- assignment -------------------------------------------------------------------------------
 
@@ -72,11 +72,11 @@ class Attempts:
             self._context.fail(task, "INPUTS_TOO_LARGE", too_large)
             return
         attempt = self._graph.assign(task, worker.facts.id)
-        worker.take(task, self._context.now_s)
+        worker.add_attempt(task, self._context.now_s)
         if self._table.suspects:
             inputs = tuple([self._table.without_suspects(ref) for ref in inputs])
         if self._graph.objects.growing:
-            self._followers.told(worker, inputs)
+            self._followers.task_sent(worker, inputs)
         self._context.outbox += worker.assignment(task, attempt, inputs)
         if self._delegates and self._graph.waiting.awaited:
             self._eager.assigned(task)
@@ -91,7 +91,7 @@ class Attempts:
         self._graph.assign(task, worker.facts.id)
         if is_inline:
             task.attempt = 0
-        worker.take(task, self._context.now_s, within=within)
+        worker.add_attempt(task, self._context.now_s, within=within)
         self._eager.assigned(task)
 
     def start_eager(self, task: TaskNode) -> bool:
@@ -122,7 +122,7 @@ class Attempts:
         self.confirm(task, worker)
         return task
 
-    def speaker(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+    def reporting_task(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
         """Return the task of a running attempt that reports something; cancel the attempt if it
         does not count any more.
         """
@@ -143,7 +143,7 @@ class Attempts:
             self._table.returned.add(task)
         slots = worker.slots_of(task, task.attempt)
         self._note_end(worker, task, report)
-        worker.give_back(task, task.attempt)
+        worker.remove_attempt(task, task.attempt)
         self._context.touch(task.job)
         if report.fault is not None and report.fault.reason == RECALLED:
             self._graph.requeue(task)
@@ -154,7 +154,7 @@ class Attempts:
         if report.fault is not None:
             self._failed(worker, task, report)
         elif task in self._graph.streams.reading:
-            self.held[task] = (worker, report)
+            self.held_reports[task] = (worker, report)
         else:
             self._count(task, worker, report)
 
@@ -230,7 +230,7 @@ class Attempts:
             if (early := self._eager.find(worker, task_id, attempt)) is not None:
                 self._eager.ended(early)
             return
-        worker.give_back(task, attempt)  # also if the task was forgotten since
+        worker.remove_attempt(task, attempt)  # also if the task was forgotten since
         self._cancellations.ended(task.spec.job, (worker.facts.id, task_id, attempt))
 
     def _note_end(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
@@ -263,8 +263,8 @@ class Attempts:
             if task.worker != worker.facts.id or task.attempt != attempt:
                 continue  # it was cancelled
             self._attempt_lost(worker, task, reason, may_have_run=may_have_run, died=died)
-        for task in [task for task, (holder, _) in self.held.items() if holder is worker]:
-            del self.held[task]
+        for task in [task for task, (holder, _) in self.held_reports.items() if holder is worker]:
+            del self.held_reports[task]
             self._graph.requeue(task)
         self._copies.lose(worker)
         self._followers.lose(worker)
@@ -305,9 +305,9 @@ class Attempts:
                 self._stop_reading(*streams.broken.pop())
             else:
                 task = streams.whole.pop()
-                if task in self.held:
+                if task in self.held_reports:
                     self._context.touch(task.job)
-                    self._count(task, *self.held.pop(task))
+                    self._count(task, *self.held_reports.pop(task))
         for worker, ref in self._copies.take_back():
             node = self._graph.objects.get(ref.id)
             if node is not None and node.is_settled:
@@ -319,19 +319,19 @@ class Attempts:
             self._graph.recheck(task)
         elif task.state is ASSIGNED and task.attempt == attempt:
             self.restart(task, f"what attempt {task.attempt} read broke off: it runs again")
-            self._drop_held(task)
+            self._drop_held_report(task)
 
-    def followed_in_vain(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
+    def followers_of_broken(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
         """Yield the workers that follow a stream which broke, with the object."""
-        return self._followers.in_vain()
+        return self._followers.of_broken()
 
     # --- stopping ---------------------------------------------------------------------------------
 
-    def stop(self, task: TaskNode, *, aborts: bool = False) -> Call | None:
+    def stop(self, task: TaskNode, *, aborts: bool = False) -> AttemptKey | None:
         """Cancel the attempt of a task; return the report to be waited for, if the attempt still
         runs. `aborts`: the attempt counts as failed.
         """
-        if task in self.held or task.worker is None:
+        if task in self.held_reports or task.worker is None:
             return None
         self._context.send(task.worker, CancelTask(task.spec.id, task.attempt, aborts))
         return (task.worker, task.spec.id, task.attempt)
@@ -352,9 +352,9 @@ class Attempts:
         if task.state is ASSIGNED:
             self.stop(task)
         self._context.fail(task, "CANCELLED", reason)
-        self._drop_held(task)
+        self._drop_held_report(task)
 
-    def stop_job(self, job: Job, reason: str) -> Iterator[Call | None]:
+    def stop_job(self, job: Job, reason: str) -> Iterator[AttemptKey | None]:
         """Cancel all attempts of a job, whose tasks fail with that; yield for each the report to be
         waited for, if any.
         """
@@ -363,13 +363,13 @@ class Attempts:
             for (_, attempt), task in list(worker.assigned.items()):
                 is_current = (task.worker, task.attempt) == (worker.facts.id, attempt)
                 if task.job is job and is_current and task.state is ASSIGNED:
-                    call = self.stop(task)
+                    stopped = self.stop(task)
                     self._graph.fail(task, "CANCELLED", reason)
-                    yield call
-        for task in [task for task in self.held if task.job is job]:
+                    yield stopped
+        for task in [task for task in self.held_reports if task.job is job]:
             if task.state is ASSIGNED:
                 self._graph.fail(task, "CANCELLED", reason)
-            self._drop_held(task)
+            self._drop_held_report(task)
             yield None
 
     def stop_unneeded(self) -> None:
@@ -384,14 +384,14 @@ class Attempts:
                 if task.worker is not None and not graph.is_needed(task):
                     self.stop(task)
                     graph.sleep(task)
-                    self._drop_held(task)
+                    self._drop_held_report(task)
             self.follow_streams()
         self._eager.check()
 
-    def _drop_held(self, task: TaskNode) -> None:
+    def _drop_held_report(self, task: TaskNode) -> None:
         """Discard a held report, and delete the objects that the attempt produced."""
-        if task in self.held:
-            worker, report = self.held.pop(task)
+        if task in self.held_reports:
+            worker, report = self.held_reports.pop(task)
             self.unlisted.add(worker, report.published)
 
     # --- objects ----------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ class Attempts:
             self._superseded(worker, message.task, message.attempt)
             return
         context = self._context
-        worker.give_back(task, task.attempt)
+        worker.remove_attempt(task, task.attempt)
         context.touch(task.job)
         context.record(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())

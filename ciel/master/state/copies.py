@@ -46,7 +46,7 @@ class EarlyCopies:
                 del self._copies[object_id]
 
 
-class Followers:
+class StreamFollowers:
     """Workers that were sent a reader of an object while it grew elsewhere.
 
     If it breaks they follow it no longer. Most notice by themselves that no more comes, but a
@@ -58,14 +58,14 @@ class Followers:
         self._graph = graph
         self._workers: dict[ObjectId, dict[WorkerNode, None]] = {}
 
-    def told(self, worker: WorkerNode, inputs: Iterable[Reference]) -> None:
+    def task_sent(self, worker: WorkerNode, inputs: Iterable[Reference]) -> None:
         """A worker was sent a task with these inputs."""
         for ref in inputs:
             if ref.id in self._graph.objects.growing:
                 if worker.facts.netloc not in locations_of(ref):
                     self._workers.setdefault(ref.id, {})[worker] = None
 
-    def in_vain(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
+    def of_broken(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
         """Yield who followed what has broken since, unless somebody has all of it."""
         objects = self._graph.objects
         for object_id in [o for o in self._workers if o not in objects.growing]:

@@ -131,5 +131,5 @@ class InlineChildren:
         if task is not None:
             if task.state is ASSIGNED and (task.attempt, task.worker) == (0, worker.facts.id):
                 return
-            worker.hold(task, 0)
+            worker.add_superseded(task, 0)
         self._context.send(worker.facts.id, CancelTask(spec.id, 0))

@@ -49,7 +49,7 @@ from ciel.master.state.operations import JobOperations
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
 from ciel.master.state.retention import Kept, drop_unneeded
-from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
+from ciel.master.state.workers import AttemptKey, WorkerFacts, WorkerNode
 
 
 class MasterMachine:
@@ -158,7 +158,7 @@ class MasterMachine:
         self.context.now_s = now_s
         self.membership.lost(worker_id, reason, died=died)
 
-    def worker_said(self, worker_id: str, message: Message, now_s: float) -> None:
+    def worker_sent(self, worker_id: str, message: Message, now_s: float) -> None:
         """Process one message of a worker that has joined."""
         self.context.now_s = now_s
         worker = self.workers.get(worker_id)
@@ -172,20 +172,20 @@ class MasterMachine:
             self.attempts.follow_streams()
         if self.children and self.children.postpone(worker, message):
             return
-        self._worker_said(worker, message)
+        self._worker_sent(worker, message)
         if streams.broken or streams.whole:
             self.attempts.follow_streams()
 
-    def _worker_said(self, worker: WorkerNode, message: Message) -> None:
+    def _worker_sent(self, worker: WorkerNode, message: Message) -> None:
         attempts = self.attempts
         match message:
             case TaskReported():
                 attempts.reported(worker, message)
-                if worker.spared:
-                    spared, worker.spared = worker.spared, {}
-                    attempts.unlisted.add(worker, spared.values())
+                if worker.postponed_deletions:
+                    refs, worker.postponed_deletions = worker.postponed_deletions, {}
+                    attempts.unlisted.add(worker, refs.values())
             case SpawnTask(spec, _, attempt):
-                parent = attempts.speaker(worker, spec.parent, attempt)
+                parent = attempts.reporting_task(worker, spec.parent, attempt)
                 if parent is not None:
                     self.children.spawned(worker, parent, message)
                 else:
@@ -195,7 +195,7 @@ class MasterMachine:
             case ObjectsStored(refs, kept, idle):
                 attempts.stored(worker, refs, kept=kept, idle=idle)
             case StreamsOpened(task_id, attempt, refs):
-                task = attempts.speaker(worker, task_id, attempt)
+                task = attempts.reporting_task(worker, task_id, attempt)
                 if task is not None:
                     open_streams(self.graph, task, refs)
                     self.job_table.announce_growing(refs)
@@ -210,7 +210,7 @@ class MasterMachine:
 
     # --- clients ----------------------------------------------------------------------------------
 
-    def client_said(self, client: str, message: Message, now_s: float) -> None:
+    def client_sent(self, client: str, message: Message, now_s: float) -> None:
         """Process one message of a client. A message that cannot be carried out is refused, and
         changes nothing.
         """
@@ -285,7 +285,7 @@ class MasterMachine:
         self.graph.remove_object(object_id)
         self.context.delete({place: [object_id] for place in places})
 
-    def _stop_job(self, job: Job, reason: str) -> Iterator[Call | None]:
+    def _stop_job(self, job: Job, reason: str) -> Iterator[AttemptKey | None]:
         self.dispatcher.drop_job(job)
         yield from self.attempts.stop_job(job, reason)
 
@@ -338,11 +338,14 @@ class MasterMachine:
         """Assign or cancel the inline children that are not decided yet."""
         while self.children:
             for worker_id, message in self.children.decide():
-                self.worker_said(worker_id, message, self.context.now_s)
+                self.worker_sent(worker_id, message, self.context.now_s)
 
     def _collect_runnable(self) -> None:
         """Queue the runnable tasks, or start those that were dispatched eagerly."""
-        for worker, object_id in self.attempts.followed_in_vain():  # before it is read there again
+        for (
+            worker,
+            object_id,
+        ) in self.attempts.followers_of_broken():  # before it is read there again
             self.context.send(worker.facts.id, DropObjects((object_id,), unless_whole=True))
         graph, now_s, ready = self.graph, self.context.now_s, self.dispatcher.ready
         if graph.runnable:

@@ -23,9 +23,9 @@ from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.context import Context
 from ciel.master.state.jobs import Jobs
 from ciel.master.state.retention import Kept
-from ciel.master.state.workers import Call
+from ciel.master.state.workers import AttemptKey
 
-StopJob = Callable[[Job, str], Iterator[Call | None]]
+StopJob = Callable[[Job, str], Iterator[AttemptKey | None]]
 
 
 class JobOperations:
@@ -155,9 +155,9 @@ class JobOperations:
         self._settle_children()
         job.is_cancelled = True
         self._graph.cancelling.add(job)
-        for call in self._stop_job(job, reason):
-            if call is not None:
-                self._cancellations.add(job, call)
+        for stopped in self._stop_job(job, reason):
+            if stopped is not None:
+                self._cancellations.add(job, stopped)
             self._graph.steps_left -= 1
             if self._graph.steps_left < 0:
                 yield

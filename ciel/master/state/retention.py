@@ -93,13 +93,13 @@ def _unlisted(
         if node is None:
             namesake = graph.tasks.get(ref.id.partition(":")[0])
             if namesake is not None and _may_make(worker, namesake):
-                worker.spared[ref.id] = ref  # it may be an undeclared output
+                worker.postponed_deletions[ref.id] = ref  # it may be an undeclared output
             elif idle or is_output(ref.id):
                 doomed.append(ref.id)
             continue
         maker = node.producer
         if maker is not None and _may_make(worker, maker):
-            worker.spared[ref.id] = ref
+            worker.postponed_deletions[ref.id] = ref
         elif node.ref is None or netloc not in locations_of(node.ref):
             doomed.append(ref.id)
     return tuple(doomed)

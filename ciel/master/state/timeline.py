@@ -121,7 +121,7 @@ def _span(
 
 
 def _running(worker: WorkerNode, wanted: set[str], now_s: float) -> Iterable[Span]:
-    for task in worker.at_work():
+    for task in worker.running_tasks():
         if task.spec.job in wanted:
             given_at_s = worker.given_at_s.get((task.spec.id, task.attempt), now_s)
             slots = worker.slots_of(task, task.attempt)

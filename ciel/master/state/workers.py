@@ -16,7 +16,7 @@ from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.core.tasks import Needs
 from ciel.master.state.credit import Credit
 
-Call = tuple[str, str, int]
+AttemptKey = tuple[str, str, int]
 """An attempt that a worker is to give up: the worker, the task, and its number."""
 
 
@@ -42,7 +42,6 @@ class WorkerNode:
 
     __slots__ = (
         "assigned",
-        "beyond",
         "bound",
         "credit",
         "described",
@@ -52,11 +51,12 @@ class WorkerNode:
         "given_at_s",
         "heard_at_s",
         "memory_used",
+        "over_credit",
         "parked",
+        "postponed_deletions",
         "recalled",
         "reported_at_s",
         "slots_used",
-        "spared",
         "stores",
         "suspicion",
         "within",
@@ -68,7 +68,9 @@ class WorkerNode:
         self.assigned: dict[tuple[str, int], TaskNode] = {}  # one called off may still run
         self.given_at_s: dict[tuple[str, int], float] = {}  # these
         self.eager: dict[TaskNode, None] = {}  # dispatched eagerly: they take no slots yet
-        self.beyond: set[tuple[str, int]] = set()  # of `assigned`: given when there was no room
+        self.over_credit: set[tuple[str, int]] = (
+            set()
+        )  # of `assigned`: given when there was no room
         self.slots_used = 0
         self.memory_used = 0  # bytes
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
@@ -76,7 +78,9 @@ class WorkerNode:
         self.within: set[str] = set()  # tasks whose attempt 0, of `assigned`, takes no slot
         self.described: set[JobId] = set()  # jobs whose context it was sent
         self.recalled: set[tuple[str, int]] = set()  # of `assigned`: it is asked to give them back
-        self.spared: dict[ObjectId, Reference] = {}  # to be deleted unless it is made here now
+        self.postponed_deletions: dict[
+            ObjectId, Reference
+        ] = {}  # to be deleted unless it is made here now
         self.disk = DiskQueued(0, 0.0)  # what is to be copied to it waits for that
         self.stores = StoresReported((), 0)
         self.heard_at_s = now_s
@@ -104,11 +108,11 @@ class WorkerNode:
         return self.slots_used < self.credit.limit and not self.suspicion
 
     @property
-    def has_room_beyond(self) -> bool:
+    def has_room_over_credit(self) -> bool:
         """Whether it may get the first task of a job that runs nothing yet: as many such tasks as
         it has slots, whatever else it was given.
         """
-        return len(self.beyond) < self.facts.slots and not self.suspicion
+        return len(self.over_credit) < self.facts.slots and not self.suspicion
 
     def has_free(self, needs: Needs) -> bool:
         """Whether a task with these needs would start at once."""
@@ -135,7 +139,7 @@ class WorkerNode:
         ahead = self.slots_used + len(self.parked) + len(self.bound) - self.facts.slots + slots
         return max(ahead, 0) * self.credit.task_s / self.facts.slots
 
-    def take(self, task: TaskNode, now_s: float, *, within: bool = False) -> None:
+    def add_attempt(self, task: TaskNode, now_s: float, *, within: bool = False) -> None:
         """Add an attempt. `within`: it runs in the program of another attempt, and occupies no
         slot.
         """
@@ -155,7 +159,7 @@ class WorkerNode:
         """Return the number of slots that an attempt occupies."""
         return 0 if attempt == 0 and task.spec.id in self.within else task.spec.needs.slots
 
-    def at_work(self) -> list[TaskNode]:
+    def running_tasks(self) -> list[TaskNode]:
         """List the tasks that run there now: the oldest ones, as far as its slots reach."""
         slots = self.facts.slots
         found = []
@@ -167,19 +171,19 @@ class WorkerNode:
             found.append(task)
         return found
 
-    def hold(self, task: TaskNode, attempt: int) -> None:
+    def add_superseded(self, task: TaskNode, attempt: int) -> None:
         """Add an attempt that does not count any more, until the worker reports its end."""
         if (task.spec.id, attempt) not in self.assigned:
             self.assigned[task.spec.id, attempt] = task
             self.slots_used += task.spec.needs.slots
             self.memory_used += task.spec.needs.memory_bytes
 
-    def give_back(self, task: TaskNode, attempt: int) -> None:
+    def remove_attempt(self, task: TaskNode, attempt: int) -> None:
         """Remove an attempt, if it is there."""
         self.given_at_s.pop((task.spec.id, attempt), None)
         if self.assigned.pop((task.spec.id, attempt), None) is not None:
             self.recalled.discard((task.spec.id, attempt))
-            self.beyond.discard((task.spec.id, attempt))
+            self.over_credit.discard((task.spec.id, attempt))
             if attempt == 0 and task.spec.id in self.within:
                 self.within.discard(task.spec.id)
                 return

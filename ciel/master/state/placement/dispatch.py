@@ -208,7 +208,7 @@ class Dispatcher:
         overtakes the tasks given in advance, so it waits for running tasks only.
         """
         workers = self.workers.values()
-        while any(worker.has_room_beyond for worker in workers):
+        while any(worker.has_room_over_credit for worker in workers):
             task = self.ready.pop_new()
             if task is None:
                 return
@@ -217,11 +217,11 @@ class Dispatcher:
             needs = task.spec.needs
             has_policy = task.job.spec.scheduling is not USUAL_SCHEDULING
             is_bound = has_policy or needs.memory_bytes or self._graph.fixed.location_of(task)
-            able = [] if is_bound else [w for w in self._able(task) if w.has_room_beyond]
+            able = [] if is_bound else [w for w in self._able(task) if w.has_room_over_credit]
             if able:
                 worker = min(able, key=lambda worker: worker.wait_s(needs.slots))
                 self._assign(task, worker)
-                worker.beyond.add((task.spec.id, task.attempt))
+                worker.over_credit.add((task.spec.id, task.attempt))
             elif self._graph.is_ready(task):
                 self.ready.push_first(task)
                 return

@@ -18,7 +18,7 @@ from ciel.core.nodes import TaskNode
 from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Sweetheart, locations_of
 from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING
 from ciel.master.state.context import Context
-from ciel.master.state.workers import Call, WorkerNode
+from ciel.master.state.workers import AttemptKey, WorkerNode
 
 EAGER_MAX = 64
 """How many a worker has at most; when half of them are left it gets more."""
@@ -196,15 +196,15 @@ class EagerDispatch:
         self._vain[task] = self._vain.get(task, 0) + 1
         self._graph.disturbed = True  # others may be there since it was to make their inputs
 
-    def cancel(self, task: TaskNode) -> Call:
+    def cancel(self, task: TaskNode) -> AttemptKey:
         """Cancel an eager attempt; the worker has it until it reports its end."""
         worker = self.tasks[task]
         self.ended(task)
-        worker.hold(task, task.attempt)
+        worker.add_superseded(task, task.attempt)
         self._context.send(worker.facts.id, CancelTask(task.spec.id, task.attempt))
         return (worker.facts.id, task.spec.id, task.attempt)
 
-    def cancel_job(self, job: Job) -> set[Call]:
+    def cancel_job(self, job: Job) -> set[AttemptKey]:
         """Cancel all eager attempts of a job."""
         return {self.cancel(task) for task in list(self.tasks) if task.job is job}
 

@@ -96,16 +96,16 @@ def _handed_over(machine: MasterMachine, task: TaskNode) -> list[str]:
 
 def _runs(machine: MasterMachine, task: TaskNode) -> bool:
     """Whether a program of a task runs now, and it is not still in a worker's line."""
-    if task.state is not TaskState.ASSIGNED or task in machine.attempts.held:
+    if task.state is not TaskState.ASSIGNED or task in machine.attempts.held_reports:
         return False
     worker = machine.workers.get(task.worker or "")
-    if worker is None or task not in worker.at_work():
+    if worker is None or task not in worker.running_tasks():
         return False
     return not _away(machine, task, worker)
 
 
 def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
-    if task in machine.attempts.held:
+    if task in machine.attempts.held_reports:
         return _why_held(machine, task)
     worker = machine.workers.get(task.worker or "")
     if worker is None:
@@ -120,7 +120,7 @@ def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
             lines.append(f"it waits in its middle for {object_id}, {_maker(machine, object_id)}")
         return lines + _full_store(worker)
     lines = [f"it was given to worker {facts.id} {which}, and waits there for its turn", *placed]
-    if task not in worker.at_work():
+    if task not in worker.running_tasks():
         lines.append(f"worker {facts.id}: {_load(worker)}")
     if key in worker.recalled:
         lines.append("it was asked back, since other workers have nothing to do")

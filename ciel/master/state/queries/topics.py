@@ -395,7 +395,7 @@ def progress(machine: MasterMachine, selector: Any) -> dict[str, Any]:
     found = find(machine, selector)
     counted = found.count_by_kind(machine.graph.tasks, TASKS_COUNTED_MAX)
     running = Counter(
-        Kind.of(task.spec) for worker in machine.workers.values() for task in worker.at_work()
+        Kind.of(task.spec) for worker in machine.workers.values() for task in worker.running_tasks()
         if task.job is found
     )  # fmt: skip
     kinds = [
