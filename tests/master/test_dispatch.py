@@ -14,7 +14,7 @@ from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
 from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
-from ciel.master.state.placement.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, Dispatcher
+from ciel.master.state.placement.dispatch import RECALL_AFTER_S, UNPLACED_MAX, Dispatcher
 from ciel.master.state.workers import WorkerFacts, WorkerNode, WorkerTable
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
 
@@ -192,7 +192,7 @@ def test_a_task_too_wide_for_all_is_refused_with_what_there_is() -> None:
 
 def test_those_who_wait_for_a_special_worker_do_not_hold_up_the_others() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2", executors=["java"]))
-    special = [a_task(f"j{number}", executor="java") for number in range(HELD_BACK_MAX)]
+    special = [a_task(f"j{number}", executor="java") for number in range(UNPLACED_MAX)]
     floor.add(*special, a_task("usual"))
     assert floor.gives() == ["j0 to w2", "usual to w1"]
     floor.done("j0")

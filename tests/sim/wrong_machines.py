@@ -84,8 +84,8 @@ class LosesTheCramped(MasterMachine):
 
     def end_tick(self, now_s: float) -> None:
         super().end_tick(now_s)
-        if self.dispatcher.cramped:
-            self.dispatcher.cramped.pop()
+        if self.dispatcher.memory_queue:
+            self.dispatcher.memory_queue.pop()
 
 
 class HearsNoNews(MasterMachine):

@@ -184,7 +184,7 @@ class Attempts:
     def _count(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Accept a report of success: all inputs of the attempt are complete."""
         if self._eager.tasks:
-            self._settles_elsewhere(report.published, task)
+            self._cancel_produced_elsewhere(report.published, task)
         self._graph.finish(task, report.published)
         self._context.journal.append(report)
         if self._context.retry_states:
@@ -198,12 +198,12 @@ class Attempts:
             if node is not None and node.producer is not task:  # the other producer has failed
                 self.unlisted.add(worker, (ref,))
 
-    def _settles_elsewhere(self, refs: Iterable[Reference], maker: TaskNode | None) -> None:
+    def _cancel_produced_elsewhere(self, refs: Iterable[Reference], maker: TaskNode | None) -> None:
         """Cancel eager attempts that wait for objects which were produced elsewhere."""
         for ref in refs:
             node = self._graph.objects.get(ref.id)
             if node is not None and node.producer is not maker:
-                self._eager.settles_otherwise(ref.id)
+                self._eager.produced_elsewhere(ref.id)
 
     def _reported_late(self, worker: WorkerNode, report: TaskReported) -> None:
         """Process the report of an attempt that does not count any more."""
@@ -405,7 +405,7 @@ class Attempts:
         """
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
         if self._eager.tasks:
-            self._settles_elsewhere(known, None)
+            self._cancel_produced_elsewhere(known, None)
         for ref in known:
             node = self._graph.objects.get(ref.id)
             if node is not None and not (kept and is_made_elsewhere(node, worker.facts.netloc)):

@@ -8,7 +8,7 @@ further task in the queue is one that an idle worker cannot run.
 from __future__ import annotations
 
 PREFETCH_MIN, PREFETCH_MAX = 1, 512
-AHEAD_S = 0.04
+PREFETCH_S = 0.04
 """How much work a worker should have ahead: a round trip, its wake-ups and a busy master's turn."""
 SMOOTHING = 0.2
 
@@ -36,5 +36,5 @@ class Credit:
             self._adapt()
 
     def _adapt(self) -> None:
-        ahead = int(AHEAD_S / self.task_s * self.slots)
-        self.limit = self.slots + min(max(ahead, PREFETCH_MIN), PREFETCH_MAX)
+        prefetch = int(PREFETCH_S / self.task_s * self.slots)
+        self.limit = self.slots + min(max(prefetch, PREFETCH_MIN), PREFETCH_MAX)

@@ -90,7 +90,7 @@ def _stalled(master: MasterMachine) -> Problems:
         return
     dispatcher = master.dispatcher
     queued = {task.spec.id for task in dispatcher.ready}
-    queued |= {task.spec.id for task in dispatcher.cramped}
+    queued |= {task.spec.id for task in dispatcher.memory_queue}
     queued |= {task.spec.id for task in dispatcher._stranded}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.bound}
@@ -101,7 +101,7 @@ def _stalled(master: MasterMachine) -> Problems:
     workers = list(master.workers.values())
     is_idle = not any(worker.assigned for worker in workers)
     if is_idle and not all(worker.suspicion for worker in workers):
-        for task in dispatcher.cramped:
+        for task in dispatcher.memory_queue:
             if task.state is RUNNABLE:
                 yield task.spec.id, "it waits for memory, and nobody has anything to do"
     for job in master.jobs.values():

@@ -21,7 +21,7 @@ from ciel.master.state.placement.random_placement import draw
 from ciel.master.state.placement.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode, WorkerTable
 
-HELD_BACK_MAX = 64
+UNPLACED_MAX = 64
 """How many tasks that nobody can take now are looked past in a turn: order matters more than
 filling up.
 """
@@ -29,7 +29,7 @@ filling up.
 STALE_MAX = 5000
 """How many tasks that stand in line and are over are looked past in a turn: 1 to 3 ms."""
 
-PASSED_MAX = 16
+SKIPPED_MAX = 16
 """How many tasks that wait for memory are looked past in a turn."""
 
 LACKING_MAX = 5
@@ -37,7 +37,7 @@ LACKING_MAX = 5
 
 Assign = Callable[[TaskNode, WorkerNode], None]
 Refuse = Callable[[TaskNode, str, str], None]
-Say = Callable[[str, Message], None]
+Send = Callable[[str, Message], None]
 
 RECALL_AFTER_S = 0.1
 """Tasks that would wait so long behind others, or did, go to a worker that has nothing to do."""
@@ -56,24 +56,24 @@ class Dispatcher:
     """
 
     def __init__(
-        self, graph: TaskGraph, table: WorkerTable, assign: Assign, refuse: Refuse, say: Say
+        self, graph: TaskGraph, table: WorkerTable, assign: Assign, refuse: Refuse, send: Send
     ) -> None:
         self._graph = graph
         self._table = table
         self._assign = assign
         self._refuse = refuse
-        self._say = say
+        self._send = send
         self.workers = table.by_id
         self._joined: dict[str, WorkerNode] = {}  # in this turn
         self._gone: dict[str, None] = {}  # the locations of workers that were lost in this turn
         self._has_lost = False
         self._everywhere: frozenset[str] = frozenset()  # executors that all workers offer
         self.bandwidths = Bandwidths()
-        self._chance = Random(0)  # for policies: of equal events, equal decisions
+        self._random = Random(0)  # for policies: of equal events, equal decisions
         self.ready = ReadyQueue(graph)
-        self.cramped = ReadyQueue(graph)  # that ask for memory
-        self._passed: list[TaskNode] = []  # of those, in this turn
-        self._barred: set[WorkerNode] = set()  # whose memory one of these waits for
+        self.memory_queue = ReadyQueue(graph)  # that ask for memory
+        self._skipped: list[TaskNode] = []  # of those, in this turn
+        self._blocked: set[WorkerNode] = set()  # whose memory one of these waits for
         self._has_spare = False  # at the end of the turn a worker had room that nobody could take
         self.is_cut_short = False  # the last turn met as many as it may that stand in line in vain
         self._stale = 0  # these
@@ -116,9 +116,9 @@ class Dispatcher:
         news = MeetWorkers(came, gone)
         for worker_id in self.workers:
             if worker_id in joined:
-                self._say(worker_id, welcome)
+                self._send(worker_id, welcome)
             elif came or gone:
-                self._say(worker_id, news)
+                self._send(worker_id, news)
 
     def suspect(self, worker: WorkerNode) -> None:
         """Give a worker no more tasks, and move the tasks parked there to other workers."""
@@ -164,16 +164,16 @@ class Dispatcher:
         ready, has_parked = self.ready, self._has_parked()
         self.is_cut_short = False
         self._stale = 0
-        if not self.workers or not (ready or self.cramped or has_parked):
+        if not self.workers or not (ready or self.memory_queue or has_parked):
             return
-        priority = ready.priority if has_parked or self.cramped else PRIORITY_MIN
+        priority = ready.priority if has_parked or self.memory_queue else PRIORITY_MIN
         if has_parked:
             self._serve_parked(priority)
         having_room = [worker for worker in self.workers.values() if worker.has_room]
         roomy = deque(sorted(having_room, key=lambda worker: worker.load))
-        if self.cramped:
-            self._serve_cramped(roomy, priority)
-        held_back: list[TaskNode] = []
+        if self.memory_queue:
+            self._serve_memory_queue(roomy, priority)
+        unplaced: list[TaskNode] = []
         while roomy and ready:
             task = ready.pop()
             if not self._may_run(task):
@@ -181,29 +181,29 @@ class Dispatcher:
                     break
                 continue
             if not self._place(task, roomy):
-                held_back.append(task)
-                if len(held_back) >= HELD_BACK_MAX:
+                unplaced.append(task)
+                if len(unplaced) >= UNPLACED_MAX:
                     break
             elif roomy and not roomy[-1].has_room:
                 roomy.pop()
-        for task in reversed(held_back):
+        for task in reversed(unplaced):
             ready.push_first(task)
-        if self.cramped or self._passed:
-            self._serve_cramped(roomy, PRIORITY_MIN)
-            for task in reversed(self._passed):
-                self.cramped.push_first(task)
-            self._passed.clear()
-            self._barred.clear()
+        if self.memory_queue or self._skipped:
+            self._serve_memory_queue(roomy, PRIORITY_MIN)
+            for task in reversed(self._skipped):
+                self.memory_queue.push_first(task)
+            self._skipped.clear()
+            self._blocked.clear()
         if has_parked and priority > PRIORITY_MIN:
             self._serve_parked(PRIORITY_MIN)
         if ready and not roomy:
-            self._let_in()
+            self._start_new_jobs()
         if roomy and not ready:
             self._steal_parked([worker for worker in roomy if worker.has_room])
         self._has_spare = bool(roomy)
         self._table.returned.clear()
 
-    def _let_in(self) -> None:
+    def _start_new_jobs(self) -> None:
         """Give the first task of each job that runs nothing to a worker beyond its credit. There it
         overtakes the tasks given in advance, so it waits for running tasks only.
         """
@@ -242,8 +242,8 @@ class Dispatcher:
             self._place_at(task, places, roomy)
             return True
         if needs.memory_bytes:
-            self.cramped.push(task)
-            self._serve_cramped(roomy, needs.priority)
+            self.memory_queue.push(task)
+            self._serve_memory_queue(roomy, needs.priority)
             return True
         able = self._able(task)
         return not able or self._place_among(task, able, roomy)
@@ -259,12 +259,12 @@ class Dispatcher:
     def drop_job(self, job: Job) -> None:
         """Forget the queued tasks of a job: none of them is to start."""
         self.ready.drop_job(job)
-        self.cramped.drop_job(job)
+        self.memory_queue.drop_job(job)
 
-    def _serve_cramped(self, roomy: deque[WorkerNode], priority: int) -> None:
+    def _serve_memory_queue(self, roomy: deque[WorkerNode], priority: int) -> None:
         """Place tasks that need memory, as far as it reaches, down to a priority."""
-        line, passed, barred = self.cramped, self._passed, self._barred
-        while line and roomy and len(passed) < PASSED_MAX and len(barred) < len(self.workers):
+        line, skipped, blocked = self.memory_queue, self._skipped, self._blocked
+        while line and roomy and len(skipped) < SKIPPED_MAX and len(blocked) < len(self.workers):
             if line.priority < priority:
                 return
             task = line.pop()
@@ -272,11 +272,11 @@ class Dispatcher:
                 if self._is_time_up():
                     return
                 continue
-            able = [worker for worker in able if worker not in barred]
+            able = [worker for worker in able if worker not in blocked]
             having = [worker for worker in able if worker.has_memory(task.spec.needs)]
             if not having or not self._place_among(task, having, roomy):
-                passed.append(task)
-                barred.update(able)
+                skipped.append(task)
+                blocked.update(able)
             elif not roomy[-1].has_room:
                 roomy.pop()
 
@@ -290,7 +290,7 @@ class Dispatcher:
         if task in self._table.returned:
             able = [w for w in roomy if w in able and w.has_free(needs)] or able
         if how.policy != LOCALITY:
-            worker, task.reason = draw(how.policy, able, needs.slots, self._chance)
+            worker, task.reason = draw(how.policy, able, needs.slots, self._random)
         elif loads := loads_of(
             given(self._graph.objects, task.spec),
             how.option("sweetheart_factor", SWEETHEART_FACTOR),
@@ -404,7 +404,7 @@ class Dispatcher:
                 if worker.has_memory(task.spec.needs):
                     self._assign(task, worker)
                 else:
-                    self.cramped.push_first(task)
+                    self.memory_queue.push_first(task)
 
     def _steal_parked(self, roomy: Iterable[WorkerNode]) -> None:
         """Let idle workers take tasks that are parked at others. A worker with a free slot takes a
@@ -463,7 +463,7 @@ class Dispatcher:
             if keys:
                 room -= len(keys)
                 worker.recalled.update(keys)
-                self._say(worker.facts.id, RecallTasks(tuple(keys)))
+                self._send(worker.facts.id, RecallTasks(tuple(keys)))
 
     def _last_given(
         self, worker: WorkerNode, count: int, takers: Iterable[WorkerNode]

@@ -29,34 +29,41 @@ SUCCESSORS_MAX = 128
 FAR_MAX_BYTES = 1_000_000
 """An input that is larger and lies elsewhere is a reason to run elsewhere, too."""
 
-VAIN_MAX = 2
-"""What went ahead in vain so often waits until it can run: where tasks delegate, makers change."""
-VAIN_KEPT_MAX = 1000
+WASTED_MAX = 2
+"""After so many cancelled eager attempts, a task is dispatched only when it can run: if tasks
+delegate, producers change often."""
+WASTED_KEPT_MAX = 1000
 
 
 class EagerDispatch:
     """The waiting tasks that were dispatched to a worker in advance, and what becomes of them."""
 
     def __init__(self, context: Context) -> None:
-        self.tasks: dict[TaskNode, WorkerNode] = {}  # makers before those that read what they make
+        self.tasks: dict[
+            TaskNode, WorkerNode
+        ] = {}  # producers before those that read what they make
         self._graph = context.graph
         self._workers = context.table.by_id
         self._retry_states = context.retry_states
         self._context = context
-        self._vain: dict[TaskNode, int] = {}  # how often one went ahead in vain, since it last ran
-        self._makers: dict[TaskNode, None] = {}  # whose successors are to be looked at
-        self._cut_off: dict[WorkerNode, dict[TaskNode, None]] = {}  # the same, when there is room
+        self._wasted: dict[
+            TaskNode, int
+        ] = {}  # how often one went ahead in vain, since it last ran
+        self._producers: dict[TaskNode, None] = {}  # whose successors are to be looked at
+        self._without_room: dict[
+            WorkerNode, dict[TaskNode, None]
+        ] = {}  # the same, when there is room
 
     # --- sending ----------------------------------------------------------------------------------
 
     def assigned(self, task: TaskNode) -> None:
         """Note that a task was assigned: the tasks that wait for it may follow eagerly."""
-        if self._vain:
-            self._vain.pop(task, None)
+        if self._wasted:
+            self._wasted.pop(task, None)
         awaited = self._graph.waiting.awaited
         for object_id in task.outputs:
             if object_id in awaited:
-                self._makers[task] = None
+                self._producers[task] = None
                 return
 
     def send(self) -> None:
@@ -65,48 +72,50 @@ class EagerDispatch:
         if graph.newly_waiting:
             waiting, graph.newly_waiting = graph.newly_waiting, []
             for task in waiting:
-                self._note_maker(task)
-        for worker in list(self._cut_off):
+                self._note_producer(task)
+        for worker in list(self._without_room):
             if len(worker.eager) <= EAGER_MAX // 2:
-                self._makers.update(self._cut_off.pop(worker))
-        makers, self._makers = list(self._makers), {}
-        for maker in makers:  # which grows meanwhile
-            place = self._place_of(maker)
+                self._producers.update(self._without_room.pop(worker))
+        producers, self._producers = list(self._producers), {}
+        for producer in producers:  # which grows meanwhile
+            place = self._place_of(producer)
             if place is not None:
-                makers += self._send_successors(maker, place)
+                producers += self._send_successors(producer, place)
 
-    def _note_maker(self, task: TaskNode) -> None:
+    def _note_producer(self, task: TaskNode) -> None:
         if task.state is WAITING and len(task.spec.inputs) <= INPUTS_MAX:
             nodes = self._graph.objects.nodes
             for object_id in task.spec.inputs:
                 node = nodes[object_id]
                 if node.ref is None and node.producer is not None:
                     if self._place_of(node.producer) is not None:
-                        self._makers[node.producer] = None
+                        self._producers[node.producer] = None
                     return
 
-    def _place_of(self, maker: TaskNode | None) -> WorkerNode | None:
+    def _place_of(self, producer: TaskNode | None) -> WorkerNode | None:
         """Return the worker on which a task will certainly produce its outputs. The reader of a
         stream does not count yet.
         """
-        if maker is None:
+        if producer is None:
             return None
-        if maker.state is ASSIGNED and maker.worker is not None:
-            return None if maker in self._graph.streams.reading else self._workers[maker.worker]
-        return self.tasks.get(maker)
+        if producer.state is ASSIGNED and producer.worker is not None:
+            return (
+                None if producer in self._graph.streams.reading else self._workers[producer.worker]
+            )
+        return self.tasks.get(producer)
 
-    def _send_successors(self, maker: TaskNode, worker: WorkerNode) -> list[TaskNode]:
+    def _send_successors(self, producer: TaskNode, worker: WorkerNode) -> list[TaskNode]:
         """Dispatch tasks that wait for a task, as many as could follow it at once; return them."""
         sent: list[TaskNode] = []
         room = worker.facts.slots
-        for object_id in maker.outputs:
+        for object_id in producer.outputs:
             waiters = self._graph.waiting.awaited.get(object_id, ())
             for task in list(islice(waiters, SUCCESSORS_MAX)):
                 if task in self.tasks:
                     room -= 1
                 elif room > 0 and self._can_follow(task, worker):
                     if len(worker.eager) >= EAGER_MAX:
-                        self._cut_off.setdefault(worker, {})[maker] = None
+                        self._without_room.setdefault(worker, {})[producer] = None
                         return sent
                     self._send(task, worker)
                     sent.append(task)
@@ -125,7 +134,7 @@ class EagerDispatch:
             return False
         if spec.any_count or spec.needs.delay_s:  # what it is given follows from when it begins
             return False
-        if self._vain and self._vain.get(task, 0) >= VAIN_MAX:
+        if self._wasted and self._wasted.get(task, 0) >= WASTED_MAX:
             return False
         if worker.suspicion or spec.executor not in facts.executors:
             return False
@@ -140,9 +149,9 @@ class EagerDispatch:
             if isinstance(ref, Concrete | Sweetheart) and facts.netloc not in ref.locations:
                 if ref.size_bytes is None or ref.size_bytes > FAR_MAX_BYTES:
                     return False
-        return self._is_made_at(task, worker)
+        return self._is_produced_at(task, worker)
 
-    def _is_made_at(self, task: TaskNode, worker: WorkerNode) -> bool:
+    def _is_produced_at(self, task: TaskNode, worker: WorkerNode) -> bool:
         """Whether one worker will produce all missing inputs of a task."""
         nodes = [self._graph.objects.nodes[object_id] for object_id in task.spec.inputs]
         return all(
@@ -193,7 +202,7 @@ class EagerDispatch:
         """Note that a worker has ended an eager attempt."""
         self._forget(task)
         task.attempt += 1
-        self._vain[task] = self._vain.get(task, 0) + 1
+        self._wasted[task] = self._wasted.get(task, 0) + 1
         self._graph.disturbed = True  # others may be there since it was to make their inputs
 
     def cancel(self, task: TaskNode) -> AttemptKey:
@@ -210,10 +219,10 @@ class EagerDispatch:
 
     def job_removed(self, job: Job) -> None:
         """Forget the tasks of a removed job."""
-        if self._vain:
-            self._vain = {task: n for task, n in self._vain.items() if task.job is not job}
+        if self._wasted:
+            self._wasted = {task: n for task, n in self._wasted.items() if task.job is not job}
 
-    def settles_otherwise(self, object_id: ObjectId) -> None:
+    def produced_elsewhere(self, object_id: ObjectId) -> None:
         """Note that an object was produced elsewhere than expected."""
         for task in self._graph.waiting.waiters_of(object_id):
             if task in self.tasks:
@@ -225,16 +234,18 @@ class EagerDispatch:
         """
         while self._graph.disturbed:
             self._graph.disturbed = False
-            if len(self._vain) > VAIN_KEPT_MAX:
-                self._vain = {t: count for t, count in self._vain.items() if t.state is WAITING}
+            if len(self._wasted) > WASTED_KEPT_MAX:
+                self._wasted = {t: count for t, count in self._wasted.items() if t.state is WAITING}
             for task, worker in list(self.tasks.items()):
                 is_due = task.state is RUNNABLE
-                if not is_due and not (task.state is WAITING and self._is_made_at(task, worker)):
+                if not is_due and not (
+                    task.state is WAITING and self._is_produced_at(task, worker)
+                ):
                     self.cancel(task)
 
     def worker_lost(self, worker: WorkerNode) -> None:
         """Forget the eager attempts of a lost worker."""
-        self._cut_off.pop(worker, None)
+        self._without_room.pop(worker, None)
         for task in list(worker.eager):
             self.ended(task)
 
@@ -247,7 +258,7 @@ class EagerDispatch:
         for task, worker in self.tasks.items():
             if task not in worker.eager or self._workers.get(worker.facts.id) is not worker:
                 found.append(f"A1 {task.spec.id} was sent ahead to {worker}, which is not so")
-            if task.state is not WAITING or not self._is_made_at(task, worker):
+            if task.state is not WAITING or not self._is_produced_at(task, worker):
                 found.append(f"A2 {task.spec.id} is {task.state}, and ahead on {worker}")
         for worker in self._workers.values():
             for task in worker.eager:

@@ -34,31 +34,31 @@ LOWEST_EVERY = 8
 """Of so many turns of a job, one is taken by a task of the lowest rank."""
 
 
-class _JobLine:
+class _JobQueue:
     """The tasks of one job and priority, by rank; within a rank, returned tasks come first."""
 
-    __slots__ = ("_by_rank", "_ranks", "_turns")
+    __slots__ = ("_by_rank", "_popped", "_ranks")
 
     def __init__(self) -> None:
         self._by_rank: dict[int, deque[TaskNode]] = {}  # twice the rank, and one more for the first
         self._ranks: list[int] = []  # lowest first
-        self._turns = 0
+        self._popped = 0
 
     def push(self, task: TaskNode) -> None:
         rank = 2 * task.rank + (task.attempt > 0)
-        line = self._by_rank.get(rank)
-        if line is None:
-            line = self._by_rank[rank] = deque()
+        queue = self._by_rank.get(rank)
+        if queue is None:
+            queue = self._by_rank[rank] = deque()
             insort(self._ranks, rank)
-        line.append(task)
+        queue.append(task)
 
     def pop(self) -> TaskNode:
-        self._turns += 1
-        place = 0 if self._turns % LOWEST_EVERY == 0 else -1
+        self._popped += 1
+        place = 0 if self._popped % LOWEST_EVERY == 0 else -1
         rank = self._ranks[place]
-        line = self._by_rank[rank]
-        task = line.popleft()
-        if not line:
+        queue = self._by_rank[rank]
+        task = queue.popleft()
+        if not queue:
             del self._by_rank[rank], self._ranks[place]
         return task
 
@@ -72,15 +72,15 @@ class _JobLine:
         return sum(map(len, self._by_rank.values()))
 
 
-class _Line:
+class _PriorityQueue:
     """The tasks of one priority."""
 
-    __slots__ = ("count", "first", "jobs", "new", "turns")
+    __slots__ = ("count", "first", "jobs", "new", "rotation")
 
     def __init__(self) -> None:
         self.first: deque[TaskNode] = deque()  # that were put back
-        self.jobs: dict[Job, _JobLine] = {}
-        self.turns: deque[Job] = deque()  # each of them once, the next one first
+        self.jobs: dict[Job, _JobQueue] = {}
+        self.rotation: deque[Job] = deque()  # each of them once, the next one first
         self.new: dict[Job, None] = {}  # of them: no task was taken, and none ran when one came
         self.count = 0
 
@@ -90,8 +90,8 @@ class _Line:
     def push(self, task: TaskNode) -> None:
         own = self.jobs.get(task.job)
         if own is None:
-            own = self.jobs[task.job] = _JobLine()
-            self.turns.append(task.job)
+            own = self.jobs[task.job] = _JobQueue()
+            self.rotation.append(task.job)
             if not task.job.counts[TaskState.ASSIGNED]:
                 self.new[task.job] = None
         own.push(task)
@@ -100,12 +100,12 @@ class _Line:
     def pop(self) -> TaskNode:
         if self.first:
             return self.first.popleft()
-        job = self.turns[0]
+        job = self.rotation[0]
         task = self._pop_of(job)
         if job not in self.jobs:
-            self.turns.popleft()
-        elif len(self.turns) > 1:
-            self.turns.rotate(-1)
+            self.rotation.popleft()
+        elif len(self.rotation) > 1:
+            self.rotation.rotate(-1)
         return task
 
     def pop_new(self) -> TaskNode | None:
@@ -118,7 +118,7 @@ class _Line:
             if not job.counts[TaskState.ASSIGNED]:
                 task = self._pop_of(job)
                 if job not in self.jobs:
-                    self.turns.remove(job)
+                    self.rotation.remove(job)
                 return task
         return None
 
@@ -137,11 +137,11 @@ class ReadyQueue:
     hold.
     """
 
-    __slots__ = ("_count", "_delayed", "_delayed_max", "_graph", "_lines", "_order", "_sequence")
+    __slots__ = ("_count", "_delayed", "_delayed_max", "_graph", "_order", "_queues", "_sequence")
 
     def __init__(self, graph: TaskGraph) -> None:
         self._graph = graph
-        self._lines: dict[int, _Line] = {}  # by priority
+        self._queues: dict[int, _PriorityQueue] = {}  # by priority
         self._order: list[int] = []  # negated priorities, a heap
         self._count = 0
         self._delayed: list[tuple[float, int, TaskNode]] = []  # a heap, by when they come
@@ -153,21 +153,21 @@ class ReadyQueue:
 
     def __iter__(self) -> Iterator[TaskNode]:
         """Yield all entries in no particular order; for tests."""
-        for line in self._lines.values():
-            yield from line.first
-            for own in line.jobs.values():
+        for queue in self._queues.values():
+            yield from queue.first
+            for own in queue.jobs.values():
                 yield from own
         yield from [task for _, _, task in self._delayed]
 
     def count_from(self, priority: int) -> int:
         """Count the tasks of a priority or a higher one."""
-        return sum(len(line) for own, line in self._lines.items() if own >= priority)
+        return sum(len(queue) for own, queue in self._queues.items() if own >= priority)
 
     def push(self, task: TaskNode) -> None:
         spec = task.spec
         if spec.inputs or spec.parent != spec.job:
             task.rank = self._rank_of(task)
-        self._line(task).push(task)
+        self._queue_of(task).push(task)
         self._count += 1
 
     def _rank_of(self, task: TaskNode) -> int:
@@ -205,48 +205,48 @@ class ReadyQueue:
 
     def push_first(self, task: TaskNode) -> None:
         """Return a task that could not be placed; it stays the next one of its priority."""
-        self._line(task).first.appendleft(task)
+        self._queue_of(task).first.appendleft(task)
         self._count += 1
 
     def drop_job(self, job: Job) -> None:
         """Forget the tasks of a job, except returned and held-back ones."""
-        for line in self._lines.values():
-            own = line.jobs.pop(job, None)
+        for queue in self._queues.values():
+            own = queue.jobs.pop(job, None)
             if own is not None:
-                line.new.pop(job, None)
-                line.turns.remove(job)
-                line.count -= len(own)
+                queue.new.pop(job, None)
+                queue.rotation.remove(job)
+                queue.count -= len(own)
                 self._count -= len(own)
 
-    def _line(self, task: TaskNode) -> _Line:
+    def _queue_of(self, task: TaskNode) -> _PriorityQueue:
         priority = task.spec.needs.priority
-        line = self._lines.get(priority)
-        if line is None:
-            line = self._lines[priority] = _Line()
+        queue = self._queues.get(priority)
+        if queue is None:
+            queue = self._queues[priority] = _PriorityQueue()
             heappush(self._order, -priority)
-        return line
+        return queue
 
     def pop(self) -> TaskNode:
         """Remove and return the next task; raises IndexError if there is none."""
         while True:
             priority = -self._order[0]
-            line = self._lines[priority]
-            if line.first or line.turns:
+            queue = self._queues[priority]
+            if queue.first or queue.rotation:
                 self._count -= 1
-                return line.pop()
+                return queue.pop()
             heappop(self._order)
-            del self._lines[priority]
+            del self._queues[priority]
 
     def pop_new(self) -> TaskNode | None:
         """Remove and return a task of a job of which nothing runs, at the highest priority of such
         jobs; None if there is none.
         """
-        line = self._lines.get(self.priority)
-        task = None if line is None else line.pop_new()
+        queue = self._queues.get(self.priority)
+        task = None if queue is None else queue.pop_new()
         self._count -= task is not None
         return task
 
     @property
     def priority(self) -> int:
         """The priority of the next task; the lowest possible if there is none."""
-        return max([p for p, line in self._lines.items() if len(line)], default=PRIORITY_MIN)
+        return max([p for p, queue in self._queues.items() if len(queue)], default=PRIORITY_MIN)

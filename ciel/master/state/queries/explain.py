@@ -249,7 +249,7 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
             return lines + _placed(task, "it should run there")
     needs = task.spec.needs
     if needs.memory_bytes:
-        return _why_cramped(machine, task, workers)
+        return _why_no_memory(machine, task, workers)
     able = [worker for worker in workers if needs.slots <= worker.facts.slots]
     if any(worker.has_room for worker in able):
         lines = ["it can run, and is in line for a worker that has room:"]
@@ -267,7 +267,7 @@ def _placed(task: TaskNode, where: str) -> list[str]:
     return [f"{where} since {task.reason} (policy {task.job.spec.scheduling.policy})"]
 
 
-def _why_cramped(
+def _why_no_memory(
     machine: MasterMachine, task: TaskNode, workers: Sequence[WorkerNode]
 ) -> list[str]:
     """Say how much memory is missing, where."""
@@ -279,7 +279,7 @@ def _why_cramped(
         spare = size_text(max(total - worker.memory_used, 0)) or "nothing"
         has = f"{spare} of {size_text(total)} to spare" if total else "memory enough"
         lines.append(f"worker {worker.facts.id}: {has}, {_load(worker)}")
-    ahead = machine.dispatcher.cramped.count_from(task.spec.needs.priority)
+    ahead = machine.dispatcher.memory_queue.count_from(task.spec.needs.priority)
     return [*lines, f"{ahead} tasks of its priority or a higher one wait so, itself included"]
 
 
