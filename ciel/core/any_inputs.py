@@ -39,7 +39,7 @@ class AnyInputs:
         spec = task.spec
         demanded = [*missing, *spec.alternatives]
         self.choosers.wait(task, spec.alternatives)
-        if not is_made(self._objects, spec):
+        if not is_chosen(self._objects, spec):
             missing.append(choice_of(spec))
         return demanded
 
@@ -78,12 +78,12 @@ class AnyInputs:
             yield f"T6 {spec.id} is {task.state} and counts on {counted}, not on {expected}"
         for object_id in expected:
             node = self._objects.nodes[object_id]
-            maker = node.producer
-            if node.is_settled or maker is None or maker.state in ACTIVE or is_put_off:
+            producer = node.producer
+            if node.is_settled or producer is None or producer.state in ACTIVE or is_put_off:
                 continue
-            yield f"T7 {spec.id} counts on {object_id}, its producer is {maker.state}"
+            yield f"T7 {spec.id} counts on {object_id}, its producer is {producer.state}"
         if self._waiting.is_awaited(choice_of(spec)):
-            if is_made(self._objects, spec) or last_failure(self._objects, spec):
+            if is_chosen(self._objects, spec) or last_failure(self._objects, spec):
                 yield f"T8 {spec.id} waits for its choice, which is made"
 
 
@@ -101,7 +101,7 @@ def _counts(node: ObjectNode, spec: TaskSpec) -> bool:
     return node.is_settled and (spec.sees_errors or type(node.ref) is not Failure)
 
 
-def is_made(objects: ObjectTable, spec: TaskSpec) -> bool:
+def is_chosen(objects: ObjectTable, spec: TaskSpec) -> bool:
     """Return whether an alternative counts now."""
     nodes = objects.nodes
     return any(_counts(nodes[object_id], spec) for object_id in spec.alternatives)
@@ -119,7 +119,7 @@ def last_failure(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
     return failure
 
 
-def given(objects: ObjectTable, spec: TaskSpec) -> tuple[Reference, ...]:
+def inputs_of(objects: ObjectTable, spec: TaskSpec) -> tuple[Reference, ...]:
     """Return the inputs that a task is given now. Alternatives that do not count are futures, even
     where more is known of them.
     """

@@ -46,7 +46,7 @@ def notify_now(graph: TaskGraph, task: TaskNode) -> None:
 
 def _notify(graph: TaskGraph, task: TaskNode, ref: Reference) -> None:
     if type(ref) in STREAMS:
-        graph.streams.read(task, ref.id)
+        graph.streams.add_read(task, ref.id)
     if graph.waiting.release_one(task, ref.id):
         graph.make_runnable(task)
 

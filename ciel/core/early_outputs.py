@@ -42,7 +42,7 @@ def open_streams(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) ->
     for ref in refs:
         node = graph.objects.get(ref.id)
         if node is not None and node.producer is task and type(ref) in STREAMS:
-            made = graph.streams.made.setdefault(task, [])
+            made = graph.streams.opened.setdefault(task, [])
             if ref.id not in made:
                 made.append(ref.id)
             graph.publish(ref)

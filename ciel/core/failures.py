@@ -21,9 +21,9 @@ def propagated(objects: ObjectTable, failure: Failure) -> tuple[str, Any]:
     told once however long the chain.
     """
     node = objects.get(failure.id)
-    maker = None if node is None else node.producer
-    is_named = maker is not None and maker.spec.name
-    return failure.propagated(label(maker) if maker is not None and is_named else "")
+    producer = None if node is None else node.producer
+    is_named = producer is not None and producer.spec.name
+    return failure.propagated(label(producer) if producer is not None and is_named else "")
 
 
 def no_output_text(task: TaskNode, object_id: ObjectId) -> str:

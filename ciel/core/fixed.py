@@ -45,7 +45,7 @@ class FixedProcesses:
 
     def task_stopped(self, task: TaskNode) -> None:
         """Release the processes that a task read or left, as it does not continue for now."""
-        for object_id in (*task.spec.inputs, *task.extras):
+        for object_id in (*task.spec.inputs, *task.undeclared):
             if object_id in self._fixed:
                 self.released.append(object_id)
 
@@ -103,7 +103,7 @@ class FixedProcesses:
             return object_id not in self.attached or self.attached[object_id].state in ACTIVE
         children = [self._tasks.get(child) for child in (producer.children or {}).values()]
         readers = [child for child in children if child and object_id in child.spec.inputs]
-        if len(readers) < node.others:
+        if len(readers) < node.users:
             known = [self._tasks.get(task_id) for task_id in producer.job.tasks]
             readers = [task for task in known if task and object_id in task.spec.inputs]
         return any(reader.state in ACTIVE for reader in readers)

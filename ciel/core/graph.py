@@ -132,7 +132,7 @@ class TaskGraph:
                 source = nodes[object_id] = ObjectNode()
                 self.undeclared_outputs.named(object_id, job)
             source.holds += 1
-            source.others += 1
+            source.users += 1
             if source.producer is None or source.producer.job is not job:
                 self.objects.use(job.foreign, object_id)
         if self.objects.fixed:
@@ -144,7 +144,7 @@ class TaskGraph:
             self._redelegate(node)
             for object_id in producing:
                 output = nodes[object_id]
-                if output.ref is None and self._is_sought(object_id, output):
+                if output.ref is None and self._is_demanded(object_id, output):
                     self.demand((object_id,))
                     break
         return node
@@ -165,14 +165,14 @@ class TaskGraph:
             elif output.producer is None:
                 output.producer = task
             else:
-                output.others += 1
+                output.users += 1
                 if output.producer is not parent:
                     continue  # another task makes it, unless it is delegated anew
                 output.producer = task
                 self.disturbed = True
                 if object_id in self.objects.growing:
-                    self.streams.made[parent].remove(object_id)
-                    self.streams.void(object_id)
+                    self.streams.opened[parent].remove(object_id)
+                    self.streams.reset(object_id)
             producing.append(object_id)
         return producing
 
@@ -192,20 +192,20 @@ class TaskGraph:
             self.divergent.append((parent.spec.id, spec.ordinal))
             parent.children[spec.ordinal] = spec.id
 
-    def _redelegate(self, heir: TaskNode) -> None:
+    def _redelegate(self, child: TaskNode) -> None:
         """Have a child produce the outputs that its parent just delegated to it."""
-        inherited, replaced = self.redelegation.task_added(heir)
+        inherited, replaced = self.redelegation.task_added(child)
         if not inherited:
             return
         self.disturbed = True
-        if heir.state is CANCELLED:  # with its job, which was retried since
-            self.reset_failed(heir)
+        if child.state is CANCELLED:  # with its job, which was retried since
+            self.reset_failed(child)
         for before in replaced:
             if before.state in ACTIVE and not self.is_needed(before):
                 if before.worker is not None:
                     self.unneeded.append(before)
                 else:
-                    self.sleep(before)
+                    self.deactivate(before)
         self.demand(inherited)
 
     # --- demand -----------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class TaskGraph:
                 continue
             if producer.state is DORMANT or producer.state is DONE:
                 # Activating others may have failed whoever needed this.
-                if self._is_sought(object_id, node):
+                if self._is_demanded(object_id, node):
                     pending.extend(self._activate(producer))
                     self.steps_left -= 1
                     if self.steps_left < 0 and pending:
@@ -298,7 +298,7 @@ class TaskGraph:
         if self.newly_waiting is not None:
             self.newly_waiting.append(task)
         if self._growing:
-            self.streams.count_on(task)
+            self.streams.add_reader(task)
         return demanded
 
     def reopen(self, task: TaskNode) -> None:
@@ -320,7 +320,7 @@ class TaskGraph:
         self._move(task, RUNNABLE)
         self.runnable.append(task)
         if self._growing:
-            self.streams.count_on(task)
+            self.streams.add_reader(task)
 
     def release_demand(self, object_ids: list[ObjectId]) -> None:
         """Deactivate tasks whose outputs are not needed any more, and so on upwards, as far as
@@ -360,9 +360,9 @@ class TaskGraph:
         """Whether a job or a task needs an object that is missing."""
         node = self.objects.nodes[object_id]
         is_read = object_id in self.streams.readers
-        return not node.is_settled and (is_read or self._is_sought(object_id, node))
+        return not node.is_settled and (is_read or self._is_demanded(object_id, node))
 
-    def _is_sought(self, object_id: ObjectId, node: ObjectNode) -> bool:
+    def _is_demanded(self, object_id: ObjectId, node: ObjectNode) -> bool:
         """Whether a job wants an object, or a task waits for it or can choose it."""
         return (
             bool(node.wanters)
@@ -391,7 +391,7 @@ class TaskGraph:
         spec, nodes = task.spec, self.objects.nodes
         awaited, inputs = self.waiting.missing_of(task), spec.inputs
         if spec.any_count:
-            awaited -= not any_inputs.is_made(self.objects, spec)
+            awaited -= not any_inputs.is_chosen(self.objects, spec)
             inputs = spec.needed
         for object_id in inputs:
             ref = nodes[object_id].ref
@@ -412,7 +412,7 @@ class TaskGraph:
         task.attempt += 1
         task.worker = worker
         if self._growing:
-            self.streams.count_on(task)
+            self.streams.add_reader(task)
         return task.attempt
 
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
@@ -432,14 +432,14 @@ class TaskGraph:
                 if failing := self._notify(ref.id, node):
                     self._fail(failing)
             elif ref.id in self.any_inputs.choosers.awaited:
-                self._fail(self._offer(ref.id))  # it had failed
-        if self.streams.made:
+                self._fail(self._settle_alternative(ref.id))  # it had failed
+        if self.streams.opened:
             self._end_streams(task)
         for object_id in task.spec.outputs:
             output = nodes[object_id]
             if output.ref is None and output.producer is task:
                 self.publish(Failure(object_id, "NO_OUTPUT", no_output_text(task, object_id)))
-        if task.extras:
+        if task.undeclared:
             for object_id in self.redelegation.not_repeated(task):
                 if self.is_awaited(object_id):
                     details = f"{label(task)} made it once, and ended without making it again"
@@ -481,7 +481,7 @@ class TaskGraph:
         else:  # what released its outputs may have found it asleep
             self.release_demand(list(task.spec.inputs))
 
-    def sleep(self, task: TaskNode) -> None:
+    def deactivate(self, task: TaskNode) -> None:
         """Deactivate an assigned task whose attempt was cancelled because it is not needed."""
         task.worker = None
         self._set_back(task, DORMANT)
@@ -513,7 +513,7 @@ class TaskGraph:
             if failing := self._notify(ref.id, node):
                 self._fail(failing)
         elif ref.id in self.any_inputs.choosers.awaited:
-            self._fail(self._offer(ref.id))  # it had failed
+            self._fail(self._settle_alternative(ref.id))  # it had failed
 
     def _notify(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
         """Notify the tasks that wait for an object; return the tasks that fail by it, with reasons.
@@ -531,7 +531,7 @@ class TaskGraph:
         if not node.is_settled:
             return failing
         if object_id in self.any_inputs.choosers.awaited:
-            failing += self._offer(object_id)
+            failing += self._settle_alternative(object_id)
         if object_id in self.streams.readers:
             if type(ref) is Failure:
                 self.streams.break_off(object_id)
@@ -541,7 +541,7 @@ class TaskGraph:
         if producer is not None and type(ref) is not Failure:
             self.retention.output_settled(producer)
         if producer is not None and producer.state in ACTIVE:
-            if producer.state is not ASSIGNED or object_id not in producer.extras:
+            if producer.state is not ASSIGNED or object_id not in producer.undeclared:
                 self.release_demand([object_id])  # it came otherwise: its worker is back
         if node.wanters:
             self.settled.append(object_id)
@@ -551,7 +551,7 @@ class TaskGraph:
             self.retention.drop_if_unused(object_id, node)
         return failing
 
-    def _offer(self, object_id: ObjectId) -> list[tuple[TaskNode, str, object]]:
+    def _settle_alternative(self, object_id: ObjectId) -> list[tuple[TaskNode, str, object]]:
         """Start tasks for which a settled object is enough; return the tasks that fail by it."""
         ready, failing = self.any_inputs.settled(object_id)
         for task in ready:
@@ -571,7 +571,7 @@ class TaskGraph:
                     failing.append((task, *cause))
         if type(ref) in STREAMS:
             for task in self.waiting.waiters_of(object_id):
-                self.streams.read(task, object_id)
+                self.streams.add_read(task, object_id)
         for task in self.waiting.release(object_id):
             self.make_runnable(task)
         return failing
@@ -581,8 +581,8 @@ class TaskGraph:
         self.objects.remove(object_id)
         if self.fixed.attached:
             self.fixed.attached.pop(object_id, None)
-        if self.redelegation.heirs:
-            self.redelegation.heirs.pop(object_id, None)
+        if self.redelegation.next_producers:
+            self.redelegation.next_producers.pop(object_id, None)
 
     # --- states -----------------------------------------------------------------------------------
 
@@ -595,7 +595,7 @@ class TaskGraph:
         self._move(task, state)
         self.disturbed = True
         if self.streams.reading:
-            self.streams.leave(task)
+            self.streams.remove_reader(task)
         if self.objects.fixed:
             self.fixed.task_stopped(task)
 

@@ -34,19 +34,19 @@ def problems(graph: TaskGraph) -> Iterator[str]:
 
 
 def _name_problems(graph: TaskGraph) -> Iterator[str]:
-    others: Counter[str] = Counter()
+    users: Counter[str] = Counter()
     for task_id, task in graph.tasks.items():
         for object_id in (*task.spec.inputs, *task.outputs):
             node = graph.objects.get(object_id)
             if node is None:
                 yield f"O5 {task_id} names {object_id}, which was forgotten"
-            others[object_id] += node is None or node.producer is not task
-        for object_id in task.extras:
+            users[object_id] += node is None or node.producer is not task
+        for object_id in task.undeclared:
             if not object_id.startswith(f"{task_id}:") or object_id in task.spec.outputs:
                 yield f"O7 {object_id} is no extra output of {task_id}"
     for known_id, known in graph.objects.nodes.items():
-        if known.others != others[known_id]:
-            yield f"O5 {known_id} is named by {others[known_id]} others, it counts {known.others}"
+        if known.users != users[known_id]:
+            yield f"O5 {known_id} is named by {users[known_id]} users, it counts {known.users}"
 
 
 def _task_problems(graph: TaskGraph) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
                 producer = graph.objects.nodes[object_id].producer
                 is_put_off = bool(graph.demanding) or task.job in graph.cancelling | graph.retrying
                 if producer is not None and producer.state not in ACTIVE and not is_put_off:
-                    yield f"T3 {task_id} waits for {object_id}, its maker is {producer.state}"
+                    yield f"T3 {task_id} waits for {object_id}, its producer is {producer.state}"
         elif task in graph.waiting:
             yield f"T4 {task_id} is {task.state} and still waits"
         if (task.state is ASSIGNED) != (task.worker is not None):
@@ -92,4 +92,4 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
             producer = graph.objects.nodes[object_id].producer
             is_put_off = bool(graph.demanding) or job in graph.cancelling | graph.retrying
             if producer is not None and producer.state not in ACTIVE and not is_put_off:
-                yield f"J3 {object_id} is wanted, its maker is {producer.state}"
+                yield f"J3 {object_id} is wanted, its producer is {producer.state}"

@@ -122,9 +122,9 @@ class Job:
         "number",
         "open",
         "postponed",
-        "promised",
         "ran_on",
         "reason",
+        "released",
         "spec",
         "state",
         "tasks",
@@ -164,7 +164,7 @@ class Job:
         self.first: TaskSpec | None = None  # tells what kind of job it is when all are forgotten
         self.ran_on: dict[str, int] = {}  # worker: attempts that ended there
         self.handed_over = 0  # how many of its tasks were forgotten, since its client has the rest
-        self.promised: dict[ObjectId, None] = {}  # handed over too, but not to be forgotten yet
+        self.released: dict[ObjectId, None] = {}  # handed over too, but not to be forgotten yet
         self.wanted: dict[ObjectId, None] = {}
         self.unsettled = 0  # how many of `wanted` are not there yet
         self.as_wanter = (self,)  # shared by every object that this job alone wants

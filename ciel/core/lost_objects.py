@@ -45,7 +45,7 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
         graph.retention.output_gone(node.producer)
     else:
         graph.streams.break_off(object_id)
-    if graph.redelegation.heirs:
+    if graph.redelegation.next_producers:
         graph.redelegation.object_lost(object_id)
     recompute(graph, object_id, node)
 

@@ -31,7 +31,6 @@ class TaskNode:
         "attempt",
         "children",
         "ending",
-        "extras",
         "holds_inputs",
         "is_childless",
         "job",
@@ -41,6 +40,7 @@ class TaskNode:
         "reason",
         "spec",
         "state",
+        "undeclared",
         "worker",
     )
 
@@ -54,7 +54,7 @@ class TaskNode:
         self.worker: str | None = None
         self.children: dict[int, TaskId] | None = None
         self.ending: Ending | None = None  # of its latest attempt that is over
-        self.extras: tuple[ObjectId, ...] = ()  # outputs that it did not declare
+        self.undeclared: tuple[ObjectId, ...] = ()  # outputs that it did not declare
         self.reason = ""  # why it was placed where it is, if there was a choice
         self.holds_inputs = True
         self.is_childless = False  # it has ended, with declared outputs only
@@ -63,7 +63,7 @@ class TaskNode:
     @property
     def outputs(self) -> tuple[ObjectId, ...]:
         """All its outputs, declared or not, as far as they are known."""
-        return self.spec.outputs + self.extras if self.extras else self.spec.outputs
+        return self.spec.outputs + self.undeclared if self.undeclared else self.spec.outputs
 
     @property
     def mentions(self) -> Mentions:

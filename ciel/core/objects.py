@@ -41,13 +41,13 @@ class ObjectNode:
     that want it.
     """
 
-    __slots__ = ("holds", "others", "producer", "ref", "wanters")
+    __slots__ = ("holds", "producer", "ref", "users", "wanters")
 
     def __init__(self, producer: TaskNode | None = None) -> None:
         self.ref: Reference | None = None
         self.producer = producer
         self.holds = 0
-        self.others = 0  # tasks that read it, or would make it too: it is not forgotten before them
+        self.users = 0  # tasks that read it, or would make it too: it is not forgotten before them
         self.wanters: tuple[Job, ...] = NOBODY
 
     @property

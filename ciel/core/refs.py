@@ -104,16 +104,17 @@ class Failure(NamedTuple):
         """The message for people."""
         return details_text(self.details)
 
-    def propagated(self, maker: str = "") -> tuple[str, Any]:
-        """Say why a task fails that never ran: by the failure of its input, which `maker` was to
+    def propagated(self, producer: str = "") -> tuple[str, Any]:
+        """Say why a task fails that never ran: by the failure of its input, which `producer` was to
         make; told once however long the chain, the culprit first.
         """
         if self.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
             return self.reason, self.details
         text = f"its input {self.id} failed ({self.reason}): {self.text}"
-        if maker:
+        if producer:
             text = (
-                f"{maker} failed ({self.reason}): {self.text}\nits output {self.id} is needed here"
+                f"{producer} failed ({self.reason}): {self.text}\n"
+                f"its output {self.id} is needed here"
             )
         return "DEPENDENCY_FAILED", with_text(self.details, text)
 
@@ -256,7 +257,7 @@ def merge(old: Reference, update: Reference) -> Reference:
     return old if row is None else row[1](old, update)
 
 
-def is_unlike(known: Reference | None, other: Reference) -> bool:
+def differs_in_content(known: Reference | None, other: Reference) -> bool:
     """Say whether two references to an object cannot mean the same content."""
     if isinstance(known, Value) and isinstance(other, Value):
         return known.encoded != other.encoded

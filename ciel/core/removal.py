@@ -45,7 +45,7 @@ def hand_over(
     for object_id in objects:
         if object_id in graph.objects.nodes:
             graph.unwant(object_id, job)
-            job.promised[object_id] = None
+            job.released[object_id] = None
             pending.append(object_id)
     while pending:
         object_id = pending.pop()
@@ -53,7 +53,7 @@ def hand_over(
         task = None if node is None else node.producer
         if node is not None and task is None:
             _forget_upload(graph, job, object_id, node, deletions)
-        elif task is not None and _is_over(graph, task, job):
+        elif task is not None and _can_forget(graph, task, job):
             pending += _forget(graph, task, deletions)
             job.handed_over += 1
             if histories:
@@ -68,7 +68,7 @@ def hand_over(
     yield deletions
 
 
-def never_named(graph: TaskGraph, uploads: Iterable[Reference]) -> Deletions:
+def unnamed_uploads(graph: TaskGraph, uploads: Iterable[Reference]) -> Deletions:
     """Return which uploads no task has named, by the places where they are to be deleted."""
     deletions: Deletions = {}
     for ref in uploads:
@@ -78,7 +78,7 @@ def never_named(graph: TaskGraph, uploads: Iterable[Reference]) -> Deletions:
     return deletions
 
 
-def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
+def _can_forget(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
     spec = task.spec
     if task.state is not DONE or task.job is not job or task.children or job.spec.keep:
         return False
@@ -86,9 +86,9 @@ def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
         return False
     for object_id in task.outputs:
         node = graph.objects.nodes[object_id]
-        if node.producer is not task or node.wanters or node.holds or node.others:
+        if node.producer is not task or node.wanters or node.holds or node.users:
             return False
-        if object_id not in job.promised or type(node.ref) is Failure:
+        if object_id not in job.released or type(node.ref) is Failure:
             return False
     return True
 
@@ -99,12 +99,12 @@ def _forget_upload(
     """Forget an object that no task makes, if its client has released it and no task is left that
     reads it.
     """
-    if object_id not in job.promised or object_id not in job.uploads or job.spec.keep:
+    if object_id not in job.released or object_id not in job.uploads or job.spec.keep:
         return
-    if node.others or node.wanters or node.holds != 1:  # the upload's own hold
+    if node.users or node.wanters or node.holds != 1:  # the upload's own hold
         return
     graph.objects.end_use(job.uploads, object_id)
-    del job.promised[object_id]
+    del job.released[object_id]
     for place in graph.objects.forget(node, object_id):
         deletions.setdefault(place, []).append(object_id)
     graph.objects.remove(object_id)
@@ -113,7 +113,7 @@ def _forget_upload(
 def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[ObjectId]:
     """Forget a task and its outputs; return the inputs that no task names any more."""
     for object_id in task.outputs:
-        del task.job.promised[object_id]
+        del task.job.released[object_id]
         for place in drop(graph, object_id):
             deletions.setdefault(place, []).append(object_id)
         graph.remove_object(object_id)
@@ -121,8 +121,8 @@ def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[Obje
     alone = []
     for object_id in task.spec.inputs:
         node = graph.objects.nodes[object_id]
-        node.others -= 1
-        if not node.others:
+        node.users -= 1
+        if not node.users:
             alone.append(object_id)
     return alone
 
@@ -139,15 +139,15 @@ def remove(
 
     Yields the objects to be deleted, each time that no steps are left.
     """
-    doomed = _Doomed(graph, kept)
+    deletions = _DeletionCollector(graph, kept)
     while job.wanted:
         object_id, _ = job.wanted.popitem()
         node = graph.objects.nodes[object_id]
         node.wanters = tuple([other for other in node.wanters if other is not job]) or NOBODY
         job.unsettled -= not node.is_settled
-        doomed.forget_if_free(object_id)
-        if doomed.is_time_up(1):
-            yield doomed.take()
+        deletions.forget_if_free(object_id)
+        if deletions.take_steps(1):
+            yield deletions.take()
     while job.tasks:  # readers before makers, as a rule
         task = graph.tasks.get(job.tasks.pop())
         steps = 1
@@ -157,19 +157,19 @@ def remove(
             if task.state in ACTIVE:  # somebody needed again what was lost
                 graph.fail(task, "CANCELLED", "its job was removed")
             steps += len(task.spec.inputs) // INPUTS_PER_STEP
-            _remove_task(graph, task, doomed)
-        if doomed.is_time_up(steps):
-            yield doomed.take()
+            _remove_task(graph, task, deletions)
+        if deletions.take_steps(steps):
+            yield deletions.take()
     for uses in (job.uploads, job.foreign):
         for object_id in list(uses):
             graph.objects.end_use(uses, object_id)
-            doomed.forget_if_free(object_id)
-            if doomed.is_time_up(1):
-                yield doomed.take()
-    yield doomed.take()
+            deletions.forget_if_free(object_id)
+            if deletions.take_steps(1):
+                yield deletions.take()
+    yield deletions.take()
 
 
-def _remove_task(graph: TaskGraph, task: TaskNode, doomed: _Doomed) -> None:
+def _remove_task(graph: TaskGraph, task: TaskNode, deletions: _DeletionCollector) -> None:
     """Forget a task that is over, and what only it has named."""
     job = task.job
     del graph.tasks[task.spec.id]
@@ -181,16 +181,16 @@ def _remove_task(graph: TaskGraph, task: TaskNode, doomed: _Doomed) -> None:
         if node.producer is task:
             node.producer = None
         else:
-            node.others -= 1
-        doomed.forget_if_free(object_id)
+            node.users -= 1
+        deletions.forget_if_free(object_id)
     for object_id in task.spec.inputs:
         node = nodes[object_id]
-        node.others -= 1
+        node.users -= 1
         node.holds -= task.holds_inputs
-        doomed.forget_if_free(object_id)
+        deletions.forget_if_free(object_id)
 
 
-class _Doomed:
+class _DeletionCollector:
     """The copies that are to be deleted, since their objects were forgotten."""
 
     def __init__(self, graph: TaskGraph, kept: Container[str]) -> None:
@@ -202,7 +202,7 @@ class _Doomed:
         """Forget an object that no task makes any more, if nobody names it."""
         objects = self._graph.objects
         node = objects.get(object_id)
-        if node is None or node.producer is not None or node.others or node.wanters:
+        if node is None or node.producer is not None or node.users or node.wanters:
             return
         if objects.is_used(object_id) or object_id in self._kept:
             return
@@ -210,7 +210,7 @@ class _Doomed:
             self._deletions.setdefault(place, []).append(object_id)
         self._graph.remove_object(object_id)
 
-    def is_time_up(self, steps: int) -> bool:
+    def take_steps(self, steps: int) -> bool:
         """Take steps; return whether none are left."""
         self._graph.steps_left -= steps
         return self._graph.steps_left < 0

@@ -47,7 +47,7 @@ class Retention:
     def task_ended(self, task: TaskNode) -> None:
         """Stop holding what a finished task cannot name any more."""
         if task.spec.mentions is Mentions.OWN:
-            if not (task.children or task.extras or task.is_childless):
+            if not (task.children or task.undeclared or task.is_childless):
                 self._note_childless(task)
         self.release_inputs(task)
 

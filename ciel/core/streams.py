@@ -22,29 +22,37 @@ class Streams:
     complete.
     """
 
-    __slots__ = ("_growing", "_objects", "broken", "made", "readers", "reading", "whole")
+    __slots__ = (
+        "_growing",
+        "_objects",
+        "broken_readers",
+        "completed_readers",
+        "opened",
+        "readers",
+        "reading",
+    )
 
     def __init__(self, objects: ObjectTable) -> None:
         self._objects = objects
         self._growing = objects.growing
-        self.made: dict[TaskNode, list[ObjectId]] = {}  # by the task whose attempt opened them
+        self.opened: dict[TaskNode, list[ObjectId]] = {}  # by the task whose attempt opened them
         self.readers: dict[str, dict[TaskNode, None]] = {}
         self.reading: dict[TaskNode, dict[ObjectId, None]] = {}
-        self.broken: list[tuple[TaskNode, int]] = []
-        self.whole: list[TaskNode] = []
+        self.broken_readers: list[tuple[TaskNode, int]] = []
+        self.completed_readers: list[TaskNode] = []
 
-    def count_on(self, task: TaskNode) -> None:
+    def add_reader(self, task: TaskNode) -> None:
         """Note that a task runs, or is about to run, with those needed inputs that still grow."""
         for object_id in task.spec.needed:
             if object_id in self._growing:
-                self.read(task, object_id)
+                self.add_read(task, object_id)
 
-    def read(self, task: TaskNode, object_id: ObjectId) -> None:
+    def add_read(self, task: TaskNode, object_id: ObjectId) -> None:
         """Note that a task runs, or is about to run, with an object that still grows."""
         self.readers.setdefault(object_id, {})[task] = None
         self.reading.setdefault(task, {})[object_id] = None
 
-    def leave(self, task: TaskNode) -> None:
+    def remove_reader(self, task: TaskNode) -> None:
         """Note that a task counts on no stream any more."""
         for object_id in self.reading.pop(task, ()):
             readers = self.readers[object_id]
@@ -61,7 +69,7 @@ class Streams:
             del left[object_id]
             if not left:
                 del self.reading[task]
-                self.whole.append(task)
+                self.completed_readers.append(task)
 
     def break_off(self, object_id: ObjectId) -> None:
         """Note that a stream broke; its readers count on no stream any more, and go into `broken`
@@ -69,10 +77,10 @@ class Streams:
         """
         readers = list(self.readers.get(object_id, ()))
         for task in readers:
-            self.leave(task)
-        self.broken += [(task, task.attempt) for task in readers]
+            self.remove_reader(task)
+        self.broken_readers += [(task, task.attempt) for task in readers]
 
-    def void(self, object_id: ObjectId) -> None:
+    def reset(self, object_id: ObjectId) -> None:
         """Turn a growing object into a future again, since its producer does not write on."""
         self._objects.forget(self._objects.nodes[object_id], object_id)
         self.break_off(object_id)
@@ -81,10 +89,10 @@ class Streams:
         """Break the streams that an attempt opened and did not complete; return their objects,
         which may be needed from another attempt.
         """
-        voided = [o for o in self.made.pop(task, ()) if o in self._growing]
-        for object_id in voided:
-            self.void(object_id)
-        return voided
+        incomplete = [o for o in self.opened.pop(task, ()) if o in self._growing]
+        for object_id in incomplete:
+            self.reset(object_id)
+        return incomplete
 
     def problems(self) -> Iterator[str]:
         """Yield every broken link."""
@@ -100,10 +108,10 @@ class Streams:
             for object_id in objects:
                 if task not in self.readers.get(object_id, ()):
                     yield f"S2 {object_id} is read by {task.spec.id}, and does not list it"
-        made = {object_id for objects in self.made.values() for object_id in objects}
+        made = {object_id for objects in self.opened.values() for object_id in objects}
         for object_id in self._growing:
             if object_id not in made:
                 yield f"S4 {object_id} is a stream that no task produces"
-        for task in self.made:
+        for task in self.opened:
             if task.state is not ASSIGNED:
                 yield f"S5 {task.spec.id} is {task.state} and makes streams"

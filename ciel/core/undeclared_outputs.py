@@ -13,7 +13,7 @@ from ciel.core.retention import Retention
 
 
 class UndeclaredOutputs:
-    """Adds undeclared outputs to tasks of a graph. `TaskNode.extras` contains the result."""
+    """Adds undeclared outputs to tasks of a graph. `TaskNode.undeclared` contains the result."""
 
     __slots__ = ("_objects", "_retention", "_tasks")
 
@@ -35,7 +35,7 @@ class UndeclaredOutputs:
                     node.producer = task
                     node.holds += self._retention.holds_outputs(task)
                     found.append(ref.id)
-        task.extras += tuple(found)
+        task.undeclared += tuple(found)
 
     def named(self, object_id: ObjectId, job: Job) -> None:
         """Make an object that a task of a job names for the first time an output of the task whose

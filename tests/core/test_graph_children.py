@@ -184,7 +184,7 @@ def test_what_bears_the_name_of_another_task_is_not_adopted() -> None:
     scene = Scene(maker, other, wanted=["a"])
     scene.start(maker)
     scene.finish(maker, inline("a"), inline(extra(other)))
-    assert scene.node(maker).extras == scene.node(other).extras == ()
+    assert scene.node(maker).undeclared == scene.node(other).undeclared == ()
 
 
 def test_what_a_child_is_told_of_is_there_before_its_parent_ends() -> None:
@@ -290,7 +290,7 @@ def test_a_process_ends_with_who_goes_on_with_it(end: str) -> None:
         scene.graph.fixed.job_ended(scene.job)
         assert scene.graph.fixed.forget_released() == {}
         scene.unwant("out")
-        scene.graph.sleep(scene.node(scene.rest))
+        scene.graph.deactivate(scene.node(scene.rest))
     elif end == "cancelled":
         at_once(cancel(scene.graph, scene.job, "the user said so"))
     else:

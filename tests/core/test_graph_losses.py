@@ -170,7 +170,7 @@ def test_unwanting_puts_everything_upstream_to_sleep() -> None:
     scene.unwant("total")
     scene.said(unneeded=["leaf0"])
     assert scene.state(leaf1) is scene.state(total) is TaskState.DORMANT
-    scene.graph.sleep(scene.node(leaf0))
+    scene.graph.deactivate(scene.node(leaf0))
     validate(scene.graph)
     assert scene.job.counts[TaskState.DORMANT] == 3
     assert scene.job.unsettled == 0

@@ -370,7 +370,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         for task in self.graph.unneeded:
             if task.state is ASSIGNED:
                 self.model.tasks[task.spec.id].status = "idle"
-                self.graph.sleep(task)
+                self.graph.deactivate(task)
         self.graph.unneeded.clear()
         self.graph.runnable.clear()
         active = self.model.settle()
@@ -394,8 +394,8 @@ class GraphAgainstModel(RuleBasedStateMachine):
 
     def _follow_streams(self) -> None:
         """Stop who reads what broke."""
-        while self.graph.streams.broken:
-            task, attempt = self.graph.streams.broken.pop()
+        while self.graph.streams.broken_readers:
+            task, attempt = self.graph.streams.broken_readers.pop()
             if task.state in (WAITING, RUNNABLE):
                 self.graph.recheck(task)
             elif task.state is ASSIGNED and task.attempt == attempt:

@@ -39,7 +39,7 @@ def test_a_reader_runs_while_what_it_reads_grows_and_its_maker_is_needed_for_it(
     assert scene.node(reader) in scene.graph.streams.reading
     scene.unwant("c1")
     scene.said(unneeded=["c1"])
-    scene.graph.sleep(scene.node(reader))
+    scene.graph.deactivate(scene.node(reader))
     scene.said(unneeded=["c0"])
 
 
@@ -52,9 +52,9 @@ def test_a_reader_counts_when_all_it_reads_is_whole() -> None:
         scene.stream(task, task.outputs[0])
     scene.start(reader)
     scene.finish(one, stored("one", W1))
-    assert scene.graph.streams.whole == []
+    assert scene.graph.streams.completed_readers == []
     scene.finish(two, inline("two"))
-    assert scene.graph.streams.whole == [scene.node(reader)]
+    assert scene.graph.streams.completed_readers == [scene.node(reader)]
     assert not scene.graph.streams.reading
 
 
@@ -100,8 +100,8 @@ def test_who_waits_for_more_counts_on_a_stream_too() -> None:
 def test_a_maker_that_sleeps_breaks_its_streams() -> None:
     scene, (maker, reader) = streaming(2)
     scene.unwant("c1")
-    scene.graph.sleep(scene.node(reader))
-    scene.graph.sleep(scene.node(maker))
+    scene.graph.deactivate(scene.node(reader))
+    scene.graph.deactivate(scene.node(maker))
     assert scene.ref("c0") == Future(ObjectId("c0"))
     assert scene.follow() == []
 
@@ -172,7 +172,7 @@ def a_choice(*, sees_errors: bool = False) -> tuple[TaskSpec, TaskSpec, TaskSpec
 
 
 def given(scene: Scene, spec: TaskSpec) -> list[Reference]:
-    return list(any_inputs.given(scene.graph.objects, spec))
+    return list(any_inputs.inputs_of(scene.graph.objects, spec))
 
 
 def test_one_that_is_there_is_enough_and_the_others_stay_wanted_until_the_end() -> None:

@@ -118,7 +118,7 @@ class ForgetsWhatIsRead(MasterMachine):
     def client_sent(self, client: str, message: Message, now_s: float) -> None:
         for object_id in message.objects if isinstance(message, ReleaseObjects) else ():
             if (node := self.graph.objects.get(object_id)) is not None:
-                node.others = 0
+                node.users = 0
         super().client_sent(client, message, now_s)
 
 

@@ -120,11 +120,11 @@ class RefPage(Page):
     def render_GET(self, request: Request) -> bytes:
         found, ref = self.job(request), self.reference(request)
         node = self.machine.graph.objects.nodes[ref.id]
-        maker = node.producer
+        producer = node.producer
         facts: dict[str, Any] = {"is": type(ref).__name__, **_about(ref)}
-        if maker is not None:
+        if producer is not None:
             facts["made by"] = _link(
-                maker.spec.name or maker.spec.id, "task", maker.spec.job, maker.spec.id
+                producer.spec.name or producer.spec.id, "task", producer.spec.job, producer.spec.id
             )
         facts["reference"] = str(to_array(ref))[:_SHOWN_MAX_LENGTH]
         back = Html(f"<p>{_link(f'job {found.number}', 'job', found.spec.id)}</p>")

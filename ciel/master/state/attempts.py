@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ciel.core.any_inputs import given
+from ciel.core.any_inputs import inputs_of
 from ciel.core.errors import CannotCancelTaskError
 from ciel.core.events import RECALLED, CancelTask, InputsLost, TaskReported
 from ciel.core.failures import label
@@ -14,7 +14,14 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.lost_objects import lose
 from ciel.core.nodes import Ending, TaskNode
-from ciel.core.refs import Fixed, Reference, details_text, is_unlike, locations_of, with_text
+from ciel.core.refs import (
+    Fixed,
+    Reference,
+    details_text,
+    differs_in_content,
+    locations_of,
+    with_text,
+)
 from ciel.core.retries import (
     BACK_OFF_FIRST_S,
     INPUT_LOSSES_MAX,
@@ -30,7 +37,7 @@ from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.context import Context
 from ciel.master.state.copies import EarlyCopies, StreamFollowers
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
-from ciel.master.state.retention import UnlistedCopies, is_made_elsewhere
+from ciel.master.state.retention import UnlistedCopies, has_copy_elsewhere
 from ciel.master.state.timeline import Timeline
 from ciel.master.state.workers import AttemptKey, WorkerNode
 
@@ -67,7 +74,7 @@ class Attempts:
 
     def assign(self, task: TaskNode, worker: WorkerNode) -> None:
         """Assign a task that is ready to a worker, and send it there."""
-        inputs = given(self._graph.objects, task.spec) if task.spec.inputs else ()
+        inputs = inputs_of(self._graph.objects, task.spec) if task.spec.inputs else ()
         if len(inputs) > INPUTS_WEIGHED_FROM and (too_large := why_too_large(inputs)):
             self._context.fail(task, "INPUTS_TOO_LARGE", too_large)
             return
@@ -198,11 +205,13 @@ class Attempts:
             if node is not None and node.producer is not task:  # the other producer has failed
                 self.unlisted.add(worker, (ref,))
 
-    def _cancel_produced_elsewhere(self, refs: Iterable[Reference], maker: TaskNode | None) -> None:
+    def _cancel_produced_elsewhere(
+        self, refs: Iterable[Reference], producer: TaskNode | None
+    ) -> None:
         """Cancel eager attempts that wait for objects which were produced elsewhere."""
         for ref in refs:
             node = self._graph.objects.get(ref.id)
-            if node is not None and node.producer is not maker:
+            if node is not None and node.producer is not producer:
                 self._eager.produced_elsewhere(ref.id)
 
     def _reported_late(self, worker: WorkerNode, report: TaskReported) -> None:
@@ -214,7 +223,7 @@ class Attempts:
         self.unlisted.add(worker, report.published)
         for ref in report.published:
             node = self._graph.objects.nodes.get(ref.id)
-            if node is None or node.producer is None or not is_unlike(node.ref, ref):
+            if node is None or node.producer is None or not differs_in_content(node.ref, ref):
                 continue
             made = f"attempt {report.attempt} on worker {worker.facts.id} made {ref.id}, too"
             self._context.record(
@@ -300,11 +309,11 @@ class Attempts:
         complete.
         """
         streams = self._graph.streams
-        while streams.broken or streams.whole:
-            if streams.broken:
-                self._stop_reading(*streams.broken.pop())
+        while streams.broken_readers or streams.completed_readers:
+            if streams.broken_readers:
+                self._stop_reading(*streams.broken_readers.pop())
             else:
-                task = streams.whole.pop()
+                task = streams.completed_readers.pop()
                 if task in self.held_reports:
                     self._context.touch(task.job)
                     self._count(task, *self.held_reports.pop(task))
@@ -383,7 +392,7 @@ class Attempts:
             for task in unneeded:
                 if task.worker is not None and not graph.is_needed(task):
                     self.stop(task)
-                    graph.sleep(task)
+                    graph.deactivate(task)
                     self._drop_held_report(task)
             self.follow_streams()
         self._eager.check()
@@ -408,7 +417,7 @@ class Attempts:
             self._cancel_produced_elsewhere(known, None)
         for ref in known:
             node = self._graph.objects.get(ref.id)
-            if node is not None and not (kept and is_made_elsewhere(node, worker.facts.netloc)):
+            if node is not None and not (kept and has_copy_elsewhere(node, worker.facts.netloc)):
                 self._graph.publish(ref)
         self.unlisted.add(worker, known, idle=idle)
 

@@ -24,7 +24,7 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, JobSpec, JobState, summarise
 from ciel.core.refs import Value
-from ciel.core.removal import never_named
+from ciel.core.removal import unnamed_uploads
 from ciel.core.tasks import TaskState, check_task
 from ciel.master.state.context import Context
 from ciel.master.state.jobs import Jobs
@@ -79,7 +79,7 @@ class ClientRequests:
             case ReleaseObjects(job_id, objects, for_good, uploads):
                 job = self._jobs.find(job_id)
                 if for_good:
-                    context.delete(never_named(self._graph, uploads))
+                    context.delete(unnamed_uploads(self._graph, uploads))
                     self._hand_over(job, objects)
                 else:
                     for object_id in objects:
@@ -113,8 +113,12 @@ class ClientRequests:
         nodes, released = self._graph.objects.nodes, []
         for object_id in objects:
             node = nodes.get(object_id)
-            maker = None if node is None or node.is_settled else node.producer
-            if maker is not None and maker.state is TaskState.ASSIGNED and object_id in job.wanted:
+            producer = None if node is None or node.is_settled else node.producer
+            if (
+                producer is not None
+                and producer.state is TaskState.ASSIGNED
+                and object_id in job.wanted
+            ):
                 self._jobs.release_later(job, object_id)
             else:
                 released.append(object_id)

@@ -74,6 +74,6 @@ class Context:
         if not by_place:
             return
         for worker in self.table.by_id.values():
-            doomed = by_place.get(worker.facts.netloc)
-            if doomed:
-                self.send(worker.facts.id, DropObjects(tuple(dict.fromkeys(doomed))))
+            objects = by_place.get(worker.facts.netloc)
+            if objects:
+                self.send(worker.facts.id, DropObjects(tuple(dict.fromkeys(objects))))

@@ -66,7 +66,7 @@ def _books(master: MasterMachine) -> Problems:
                 holds[input_id] += 1
         if is_free or (parent is not None and parent.mentions is Mentions.ANYTHING):
             for object_id in task.outputs:
-                if _made_or_delegated(master.graph, task, object_id):
+                if _produced_or_delegated(master.graph, task, object_id):
                     holds[object_id] += 1
     for job in master.jobs.values():
         for object_id in job.uploads:
@@ -76,12 +76,12 @@ def _books(master: MasterMachine) -> Problems:
             yield known_id, f"it has {node.holds} holds, there are reasons for {holds[known_id]}"
 
 
-def _made_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) -> bool:
+def _produced_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) -> bool:
     """Whether an output is a task's, or was until it or a descendant delegated it."""
-    maker = graph.objects.nodes[object_id].producer
-    while maker is not None and maker is not task:
-        maker = graph.tasks.get(maker.spec.parent)
-    return maker is task
+    producer = graph.objects.nodes[object_id].producer
+    while producer is not None and producer is not task:
+        producer = graph.tasks.get(producer.spec.parent)
+    return producer is task
 
 
 def _stalled(master: MasterMachine) -> Problems:

@@ -168,12 +168,12 @@ class MasterMachine:
             self.membership.heard(worker, now_s)
         worker.heard_at_s = now_s
         streams = self.graph.streams
-        if streams.broken or streams.whole:
+        if streams.broken_readers or streams.completed_readers:
             self.attempts.follow_streams()
         if self.children and self.children.postpone(worker, message):
             return
         self._worker_sent(worker, message)
-        if streams.broken or streams.whole:
+        if streams.broken_readers or streams.completed_readers:
             self.attempts.follow_streams()
 
     def _worker_sent(self, worker: WorkerNode, message: Message) -> None:
@@ -310,7 +310,9 @@ class MasterMachine:
             unlisted.delete()
         self._collect_runnable()
         self.dispatcher.dispatch()
-        while graph.runnable or graph.streams.broken:  # a lost input was found: it is recomputed
+        while (
+            graph.runnable or graph.streams.broken_readers
+        ):  # a lost input was found: it is recomputed
             self.attempts.follow_streams()
             self.eager.check()
             self._collect_runnable()

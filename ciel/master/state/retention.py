@@ -42,7 +42,7 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
     return by_place
 
 
-def is_made_elsewhere(node: ObjectNode, place: str) -> bool:
+def has_copy_elsewhere(node: ObjectNode, place: str) -> bool:
     """Return whether a task's output has a copy elsewhere than at `place`: another attempt may have
     produced it, with other contents.
     """
@@ -72,8 +72,8 @@ class UnlistedCopies:
         suspects, self._suspects = self._suspects, []
         for worker, refs, idle in suspects:
             if self._context.table.by_id.get(worker.facts.id) is worker:
-                if doomed := _unlisted(self._context.graph, worker, refs, idle=idle):
-                    self._context.send(worker.facts.id, DropObjects(doomed))
+                if unlisted := _unlisted(self._context.graph, worker, refs, idle=idle):
+                    self._context.send(worker.facts.id, DropObjects(unlisted))
 
 
 def _unlisted(
@@ -84,7 +84,7 @@ def _unlisted(
     be producing there now, which are spared until it ends; and objects that may be uploads of which
     no job knows yet, unless they are `idle`.
     """
-    doomed = []
+    unlisted = []
     netloc = worker.facts.netloc
     for ref in refs:
         if netloc not in locations_of(ref):
@@ -92,19 +92,19 @@ def _unlisted(
         node = graph.objects.get(ref.id)
         if node is None:
             namesake = graph.tasks.get(ref.id.partition(":")[0])
-            if namesake is not None and _may_make(worker, namesake):
+            if namesake is not None and _may_produce(worker, namesake):
                 worker.postponed_deletions[ref.id] = ref  # it may be an undeclared output
             elif idle or is_output(ref.id):
-                doomed.append(ref.id)
+                unlisted.append(ref.id)
             continue
-        maker = node.producer
-        if maker is not None and _may_make(worker, maker):
+        producer = node.producer
+        if producer is not None and _may_produce(worker, producer):
             worker.postponed_deletions[ref.id] = ref
         elif node.ref is None or netloc not in locations_of(node.ref):
-            doomed.append(ref.id)
-    return tuple(doomed)
+            unlisted.append(ref.id)
+    return tuple(unlisted)
 
 
-def _may_make(worker: WorkerNode, task: TaskNode) -> bool:
+def _may_produce(worker: WorkerNode, task: TaskNode) -> bool:
     """Return whether an attempt at a task may run on a worker now."""
     return task.worker == worker.facts.id or task in worker.eager

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
-from ciel.core.any_inputs import given
+from ciel.core.any_inputs import inputs_of
 from ciel.core.events import CopyTimed, MeetWorkers, Message, Neighbour, RecallTasks
 from ciel.core.failures import size_text
 from ciel.core.graph import TaskGraph
@@ -143,7 +143,7 @@ class Dispatcher:
         if not self._graph.is_ready(task):
             return False
         if self._table.suspects and task.spec.inputs:
-            for ref in given(self._graph.objects, task.spec):
+            for ref in inputs_of(self._graph.objects, task.spec):
                 places = locations_of(ref)
                 if places and places <= self._table.suspects and type(ref) is not Fixed:
                     self._stranded.append(task)
@@ -292,7 +292,7 @@ class Dispatcher:
         if how.policy != LOCALITY:
             worker, task.reason = draw(how.policy, able, needs.slots, self._random)
         elif loads := loads_of(
-            given(self._graph.objects, task.spec),
+            inputs_of(self._graph.objects, task.spec),
             how.option("sweetheart_factor", SWEETHEART_FACTOR),
         ):
             candidates = [_candidate(worker, needs.slots) for worker in able]
@@ -430,7 +430,7 @@ class Dispatcher:
                 self._assign(task, worker)
 
     def _is_cheaper(self, task: TaskNode, worker: WorkerNode, victim: WorkerNode) -> bool:
-        loads = loads_of(given(self._graph.objects, task.spec))
+        loads = loads_of(inputs_of(self._graph.objects, task.spec))
         candidates = [_candidate(other, task.spec.needs.slots) for other in (victim, worker)]
         best = rank(loads, candidates, self._table.hosts, self.bandwidths)[0]
         return best.location == worker.facts.netloc

@@ -179,9 +179,9 @@ class ReadyQueue:
         rank = parent.rank + 1 if parent is not None else 0
         for object_id in task.spec.inputs:
             node = objects.get(object_id)
-            maker = None if node is None else node.producer
-            if maker is not None and maker.rank >= rank:
-                rank = maker.rank + 1
+            producer = None if node is None else node.producer
+            if producer is not None and producer.rank >= rank:
+                rank = producer.rank + 1
         return rank
 
     def push_later(self, task: TaskNode, due_s: float) -> None:

@@ -89,8 +89,10 @@ def _handed_over(machine: MasterMachine, task: TaskNode) -> list[str]:
     for object_id in task.spec.outputs:
         node = nodes.get(object_id)
         if node is not None and node.producer is not None and node.producer is not task:
-            heir = node.producer
-            return [f"{object_id} was left to {label(heir)}, which {_standing(machine, heir)}"]
+            producer = node.producer
+            return [
+                f"{object_id} was left to {label(producer)}, which {_standing(machine, producer)}"
+            ]
     return []
 
 
@@ -117,7 +119,9 @@ def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
     if _runs(machine, task):
         lines = [f"it runs on worker {facts.id}, {which}; given to it {age_s:.1f} s ago", *placed]
         for object_id in machine.graph.running_waits.of(task)[:_INPUTS_MAX]:
-            lines.append(f"it waits in its middle for {object_id}, {_maker(machine, object_id)}")
+            lines.append(
+                f"it waits in its middle for {object_id}, {_producer_text(machine, object_id)}"
+            )
         return lines + _full_store(worker)
     lines = [f"it was given to worker {facts.id} {which}, and waits there for its turn", *placed]
     if task not in worker.running_tasks():
@@ -171,7 +175,7 @@ def _why_waiting(machine: MasterMachine, task: TaskNode) -> list[str]:
     lines = []
     missing = _missing(machine, task.spec.needed)
     for object_id in missing[:_INPUTS_MAX]:
-        lines.append(f"it waits for {object_id}, {_maker(machine, object_id)}")
+        lines.append(f"it waits for {object_id}, {_producer_text(machine, object_id)}")
     if len(missing) > _INPUTS_MAX:
         lines.append(f"and for {len(missing) - _INPUTS_MAX} more")
     if (worker := machine.eager.tasks.get(task)) is not None:
@@ -182,14 +186,14 @@ def _why_waiting(machine: MasterMachine, task: TaskNode) -> list[str]:
     seen = {task.spec.id}
     while missing and len(seen) < _CHAIN_MAX:
         node = machine.graph.objects.get(missing[0])
-        maker = None if node is None else node.producer
-        if maker is None or maker.state is not TaskState.WAITING or maker.spec.id in seen:
+        producer = None if node is None else node.producer
+        if producer is None or producer.state is not TaskState.WAITING or producer.spec.id in seen:
             break
-        seen.add(maker.spec.id)
-        missing = _missing(machine, maker.spec.inputs)
+        seen.add(producer.spec.id)
+        missing = _missing(machine, producer.spec.inputs)
         if missing:
-            whom = maker.spec.name or maker.spec.id
-            lines.append(f"{whom} waits for {missing[0]}, {_maker(machine, missing[0])}")
+            whom = producer.spec.name or producer.spec.id
+            lines.append(f"{whom} waits for {missing[0]}, {_producer_text(machine, missing[0])}")
     return lines
 
 
@@ -198,7 +202,7 @@ def _why_choosing(machine: MasterMachine, task: TaskNode) -> list[str]:
     lines = [f"it waits for any of {len(alternatives)} objects:"]
     for object_id in alternatives[:_INPUTS_MAX]:
         has_failed = isinstance(machine.graph.objects.reference(object_id), Failure)
-        what = "which has failed" if has_failed else _maker(machine, object_id)
+        what = "which has failed" if has_failed else _producer_text(machine, object_id)
         lines.append(f"{object_id}, {what}")
     if len(alternatives) > _INPUTS_MAX:
         lines.append(f"or {len(alternatives) - _INPUTS_MAX} more")
@@ -210,7 +214,7 @@ def _missing(machine: MasterMachine, objects: Iterable[ObjectId]) -> list[Object
     return [object_id for object_id in objects if not nodes[object_id].is_consumable]
 
 
-def _maker(machine: MasterMachine, object_id: str) -> str:
+def _producer_text(machine: MasterMachine, object_id: str) -> str:
     node = machine.graph.objects.get(object_id)
     task = None if node is None else node.producer
     if task is None:
@@ -226,10 +230,10 @@ def _standing(machine: MasterMachine, task: TaskNode) -> str:
 def _why_held(machine: MasterMachine, task: TaskNode) -> list[str]:
     growing = list(machine.graph.streams.reading.get(task, ()))
     more = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""
-    maker = _maker(machine, growing[0]) if growing else ""
+    producer = _producer_text(machine, growing[0]) if growing else ""
     return [
         f"attempt {task.attempt} ended well on worker {task.worker}; its report "
-        f"is held until {', '.join(growing[:1])} is whole{more}, {maker}"
+        f"is held until {', '.join(growing[:1])} is whole{more}, {producer}"
     ]
 
 

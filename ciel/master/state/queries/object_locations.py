@@ -87,7 +87,7 @@ def discard(machine: MasterMachine, object_id: ObjectId) -> dict[str, Any]:
     node = machine.graph.objects.nodes[object_id]
     node.holds -= 1
     readers = [job.number for job in machine.jobs.values() if object_id in job.foreign]
-    if not (readers or node.holds or node.others or node.wanters):
+    if not (readers or node.holds or node.users or node.wanters):
         machine.forget(object_id)
     return {"object": object_id, "read_by": readers}
 
@@ -124,15 +124,15 @@ def describe(machine: MasterMachine, object_id: ObjectId, now_s: float) -> dict[
     """Tell of an object: what became of it, where it lies, who makes and who wants it."""
     node = machine.graph.objects.nodes[object_id]
     kept = machine.kept.get(object_id)
-    maker = node.producer
+    producer = node.producer
     state, size_bytes = standing(node)
     return {
         "object": object_id,
         "state": state,
         "size_bytes": size_bytes,
         "at": [] if node.ref is None else sorted(locations_of(node.ref)),
-        "made_by": None if maker is None else maker.spec.id,
-        "job": None if maker is None else maker.job.number,
+        "made_by": None if producer is None else producer.spec.id,
+        "job": None if producer is None else producer.job.number,
         "wanted_by": [job.number for job in node.wanters],
         "name": None if kept is None else kept.name,
         "age_s": None if kept is None else round(now_s - kept.since_s, 3),

@@ -172,7 +172,7 @@ def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
     raise UnknownQuestionError(f"job {job.number} has no task {shown}{_gone(job)}")
 
 
-def find_maker(machine: MasterMachine, object_id: Any) -> TaskNode:
+def find_producer(machine: MasterMachine, object_id: Any) -> TaskNode:
     """Find the task that makes an object."""
     node = machine.graph.objects.get(object_id) if isinstance(object_id, str) else None
     if node is None or node.producer is None:
@@ -199,12 +199,14 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
     reference = machine.graph.objects.reference
     results = _within_room(reference(o) for o in islice(found.wanted, RESULTS_MAX))
     failures = list(_within_room(islice(_failures(machine, found), FAILURES_MAX)))
-    makers = [machine.graph.objects.nodes[failure.id].producer for failure in failures]
+    producers = [machine.graph.objects.nodes[failure.id].producer for failure in failures]
     return {
         "summary": list(summarise(found)),
         "results": list(results),
         "failures": [list(failure) for failure in failures],
-        "failed_tasks": [None if maker is None else maker.spec.name for maker in makers],
+        "failed_tasks": [
+            None if producer is None else producer.spec.name for producer in producers
+        ],
         "open": found.open,
         "first_task": history.first_task(found),
         "ran_on": history.ran_on(found),
@@ -384,8 +386,8 @@ def _object_row(machine: MasterMachine, asked: Job, object_id: str) -> list[Any]
     if node is None:
         return [object_id, "expected", None, None, False]
     state, size_bytes = object_locations.standing(node)
-    maker = None if node.producer is None else node.producer.spec.id
-    return [object_id, state, size_bytes, maker, asked in node.wanters]
+    producer = None if node.producer is None else node.producer.spec.id
+    return [object_id, state, size_bytes, producer, asked in node.wanters]
 
 
 def progress(machine: MasterMachine, selector: Any) -> dict[str, Any]:
@@ -419,8 +421,8 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
     page = islice(found.wanted, start, start + RESULTS_MAX)
     rows = []
     for ref in _within_room(objects.reference(object_id) for object_id in page):
-        maker = objects.nodes[ref.id].producer
-        rows.append(["" if maker is None else maker.spec.name, ref])
+        producer = objects.nodes[ref.id].producer
+        rows.append(["" if producer is None else producer.spec.name, ref])
     end = start + len(rows)
     return {
         "results": rows,
@@ -488,8 +490,8 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             which = (arguments.get("jobs"), arguments.get("first"))
             return machine.timeline.page(*which, machine.workers.values(), now_s)
         case "task" if "object" in arguments:
-            maker = find_maker(machine, arguments["object"])
-            return explain.describe(machine, maker, now_s)
+            producer = find_producer(machine, arguments["object"])
+            return explain.describe(machine, producer, now_s)
         case "task":
             task = find_task(machine, find(machine, arguments.get("job")), arguments.get("task"))
             return explain.describe(machine, task, now_s)
