@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from ciel.core.ids import JobId, ObjectId, TaskId
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling
 from ciel.core.tasks import TaskSpec, TaskState
 
 JOB_NAME_MAX_LENGTH = 200
@@ -40,13 +40,13 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset((JobState.ACTIVE,)),  # its failed tasks are tried again
     JobState.CANCELLED: frozenset((JobState.ACTIVE,)),  # its cancelled tasks, too
 }
-_MEANT_OTHERWISE = re.compile("last|all|[0-9]{1,19}")
+_SELECTOR = re.compile("last|all|[0-9]{1,19}")
 ENDED = frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED))
 
 
 def is_selector(job_id: str) -> bool:
     """Whether an id looks like a number, a range, or a word that selects jobs."""
-    return _MEANT_OTHERWISE.fullmatch(job_id) is not None
+    return _SELECTOR.fullmatch(job_id) is not None
 
 
 class CallerContext(NamedTuple):
@@ -77,7 +77,7 @@ class JobSpec(NamedTuple):
     open: bool
     detached: bool
     keep: bool
-    scheduling: Scheduling = USUAL_SCHEDULING
+    scheduling: Scheduling = DEFAULT_SCHEDULING
     context: CallerContext | None = None
 
 
@@ -253,7 +253,7 @@ def summarise(job: Job) -> JobSummary:
 
 def summarise_briefly(job: Job) -> JobSummary:
     """The same for a listing: only the beginning of a reason that is as long as a program likes."""
-    told = summarise(job)
-    if len(told.reason) <= REASON_LISTED_MAX_LENGTH:
-        return told
-    return told._replace(reason=told.reason[:REASON_LISTED_MAX_LENGTH] + "…")
+    summary = summarise(job)
+    if len(summary.reason) <= REASON_LISTED_MAX_LENGTH:
+        return summary
+    return summary._replace(reason=summary.reason[:REASON_LISTED_MAX_LENGTH] + "…")

@@ -18,7 +18,7 @@ from ciel.core.refs import (
     Sweetheart,
     locations_of,
 )
-from ciel.core.scheduling import SWEETHEART_FACTOR, USUAL_SCHEDULING, Scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, SWEETHEART_FACTOR, Scheduling
 
 SAME_HOST_BYTES_PER_S = 5e9  # a link or a copy in memory, until something is measured
 OTHER_HOST_BYTES_PER_S = 1e8  # a gigabit link, likewise
@@ -135,14 +135,14 @@ def rank(
     candidates: Sequence[Candidate],
     hosts: dict[str, str],
     measured: Bandwidths = NOTHING_MEASURED,
-    scheduling: Scheduling = USUAL_SCHEDULING,
+    scheduling: Scheduling = DEFAULT_SCHEDULING,
 ) -> list[Choice]:
     """Rank candidates by cost, cheapest first; ties keep the candidates' order.
 
     `hosts` says on which host a location is; an unknown location counts as another host.
     """
     if scheduling.options:
-        loads, candidates = _as_asked(loads, candidates, scheduling)
+        loads, candidates = _apply_options(loads, candidates, scheduling)
     choices = [_price(loads, candidate, hosts, measured) for candidate in candidates]
     choices.sort(key=lambda choice: choice.cost_s)
     return choices
@@ -163,7 +163,7 @@ def _price(
         s_per_byte, is_known = _guess(near), False
         if len(measured) and locations:
             sources = [hosts.get(place) for place in locations]
-            s_per_byte, is_known = min([_way(source, host, measured) for source in sources])
+            s_per_byte, is_known = min([_path_cost(source, host, measured) for source in sources])
         move_s += size_bytes * s_per_byte
         is_measured |= is_known
     cost_s = move_s + disk_s + wait_s
@@ -174,13 +174,13 @@ def _guess(near: bool) -> float:
     return 1 / (SAME_HOST_BYTES_PER_S if near else OTHER_HOST_BYTES_PER_S)
 
 
-def _way(source: str | None, host: str, measured: Bandwidths) -> tuple[float, bool]:
+def _path_cost(source: str | None, host: str, measured: Bandwidths) -> tuple[float, bool]:
     """Return how long a byte takes from a host to another one, and whether that was measured."""
     known = measured.s_per_byte(source, host)
     return (_guess(source == host), False) if known is None else (known, True)
 
 
-def _as_asked(
+def _apply_options(
     loads: Sequence[Load], candidates: Sequence[Candidate], scheduling: Scheduling
 ) -> tuple[Sequence[Load], Sequence[Candidate]]:
     """Apply the options of a job: leave aside what is too little to be a reason, and keep only
@@ -188,16 +188,16 @@ def _as_asked(
     """
     threshold = scheduling.option("min_saving_threshold", 0.0)
     margin = scheduling.option("equally_local_margin", 0.0)
-    held = {c.location: _held(loads, c.location) for c in candidates}
-    most = max(held.values())
+    local_bytes = {c.location: _local_bytes(loads, c.location) for c in candidates}
+    most = max(local_bytes.values())
     if most < threshold:
         return (), candidates
     if margin and most:
-        local = [c for c in candidates if held[c.location] >= margin * most]
+        local = [c for c in candidates if local_bytes[c.location] >= margin * most]
         return (), local
-    poor = {place for place, size in held.items() if size < threshold}
+    poor = {place for place, size in local_bytes.items() if size < threshold}
     return [Load(size, places - poor) for size, places in loads], candidates
 
 
-def _held(loads: Sequence[Load], location: str) -> int:
+def _local_bytes(loads: Sequence[Load], location: str) -> int:
     return sum([size_bytes for size_bytes, locations in loads if location in locations])

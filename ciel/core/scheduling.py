@@ -37,12 +37,12 @@ class Scheduling(NamedTuple):
     policy: str = LOCALITY
     options: tuple[tuple[str, float], ...] = ()
 
-    def option(self, name: str, usual: float) -> float:
+    def option(self, name: str, default: float) -> float:
         """Return an option, or what is usual."""
-        return next((value for known, value in self.options if known == name), usual)
+        return next((value for known, value in self.options if known == name), default)
 
 
-USUAL_SCHEDULING = Scheduling()
+DEFAULT_SCHEDULING = Scheduling()
 
 
 def read_scheduling(policy: str = LOCALITY, options: Mapping[str, Any] | None = None) -> Scheduling:
@@ -62,4 +62,4 @@ def read_scheduling(policy: str = LOCALITY, options: Mapping[str, Any] | None = 
             text = f"{name} must be a number, {least:g} to {most:g}, not {value!r:.40}"
             raise InvalidSchedulingError(text)
         read.append((name, float(value)))
-    return Scheduling(policy, tuple(read)) if read or policy != LOCALITY else USUAL_SCHEDULING
+    return Scheduling(policy, tuple(read)) if read or policy != LOCALITY else DEFAULT_SCHEDULING

@@ -44,7 +44,7 @@ class Needs(NamedTuple):
     kill_grace_s: float = -1.0  # below 0: as the worker has it
 
 
-USUAL_NEEDS = Needs()
+DEFAULT_NEEDS = Needs()
 
 
 def undelayed(needs: Needs) -> Needs:
@@ -147,7 +147,7 @@ def check_task(spec: TaskSpec) -> None:
     )
     if spec.id != expected:
         raise InvalidTaskError(spec.id, f"its parent, ordinal and digest give the id {expected}")
-    if spec.needs is not USUAL_NEEDS:
+    if spec.needs is not DEFAULT_NEEDS:
         _check_needs(spec)
     if not spec.outputs:
         raise InvalidTaskError(spec.id, "it has no outputs, so nobody could ever want it")

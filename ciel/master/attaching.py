@@ -11,7 +11,7 @@ from ciel.core.events import AddTask
 from ciel.core.ids import JobId, attached_process_id, check_id
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, Job
 from ciel.core.refs import Fixed
-from ciel.core.scheduling import USUAL_SCHEDULING
+from ciel.core.scheduling import DEFAULT_SCHEDULING
 from ciel.master.resources.submissions import Root, Submission, root_submission
 from ciel.master.state.machine import MasterMachine
 
@@ -42,7 +42,7 @@ def change(
 def _submission(job: JobId, name: str, netloc: str) -> Submission:
     """Make a job whose root task goes on in a process that waits at a location."""
     arguments = {"fixed": Fixed(attached_process_id(job), netloc)}
-    root = Root(EXECUTOR, [], (), arguments, USUAL_SCHEDULING)
+    root = Root(EXECUTOR, [], (), arguments, DEFAULT_SCHEDULING)
     submission = root_submission(root, job, arguments)
     name = name[:JOB_NAME_MAX_LENGTH]
     task, known = submission.tasks[0]

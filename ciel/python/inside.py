@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from ciel.core.errors import CielError
-from ciel.core.tasks import USUAL_NEEDS
+from ciel.core.tasks import DEFAULT_NEEDS
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
 from ciel.python.futures import Future, call_holding, futures_in, futures_of
 from ciel.python.packing import Buffer, Packed, UnpackedError, pack_with_futures, unpack
@@ -98,7 +98,9 @@ class Work:
     def is_usual(self) -> bool:
         """Whether it may run within another task's program: nothing else was asked for."""
         options = self.options
-        return options.needs is USUAL_NEEDS or (options.needs == USUAL_NEEDS and not options.python)
+        return options.needs is DEFAULT_NEEDS or (
+            options.needs == DEFAULT_NEEDS and not options.python
+        )
 
     @property
     def name(self) -> str:

@@ -20,6 +20,7 @@ from typing import (
 
 from ciel.core.errors import CielError
 from ciel.core.tasks import (
+    DEFAULT_NEEDS,
     KILL_GRACE_MAX_S,
     MEMORY_MAX_BYTES,
     PRIORITY_MAX,
@@ -28,7 +29,6 @@ from ciel.core.tasks import (
     RETRY_DELAY_MAX_S,
     SLOTS_MAX,
     TIMEOUT_MAX_S,
-    USUAL_NEEDS,
     Needs,
     wrong_kinds,
 )
@@ -62,7 +62,7 @@ class Options(NamedTuple):
     its result may be kept across jobs; recorded, and of no effect yet.
     """
 
-    needs: Needs = USUAL_NEEDS
+    needs: Needs = DEFAULT_NEEDS
     name: str = ""
     returns: int = 1
     python: str = ""
@@ -190,7 +190,7 @@ class Task(Shown, Generic[P, R]):
     def _facts(self) -> Iterator[tuple[str, Any]]:
         options = self.task_options
         yield "", options.name or getattr(self, "__qualname__", self.function)
-        for name, value, usual in zip(Needs._fields, options.needs, USUAL_NEEDS, strict=True):
+        for name, value, usual in zip(Needs._fields, options.needs, DEFAULT_NEEDS, strict=True):
             yield name, value if value != usual else None
         yield "returns", options.returns if options.returns != 1 else None
         yield "python", options.python

@@ -21,11 +21,11 @@ from ciel.core.refs import Concrete, Failure, Stream, Value
 from ciel.core.tasks import (
     ASSIGNED,
     CANCELLED,
+    DEFAULT_NEEDS,
     DONE,
     DORMANT,
     FAILED,
     RUNNABLE,
-    USUAL_NEEDS,
     WAITING,
     Mentions,
     TaskSpec,
@@ -152,7 +152,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         inputs = tuple(i for i in inputs if i not in made and not self._depends_on(i, made))
         return TaskSpec(
             TaskId(name), JobId("job"), parent, self.count, "", "x", inputs,
-            tuple(ObjectId(o) for o in made), USUAL_NEEDS,
+            tuple(ObjectId(o) for o in made), DEFAULT_NEEDS,
             data.draw(st.booleans()), data.draw(st.sampled_from(Mentions)), "", b"",
             data.draw(st.sampled_from((0, 0, *range(len(inputs) + 1)))),
         )  # fmt: skip

@@ -12,7 +12,7 @@ from ciel.core.invariants import validate
 from ciel.core.nodes import TaskNode
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.placement.dispatch import RECALL_AFTER_S, UNPLACED_MAX, Dispatcher
 from ciel.master.state.workers import WorkerFacts, WorkerNode, WorkerTable
@@ -25,7 +25,7 @@ class Floor:
     """Workers with a limit of their own, and every assignment in order."""
 
     def __init__(
-        self, *workers: WorkerFacts, limit: int = 1, scheduling: Scheduling = USUAL_SCHEDULING
+        self, *workers: WorkerFacts, limit: int = 1, scheduling: Scheduling = DEFAULT_SCHEDULING
     ) -> None:
         self.graph = TaskGraph()
         self.job = a_job(scheduling=scheduling)

@@ -14,7 +14,7 @@ import pytest
 from ciel.core.events import RECALLED, SpawnTask, TaskFault
 from ciel.core.ids import TaskId
 from ciel.core.refs import Concrete, Value
-from ciel.core.tasks import USUAL_NEEDS, Needs
+from ciel.core.tasks import DEFAULT_NEEDS, Needs
 from ciel.execution.attempt import Attempt
 from ciel.executors.nested import NestedConversation
 from ciel.executors.proc import ProcExecutor
@@ -66,7 +66,7 @@ class Lab(OneWorker):
     notes: Path
 
     def program(
-        self, script: str, *, needs: Needs = USUAL_NEEDS, attempt: int = 1, n_outputs: int = 1
+        self, script: str, *, needs: Needs = DEFAULT_NEEDS, attempt: int = 1, n_outputs: int = 1
     ) -> Key:
         """Assign a task that does what a script says, until it ends itself."""
         text = f"{HEAD}\ndef run(task):\n    {script}\nc.serve(run)"

@@ -25,7 +25,7 @@ from ciel.master.service import MasterService
 from ciel.master.state.queries import views
 from ciel.net.http import BODY_MAX_BYTES, Answer, Request, Routes
 
-JOBS_USUAL: Final = 100
+JOBS_DEFAULT: Final = 100
 PAGE_MAX: Final = 1000
 _JOB_STATES: Final = {str(state): state for state in JobState}
 _TASK_STATES: Final = {str(state): state for state in TaskState}
@@ -96,7 +96,7 @@ class Jobs(Resource):
 
     def render_GET(self, request: Request) -> Answer:
         before = number_asked(request, "before", 0)
-        limit = number_asked(request, "limit", JOBS_USUAL, PAGE_MAX) or JOBS_USUAL
+        limit = number_asked(request, "limit", JOBS_DEFAULT, PAGE_MAX) or JOBS_DEFAULT
         state = text_asked(request, "state", _JOB_STATES)
         page = views.jobs(
             self.machine, self.service.epoch_s, before=before or None, limit=limit, state=state

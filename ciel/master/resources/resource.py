@@ -117,11 +117,11 @@ def body_object(request: Request, *known: str) -> dict[str, Any]:
     return body
 
 
-def number_asked(request: Request, name: str, usual: int, most: int = _NUMBER_MAX) -> int:
+def number_asked(request: Request, name: str, default: int, most: int = _NUMBER_MAX) -> int:
     """Return a whole number from the query."""
     text = request.args.get(name.encode(), [b""])[0]
     if not text:
-        return usual
+        return default
     if not text.isdigit() or len(text) > 12 or int(text) > most:
         raise HttpError(400, f"{name} must be a whole number, at most {most}")
     return int(text)

@@ -17,7 +17,7 @@ from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec
 from ciel.core.naming import all_references
 from ciel.core.refs import REFERENCE_TYPES, Future, Reference, Value
 from ciel.core.scheduling import Scheduling, read_scheduling
-from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
+from ciel.core.tasks import DEFAULT_NEEDS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
 from ciel.wire.descriptors import OUTPUTS_MAX, make_task, read_ids
 from ciel.wire.references import from_json, to_json
@@ -116,7 +116,8 @@ def root_submission(root: Root, job: JobId, private: Any) -> Submission:
     _check_names(len(inputs) + len(outputs), "root_task")
     task = TaskSpec(
         root_task_id(job), job, job, -1, "", root.handler, tuple([ref.id for ref in inputs]),
-        outputs, USUAL_NEEDS, False, _mentions(root.handler), "", codec.encode(to_json(arguments)),
+        outputs, DEFAULT_NEEDS, False, _mentions(root.handler), "",
+        codec.encode(to_json(arguments)),
     )  # fmt: skip
     _require_room(job, task.id, *outputs)
     known = tuple([ref for ref in inputs if not isinstance(ref, Future)])
@@ -293,7 +294,7 @@ def _wanted(
 
 def _needs(value: Any, where: str) -> Needs:
     if value is None:
-        return USUAL_NEEDS
+        return DEFAULT_NEEDS
     known = Needs._field_defaults
     if not isinstance(value, dict):
         raise InvalidSubmissionError(where, "it must be an object")

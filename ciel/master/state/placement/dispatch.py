@@ -15,8 +15,8 @@ from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Fixed, locations_of
-from ciel.core.scheduling import LOCALITY, SWEETHEART_FACTOR, USUAL_SCHEDULING
-from ciel.core.tasks import PRIORITY_MIN, USUAL_NEEDS
+from ciel.core.scheduling import DEFAULT_SCHEDULING, LOCALITY, SWEETHEART_FACTOR
+from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN
 from ciel.master.state.placement.random_placement import draw
 from ciel.master.state.placement.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode, WorkerTable
@@ -215,7 +215,7 @@ class Dispatcher:
             if not self._may_run(task):
                 continue
             needs = task.spec.needs
-            has_policy = task.job.spec.scheduling is not USUAL_SCHEDULING
+            has_policy = task.job.spec.scheduling is not DEFAULT_SCHEDULING
             is_bound = has_policy or needs.memory_bytes or self._graph.fixed.location_of(task)
             able = [] if is_bound else [w for w in self._able(task) if w.has_room_over_credit]
             if able:
@@ -232,9 +232,9 @@ class Dispatcher:
         """
         spec = task.spec
         needs = spec.needs
-        is_plain = needs is USUAL_NEEDS or (needs.slots == 1 and not needs.memory_bytes)
+        is_plain = needs is DEFAULT_NEEDS or (needs.slots == 1 and not needs.memory_bytes)
         if is_plain and not spec.inputs and spec.executor in self._everywhere:
-            if task.job.spec.scheduling is USUAL_SCHEDULING:
+            if task.job.spec.scheduling is DEFAULT_SCHEDULING:
                 roomy.rotate(-1)
                 self._assign(task, roomy[-1])
                 return True

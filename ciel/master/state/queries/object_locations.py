@@ -34,7 +34,7 @@ LISTED_MAX = 1000
 KEPT_MAX: Final = 100_000
 NAME_MAX_LENGTH: Final = 200
 NEWEST: Final = "last"
-_MEANT_OTHERWISE = frozenset((NEWEST, "all"))
+_RESERVED_NAMES = frozenset((NEWEST, "all"))
 _SHOWN_MAX_LENGTH = 150
 _CANDIDATES_MAX = 5
 
@@ -54,7 +54,7 @@ def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str,
     """Keep an upload that no job has: until it is discarded, with or without jobs that read it."""
     if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
         raise CannotKeepError(f"a name is a text of at most {NAME_MAX_LENGTH} characters")
-    if name in _MEANT_OTHERWISE:
+    if name in _RESERVED_NAMES:
         raise CannotKeepError(f"an object cannot be called {name}")
     if not isinstance(ref, Value | Concrete | Sweetheart) or not ref.id.startswith(UPLOAD_PREFIX):
         raise CannotKeepError("only what was uploaded to workers can be kept")
