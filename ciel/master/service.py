@@ -54,7 +54,7 @@ COLLECTED_MAX_TASKS = 10_000
 """With no more tasks than these the search for cycles stops the master for 20 ms at most."""
 ANSWERS_MAX_S = 0.01
 """For so long questions are answered in one turn: others wait for the next."""
-QUESTIONS_MAX = 64
+QUERIES_MAX = 64
 """A client that has asked so much is not read until it was answered."""
 WORKERS = ":workers"
 """What waits for a worker to come or go waits for that; no id begins so."""
@@ -93,12 +93,12 @@ class MasterService:
         self._sessions: dict[tuple[bool, str], PeerSession] = {}
         """By whether the peer is a worker, and the name that it gave the session."""
         self._probed: set[str] = set()  # workers whose hosts are being asked
-        self.on_broken: Callable[[str], object] = _raise
+        self.on_inconsistent: Callable[[str], object] = _raise
         """Is called with the reason when the machine is not to be trusted any more."""
-        self._doubted = ""  # what failed in this turn
+        self._bug_seen = ""  # what failed in this turn
         self._checked_at_s = reactor.seconds()
         self._client_count = 0
-        self._questions: dict[Peer, deque[Ask | Change]] = {}  # which wait for their turn
+        self._queries: dict[Peer, deque[Ask | Change]] = {}  # which wait for their turn
         self._answered_s = 0.0  # for how long, in this turn
         self._frozen_tasks = 0
         self._slices = 0  # in so many turns on end there was more to do than a turn may
@@ -203,7 +203,7 @@ class MasterService:
         counted = len(messages)
         for message in messages:
             if type(message) is Ask or type(message) is Change:
-                self._take_question(peer, session, message, name if from_worker else "")
+                self._take_query(peer, session, message, name if from_worker else "")
             elif type(message) is Received:
                 counted -= 1
                 if isinstance(session, PeerSession):
@@ -214,13 +214,13 @@ class MasterService:
                 try:
                     say(name, message, now_s)
                 except Exception as error:
-                    self._doubt(f"a message {type(message).__name__} of {name}", error)
-                    self._give_up(name, message, from_worker)
+                    self._note_bug(f"a message {type(message).__name__} of {name}", error)
+                    self._drop_sender(name, message, from_worker)
         if isinstance(session, PeerSession):
             session.count(counted)
         self._turns.at_end(self._end_tick)
 
-    def _give_up(self, name: str, message: Message, from_worker: bool) -> None:
+    def _drop_sender(self, name: str, message: Message, from_worker: bool) -> None:
         """Refuse the client whose message failed, or declare its worker dead, so that the tasks of
         that worker run again. Otherwise they would wait for ever.
         """
@@ -229,19 +229,19 @@ class MasterService:
             self.machine.refuse(name, message, reason)
         elif name in self.machine.workers:
             self.machine.worker_lost(name, reason, self._reactor.seconds())
-            self._turns.at_end(partial(self._hang_up_on_lost, reason))
+            self._turns.at_end(partial(self._end_lost_sessions, reason))
 
     def peer_drained(self, peer: Peer) -> None:
         """Give a client what waited until it had read what was sent before."""
         session = self._peers.get(self._names.get(peer, ""))
         if isinstance(session, PeerSession):
             session.hand_on()
-        if peer in self._questions:
+        if peer in self._queries:
             self._turns.at_end(self._end_tick)
 
     def peer_closed(self, peer: Peer, reason: str) -> None:
         name = self._names.pop(peer, None)
-        self._questions.pop(peer, None)
+        self._queries.pop(peer, None)
         if name is None:
             return
         now_s = self._reactor.seconds()
@@ -271,55 +271,55 @@ class MasterService:
                 reason = f"it has ended: nothing listens at {node.facts.netloc}"
                 self.machine.worker_lost(name, reason, self._reactor.seconds(), died=True)
                 self._turns.at_end(self._end_tick)
-                self._hang_up_on_lost(reason)
+                self._end_lost_sessions(reason)
 
         self._probed.add(name)
         self._probe_address(self._reactor, self.machine.workers[name].facts.netloc, answered)
 
-    def _take_question(
+    def _take_query(
         self, peer: Peer, session: Peer | PeerSession, ask: Ask | Change, worker: str
     ) -> None:
         """Answer at once, unless the turn has had its share of answers, or the client has still to
         read what it was sent: an answer can be a thousand times as long as its question.
         """
-        waiting = self._questions.get(peer)
+        waiting = self._queries.get(peer)
         is_free = waiting is None and self._answered_s < ANSWERS_MAX_S
         if worker or (is_free and not session.is_congested):
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             self._answer(session, ask, worker)
-            self._answered_s += time.monotonic() - begun_s
+            self._answered_s += time.monotonic() - started_s
             return
         if waiting is None:
-            waiting = self._questions[peer] = deque()
+            waiting = self._queries[peer] = deque()
         waiting.append(ask)
-        if len(waiting) > QUESTIONS_MAX:
+        if len(waiting) > QUERIES_MAX:
             peer.pause()
 
     def _answer_some(self) -> None:
         """Answer one question of each client that waits and reads, for as long as a turn has."""
-        for peer in list(self._questions):
+        for peer in list(self._queries):
             if self._answered_s >= ANSWERS_MAX_S:
                 break
             session = self._peers[self._names[peer]]
-            waiting = self._questions.pop(peer)
+            waiting = self._queries.pop(peer)
             if not session.is_congested:
                 ask = waiting.popleft()
-                if len(waiting) <= QUESTIONS_MAX:
+                if len(waiting) <= QUERIES_MAX:
                     peer.resume()
-                begun_s = time.monotonic()
+                started_s = time.monotonic()
                 self._answer(session, ask, "")
-                self._answered_s += time.monotonic() - begun_s
+                self._answered_s += time.monotonic() - started_s
             if waiting:
-                self._questions[peer] = waiting  # behind the others
+                self._queries[peer] = waiting  # behind the others
 
     def _can_answer(self) -> bool:
         """Whether a client waits for an answer that it would read."""
-        return any(not self._peers[self._names[peer]].is_congested for peer in self._questions)
+        return any(not self._peers[self._names[peer]].is_congested for peer in self._queries)
 
     def _answer(self, peer: Peer | PeerSession, ask: Ask | Change, worker: str) -> None:
         if worker and ask.topic == LEAVE:
             self.machine.worker_lost(worker, "it left", self._reactor.seconds())
-            self._hang_up_on_lost("it left")
+            self._end_lost_sessions("it left")
             return
         find = self.change if type(ask) is Change else self.answer
         if worker:
@@ -330,7 +330,7 @@ class MasterService:
             peer.send(Answer(ask.number, None, str(error)))
 
     def answer(self, topic: str, argument: Any) -> Any:
-        """Answer a question with a JSON value; raises UnknownQuestionError."""
+        """Answer a question with a JSON value; raises UnknownQueryError."""
         value = topics.answer(self.machine, topic, argument, self._reactor.seconds())
         if topic == "status":
             # Times of jobs are on this master's own clock, which only it can read.
@@ -344,7 +344,7 @@ class MasterService:
         try:
             read = from_json(argument)  # with the references in it
         except WireError as error:
-            raise topics.UnknownQuestionError(str(error)) from None
+            raise topics.UnknownQueryError(str(error)) from None
         return topics.change(self.machine, topic, read, self._reactor.seconds())
 
     # --- without a connection ---------------------------------------------------------------------
@@ -367,7 +367,7 @@ class MasterService:
         except CielError:
             raise  # found out before anything was changed
         except Exception as error:
-            self._doubt("a request", error)
+            self._note_bug("a request", error)
             raise
 
     def lose_workers(self, reason: str) -> None:
@@ -375,23 +375,23 @@ class MasterService:
         for worker in list(self.machine.workers):
             self.machine.worker_lost(worker, reason, self.now_s())
         self._turns.at_end(self._end_tick)
-        self._hang_up_on_lost(reason)
+        self._end_lost_sessions(reason)
 
     # --- turns and time ---------------------------------------------------------------------------
 
     def _end_tick(self) -> None:
         machine = self.machine
-        if self._questions:
+        if self._queries:
             self._answer_some()
         self._answered_s = 0.0
         try:
             machine.end_tick(self._reactor.seconds())
         except Exception as error:
-            self._doubt("the end of a turn", error)
-        if self._doubted:
-            self._expect_order()
+            self._note_bug("the end of a turn", error)
+        if self._bug_seen:
+            self._check_invariants()
         if self._slices or machine.has_more:
-            self._tend_memory()
+            self._manage_memory()
         if machine.journal:
             self._journal.append(machine.take_journal())
         if machine.outbox:
@@ -401,25 +401,25 @@ class MasterService:
                 if peer is not None:
                     peer.send(message)
         for job in machine.take_ended():
-            self.waiters.tell(job.spec.id)
+            self.waiters.notify(job.spec.id)
         if self._workers_version != machine.workers_version:
             self._workers_version = machine.workers_version
-            self.waiters.tell(WORKERS)
-        can_answer = bool(self._questions) and self._can_answer()
+            self.waiters.notify(WORKERS)
+        can_answer = bool(self._queries) and self._can_answer()
         self._schedule(self._reactor.seconds() if can_answer else machine.due_s())
 
-    def _doubt(self, what: str, error: Exception) -> None:
+    def _note_bug(self, what: str, error: Exception) -> None:
         """Note that the machine raised what nobody expected: its tables may be half changed."""
         log.failure("{what} failed in the master, by a bug of ciel", what=what)
-        self._doubted = self._doubted or f"{what}: {type(error).__name__}: {error}"
+        self._bug_seen = self._bug_seen or f"{what}: {type(error).__name__}: {error}"
         self._turns.at_end(self._end_tick)
 
-    def _expect_order(self) -> None:
+    def _check_invariants(self) -> None:
         """End this master if its tables contradict each other, and go on if they agree."""
-        doubted, self._doubted = self._doubted, ""
+        bug_seen, self._bug_seen = self._bug_seen, ""
         for subject, text in problems(self.machine):
-            self.on_broken(
-                f"{doubted}. By this bug of ciel the tables of this master contradict each other "
+            self.on_inconsistent(
+                f"{bug_seen}. By this bug of ciel the tables of this master contradict each other "
                 f"({subject}: {text}). It ends, as it could give wrong answers"
             )
             return
@@ -439,7 +439,7 @@ class MasterService:
         try:
             self._check_peers()
         except Exception as error:  # LoopingCall would make it the last tick
-            self._doubt("a tick", error)
+            self._note_bug("a tick", error)
 
     def _check_peers(self) -> None:
         now_s = self._reactor.seconds()
@@ -450,13 +450,13 @@ class MasterService:
         for peer, name in self._names.items():
             if peer.hello is not None and peer.hello.role is Role.WORKER:
                 self.machine.worker_heard(name, now_s - peer.silent_s, now_s)
-        self._tend_sessions(now_s)
-        self._spare_collector()
+        self._maintain_sessions(now_s)
+        self._freeze_graph()
         self.machine.check_timeouts(now_s)
         for name, node in list(self.machine.workers.items()):
             if node.suspicion:
                 self._probe(name)
-        self._hang_up_on_lost("it was silent for too long")
+        self._end_lost_sessions("it was silent for too long")
         self._end_tick()
 
     def _was_stalled(self, late_s: float) -> None:
@@ -466,7 +466,7 @@ class MasterService:
             session.gone_at_s += late_s
         self.machine.was_stalled(late_s)
 
-    def _tend_sessions(self, now_s: float) -> None:
+    def _maintain_sessions(self, now_s: float) -> None:
         """Confirm what came, and give up peers that are too far behind or did not come back."""
         for (is_worker, token), session in list(self._sessions.items()):
             if session.peer is not None:
@@ -480,7 +480,7 @@ class MasterService:
                 session.end()
                 self.machine.client_gone(session.name, now_s, grace_s=0.0)
 
-    def _tend_memory(self) -> None:
+    def _manage_memory(self) -> None:
         """Keep what slices make from being searched for cycles (it has none), and give memory back
         to the system when they are over: what a large job had is free in small pieces.
         """
@@ -490,10 +490,10 @@ class MasterService:
                 gc.freeze()
         else:
             if self._slices >= TRIM_FROM_SLICES:
-                self._give_back_memory()
+                self._release_memory()
             self._slices = 0
 
-    def _give_back_memory(self) -> None:
+    def _release_memory(self) -> None:
         graph = self.machine.graph
         if len(graph.tasks) <= COLLECTED_MAX_TASKS:  # the frozen objects may hold cycles, too
             gc.unfreeze()
@@ -502,16 +502,16 @@ class MasterService:
         for table in (graph.tasks, graph.objects.nodes):
             if not table:
                 table.clear()  # a dictionary has the size that it once had until then
-        give_back_memory()
+        trim_memory()
 
-    def _spare_collector(self) -> None:
+    def _freeze_graph(self) -> None:
         """Keep a large graph from being searched for cycles: it has none, and is here to stay."""
         task_count = len(self.machine.graph.tasks)
         if task_count >= self._frozen_tasks + FREEZE_EVERY_TASKS:
             self._frozen_tasks = task_count
             gc.freeze()
 
-    def _hang_up_on_lost(self, reason: str) -> None:
+    def _end_lost_sessions(self, reason: str) -> None:
         """End the sessions of workers that were declared dead: one that lives joins anew."""
         for (is_worker, _), session in list(self._sessions.items()):
             if is_worker and session.name not in self.machine.workers:
@@ -523,7 +523,7 @@ def _raise(reason: str) -> None:
     raise RuntimeError(reason)
 
 
-def give_back_memory() -> None:
+def trim_memory() -> None:
     """Have the C library return what is free to the system, if it can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

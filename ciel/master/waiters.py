@@ -40,7 +40,7 @@ class Waiters:
         done.addBoth(leave)
         return done
 
-    def tell(self, name: str) -> None:
+    def notify(self, name: str) -> None:
         """It has happened."""
         for done in list(self._waiting.get(name, ())):
             done.callback(True)

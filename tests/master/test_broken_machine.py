@@ -64,7 +64,7 @@ class Scene:
             probe_address=lambda *_: None,
         )  # fmt: skip
         self.ended: list[str] = []
-        self.service.on_broken = self.ended.append
+        self.service.on_inconsistent = self.ended.append
         self.client, self.worker = Peer(Role.SUBMIT, {}), Peer(Role.WORKER, WORKER)
         for peer in (self.client, self.worker):
             self.service.peer_opened(peer)

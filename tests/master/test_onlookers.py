@@ -28,7 +28,7 @@ from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state import timeline
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import topics
-from ciel.master.state.queries.topics import UnknownQuestionError
+from ciel.master.state.queries.topics import UnknownQueryError
 from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline, place_of
 
 LISTENER, WATCHER = "listener", "watcher"
@@ -254,7 +254,7 @@ def test_the_maker_of_an_object_is_told_of(scene: Scene) -> None:
     told = topics.answer(scene.machine, "task", {"object": task.outputs[0]}, scene.now_s)
     assert (told["task"], told["runs"]) == (task.id, True)
     for unknown in ("b", None, 7):
-        with pytest.raises(UnknownQuestionError, match="no task is known that makes"):
+        with pytest.raises(UnknownQueryError, match="no task is known that makes"):
             topics.answer(scene.machine, "task", {"object": unknown}, scene.now_s)
 
 

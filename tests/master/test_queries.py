@@ -18,7 +18,7 @@ from ciel.core.jobs import JobState
 from ciel.core.refs import Future
 from ciel.core.tasks import Mentions, TaskState
 from ciel.master.state.queries import explain, topics
-from ciel.master.state.queries.topics import UnknownQuestionError
+from ciel.master.state.queries.topics import UnknownQueryError
 from ciel.master.state.subscriptions import CLIENT_GRACE_S
 from ciel.testing.builders import (
     JOB,
@@ -38,7 +38,7 @@ def test_a_task_is_found_by_name_place_or_id() -> None:
     assert ask(cluster, "task", job=1, task="5")["task"] == tasks[1].id
     assert ask(cluster, "task", job="last", task="1")["task"] == tasks[0].id
     assert ask(cluster, "task", job=JOB, task=tasks[2].id)["name"] == "6"
-    with pytest.raises(UnknownQuestionError, match="job 1 has no task 9"):
+    with pytest.raises(UnknownQueryError, match="job 1 has no task 9"):
         ask(cluster, "task", job=1, task="9")
 
 
@@ -104,7 +104,7 @@ def test_jobs_are_listed_by_number() -> None:
     assert numbers(first=2, last=4) == [2, 3, 4]
     assert numbers(first=2, last=4, limit=1) == [4]
     assert numbers(job="job3") == numbers(job=3) == [3]
-    with pytest.raises(UnknownQuestionError, match="no job 9"):
+    with pytest.raises(UnknownQueryError, match="no job 9"):
         numbers(job=9)
 
 

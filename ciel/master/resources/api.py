@@ -46,9 +46,9 @@ class Listing(Resource):
         arguments |= self.asked(request)
         return request.reply(self.shape(self.service.answer(self._topic, arguments)))
 
-    def shape(self, told: Any) -> Any:
+    def shape(self, answer: Any) -> Any:
         """Return an answer as it is shown."""
-        return told
+        return answer
 
     def asked(self, request: Request) -> dict[str, Any]:
         """Return what the query says."""
@@ -68,15 +68,15 @@ class Tasks(Page):
     def asked(self, request: Request) -> dict[str, Any]:
         return super().asked(request) | {"state": text_asked(request, "state", _TASK_STATES)}
 
-    def shape(self, told: Any) -> Any:
-        return told | {"tasks": [with_command(row) for row in told["tasks"]]}
+    def shape(self, answer: Any) -> Any:
+        return answer | {"tasks": [with_command(row) for row in answer["tasks"]]}
 
 
 class OneTask(Listing):
     """All that is known of one task."""
 
-    def shape(self, told: Any) -> Any:
-        return with_command(told)
+    def shape(self, answer: Any) -> Any:
+        return with_command(answer)
 
 
 class Results(Resource):
@@ -84,9 +84,9 @@ class Results(Resource):
 
     def render_GET(self, request: Request) -> Answer:
         first = number_asked(request, "first", 0)
-        told = self.service.answer("results", {"job": request.params["job"], "first": first})
-        rows = [{"name": name, "reference": ref} for name, ref in told["results"]]
-        return request.reply({**told, "results": rows})
+        answer = self.service.answer("results", {"job": request.params["job"], "first": first})
+        rows = [{"name": name, "reference": ref} for name, ref in answer["results"]]
+        return request.reply({**answer, "results": rows})
 
 
 class Jobs(Resource):
@@ -112,8 +112,8 @@ class Jobs(Resource):
     def _submit(self, request: Request, submission: Submission) -> bytes:
         found = self.submit(submission)
         request.setHeader("Location", f"/api/v1/jobs/{found.spec.id}")
-        told = {"job": views.job(found, self.service.epoch_s), "outputs": submission.outputs}
-        return request.reply(told, 201)
+        answer = {"job": views.job(found, self.service.epoch_s), "outputs": submission.outputs}
+        return request.reply(answer, 201)
 
 
 def _read(request: Request) -> Submission:
@@ -124,7 +124,7 @@ def _read(request: Request) -> Submission:
 class JobResource(Resource):
     """What is about one job."""
 
-    def told(self, request: Request, found: Job) -> bytes:
+    def reply_job(self, request: Request, found: Job) -> bytes:
         return request.reply(views.job(found, self.service.epoch_s))
 
 
@@ -135,33 +135,33 @@ class OneJob(JobResource):
         found = self.job(request)
         asked = request.args.get(b"wait_s", [b""])[0].decode("latin-1")
         if not asked or found.state in ENDED:
-            return self.told(request, found)
+            return self.reply_job(request, found)
         waiting = self.service.waiters.wait(found.spec.id, seconds_asked(asked, "wait_s"))
-        return waiting.addCallback(lambda _: self.told(request, found))
+        return waiting.addCallback(lambda _: self.reply_job(request, found))
 
     def render_DELETE(self, request: Request) -> Answer:
         found = self.job(request)
         self.service.act(lambda machine, now_s: self.service.change("remove", _named(found)))
-        return self.told(request, found)
+        return self.reply_job(request, found)
 
 
-class Cancelled(JobResource):
+class JobCancel(JobResource):
     """Ends a job; its state is `cancelling` until its programs are gone."""
 
     def render_POST(self, request: Request) -> Answer:
         found = self.job(request)
         reason = "cancelled by HTTP"
         self.service.act(lambda machine, now_s: machine.cancel_job(found, reason, now_s))
-        return self.told(request, found)
+        return self.reply_job(request, found)
 
 
-class Retried(JobResource):
+class JobRetry(JobResource):
     """Has what failed of a job tried again."""
 
     def render_POST(self, request: Request) -> Answer:
         found = self.job(request)
         self.service.act(lambda machine, now_s: self.service.change("retry", _named(found)))
-        return self.told(request, found)
+        return self.reply_job(request, found)
 
 
 def _named(found: Job) -> dict[str, str]:
@@ -174,8 +174,8 @@ def add_api(routes: Routes, service: MasterService) -> None:
         routes.add(f"/api/v1/{name}", Listing(service, name))
     routes.add("/api/v1/jobs", Jobs(service))
     routes.add("/api/v1/jobs/{job}", OneJob(service))
-    routes.add("/api/v1/jobs/{job}/cancel", Cancelled(service))
-    routes.add("/api/v1/jobs/{job}/retry", Retried(service))
+    routes.add("/api/v1/jobs/{job}/cancel", JobCancel(service))
+    routes.add("/api/v1/jobs/{job}/retry", JobRetry(service))
     routes.add("/api/v1/jobs/{job}/tasks", Tasks(service, "tasks"))
     routes.add("/api/v1/jobs/{job}/tasks/{task}", OneTask(service, "task"))
     routes.add("/api/v1/jobs/{job}/results", Results(service))

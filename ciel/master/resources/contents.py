@@ -16,7 +16,7 @@ from ciel.access.keys import Key, Role
 from ciel.access.tickets import make_ticket
 from ciel.core.ids import check_id
 from ciel.core.refs import Failure, Reference, Value, locations_of
-from ciel.master.resources.resource import Resource, refusing
+from ciel.master.resources.resource import Resource, with_http_errors
 from ciel.master.service import MasterService
 from ciel.net.errors import HttpError, TransferError
 from ciel.net.http import BodySink, Request
@@ -65,7 +65,7 @@ class Uploads(Resource):
     def _to_worker(self, request: Request) -> HttpError:
         name = request.params.get("id")
         if name is not None:
-            refusing(lambda: check_id(name))
+            with_http_errors(lambda: check_id(name))
         workers = sorted(self.service.netlocs())
         if not workers:
             return HttpError(503, "there is no worker to take it; start one with ciel-worker")
@@ -90,7 +90,7 @@ def _elsewhere(netloc: str, target: str, reason: str) -> HttpError:
     return HttpError(307, reason, Location=f"http://{netloc}{target}")
 
 
-class _Kept:
+class _Buffer:
     """Takes a short content."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Contents:
         if not places:
             raise HttpError(404, f"no worker that is there has {ref.id}")
         netloc, target = min(places), f"/data/{quote(ref.id, safe=':')}"
-        sink = _Kept()
+        sink = _Buffer()
 
         def headers() -> dict[str, str]:
             ticket = make_ticket(self._key, "GET", netloc, target, time.time())

@@ -45,7 +45,7 @@ class Workers(Resource):
     """All workers; they join by their control connection, not here."""
 
     def render_GET(self, request: Request) -> bytes:
-        return self.say(request, self._listed())
+        return self.reply(request, self._listed())
 
     def render_POST(self, request: Request) -> bytes:
         raise HttpError(410, _BY_CONTROL)
@@ -66,10 +66,10 @@ class WorkersVersioned(Workers):
 
     def render_GET(self, request: Request) -> bytes:
         version = self.machine.workers_version
-        return self.say(request, {"version": version, "workers": self._listed()})
+        return self.reply(request, {"version": version, "workers": self._listed()})
 
 
-class WorkersAwaited(Resource):
+class WorkersWait(Resource):
     """Waits until workers came or went since a version."""
 
     needs_role = Role.READ
@@ -77,10 +77,10 @@ class WorkersAwaited(Resource):
     def render_POST(self, request: Request) -> Answer:
         known = number_asked(request, "version", 0)
         if self.machine.workers_version > known:
-            return self._told(request)
-        return self.service.waiters.wait(WORKERS).addCallback(lambda _: self._told(request))
+            return self._reply(request)
+        return self.service.waiters.wait(WORKERS).addCallback(lambda _: self._reply(request))
 
-    def _told(self, request: Request) -> bytes:
+    def _reply(self, request: Request) -> bytes:
         return request.reply({"current_version": self.machine.workers_version})
 
 
@@ -101,10 +101,10 @@ class Worker(Resource):
         node = self.machine.workers.get(request.params["worker"])
         if node is None:
             raise HttpError(404, f"there is no worker {request.params['worker']!r:.140}")
-        return self.say(request, views.original_worker(node, self.service.epoch_s))
+        return self.reply(request, views.original_worker(node, self.service.epoch_s))
 
 
-class WorkersForgotten(Resource):
+class WorkersReset(Resource):
     """Takes all workers for lost. Those that live join anew, and what they ran runs again."""
 
     needs_role = Role.ADMIN
@@ -150,7 +150,7 @@ class JobSubmitter(Resource):
     def _submit(self, request: Request, submission: submissions.Submission) -> bytes:
         if submission.spec.id in self.machine.jobs:
             raise HttpError(409, f"there is a job {submission.spec.id} already")
-        return self.say(request, views.original_job(self.machine, self.submit(submission)))
+        return self.reply(request, views.original_job(self.machine, self.submit(submission)))
 
 
 class Jobs(JobSubmitter):
@@ -167,20 +167,20 @@ class JobById(JobSubmitter):
     """One job; or a new one of that id."""
 
     def render_GET(self, request: Request) -> bytes:
-        return self.say(request, views.original_job(self.machine, self.job(request)))
+        return self.reply(request, views.original_job(self.machine, self.job(request)))
 
     def render_POST(self, request: Request) -> Answer:
         return self.submit_original(request, JobId(check_id(request.params["job"])))
 
 
-class Completion(Resource):
+class JobCompletion(Resource):
     """Waits for a job's end: by GET for as long as it takes, by POST at most so many seconds."""
 
     needs_role = Role.READ
 
     def render_GET(self, request: Request) -> Answer:
         found = self.job(request)
-        return self._ended(found, None).addCallback(lambda _: self._told(request, found))
+        return self._ended(found, None).addCallback(lambda _: self._reply(request, found))
 
     def render_POST(self, request: Request) -> Answer:
         timeout = body_object(request, "timeout").get("timeout")
@@ -188,8 +188,8 @@ class Completion(Resource):
         ended = self._ended(found, seconds_asked(timeout, "timeout"))
         return ended.addCallback(lambda is_over: request.reply(is_over))
 
-    def _told(self, request: Request, found: Job) -> bytes:
-        return self.say(request, views.original_job(self.machine, found))
+    def _reply(self, request: Request, found: Job) -> bytes:
+        return self.reply(request, views.original_job(self.machine, found))
 
     def _ended(self, found: Job, timeout_s: float | None) -> Deferred[bool]:
         if found.state in ENDED:
@@ -199,23 +199,23 @@ class Completion(Resource):
         return self.service.waiters.wait(found.spec.id, timeout_s)
 
 
-class Resumed(Resource):
+class JobResume(Resource):
     """Has what failed of an ended job tried again."""
 
     def render_POST(self, request: Request) -> bytes:
         found = self.job(request)
         named = {"job": found.spec.id}
         self.service.act(lambda machine, now_s: self.service.change("retry", named))
-        return self.say(request, views.original_job(self.machine, found))
+        return self.reply(request, views.original_job(self.machine, found))
 
 
-class Poked(Resource):
+class JobPoke(Resource):
     """Has the scheduler look at once, which it does by itself, too."""
 
     def render_POST(self, request: Request) -> bytes:
         found = self.job(request)
         self.service.act(lambda machine, now_s: None)
-        return self.say(request, views.original_job(self.machine, found))
+        return self.reply(request, views.original_job(self.machine, found))
 
 
 class Task(Resource):
@@ -223,10 +223,10 @@ class Task(Resource):
 
     def render_GET(self, request: Request) -> bytes:
         task = self.task(request)
-        return self.say(request, views.original_task(self.machine, task, self.service.epoch_s))
+        return self.reply(request, views.original_task(self.machine, task, self.service.epoch_s))
 
 
-class Aborted(Resource):
+class TaskAbort(Resource):
     """Ends what runs of a task, wherever that is, as a failure of its own."""
 
     def render_POST(self, request: Request) -> bytes:
@@ -240,7 +240,7 @@ class Ref(Resource):
 
     def render_GET(self, request: Request) -> bytes:
         self.job(request)
-        return self.say(request, self.reference(request))
+        return self.reply(request, self.reference(request))
 
 
 # --- all of them ----------------------------------------------------------------------------------
@@ -265,17 +265,17 @@ def add_original(routes: Routes, service: MasterService, contents: Contents) -> 
     routes.add("/control", Greeting(service))
     routes.add("/control/worker", Workers(service))
     routes.add("/control/worker/versioned", WorkersVersioned(service))
-    routes.add("/control/worker/await_event_count", WorkersAwaited(service))
+    routes.add("/control/worker/await_event_count", WorkersWait(service))
     routes.add("/control/worker/random", AnyWorker(service))
-    routes.add("/control/worker/reset", WorkersForgotten(service))
+    routes.add("/control/worker/reset", WorkersReset(service))
     routes.add("/control/worker/{worker}", Worker(service))
     routes.add("/control/job", Jobs(service, contents))
     routes.add("/control/job/{job}", JobById(service, contents))
-    routes.add("/control/job/{job}/completion", Completion(service))
-    routes.add("/control/job/{job}/resume", Resumed(service))
-    routes.add("/control/job/{job}/poke", Poked(service))
+    routes.add("/control/job/{job}/completion", JobCompletion(service))
+    routes.add("/control/job/{job}/resume", JobResume(service))
+    routes.add("/control/job/{job}/poke", JobPoke(service))
     routes.add("/control/task/{job}/{task}", Task(service))
-    routes.add("/control/task/{job}/{task}/abort", Aborted(service))
+    routes.add("/control/task/{job}/{task}/abort", TaskAbort(service))
     routes.add("/control/ref/{job}/{id}", Ref(service))
     routes.add("/control/data", BlockList(service))
     routes.add("/control/data/{id}", DataByRoute(service))

@@ -22,7 +22,7 @@ from ciel.master.service import MasterService
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import topics
 from ciel.master.state.queries.object_locations import UnknownObjectError
-from ciel.master.state.queries.topics import UnknownQuestionError
+from ciel.master.state.queries.topics import UnknownQueryError
 from ciel.net.errors import HttpError
 from ciel.net.http import LITTLE_MAX_BYTES, Answer, Request, Route
 from ciel.wire.errors import WireError
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 READ_AT_ONCE_MAX_BYTES: Final = 16 * 1024
 """To make tasks of 1 MiB of JSON takes half a second, in which others are to be served."""
-_UNKNOWN = (UnknownQuestionError, UnknownJobError, UnknownObjectError)
+_UNKNOWN = (UnknownQueryError, UnknownJobError, UnknownObjectError)
 _NOT_NOW = (CannotRetryError, JobNotEndedError)
 _NUMBER_MAX = 10**12
 
@@ -54,7 +54,7 @@ class Resource(Route):
         return Role.READ if method in ("GET", "HEAD") else self.needs_role
 
     def render(self, request: Request) -> Answer:
-        return refusing(lambda: super(Resource, self).render(request))
+        return with_http_errors(lambda: super(Resource, self).render(request))
 
     def job(self, request: Request) -> Job:
         """Find the job that the path names, or answer 404."""
@@ -78,12 +78,12 @@ class Resource(Route):
             lambda machine, now_s: machine.submit_job(job.spec, job.tasks, job.wanted, now_s)
         )
 
-    def say(self, request: Request, value: object, status: int = 200) -> bytes:
+    def reply(self, request: Request, value: object, status: int = 200) -> bytes:
         """Answer with a value that may have references in it."""
         return request.reply(to_json(value), status)
 
 
-def refusing(do: Callable[[], T]) -> T:
+def with_http_errors(do: Callable[[], T]) -> T:
     """Do something; what the engine refuses becomes an answer."""
     try:
         return do()
@@ -102,8 +102,8 @@ def read_in_thread(
     refuses becomes an answer.
     """
     begin = deferToThread if size_bytes > READ_AT_ONCE_MAX_BYTES else execute
-    done: Deferred[Any] = begin(refusing, read)
-    return done.addCallback(lambda value: refusing(lambda: then(value)))
+    done: Deferred[Any] = begin(with_http_errors, read)
+    return done.addCallback(lambda value: with_http_errors(lambda: then(value)))
 
 
 def body_object(request: Request, *known: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The master's HTTP side: whether it lives, its figures, `/api/v1`, the original's routes, and
+"""The master's HTTP side: whether it lives, its metrics, `/api/v1`, the original's routes, and
 pages for people. It carries no object's bytes.
 """
 
@@ -14,7 +14,7 @@ from ciel.master.resources.original import add_original
 from ciel.master.resources.pages import add_pages
 from ciel.master.resources.shutdown import Shutdown
 from ciel.master.service import MasterService
-from ciel.master.state.queries.metrics import figures
+from ciel.master.state.queries.metrics import collect_metrics
 from ciel.net.exposition import Family, Metrics, gauge
 from ciel.net.gate import Gate
 from ciel.net.http import Request, Route, Routes, SecureSite
@@ -33,7 +33,7 @@ def master_families(service: MasterService) -> list[Family]:
     """Tell what the master counts."""
     found = [
         Family(name, kind, text, [({label: at} if label else {}, value) for at, value in values])
-        for name, kind, text, label, values in figures(service.machine)
+        for name, kind, text, label, values in collect_metrics(service.machine)
     ]
     text = "Requests that wait for a job to end, or a worker to come."
     return [*found, gauge("ciel_http_waiting", text, len(service.waiters))]

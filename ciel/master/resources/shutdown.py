@@ -18,7 +18,7 @@ KILL_TARGET: Final = "/control/kill"
 WORKER_TIMEOUT_S: Final = 2.0
 """A worker that has not answered by then is not waited for."""
 
-FAREWELL_S: Final = 0.2
+STOP_DELAY_S: Final = 0.2
 """So long the master lives on after that, so that its own answer leaves."""
 
 
@@ -43,9 +43,9 @@ class Shutdown(Resource):
             self._is_under_way = True
             agent: Any = Agent(self._reactor, connectTimeout=WORKER_TIMEOUT_S)
             asked = [self._end(agent, netloc) for netloc in self.service.netlocs()]
-            told = DeferredList(asked, consumeErrors=True)
-            told.addTimeout(WORKER_TIMEOUT_S, self._reactor)
-            told.addBoth(lambda _: self._reactor.callLater(FAREWELL_S, self._stop))
+            stopped = DeferredList(asked, consumeErrors=True)
+            stopped.addTimeout(WORKER_TIMEOUT_S, self._reactor)
+            stopped.addBoth(lambda _: self._reactor.callLater(STOP_DELAY_S, self._stop))
         return request.reply(True)
 
     def _end(self, agent: Any, netloc: str) -> Any:

@@ -34,7 +34,7 @@ PLAIN_PROGRAMS: Final = frozenset(("stdinout", "env", "environ", "java", "cso"))
 others it is assumed that what they write does."""
 
 _ROOT_KEYS: Final = frozenset(("handler", "dependencies", "task_private", "expected_outputs"))
-_VESTIGES: Final = frozenset(
+_IGNORED_KEYS: Final = frozenset(
     ("event_index", "parent", "scheduling_class", "scheduling_type", "worker_private", "workers")
 )  # of the original's descriptors; they mean nothing here
 _JOURNAL_OPTIONS: Final = frozenset(("journal", "journal_sync_buffer"))  # as those
@@ -79,7 +79,7 @@ def read_root(body: Mapping[str, Any]) -> Root:
     if not isinstance(root, dict):
         raise InvalidSubmissionError("root_task", "it must be an object that says what to run")
     for key in root:
-        if key not in _ROOT_KEYS | _VESTIGES:
+        if key not in _ROOT_KEYS | _IGNORED_KEYS:
             raise InvalidSubmissionError(f"root_task.{key:.40}", "unknown")
     handler = _executor(root.get("handler"), "root_task.handler")
     dependencies = root.get("dependencies", [])

@@ -112,19 +112,19 @@ class Jobs:
         self.removed[job_id] = job
         self.totals[job.state] -= 1
         self.subscriptions.disown(job_id)
-        self.subscriptions.dismiss(job_id)
+        self.subscriptions.remove_watchers(job_id)
         self._context.touched.pop(job_id, None)
 
     # --- announcements ----------------------------------------------------------------------------
 
     def announce(self, job: Job) -> None:
         """Send the state of a job to its watchers."""
-        watchers = self.subscriptions.informed(job.spec.id)
+        watchers = self.subscriptions.state_watchers(job.spec.id)
         if watchers:
             message = JobChanged(summarise(job))
             self._context.outbox += [(client, message) for client in watchers]
         if job.state in ENDED:
-            self.subscriptions.dismiss(job.spec.id)
+            self.subscriptions.remove_watchers(job.spec.id)
 
     def announce_later(self, job: Job) -> None:
         """Send the state of a job to its watchers with the next report of progress."""
@@ -197,6 +197,6 @@ class Jobs:
         spec = task.spec
         number = spec.ordinal + 1 if spec.parent == spec.job else 0
         about = (spec.job, spec.id, spec.name, number, worker.facts.netloc)
-        to = self.subscriptions.of if printed.is_notice else self.subscriptions.listeners
+        to = self.subscriptions.of if printed.is_notice else self.subscriptions.output_watchers
         for client in to(spec.job):
             self._context.send(client, JobPrinted(*about, *printed[2:]))

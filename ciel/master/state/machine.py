@@ -380,7 +380,7 @@ class MasterMachine:
         """Act on the time: silent workers, jobs without clients; called about once a second."""
         self.context.now_s = now_s
         self.membership.check_silence()
-        for job_id in self.job_table.subscriptions.forsaken(now_s):
+        for job_id in self.job_table.subscriptions.expired(now_s):
             self.operations.cancel(self.jobs[job_id], "its client is gone")
 
     def due_s(self) -> float | None:

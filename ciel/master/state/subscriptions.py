@@ -23,7 +23,7 @@ class Subscriptions:
         """Return the clients that watch a job."""
         return self._watchers.get(job_id, ())
 
-    def informed(self, job_id: str) -> list[str]:
+    def state_watchers(self, job_id: str) -> list[str]:
         """Return those of them that are sent the state of the job: a client that catches up with
         the results gets the state after them.
         """
@@ -38,7 +38,7 @@ class Subscriptions:
     def caught_up(self, client: str, job_id: str) -> None:
         self._catching_up.discard((client, job_id))
 
-    def listeners(self, job_id: str) -> list[str]:
+    def output_watchers(self, job_id: str) -> list[str]:
         """Return those of them that are sent the output of tasks."""
         return [client for client, listens in self._watchers.get(job_id, {}).items() if listens]
 
@@ -73,7 +73,7 @@ class Subscriptions:
             elif jobs[job_id].state is JobState.ACTIVE:
                 self._orphans[job_id] = due_s
 
-    def forsaken(self, now_s: float) -> list[str]:
+    def expired(self, now_s: float) -> list[str]:
         """Return the jobs whose grace period is over, each once."""
         due = [job_id for job_id, due_s in self._orphans.items() if now_s >= due_s]
         for job_id in due:
@@ -85,7 +85,7 @@ class Subscriptions:
         self._owners.pop(job_id, None)
         self._orphans.pop(job_id, None)
 
-    def dismiss(self, job_id: str) -> None:
+    def remove_watchers(self, job_id: str) -> None:
         """Note that there will be no more news of a job."""
         self._watchers.pop(job_id, None)
 

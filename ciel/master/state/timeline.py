@@ -14,7 +14,7 @@ from ciel.master.state.workers import WorkerNode
 SPANS_MAX = 20_000
 """Attempts that are remembered; some 250 bytes each."""
 PAGE_MAX = 2000
-LOOKED_AT_MAX: Final = 50_000  # for one page; some 5 ms
+SCANNED_MAX: Final = 50_000  # for one page; some 5 ms
 FORGOTTEN_SHARE: Final = 8
 """When one in so many may be of a job that was removed, those are looked for; some 5 ms."""
 
@@ -86,7 +86,7 @@ class Timeline:
         oldest = self._count - len(self._spans)
         place = min(max(first, oldest), self._count)
         spans: list[Span] = []
-        for span in islice(self._spans, place - oldest, place - oldest + LOOKED_AT_MAX):
+        for span in islice(self._spans, place - oldest, place - oldest + SCANNED_MAX):
             place += 1
             if span is not None and span[0] in wanted:
                 spans.append(span)

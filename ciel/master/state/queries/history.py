@@ -14,7 +14,7 @@ from ciel.master.state.machine import MasterMachine
 
 PAYLOAD_MAX_BYTES: Final = 16 << 10
 """Longer payloads are not told: few command lines are, and a listing has a thousand of them."""
-WORKERS_TOLD_MAX: Final = 1000
+WORKERS_LISTED_MAX: Final = 1000
 
 
 def ran(machine: MasterMachine, task: TaskNode) -> dict[str, Any]:
@@ -25,12 +25,12 @@ def ran(machine: MasterMachine, task: TaskNode) -> dict[str, Any]:
     if task.worker is not None or ending is None:
         node = machine.workers.get(task.worker or "")
         hostname = None if node is None else node.facts.hostname
-        return _told(task.worker, hostname, None, None, None)
+        return _row(task.worker, hostname, None, None, None)
     ended_at_s = ending.ended_at_s + machine.epoch_s
-    return _told(ending.worker, ending.hostname, ended_at_s, ending.run_s, ending.exit_status)
+    return _row(ending.worker, ending.hostname, ended_at_s, ending.run_s, ending.exit_status)
 
 
-def _told(
+def _row(
     worker: str | None, hostname: str | None, ended_at_s: float | None, run_s: float | None,
     exit_status: int | None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -67,4 +67,4 @@ def first_task(job: Job) -> dict[str, Any] | None:
 
 def ran_on(job: Job) -> dict[str, int]:
     """Count the attempts of a job that ended on each worker, for so many workers at most."""
-    return dict(list(job.ran_on.items())[:WORKERS_TOLD_MAX])
+    return dict(list(job.ran_on.items())[:WORKERS_LISTED_MAX])

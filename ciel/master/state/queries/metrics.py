@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from ciel.master.state.machine import MasterMachine
 
 
-class Figure(NamedTuple):
+class Metric(NamedTuple):
     """A figure; several of one name differ by the value of their one label."""
 
     name: str
@@ -20,7 +20,7 @@ class Figure(NamedTuple):
     values: Iterable[tuple[str, float]]
 
 
-def figures(machine: MasterMachine) -> list[Figure]:
+def collect_metrics(machine: MasterMachine) -> list[Metric]:
     """Return all metrics of a master."""
     workers, members = machine.workers.values(), machine.membership
     slots = sum(node.facts.slots for node in workers)
@@ -36,10 +36,10 @@ def figures(machine: MasterMachine) -> list[Figure]:
         _gauge("ciel_slots", "Slots of all workers.", slots),
         _gauge("ciel_slots_busy", "Slots for which there is a task.", busy),
         _gauge("ciel_slots_ahead", "Slots' worth of tasks that workers have in line.", ahead),
-        Figure("ciel_jobs", "gauge", "Jobs that are there, by state.", "state", jobs),
+        Metric("ciel_jobs", "gauge", "Jobs that are there, by state.", "state", jobs),
         _counter("ciel_jobs_total", "Jobs that were begun.", machine.job_table.count),
-        Figure("ciel_tasks", "gauge", "Tasks of these jobs, by state.", "state", tasks),
-        Figure(
+        Metric("ciel_tasks", "gauge", "Tasks of these jobs, by state.", "state", tasks),
+        Metric(
             "ciel_attempts_total", "counter", "Attempts that ended, by how they did.", "ending",
             attempts.items(),
         ),
@@ -50,9 +50,9 @@ def figures(machine: MasterMachine) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _gauge(name: str, text: str, value: float) -> Figure:
-    return Figure(name, "gauge", text, "", [("", value)])
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return Metric(name, "gauge", text, "", [("", value)])
 
 
-def _counter(name: str, text: str, value: float) -> Figure:
-    return Figure(name, "counter", text, "", [("", value)])
+def _counter(name: str, text: str, value: float) -> Metric:
+    return Metric(name, "counter", text, "", [("", value)])

@@ -43,10 +43,10 @@ ROOM_CHARACTERS = 1 << 20  # of references in one answer: a failure may have muc
 JOBS_LISTED_MAX = 1000  # in one answer; some 15 ms
 TASKS_LISTED_MAX = 1000
 TASKS_OF_JOB_MAX = 10  # that come with what is told of a job
-TASKS_LOOKED_AT_MAX = 10_000  # for one page; some 5 ms
+TASKS_SCANNED_MAX = 10_000  # for one page; some 5 ms
 TASKS_COUNTED_MAX = 5_000  # by kind, for one answer; some 10 ms
-RESULTS_LOOKED_AT_MAX = 100_000  # for errors; some 20 ms
-NAMES_LOOKED_AT_MAX = 50_000  # for a task that is called so; some 10 ms
+RESULTS_SCANNED_MAX = 100_000  # for errors; some 20 ms
+NAMES_SCANNED_MAX = 50_000  # for a task that is called so; some 10 ms
 GRAPH_PAGE_MAX = 4000  # in the room that one object takes; some 10 ms
 _GRAPH_TEXT_MAX_LENGTH = 1000
 _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
@@ -55,7 +55,7 @@ _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
 R = TypeVar("R", bound=Reference)
 
 
-class UnknownQuestionError(CielError):
+class UnknownQueryError(CielError):
     """A question that cannot be answered; the text says why."""
 
 
@@ -110,7 +110,7 @@ def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
     """List jobs, the newest last; only those numbered `first` to `last`, or in `state`, or one, if
     that is asked.
 
-    Raises UnknownQuestionError for one that is not there.
+    Raises UnknownQueryError for one that is not there.
     """
     if (selector := arguments.get("job")) is not None:
         return [list(summarise(find(machine, selector)))]
@@ -140,7 +140,7 @@ def find(machine: MasterMachine, selector: Any) -> Job:
             if job.spec.name == selector:
                 return job
     shown = object_locations.shown_name(selector)
-    raise UnknownQuestionError(f"there is no job {shown}; `ciel job list` lists those there are")
+    raise UnknownQueryError(f"there is no job {shown}; `ciel job list` lists those there are")
 
 
 def _number(selector: Any) -> int | None:
@@ -159,17 +159,17 @@ def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
     near = tasks.get(job.tasks[place - 1]) if 0 < place <= len(job.tasks) else None
     if near is not None and near.spec.name == selector:
         return near  # as in most arrays; else all of them have to be looked at
-    for task_id in islice(job.tasks, NAMES_LOOKED_AT_MAX):
+    for task_id in islice(job.tasks, NAMES_SCANNED_MAX):
         task = tasks.get(task_id)
         if task is not None and task.spec.name == selector:
             return task
     if near is not None:
         return near
     shown = object_locations.shown_name(selector)
-    if len(job.tasks) > NAMES_LOOKED_AT_MAX:
-        some = f"none of the first {NAMES_LOOKED_AT_MAX} tasks of job {job.number} is called"
-        raise UnknownQuestionError(f"{some} {shown}; name it by its id or its number")
-    raise UnknownQuestionError(f"job {job.number} has no task {shown}{_gone(job)}")
+    if len(job.tasks) > NAMES_SCANNED_MAX:
+        some = f"none of the first {NAMES_SCANNED_MAX} tasks of job {job.number} is called"
+        raise UnknownQueryError(f"{some} {shown}; name it by its id or its number")
+    raise UnknownQueryError(f"job {job.number} has no task {shown}{_gone(job)}")
 
 
 def find_producer(machine: MasterMachine, object_id: Any) -> TaskNode:
@@ -177,7 +177,7 @@ def find_producer(machine: MasterMachine, object_id: Any) -> TaskNode:
     node = machine.graph.objects.get(object_id) if isinstance(object_id, str) else None
     if node is None or node.producer is None:
         shown = object_locations.shown_name(object_id)
-        raise UnknownQuestionError(f"no task is known that makes {shown}")
+        raise UnknownQueryError(f"no task is known that makes {shown}")
     return node.producer
 
 
@@ -232,7 +232,7 @@ def _failures(machine: MasterMachine, job: Job) -> Iterator[Failure]:
     counts = job.counts
     may_have = counts[TaskState.FAILED] or counts[TaskState.CANCELLED]
     if may_have or job.state is JobState.FAILED:
-        for object_id in islice(job.wanted, RESULTS_LOOKED_AT_MAX):
+        for object_id in islice(job.wanted, RESULTS_SCANNED_MAX):
             ref = machine.graph.objects.reference(object_id)
             if isinstance(ref, Failure):
                 yield ref
@@ -251,7 +251,7 @@ def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
     )
     elements = _elements(arguments.get("elements"))
     start = first if isinstance(first, int) and first > 0 else 0
-    page = found.tasks[start : start + TASKS_LOOKED_AT_MAX]
+    page = found.tasks[start : start + TASKS_SCANNED_MAX]
     nodes = machine.graph.tasks
     rows: list[dict[str, Any]] = []
     position = start
@@ -321,7 +321,7 @@ def graph(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> di
     """
     found = find(machine, arguments.get("job"))
     place, told = _place(arguments.get("first"))
-    end = min(place + TASKS_LOOKED_AT_MAX, len(found.tasks))
+    end = min(place + TASKS_SCANNED_MAX, len(found.tasks))
     nodes = machine.graph.tasks
     rows: list[dict[str, Any]] = []
     room = GRAPH_PAGE_MAX
@@ -455,13 +455,13 @@ def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             machine.journal.append(Change(0, topic, named))
             return {"task": task.spec.id, "name": task.spec.name, "state": str(task.state)}
         case _:
-            raise UnknownQuestionError(f"this master cannot change {topic[:_SHOWN_MAX_LENGTH]!r}")
+            raise UnknownQueryError(f"this master cannot change {topic[:_SHOWN_MAX_LENGTH]!r}")
     machine.journal.append(Change(0, topic, {"job": found.spec.id}))
     return {"summary": list(summarise(found))}
 
 
 def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:
-    """Answer a question, references not encoded yet; raises UnknownQuestionError."""
+    """Answer a question, references not encoded yet; raises UnknownQueryError."""
     arguments = argument if isinstance(argument, dict) else {}
     match topic:
         case "status":
@@ -495,4 +495,4 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
         case "task":
             task = find_task(machine, find(machine, arguments.get("job")), arguments.get("task"))
             return explain.describe(machine, task, now_s)
-    raise UnknownQuestionError(f"this master knows nothing about {topic!r}")
+    raise UnknownQueryError(f"this master knows nothing about {topic!r}")

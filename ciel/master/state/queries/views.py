@@ -47,20 +47,20 @@ def job(found: Job, epoch_s: float) -> dict[str, Any]:
     return _row(found, summarise(found), epoch_s)
 
 
-def _row(found: Job, told: JobSummary, epoch_s: float) -> dict[str, Any]:
-    ended_at_s = None if told.ended_at_s is None else round(told.ended_at_s + epoch_s, 3)
+def _row(found: Job, summary: JobSummary, epoch_s: float) -> dict[str, Any]:
+    ended_at_s = None if summary.ended_at_s is None else round(summary.ended_at_s + epoch_s, 3)
     return {
-        "id": told.id,
-        "number": told.number,
-        "name": told.name,
-        "state": told.state,
-        "reason": told.reason,
-        "counts": told.counts,
-        "created_at_s": round(told.created_at_s + epoch_s, 3),
+        "id": summary.id,
+        "number": summary.number,
+        "name": summary.name,
+        "state": summary.state,
+        "reason": summary.reason,
+        "counts": summary.counts,
+        "created_at_s": round(summary.created_at_s + epoch_s, 3),
         "ended_at_s": ended_at_s,
-        "wanted": told.wanted,
-        "unsettled": told.unsettled,
-        "handed_over": told.handed_over,
+        "wanted": summary.wanted,
+        "unsettled": summary.unsettled,
+        "handed_over": summary.handed_over,
         "open": found.open,
         "detached": found.spec.detached,
         "keep": found.spec.keep,
