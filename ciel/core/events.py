@@ -190,12 +190,12 @@ RECALLED = "RECALLED"
 
 
 class DropObjects(NamedTuple):
-    """Delete objects that are not needed any more. `unless_whole`: stop fetching them instead, as
+    """Delete objects that are not needed any more. `unless_complete`: stop fetching them instead, as
     the streams have broken; a worker that has received all of an object keeps it.
     """
 
     objects: tuple[ObjectId, ...]
-    unless_whole: bool = False
+    unless_complete: bool = False
 
 
 class Neighbour(NamedTuple):
@@ -206,17 +206,17 @@ class Neighbour(NamedTuple):
 
 
 class MeetWorkers(NamedTuple):
-    """Workers that have joined, and the addresses of workers that are lost. `afresh`: `neighbours`
+    """Workers that have joined, and the addresses of workers that are lost. `is_complete`: `neighbours`
     is the complete list, and replaces earlier ones. It may contain the receiver.
     """
 
     neighbours: tuple[Neighbour, ...]
     gone: tuple[str, ...] = ()
-    afresh: bool = False
+    is_complete: bool = False
 
     def apply_to(self, hosts: dict[str, str], own_netloc: str) -> None:
         """Update `hosts`, the hosts of all workers except `own_netloc`, by address."""
-        if self.afresh:
+        if self.is_complete:
             hosts.clear()
         for netloc in self.gone:
             hosts.pop(netloc, None)
@@ -254,7 +254,7 @@ class TaskReported(NamedTuple):
 
 class SpawnTask(NamedTuple):
     """A running attempt of the parent created a task. The message counts only if that attempt still
-    counts. `begun`: the worker has started the child by itself, as attempt 0, and ends it on
+    counts. `started`: the worker has started the child by itself, as attempt 0, and ends it on
     `CancelTask`. `wanted`: the parent needs the child's outputs while it runs. Both: the child runs
     within its parent, whose attempt waits for it, and occupies no slot.
     """
@@ -262,7 +262,7 @@ class SpawnTask(NamedTuple):
     spec: TaskSpec
     known: tuple[Reference, ...]
     attempt: int
-    begun: bool = False
+    started: bool = False
     wanted: bool = False
 
 

@@ -200,7 +200,7 @@ class FakeMaster:
         self._read_journal()
         outbox = machine.take_outbox()
         for peer, message in outbox[said_before:]:
-            if isinstance(message, DropObjects) and not message.unless_whole:
+            if isinstance(message, DropObjects) and not message.unless_complete:
                 self._world.witness.released(machine, listed[peer].intersection(message.objects))
         for peer, message in outbox:
             self._send(peer, message)

@@ -44,7 +44,7 @@ def spawning(*, delegates: bool = True) -> tuple[Cluster, TaskSpec, TaskSpec]:
 
 def test_a_child_that_is_needed_goes_on_where_it_was_begun() -> None:
     cluster, parent, child = spawning()
-    cluster.worker_says("w1", SpawnTask(child, (), 1, begun=True))
+    cluster.worker_says("w1", SpawnTask(child, (), 1, started=True))
     cluster.said()
     assert cluster.state(child) is TaskState.ASSIGNED
     assert cluster.slots_used("w1") == 2
@@ -61,8 +61,8 @@ def test_a_child_is_needed_if_it_is_at_the_end_of_the_turn() -> None:
     inner = a_task("inner", parent=part, ordinal=3)
     cluster.worker_says(
         "w1",
-        SpawnTask(part, (), 1, begun=True),
-        SpawnTask(inner, (), 0, begun=True),
+        SpawnTask(part, (), 1, started=True),
+        SpawnTask(inner, (), 0, started=True),
         TaskReported(inner.id, 0, (inline("inner"),), None, 0.1),
         TaskReported(part.id, 0, (inline("part"),), None, 0.1),
         SpawnTask(whole, (), 1),
@@ -84,7 +84,7 @@ def test_a_child_that_must_not_begin_is_called_off(reason: str) -> None:
         cluster.said("w1: run a")
     elif reason == "parent superseded":
         attempt = 7
-    cluster.worker_says("w1", SpawnTask(child, (), attempt, begun=True))
+    cluster.worker_says("w1", SpawnTask(child, (), attempt, started=True))
     lines = cluster.lines()
     assert CancelTask(child.id, 0) in cluster.told
     assert lines[1:] == (["w1: run a"] if reason == "switched off" else [])
@@ -94,7 +94,7 @@ def test_a_child_that_must_not_begin_is_called_off(reason: str) -> None:
 
 def test_a_child_that_was_begun_and_whose_worker_is_lost_runs_again() -> None:
     cluster, _, child = spawning()
-    cluster.worker_says("w1", SpawnTask(child, (), 1, begun=True))
+    cluster.worker_says("w1", SpawnTask(child, (), 1, started=True))
     cluster.loses("w1")
     cluster.joins(a_worker("w2"))
     cluster.said("w2: run a")
@@ -102,7 +102,7 @@ def test_a_child_that_was_begun_and_whose_worker_is_lost_runs_again() -> None:
 
 def test_a_child_that_is_refused_fails_its_parent_and_stops() -> None:
     cluster, parent, child = spawning()
-    cluster.worker_says("w1", SpawnTask(child._replace(digest="0" * 32), (), 1, begun=True))
+    cluster.worker_says("w1", SpawnTask(child._replace(digest="0" * 32), (), 1, started=True))
     assert cluster.state(parent) is TaskState.FAILED
     cluster.lines()
     assert CancelTask(child.id, 0) in cluster.told
@@ -112,7 +112,7 @@ def test_a_child_that_is_refused_fails_its_parent_and_stops() -> None:
 
 
 def within(child: TaskSpec, attempt: int = 1) -> SpawnTask:
-    return SpawnTask(child, (), attempt, begun=True, wanted=True)
+    return SpawnTask(child, (), attempt, started=True, wanted=True)
 
 
 def test_a_child_that_runs_within_its_parent_counts_and_takes_no_slot() -> None:

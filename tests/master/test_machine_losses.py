@@ -229,7 +229,7 @@ def test_workers_are_introduced_to_each_other() -> None:
         cluster.joins(a_worker(name))
     hosts = {w.facts.netloc: w.facts.host for w in cluster.machine.workers.values()}
     everyone = tuple([Neighbour(*item) for item in hosts.items()])
-    assert met_by(cluster)["w3"][-1] == MeetWorkers(everyone, afresh=True)
+    assert met_by(cluster)["w3"][-1] == MeetWorkers(everyone, is_complete=True)
     assert met_by(cluster)["w1"][-1] == MeetWorkers(everyone[2:])
     cluster.machine.outbox.clear()
     cluster.loses("w2")
@@ -242,7 +242,7 @@ def test_g4_a_worker_that_joins_is_one_message_to_each_other_however_many_there_
     for number in range(100):
         cluster.joins(a_worker(f"w{number}"))
     sent = [message for messages in met_by(cluster).values() for message in messages]
-    assert sum(len(m.neighbours) for m in sent if not m.afresh) == 100 * 99 / 2
+    assert sum(len(m.neighbours) for m in sent if not m.is_complete) == 100 * 99 / 2
     cluster.machine.outbox.clear()
     for number in range(50):
         cluster.machine.worker_lost(f"w{number}", "its connection ended", cluster.now_s)

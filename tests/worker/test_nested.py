@@ -87,7 +87,7 @@ class Lab(OneWorker):
     def within(self, key: Key, number: int = 0) -> Key:
         """Wait for a child that runs within an attempt."""
         spawned = self.spawned(key[0], number)
-        assert spawned.begun
+        assert spawned.started
         assert spawned.wanted
         return (spawned.spec.id, 0)
 
@@ -187,7 +187,7 @@ def test_whoever_runs_around_a_child_may_give_work_away_meanwhile(lab: Lab) -> N
     lab.good(key)
     given = lab.spawned(key[0], 1)
     assert given.wanted
-    assert not given.begun
+    assert not given.started
 
 
 def test_a_short_text_rides_in_the_task_and_a_long_one_in_an_object(lab: Lab) -> None:

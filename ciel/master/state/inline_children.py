@@ -58,7 +58,7 @@ class InlineChildren:
         if message.wanted and parent.state is ASSIGNED and task is not None:
             self._graph.running_waits.add(parent, task.spec.outputs)
             self._graph.demand(task.spec.outputs)
-        if message.begun:
+        if message.started:
             self._started(worker, parent, message, is_new=is_new)
 
     def _started(
@@ -85,7 +85,7 @@ class InlineChildren:
     def spawned_late(self, worker: WorkerNode, message: SpawnTask) -> None:
         """Process a task that an attempt created which does not count any more."""
         self._attempts.unlisted.add(worker, message.known)
-        if message.begun:
+        if message.started:
             self._cancel(worker, message.spec)
 
     def postpone(self, worker: WorkerNode, message: Message) -> bool:

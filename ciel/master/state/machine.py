@@ -348,7 +348,7 @@ class MasterMachine:
             worker,
             object_id,
         ) in self.attempts.followers_of_broken():  # before it is read there again
-            self.context.send(worker.facts.id, DropObjects((object_id,), unless_whole=True))
+            self.context.send(worker.facts.id, DropObjects((object_id,), unless_complete=True))
         graph, now_s, ready = self.graph, self.context.now_s, self.dispatcher.ready
         if graph.runnable:
             runnable, graph.runnable = graph.runnable, []

@@ -111,7 +111,7 @@ class Dispatcher:
         joined, self._joined = self._joined, {}
         gone, self._gone, self._has_lost = tuple(self._gone), {}, False
         everyone = tuple([Neighbour(netloc, host) for netloc, host in self._table.hosts.items()])
-        welcome = MeetWorkers(everyone, afresh=True)
+        welcome = MeetWorkers(everyone, is_complete=True)
         came = tuple([Neighbour(w.facts.netloc, w.facts.host) for w in joined.values()])
         news = MeetWorkers(came, gone)
         for worker_id in self.workers:
