@@ -6,8 +6,8 @@ caller reports events with their time, and starts the jobs that the method retur
 
 The order depends on sizes. The place of a job in the queue is its time of arrival plus its expected
 duration, computed with `DEFAULT_BYTES_PER_S` and capped at `OVERTAKEN_MAX_S`. So a small job
-overtakes large ones. A job cannot overtake a job whose expected duration passed before it arrived:
-a job waits only for the jobs that arrived before it, and during that duration.
+overtakes large ones, but only if it arrives within that duration after them: every job waits only
+for jobs that arrived before it, or within its own expected duration after it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from heapq import heappop, heappush
 from math import log2
 from typing import Generic, TypeVar
 
-DEFAULT_BYTES_PER_S = 1e8  # a disk that turns; until something is measured
+DEFAULT_BYTES_PER_S = 1e8  # a rotating disk; used until there is a measurement
 OVERTAKEN_MAX_S = 10.0
-"""A job that arrives so much later than a large one does not overtake it."""
+"""The time after the arrival of a large job in which smaller jobs can still overtake it."""
 
 AT_A_TIME_MAX = 32
 """The upper end of the search: devices have queues of this length."""
@@ -30,15 +30,15 @@ FIRST_AT_A_TIME = 4
 (docs/measured/disk-jobs.md)."""
 
 BETTER = 1.05
-"""A higher limit must raise the rate by this factor; a lower one may cost less than that, since
-new jobs then wait for fewer."""
+"""A higher limit must raise the rate by this factor. A lower limit may reduce the rate by less than
+this factor, since new jobs then wait for fewer running jobs."""
 
 WORSE = 0.8
 """A limit that is slower by this factor in its first round gets no second round."""
 
 WAITING_FOR_EACH = 4
-"""The number of waiting jobs, for each that would run, before another limit is tried: many jobs
-share the cost of a trial that fails."""
+"""The number of waiting jobs for each job that would run, before another limit is tried: many jobs
+then share the cost of a trial that fails."""
 
 ROUNDS = 2
 PAUSE_MIN_S = 10.0
@@ -55,16 +55,16 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def level_of(busy_s: float) -> int:
-    """Return the length of a queue as a level, which changes seldom: 0 for an empty queue, and one
-    more for each doubling.
+    """Return a coarse level for the length of a queue, so that it is rarely reported: 0 for an
+    empty queue, and one more for each doubling.
     """
     return 0 if busy_s < REPORTED_FROM_S else 1 + int(log2(busy_s / REPORTED_FROM_S))
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How many disk jobs at a time: `at_most` of them, any number if that is None, or as many as
-    are best if it `adapts`.
+    """The limit on concurrent disk jobs: `at_most`, no limit if that is None, or the number with
+    the best throughput if it `adapts`.
     """
 
     at_most: int | None = None
@@ -96,15 +96,15 @@ class Search:
     def __init__(self, first: int, *, least: int = 1, most: int = AT_A_TIME_MAX) -> None:
         self.settled = first
         self.limit = first
-        """The current limit: the settled number, or the one that is being tried."""
+        """The current limit: the settled limit, or a limit on trial."""
         self.bytes_per_s: float | None = None
-        """The throughput at the settled number, once it was measured."""
+        """The throughput at the settled limit; None before the first measurement."""
         self._least, self._most = least, most
         self._upwards = True
         self._rates: dict[int, list[float]] = {}
         self._not_before_s = 0.0
         self._pause_s = PAUSE_MIN_S
-        self._stale = 0  # how many run that began when the limit was another
+        self._stale = 0  # running jobs that started under another limit
         self._measured_from_s: float | None = None
         self._updated_s = 0.0
         self._underused_s = 0.0
@@ -192,7 +192,9 @@ class Search:
         self._not_before_s = now_s
 
     def _refuse(self, now_s: float) -> None:
-        """Return to the settled limit; search in the other direction next, and pause after both."""
+        """Return to the settled limit. Search in the other direction next; pause if both directions
+        have failed.
+        """
         self._rates.clear()
         self.limit = self.settled
         self._upwards = not self._upwards
@@ -205,9 +207,9 @@ class Search:
 class Admission(Generic[Key]):
     """The disk jobs of one device: waiting, admitted, or running.
 
-    A job arrives by `request`, is admitted when one of the methods returns it, and leaves by `end`
-    in any state. `started` reports that it reads or writes; before, it may have waited for other
-    processes of this host.
+    `request` adds a job, a method that returns the job admits it, and `end` removes it in any
+    state. `started` reports that an admitted job reads or writes: before, it may have waited for
+    other processes on this host.
     """
 
     def __init__(self, policy: Policy, *, is_rotating: bool) -> None:
@@ -218,7 +220,7 @@ class Admission(Generic[Key]):
             self.search = Search(policy.at_most, least=policy.at_most, most=policy.at_most)
         self._queue: list[tuple[float, int, Key]] = []
         self._number = 0
-        self._waiting: dict[Key, tuple[int, int]] = {}  # sizes, and numbers in the line
+        self._waiting: dict[Key, tuple[int, int]] = {}  # sizes, and numbers in the queue
         self._admitted: dict[Key, int] = {}
         self._running: set[Key] = set()
         self.pending_bytes = 0
@@ -252,7 +254,7 @@ class Admission(Generic[Key]):
     def request(self, key: Key, size_bytes: int, now_s: float) -> list[Key]:
         """Add a job; return the jobs to be started."""
         if key in self._waiting or key in self._admitted:
-            raise ValueError(f"the disk job {key!r} is there already")
+            raise ValueError(f"the disk job {key!r} was added already")
         self._number += 1
         place_s = now_s + min(size_bytes / DEFAULT_BYTES_PER_S, OVERTAKEN_MAX_S)
         heappush(self._queue, (place_s, self._number, key))
@@ -268,9 +270,9 @@ class Admission(Generic[Key]):
                 self.search.ran(len(self._running), now_s)
 
     def end(self, key: Key, now_s: float, *, is_good: bool = True) -> list[Key]:
-        """Remove a job that has ended or was given up; return the jobs to be started."""
+        """Remove a job that has ended or was abandoned; return the jobs to be started."""
         if (waited := self._waiting.pop(key, None)) is not None:
-            self.pending_bytes -= waited[0]  # its place in the line stays until it is met
+            self.pending_bytes -= waited[0]  # its entry stays in the queue until it is popped
             return []
         if (size_bytes := self._admitted.pop(key, None)) is None:
             return []

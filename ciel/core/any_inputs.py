@@ -33,8 +33,8 @@ class AnyInputs:
         self.choosers: Waiting[TaskNode] = Waiting()  # by each alternative
 
     def add(self, task: TaskNode, missing: list[ObjectId]) -> list[ObjectId]:
-        """Have a task count on its alternatives, and add its choice to `missing` unless that is
-        made; return all objects to be demanded.
+        """Add a task that becomes active. Append its choice to `missing` unless an alternative
+        counts already. Return all objects to be demanded.
         """
         spec = task.spec
         demanded = [*missing, *spec.alternatives]
@@ -44,14 +44,14 @@ class AnyInputs:
         return demanded
 
     def remove(self, task: TaskNode) -> None:
-        """Note that a task has run, or is not to run: it needs its alternatives no more."""
+        """Remove a task that has finished or is not active any more: it needs no alternatives."""
         self.choosers.forget(task, task.spec.alternatives)
 
     def settled(
         self, object_id: ObjectId
     ) -> tuple[list[TaskNode], list[tuple[TaskNode, str, object]]]:
-        """Note that an object is settled; return the tasks that can run by it, and the tasks that
-        fail by it with their reasons, since it was their last alternative.
+        """Note that an object is settled. Return the tasks that can run now, and the tasks that
+        fail now, with their reasons, since it was their last alternative.
         """
         node = self._objects.nodes[object_id]
         ready: list[TaskNode] = []
@@ -68,8 +68,8 @@ class AnyInputs:
         return ready, failing
 
     def problems(self, task: TaskNode, *, is_put_off: bool) -> Iterator[str]:
-        """Yield what is wrong with a task that has alternatives. `is_put_off`: producers may not be
-        active yet.
+        """Yield the broken invariants of a task that has alternatives. `is_put_off`: some producers
+        may not be active yet.
         """
         spec = task.spec
         counted = [i for i in spec.inputs if task in self.choosers.waiters_of(i)]
@@ -111,7 +111,7 @@ def last_failure(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
     """Return an alternative's failure if the task sees no errors and all alternatives failed."""
     failure: Failure | None = None
     if not spec.sees_errors:
-        for object_id in reversed(spec.alternatives):  # most arrive in order: the last is missing
+        for object_id in reversed(spec.alternatives):  # the last one is usually missing longest
             ref = objects.nodes[object_id].ref
             if not isinstance(ref, Failure):
                 return None
@@ -120,8 +120,8 @@ def last_failure(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
 
 
 def inputs_of(objects: ObjectTable, spec: TaskSpec) -> tuple[Reference, ...]:
-    """Return the inputs that a task is given now. Alternatives that do not count are futures, even
-    where more is known of them.
+    """Return the references that a task gets as inputs now. Alternatives that do not count are
+    futures, even if more is known about them.
     """
     inputs = tuple([objects.reference(object_id) for object_id in spec.inputs])
     if not spec.any_count:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ciel.core.nodes import TaskNode
 
 NOTIFIED_AT_ONCE: Final = 100
-"""So many readers of one object are visited between two looks at the steps that are left."""
+"""The number of readers of one object that are notified before the steps left are checked again."""
 
 
 def resume(graph: TaskGraph) -> None:
-    """Do what was put off, as far as there are steps left."""
+    """Continue the deferred work while there are steps left."""
     while graph.steps_left > 0:
         if graph.notifying:
             _notify_some(graph, graph.notifying.popleft())
@@ -36,7 +36,7 @@ def resume(graph: TaskGraph) -> None:
 
 
 def notify_now(graph: TaskGraph, task: TaskNode) -> None:
-    """Tell a task which of the objects that it waits for are there, before it is its turn."""
+    """Notify one task of the awaited objects that are there, ahead of the deferred notification."""
     for object_id in task.spec.inputs:
         ref = graph.objects.reference(object_id)
         if type(ref) in CONSUMABLE and type(ref) is not Failure:
@@ -58,7 +58,7 @@ def _last_of(objects: list[ObjectId]) -> list[ObjectId]:
 
 
 def _notify_some(graph: TaskGraph, object_id: ObjectId) -> None:
-    """Tell some of the tasks that still wait for an object that it is there, unless it was lost."""
+    """Notify some of the tasks that still wait for an object, unless it was lost meanwhile."""
     graph.steps_left -= 1
     node = graph.objects.get(object_id)
     waiters = graph.waiting.awaited.get(object_id)
@@ -69,7 +69,7 @@ def _notify_some(graph: TaskGraph, object_id: ObjectId) -> None:
     for task in list(islice(waiters, NOTIFIED_AT_ONCE)):
         graph.steps_left -= 1
         if task not in graph.waiting.awaited.get(object_id, ()):
-            continue  # the failure of one before it was the end of this one, too
+            continue  # it has failed because of an earlier one
         if cause is not None and not task.spec.sees_errors:
             graph.waiting.forget(task, any_inputs.waits_for(task.spec))
             graph.fail(task, *cause)

@@ -2,28 +2,30 @@
 release.
 
 The graph is pure. Its owner reports events, and empties the outboxes after each tick: `runnable`,
-`settled` and `unneeded` here, `broken` and `whole` of the streams, `droppable` of the retention,
-`released` of the fixed processes. No method recurses, so the depth of the graph has no limit.
+`settled` and `unneeded` here, `broken_readers` and `completed_readers` of the streams, `droppable`
+of the retention, `released` of the fixed processes. No method recurses, so the depth of the graph
+has no limit.
 
-The graph itself is the states of tasks, the objects, who waits for what, and demand. Its components
-own everything else: streams, tasks with alternatives, retention, waiting processes, tasks that
-delegate otherwise when they run again, undeclared outputs, and the waits of running tasks. The
-graph reports events to them; they return what follows, and never call the graph. The rules (CIB-1,
-CIB-4):
+The graph itself owns the states of tasks, the objects, the table of waiting tasks, and demand. Its
+components own everything else: streams, tasks with alternatives, retention, waiting processes,
+tasks that delegate differently when they run again, undeclared outputs, and the waits of running
+tasks. The graph reports events to its components; they return the consequences, and never call the
+graph. The rules (CIB-1, CIB-4):
 
 - A task becomes active only when a job wants one of its outputs, or an active task waits for one.
 - An active task waits until all its inputs are consumable. A failed input fails the task, unless it
   sees errors. For some tasks one of several inputs is enough (`any_inputs`).
 - A child may take over outputs of its parent (delegation). A known task is not added twice.
 - If an object that was lost or dropped is needed, its producer recomputes it, and so on upwards.
-- An object that a task publishes under its own name is its output, declared or not.
+- An object whose id starts with a task's id is an output of that task, declared or not.
 - The readers of a growing object may run. If the object breaks, they stop and wait again.
 - An object is droppable when no job wants it and no unfinished task can name it.
 
-One event may cause any amount of work: an object may have 300,000 readers. The owner limits it by
-`steps_left`, the number of tasks that may be touched before it continues (`deferred.resume`).
-Objects whose readers, producers or inputs are still to be visited stand in `notifying`, `demanding`
-and `releasing`. Each is judged when it is visited, so the graph may change in between.
+One event may cause any amount of work: an object may have 300,000 readers. The owner limits the
+work by `steps_left`, the number of tasks that may be touched before the graph defers the rest,
+which `deferred.resume` continues. `notifying`, `demanding` and `releasing` contain the objects
+whose readers or producers are still to be visited. The state of each is checked when it is visited,
+so the graph may change in between.
 """
 
 from __future__ import annotations
@@ -86,15 +88,15 @@ class TaskGraph:
         self.undeclared_outputs = UndeclaredOutputs(self.tasks, self.objects, self.retention)
         self.fixed = FixedProcesses(self.tasks, self.objects, self.retention)
         self.steps_left = UNBOUNDED
-        self.notifying: deque[ObjectId] = deque()  # came to be; readers still wait for them
-        self.demanding: list[ObjectId] = []  # needed; their makers may still be dormant
-        self.releasing: list[ObjectId] = []  # needed less; their makers may still be active
-        self.cancelling: set[Job] = set()  # jobs whose tasks are being ended: none of them begins
-        self.retrying: set[Job] = set()  # jobs whose failed tasks are being put back
+        self.notifying: deque[ObjectId] = deque()  # there, but some readers still wait for them
+        self.demanding: list[ObjectId] = []  # needed, but their producers may still be dormant
+        self.releasing: list[ObjectId] = []  # released, but their producers may still be active
+        self.cancelling: set[Job] = set()  # jobs whose tasks are being cancelled: none may start
+        self.retrying: set[Job] = set()  # jobs whose failed tasks are being reset
         self._growing = self.objects.growing
-        self.newly_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
-        self.disturbed = False  # a task went back, an object was lost, or another is to make one
-        self.divergent: list[tuple[TaskId, int]] = []  # the children that a re-run made otherwise
+        self.newly_waiting: list[TaskNode] | None = None  # recorded if the owner makes it a list
+        self.disturbed = False  # a task was reset, an object lost, or a producer replaced
+        self.divergent: list[tuple[TaskId, int]] = []  # children that differed in a re-execution
 
     # --- growth -----------------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class TaskGraph:
         self.retention.task_added(node, parent, producing)
         if parent is not None:
             self._note_child(parent, spec)
-        if known_outputs:  # somebody may want them already
+        if known_outputs:  # a job or a task may need them already
             self._redelegate(node)
             for object_id in producing:
                 output = nodes[object_id]
@@ -167,7 +169,7 @@ class TaskGraph:
             else:
                 output.users += 1
                 if output.producer is not parent:
-                    continue  # another task makes it, unless it is delegated anew
+                    continue  # another task produces it, unless the parent delegates it again
                 output.producer = task
                 self.disturbed = True
                 if object_id in self.objects.growing:
@@ -223,7 +225,7 @@ class TaskGraph:
         job.unsettled += 1
         producer = node.producer
         if producer is not None and producer.state is DORMANT and not producer.spec.inputs:
-            self.make_runnable(producer)  # as most are, in an array
+            self.make_runnable(producer)  # the usual case for the elements of an array
         else:
             self.demand((object_id,))
 
@@ -240,24 +242,24 @@ class TaskGraph:
         self.retention.drop_if_unused(object_id, node)
 
     def demand(self, object_ids: Iterable[ObjectId]) -> None:
-        """Activate the producers of needed objects that are missing, and so on upwards: at least
-        one producer, the others as far as there are steps left.
+        """Activate the producers of needed objects that are missing, and so on upwards. If no steps
+        are left after the first producer, defer the rest.
         """
         pending = list(object_ids)
         nodes = self.objects.nodes
         while pending:
             object_id = pending.pop()
             node = nodes.get(object_id)
-            if node is None:  # forgotten since this was put off
+            if node is None:  # forgotten since this was deferred
                 continue
             producer = node.producer
             if producer is None or node.ref is not None:
                 continue
-            if producer.job.postponed is not None:  # it would fail by what is not put back yet
+            if producer.job.postponed is not None:  # its failed inputs may not be reset yet
                 producer.job.postponed[object_id] = None
                 continue
             if producer.state is DORMANT or producer.state is DONE:
-                # Activating others may have failed whoever needed this.
+                # The activation of other tasks may have failed the tasks that needed this object.
                 if self._is_demanded(object_id, node):
                     pending.extend(self._activate(producer))
                     self.steps_left -= 1
@@ -307,7 +309,7 @@ class TaskGraph:
         self._set_back(task, DORMANT)
 
     def reset_failed(self, task: TaskNode) -> None:
-        """Allow a failed task to run again, and forget its errors."""
+        """Allow a failed or cancelled task to run again, and forget its errors."""
         for object_id in task.outputs:
             node = self.objects.nodes[object_id]
             if node.producer is task and type(node.ref) is Failure:
@@ -432,7 +434,7 @@ class TaskGraph:
                 if failing := self._notify(ref.id, node):
                     self._fail(failing)
             elif ref.id in self.any_inputs.choosers.awaited:
-                self._fail(self._settle_alternative(ref.id))  # it had failed
+                self._fail(self._settle_alternative(ref.id))  # it replaces an error
         if self.streams.opened:
             self._end_streams(task)
         for object_id in task.spec.outputs:
@@ -442,7 +444,10 @@ class TaskGraph:
         if task.undeclared:
             for object_id in self.redelegation.not_repeated(task):
                 if self.is_awaited(object_id):
-                    details = f"{label(task)} made it once, and ended without making it again"
+                    details = (
+                        f"an earlier attempt at {label(task)} produced it, but the one that "
+                        "succeeded did not"
+                    )
                     self.publish(Failure(object_id, "NO_OUTPUT", details))
         self.retention.task_ended(task)
         if self.any_inputs.choosers.awaited and task.spec.any_count:
@@ -478,7 +483,7 @@ class TaskGraph:
         awaited = [output for output in task.outputs if self.is_awaited(output)]
         if awaited:
             self.demand(awaited)
-        else:  # what released its outputs may have found it asleep
+        else:  # its outputs may have been released while it was dormant
             self.release_demand(list(task.spec.inputs))
 
     def deactivate(self, task: TaskNode) -> None:
@@ -513,11 +518,11 @@ class TaskGraph:
             if failing := self._notify(ref.id, node):
                 self._fail(failing)
         elif ref.id in self.any_inputs.choosers.awaited:
-            self._fail(self._settle_alternative(ref.id))  # it had failed
+            self._fail(self._settle_alternative(ref.id))  # it replaces an error
 
     def _notify(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
-        """Notify the tasks that wait for an object; return the tasks that fail by it, with reasons.
-        If there are more of them than steps left, `deferred` notifies them.
+        """Notify the tasks that wait for an object; return the tasks that fail because of it, with
+        reasons. If more tasks wait than steps are left, `deferred` notifies them later.
         """
         failing: list[tuple[TaskNode, str, object]] = []
         ref = node.ref
@@ -542,7 +547,7 @@ class TaskGraph:
             self.retention.output_settled(producer)
         if producer is not None and producer.state in ACTIVE:
             if producer.state is not ASSIGNED or object_id not in producer.undeclared:
-                self.release_demand([object_id])  # it came otherwise: its worker is back
+                self.release_demand([object_id])  # another copy turned up: its worker is back
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:
@@ -552,7 +557,9 @@ class TaskGraph:
         return failing
 
     def _settle_alternative(self, object_id: ObjectId) -> list[tuple[TaskNode, str, object]]:
-        """Start tasks for which a settled object is enough; return the tasks that fail by it."""
+        """Make tasks runnable for which a settled alternative is enough; return the tasks that fail
+        because it was their last alternative.
+        """
         ready, failing = self.any_inputs.settled(object_id)
         for task in ready:
             self.make_runnable(task)
@@ -561,7 +568,7 @@ class TaskGraph:
     def _notify_waiters(
         self, object_id: ObjectId, ref: Reference | None
     ) -> list[tuple[TaskNode, str, object]]:
-        """Notify all tasks that wait for an object; return the tasks that fail by it."""
+        """Notify all tasks that wait for an object; return the tasks that fail because of it."""
         failing: list[tuple[TaskNode, str, object]] = []
         if type(ref) is Failure:
             cause = propagated(self.objects, ref)

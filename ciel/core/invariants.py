@@ -2,9 +2,9 @@
 
 O1-O7: objects agree with locations, and with the tasks that name them. S1-S5: streams agree with
 their producers and readers. T1-T5: tasks wait for missing objects that an active task produces.
-T6-T8: tasks with alternatives count on all of them, and wait until one is enough. J1-J3: the counts
+T6-T8: tasks with alternatives demand all of them, and wait until one is enough. J1-J3: the counts
 of jobs are right, and their wanted objects are being produced. Deferred work (see `deferred`) is an
-exception: waiting tasks may not know yet that an object is there, producers may not be active yet.
+exception: tasks may still wait for an object that is there, and producers may not be active yet.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
         if task.state is WAITING:
             awaited = [i for i in any_inputs.waits_for(spec) if task in graph.waiting.waiters_of(i)]
             if not awaited or graph.waiting.missing_of(task) != len(awaited):
-                yield f"T1 {task_id} waits for {awaited}, counted otherwise"
+                yield f"T1 {task_id} waits for {awaited}, but its count differs"
             for object_id in awaited:
                 if object_id not in graph.objects.nodes:
                     continue  # its choice

@@ -42,17 +42,17 @@ def cancel(graph: TaskGraph, job: Job, details: str) -> Generator[None, None, No
 
 
 def _produces_any(graph: TaskGraph, task: TaskNode) -> bool:
-    """Whether a task makes an output, and no other makes all of them instead."""
+    """Whether a task is the producer of at least one of its outputs."""
     return any(graph.objects.nodes[object_id].producer is task for object_id in task.outputs)
 
 
 def retry_tasks(
     graph: TaskGraph, job: Job, objects: Iterable[ObjectId] | None = None
 ) -> Generator[None, None, int]:
-    """Retry the failed tasks behind a job's results (or behind `objects`) and behind the objects
-    that these name; return how many tasks may run again. A task that saw an error keeps its output.
-    In a cancelled job all cancelled tasks are retried, since their parents will create them again.
-    The caller has to call `end_retry` in the end, whatever happens.
+    """Reset the failed tasks on which a job's results (or `objects`) depend; return how many tasks
+    may run again. A task that saw an error keeps its output. In a cancelled job all cancelled tasks
+    are reset: when their parents create them again, the graph will not add them again. The caller
+    must always call `end_retry` afterwards.
     """
     nodes = graph.objects.nodes
     graph.retrying.add(job)
@@ -95,11 +95,11 @@ def retry_tasks(
         if failed and task.state in _RETRIED:
             retried[task] = None
         elif known.ref is None:
-            pass  # who needed it failed before, so it was not made: what it needs may have failed
+            pass  # not produced, since its reader failed first: its own inputs may have failed
         elif failed or task.spec.sees_errors or task.mentions is Mentions.NOTHING:
             continue
         pending += task.spec.inputs
-    for task in reversed(retried):  # what it reads before it, as a rule
+    for task in reversed(retried):  # usually producers before readers
         if task.state in _RETRIED:
             graph.reset_failed(task)
         graph.steps_left -= 1
@@ -118,7 +118,7 @@ def retry_tasks(
 
 
 def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
-    """Turn an object that was lost while its job was cancelled into a future again; return False if
+    """Turn an object that was lost while its job was cancelled into a future again. Return False if
     the object is there, or has another error.
     """
     node = graph.objects.nodes.get(object_id)
@@ -133,7 +133,7 @@ def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
 
 
 def end_retry(graph: TaskGraph, job: Job) -> None:
-    """End a retry: demand the objects whose demand was postponed meanwhile."""
+    """End a retry: demand the objects whose demand was postponed during it."""
     postponed, job.postponed = job.postponed, None
     for object_id in postponed or ():
         node = graph.objects.nodes.get(object_id)

@@ -2,8 +2,7 @@
 
 A task that runs again may divide its work differently, or wait in another process. The child that
 it created for its outputs the first time may then wait for an object that no task produces any
-more. So the child that a task created last for an output becomes the producer of that output: its
-child.
+more. So the child that a task created last for an output becomes the producer of that output.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from ciel.core.tasks import CANCELLED, FAILED
 
 
 class Redelegation:
-    """The heirs of outputs that are there: each becomes the producer when its output is lost."""
+    """`next_producers` contains, for outputs that are there, the child that becomes the producer if
+    the output is lost.
+    """
 
     __slots__ = ("_nodes", "_retention", "_tasks", "next_producers")
 
@@ -55,7 +56,7 @@ class Redelegation:
         return inherited, list(replaced)
 
     def object_lost(self, object_id: ObjectId) -> None:
-        """Make the child the producer of an object that was lost, if there is one."""
+        """Change the producer of a lost object to its next producer, if there is one."""
         child = self.next_producers.pop(object_id, None)
         if child is None or child.state in (FAILED, CANCELLED):
             return
@@ -72,7 +73,7 @@ class Redelegation:
                 yield object_id
 
     def _came_from(self, producer: TaskNode, task: TaskNode, object_id: ObjectId) -> bool:
-        """Return whether a task delegated an output to its producer, maybe through others."""
+        """Whether a task delegated an output to its producer, directly or through other tasks."""
         found: TaskNode | None = producer
         while found is not None and found is not task and object_id in found.spec.outputs:
             found = self._tasks.get(found.spec.parent)

@@ -31,14 +31,14 @@ def hand_over(
     objects: Iterable[ObjectId],
     histories: MutableMapping[str, TaskHistory] | None = None,
 ) -> Iterator[Deletions]:
-    """Have a job want objects no longer; forget those that are not needed otherwise, with the tasks
-    that produced them, and the histories of these.
+    """Release objects that the client of a job has taken over. Forget objects that are not needed
+    otherwise, with the tasks that produced them and the histories of these tasks.
 
     A task stays if it has children, or an output that was not handed over or may name other
-    objects. It also stays as long as a task that reads one of its outputs is there, since that task
+    objects. It also stays as long as a task is known that reads one of its outputs, since that task
     may have to run again.
 
-    Yields the objects to be deleted, each time that no steps are left.
+    Yields the objects to be deleted whenever no steps are left.
     """
     deletions: Deletions = {}
     pending: list[ObjectId] = []
@@ -69,7 +69,7 @@ def hand_over(
 
 
 def unnamed_uploads(graph: TaskGraph, uploads: Iterable[Reference]) -> Deletions:
-    """Return which uploads no task has named, by the places where they are to be deleted."""
+    """Return the uploads that no task has named, by the locations where they are to be deleted."""
     deletions: Deletions = {}
     for ref in uploads:
         if ref.id.startswith(UPLOAD_PREFIX) and ref.id not in graph.objects.nodes:
@@ -96,12 +96,10 @@ def _can_forget(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
 def _forget_upload(
     graph: TaskGraph, job: Job, object_id: ObjectId, node: ObjectNode, deletions: Deletions
 ) -> None:
-    """Forget an object that no task makes, if its client has released it and no task is left that
-    reads it.
-    """
+    """Forget an upload, if its client has released it and no task reads it any more."""
     if object_id not in job.released or object_id not in job.uploads or job.spec.keep:
         return
-    if node.users or node.wanters or node.holds != 1:  # the upload's own hold
+    if node.users or node.wanters or node.holds != 1:  # one hold is the upload itself
         return
     graph.objects.end_use(job.uploads, object_id)
     del job.released[object_id]
@@ -137,7 +135,7 @@ def remove(
     are `kept`: these stay, and cannot be recomputed. `records`: mappings by task id, from which the
     entries of the job's tasks are removed as well.
 
-    Yields the objects to be deleted, each time that no steps are left.
+    Yields the objects to be deleted whenever no steps are left.
     """
     deletions = _DeletionCollector(graph, kept)
     while job.wanted:
@@ -148,13 +146,13 @@ def remove(
         deletions.forget_if_free(object_id)
         if deletions.take_steps(1):
             yield deletions.take()
-    while job.tasks:  # readers before makers, as a rule
+    while job.tasks:  # usually readers before producers
         task = graph.tasks.get(job.tasks.pop())
         steps = 1
         if task is not None:
             for record in records:
                 record.pop(task.spec.id, None)
-            if task.state in ACTIVE:  # somebody needed again what was lost
+            if task.state in ACTIVE:  # it was recomputing a lost object
                 graph.fail(task, "CANCELLED", "its job was removed")
             steps += len(task.spec.inputs) // INPUTS_PER_STEP
             _remove_task(graph, task, deletions)
@@ -170,7 +168,7 @@ def remove(
 
 
 def _remove_task(graph: TaskGraph, task: TaskNode, deletions: _DeletionCollector) -> None:
-    """Forget a task that is over, and what only it has named."""
+    """Forget a finished task, and the objects that only this task has named."""
     job = task.job
     del graph.tasks[task.spec.id]
     job.counts[task.state] -= 1
@@ -191,7 +189,7 @@ def _remove_task(graph: TaskGraph, task: TaskNode, deletions: _DeletionCollector
 
 
 class _DeletionCollector:
-    """The copies that are to be deleted, since their objects were forgotten."""
+    """Forgets objects, and collects their copies, which are to be deleted."""
 
     def __init__(self, graph: TaskGraph, kept: Container[str]) -> None:
         self._graph = graph
@@ -199,7 +197,7 @@ class _DeletionCollector:
         self._deletions: Deletions = {}
 
     def forget_if_free(self, object_id: ObjectId) -> None:
-        """Forget an object that no task makes any more, if nobody names it."""
+        """Forget an object without a producer, if no task, job or client needs it."""
         objects = self._graph.objects
         node = objects.get(object_id)
         if node is None or node.producer is not None or node.users or node.wanters:

@@ -13,14 +13,14 @@ TEXT_MAX_LENGTH = 2000
 
 
 class HistoryEvent(NamedTuple):
-    """One thing that happened, `at_s` on the master's clock."""
+    """One event, with its time on the master's clock."""
 
     at_s: float
     text: str
 
 
 class TaskHistory:
-    """The first and the latest things that happened to a task."""
+    """The first and the latest unusual events of a task; events in between are omitted."""
 
     __slots__ = ("_events", "_omitted")
 
@@ -42,7 +42,7 @@ class TaskHistory:
         return tuple(self._events)
 
     def lines(self, now_s: float) -> list[str]:
-        """Tell the story as lines, oldest first, with ages."""
+        """Return one line for each event, oldest first, with its age."""
         lines = [f"{now_s - at_s:.1f} s ago: {text}" for at_s, text in self._events]
         if self._omitted:
             lines.insert(EVENTS_MAX // 2, f"({self._omitted} more)")

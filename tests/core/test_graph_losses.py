@@ -92,8 +92,10 @@ def test_an_upload_that_is_lost_is_an_error_that_says_so() -> None:
     assert scene.error("upload").reason == "OBJECT_LOST"
     assert not scene.graph.is_ready(scene.node(reader))
     scene.said(settled=["a"])
-    details = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task makes it "
-    details += "(whoever sent it has to send it again)"
+    details = (
+        "its input upload failed (OBJECT_LOST): no copy of it is left, and no task produces it "
+    )
+    details += "(its client has to upload it again)"
     assert scene.error("a").details == details
 
 

@@ -57,7 +57,7 @@ def test_only_those_failures_are_retried_that_were_named() -> None:
     needs, blame = Needs(retries=2, retry_on=("TIMED_OUT", "SIGNAL")), RetryState()
     assert after_failure(blame, needs, "SIGNAL", "") == Retry(BACK_OFF_FIRST_S)
     verdict = after_failure(blame, needs, "RUNTIME_ERROR", "exit status 3")
-    text = "exit status 3\n(attempt 2 of 3; it is tried again only after TIMED_OUT, SIGNAL)"
+    text = "exit status 3\n(attempt 2 of 3; it is retried only after TIMED_OUT, SIGNAL)"
     assert verdict == GiveUp("RUNTIME_ERROR", text)
 
 
@@ -87,7 +87,7 @@ def test_lost_workers_are_not_the_tasks_fault_until_the_third() -> None:
     assert verdicts[:2] == [Retry(0.0), Retry(0.0)]
     assert isinstance(verdicts[2], GiveUp)
     assert verdicts[2].reason == "WORKER_FAILED"
-    assert verdicts[2].details.startswith("3 workers ended while they ran it, the last was w3")
+    assert verdicts[2].details.startswith("3 workers died while they ran it, the last was w3")
     assert WORKER_LOSSES_MAX == 3
 
 
