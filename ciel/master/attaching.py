@@ -1,5 +1,5 @@
-"""What a worker may ask to have changed: a process on its host is attached, as the root task of a
-new job; or it is gone, and the job with it.
+"""Handles the changes that workers request: a process on a worker's host is attached as the root
+task of a new job, or has ended, and its job fails.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EXECUTOR = "proc"
 def change(
     machine: MasterMachine, worker: str, topic: str, argument: Any, *, now_s: float
 ) -> dict[str, Any]:
-    """Change what a worker asked to have changed; raises CielError, and then nothing was."""
+    """Carry out a change that a worker requests. Raises CielError, and then changes nothing."""
     match topic, argument:
         case "attach", {"job": job, "name": str(name)}:
             if worker not in machine.workers:
-                raise CielError("this worker was silent for too long, and has to join anew")
+                raise CielError("this worker was silent for too long, and has to join again")
             submission = _submission(
                 JobId(check_id(job)), name, machine.workers[worker].facts.netloc
             )
@@ -35,12 +35,12 @@ def change(
             _require_attached(found)
             machine.fail_job(found, reason, now_s)
         case _:
-            raise CielError(f"a worker cannot have {topic!r:.60} changed")
+            raise CielError(f"a worker cannot request the change {topic!r:.60}")
     return {"job": found.spec.id, "number": found.number}
 
 
 def _submission(job: JobId, name: str, netloc: str) -> Submission:
-    """Make a job whose root task goes on in a process that waits at a location."""
+    """Make a job whose root task continues in a process that waits at a location."""
     arguments = {"fixed": Fixed(attached_process_id(job), netloc)}
     root = Root(EXECUTOR, [], (), arguments, DEFAULT_SCHEDULING)
     submission = root_submission(root, job, arguments)
@@ -52,4 +52,4 @@ def _submission(job: JobId, name: str, netloc: str) -> Submission:
 
 def _require_attached(job: Job) -> None:
     if attached_process_id(job.spec.id) not in job.uploads:
-        raise CielError(f"job {job.spec.id} did not begin with an attached process")
+        raise CielError(f"job {job.spec.id} does not belong to an attached process")

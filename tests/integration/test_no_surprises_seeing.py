@@ -271,7 +271,7 @@ def test_c11_one_element_is_tried_again(cluster: Cluster) -> None:
     assert status == 2
     assert "JOB:TASK" in said
     status, _, said = cluster.ciel("task", "retry", f"{number}:1")
-    assert (status, said) == (1, "ciel: task 1 cannot be tried again: it is done\n")
+    assert (status, said) == (1, "ciel: task 1 cannot be retried: it is done\n")
 
 
 def test_c11_down_does_not_end_unfinished_jobs_unless_it_is_told_to(home: Home) -> None:

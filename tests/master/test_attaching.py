@@ -128,7 +128,10 @@ def test_whatever_ends_its_job_lets_it_go(when: str, how: str) -> None:
     if how == "lost":
         scene.machine.worker_lost("w1", "its connection ended", 2.0)
         scene.end_turn()
-        assert "LOST_FIXED_OBJECT: the process that it is to go on in was at" in scene.job.reason
+        assert (
+            "LOST_FIXED_OBJECT: the attached process in which it continues was at"
+            in scene.job.reason
+        )
     else:
         scene.change("fail", {"job": JOB, "reason": "process 7 (sh): it ended"})
         assert scene.job.reason == "process 7 (sh): it ended"
@@ -141,17 +144,17 @@ def test_a_worker_can_have_nothing_else_changed() -> None:
     scene = Attached()
     with pytest.raises(CielError, match="there is a job"):
         scene.change("attach", {"job": JOB, "name": ""})
-    with pytest.raises(CielError, match="has to join anew"):
+    with pytest.raises(CielError, match="has to join again"):
         scene.change("attach", {"job": "j2", "name": ""}, worker="w3")
     for topic, argument in (("remove", {"job": JOB}), ("attach", None), ("fail", {"job": 1})):
-        with pytest.raises(CielError, match="a worker cannot have"):
+        with pytest.raises(CielError, match="a worker cannot request"):
             scene.change(topic, argument)
     for job in ("no id!", None, 3):
         with pytest.raises(CielError):
             scene.change("attach", {"job": job, "name": ""})
     task = a_task("a", job="other")
     scene.machine.submit_job(scene.job.spec._replace(id=task.job), [(task, ())], (), 2.0)  # type: ignore[list-item]  # as good as one
-    with pytest.raises(CielError, match="did not begin with an attached process"):
+    with pytest.raises(CielError, match="does not belong to an attached process"):
         scene.change("fail", {"job": "other", "reason": "why not"})
 
 

@@ -108,7 +108,7 @@ def test_g2_a_master_whose_tables_contradict_each_other_ends_with_the_reason(sce
     assert "names a, which was forgotten" in reason
     refusals = [message for message in scene.client.sent if isinstance(message, RequestRefused)]
     assert [refusal.reason for refusal in refusals] == [
-        "the master failed at it by a bug of ciel; its log says more"
+        "a bug in ciel made the master fail at it; see the log of the master"
     ]
 
 
@@ -119,7 +119,7 @@ def test_g2_a_worker_whose_report_failed_is_declared_dead_and_its_tasks_run_agai
     scene.says(scene.worker, ObjectsStored((stored("x", place_of("w1")), nothing)))
     scene.clock.advance(0)
     assert scene.ended == []
-    assert "by a bug of ciel" in scene.worker.refused
+    assert "a bug in ciel" in scene.worker.refused
     other = Peer(Role.WORKER, {**WORKER, "worker": "w2", "netloc": place_of("w2")})
     scene.service.peer_opened(other)
     scene.clock.advance(0)

@@ -166,7 +166,7 @@ def test_g4_a_large_job_that_cannot_be_tried_again_fails_again_and_says_why() ->
     topics.change(cluster.machine, "retry", {"job": JOB}, cluster.now_s)
     turns(cluster)
     assert state_of(cluster) is JobState.FAILED
-    assert "made its result from an error" in cluster.machine.jobs[JOB].reason
+    assert "computed its result from an error" in cluster.machine.jobs[JOB].reason
 
 
 def test_g7_a_job_that_is_watched_is_told_in_slices_and_its_end_comes_last() -> None:

@@ -316,7 +316,7 @@ def test_a_free_slot_takes_what_is_parked_elsewhere_if_that_is_cheaper() -> None
     assert floor.gives() == []  # to fetch its input takes a second
     floor.dispatcher.workers["w1"].credit.task_s = 3.0
     assert floor.gives() == ["a to w2"]
-    assert floor.graph.tasks[a_reader("a", "x").id].reason == "it had room, and worker w1 none"
+    assert floor.graph.tasks[a_reader("a", "x").id].reason == "it had room, and worker w1 had none"
 
 
 def test_a_reader_goes_where_copies_are_quicker_as_measured() -> None:

@@ -284,10 +284,10 @@ def test_who_chooses_says_what_it_waits_for() -> None:
     bad = a_task("b", slots=9)
     cluster.job(first, a_task("n", name="other"), bad, choice, want=["either"])
     assert why(cluster, "choice") == (
-        "it waits for n, made by task other, which is runnable\n"
+        "it waits for n, produced by task other, which is runnable\n"
         "it waits for any of 2 objects:\n"
-        "a, made by task first, which is runnable\n"
-        f"b, made by task {bad.id}, which is runnable"
+        "a, produced by task first, which is runnable\n"
+        f"b, produced by task {bad.id}, which is runnable"
     )
     cluster.joins(a_worker("w1"))
     lines = why(cluster, "choice").splitlines()

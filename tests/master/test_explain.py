@@ -76,15 +76,15 @@ def test_a_task_that_runs_says_where_and_since_when() -> None:
     told = Told(a_task("a", name="first"), want="a")
     told.now_s += 2.5
     assert told.of("first")["runs"]
-    assert told.why("first") == ["it runs on worker w1, as attempt 1; given to it 2.5 s ago"]
+    assert told.why("first") == ["it runs on worker w1, as attempt 1; assigned 2.5 s ago"]
 
 
 def test_a_task_in_a_workers_line_says_what_is_before_it() -> None:
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(2)]
     told = Told(*tasks, want="t0 t1")
     assert told.why("n1") == [
-        "it was given to worker w1 as attempt 1, and waits there for its turn",
-        "worker w1: 1 of 1 slots taken, 1 more given ahead",
+        "it was assigned to worker w1 as attempt 1, and is queued there",
+        "worker w1: 1 of 1 slots taken, 1 more queued",
     ]
 
 
@@ -93,8 +93,8 @@ def test_a_task_whose_input_is_on_its_way_says_what_and_from_where() -> None:
     told = Told(a_task("a", inputs=["words"], name="count"), want="a", known=(away,))
     assert not told.of("count")["runs"]
     first, *_, last = told.why("count")
-    assert first == "it was given to worker w1 as attempt 1, and waits there for its turn"
-    assert last == "words is on its way to it, 3 MiB, from w9:1"
+    assert first == "it was assigned to worker w1 as attempt 1, and is queued there"
+    assert last == "the worker fetches words, 3 MiB, from w9:1"
 
 
 @pytest.mark.parametrize(
@@ -108,21 +108,21 @@ def test_the_ways_to_an_input_are_told_in_their_order(host: str, ways: str) -> N
     away = stored("words", "w2:8001", size_bytes=3 << 20)
     told = Told(a_task("a", inputs=["words"], name="count"), want="a", known=(away,))
     told.machine.worker_joined(a_worker("w2", host=host), told.now_s)
-    assert told.why("count")[-1] == f"to be had, in this order: {ways}"
+    assert told.why("count")[-1] == f"it tries, in this order: {ways}"
 
 
 def test_a_task_that_waits_says_for_whom_and_whether_it_was_sent_ahead() -> None:
     first = a_task("a", name="first")
     told = Told(first, a_task("b", inputs=["a"], name="second"), want="b")
     assert told.why("second") == [
-        "it waits for a, made by task first, which runs on worker w1",
-        "it was sent ahead to worker w1, and begins there at once",
+        "it waits for a, produced by task first, which runs on worker w1",
+        "it was dispatched eagerly to worker w1, and starts there as soon as it can",
     ]
 
 
 def test_a_task_that_waits_for_what_nobody_makes_says_so() -> None:
     told = Told(a_task("a", inputs=["words"], name="count"), want="a")
-    assert told.why("count") == ["it waits for words, which no task makes yet"]
+    assert told.why("count") == ["it waits for words, which no task produces yet"]
 
 
 def test_a_task_whose_workers_store_is_full_says_so() -> None:
@@ -130,8 +130,8 @@ def test_a_task_whose_workers_store_is_full_says_so() -> None:
     level = {"name": "disk", "capacity_bytes": 100 << 20, "used_bytes": 99 << 20}
     told.hears(StoresReported((level,), 0))
     assert told.why("large")[1:] == [
-        "the store of worker w1 is full (99 MiB of 100 MiB in disk): who writes there waits till "
-        "something goes, else fails"
+        "the store of worker w1 is full (99 MiB of 100 MiB in disk): writers wait until "
+        "there is space, or fail"
     ]
 
 
@@ -139,7 +139,7 @@ def test_a_task_that_waits_for_a_disk_says_for_how_much() -> None:
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(2)]
     told = Told(*tasks, want="t0 t1")
     told.hears(DiskQueued(3 << 30, 20.0))
-    assert told.why("n1")[1].endswith("3 GiB to pass through its disk (about 20 s)")
+    assert told.why("n1")[1].endswith("3 GiB queued for its disk (about 20 s)")
 
 
 def test_a_task_that_is_held_says_what_it_read_and_who_makes_that() -> None:
@@ -149,8 +149,8 @@ def test_a_task_that_is_held_says_what_it_read_and_who_makes_that() -> None:
     told.reports(reader, inline("b"))
     assert told.of("reader")["state"] == "assigned"
     assert told.why("reader")[0].endswith(
-        "ended well on worker w1; its report is held until a is whole, made by task maker, which "
-        "runs on worker w1"
+        "succeeded on worker w1; its report is held until a is complete, produced by task maker, "
+        "which runs on worker w1"
     )
 
 
@@ -161,8 +161,8 @@ def test_a_task_that_handed_its_output_over_says_to_whom() -> None:
     told.hears(SpawnTask(child, (), 1))
     told.reports(parent)
     assert told.why("parent") == [
-        "it ended well at attempt 1",
-        "result was left to task child, which runs on worker w1",
+        "it succeeded at attempt 1",
+        "result was delegated to task child, which runs on worker w1",
     ]
 
 
@@ -170,8 +170,8 @@ def test_a_task_that_left_out_an_output_says_so() -> None:
     told = Told(a_task("a", "b", name="half"), want="a b")
     told.reports(told.machine.graph.tasks[next(iter(told.machine.graph.tasks))].spec, inline("a"))
     first, second = told.why("half")
-    assert first == "it ended well at attempt 1"
-    assert second.startswith("NO_OUTPUT: task half ended well, but without making output 1 of 2: ")
+    assert first == "it succeeded at attempt 1"
+    assert second.startswith("NO_OUTPUT: task half succeeded, but did not produce output 1 of 2: ")
 
 
 def test_who_depends_on_a_task_that_failed_says_which_that_was() -> None:
@@ -195,7 +195,7 @@ def test_what_came_before_a_users_retry_is_told() -> None:
     told.machine.end_tick(told.now_s)
     assert told.of("once")["story"] == [
         "0.0 s ago: attempt 1 failed: RUNTIME_EXCEPTION: no luck",
-        "0.0 s ago: its user had it tried again",
+        "0.0 s ago: its user retried it",
     ]
 
 
@@ -230,5 +230,5 @@ def test_d5_a_task_that_is_about_to_be_placed_is_not_said_to_lack_room() -> None
     told.machine.worker_joined(a_worker("w2", slots=2), told.now_s)  # before the turn's end
     told.machine.worker_lost("w1", "it was killed", told.now_s)
     first, *workers = told.why("first")
-    assert first == "it can run, and is in line for a worker that has room:"
-    assert workers[0] == "worker w2: 0 of 2 slots taken, 0 more given ahead"
+    assert first == "it can run, and is queued for a worker that has room:"
+    assert workers[0] == "worker w2: 0 of 2 slots taken, 0 more queued"

@@ -107,7 +107,7 @@ def test_a_closed_job_that_is_stuck_fails_and_says_what_is_missing() -> None:
     cluster.said(
         "client: a is DEPENDENCY_FAILED",
         "client: failed: DEPENDENCY_FAILED: its input orphan failed (NEVER_MADE): "
-        "no task of the job makes orphan",
+        "no task of the job produces orphan",
     )
 
 
@@ -145,14 +145,14 @@ def test_a_wanted_object_that_nobody_makes_is_named() -> None:
     cluster.job(want=["orphan"])
     cluster.said(
         "client: orphan is NEVER_MADE",
-        "client: failed: NEVER_MADE: no task of the job makes orphan",
+        "client: failed: NEVER_MADE: no task of the job produces orphan",
     )
 
 
 def test_a_circle_is_stuck() -> None:
     cluster = one()
     cluster.job(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), want=["a"])
-    assert cluster.job_of().reason.startswith("NEVER_MADE: no task of the job makes a")
+    assert cluster.job_of().reason.startswith("NEVER_MADE: no task of the job produces a")
 
 
 def test_releasing_what_is_missing_ends_a_closed_job() -> None:
@@ -232,7 +232,7 @@ def test_an_input_that_cannot_be_decoded_fails_its_job_and_meets_no_worker() -> 
     cluster.job(want=["a"], open=True)
     cluster.said()
     cluster.says(AddTask(a_task("a", inputs=["upload"]), (Value(ObjectId("upload"), "!"),)))
-    why = "what the reference says that object upload holds is not base64"
+    why = "the content in the reference of object upload is not base64"
     cluster.said(
         "client: a is CANCELLED",
         f"client: failed: a task was refused: {why}",
@@ -420,5 +420,7 @@ def test_g5_a_task_whose_inputs_fit_into_no_message_is_refused_with_that_reason(
     cluster.says(WantObjects(JobId(JOB), (ObjectId("big"),)), CloseJob(JobId(JOB)))
     job = cluster.machine.jobs[JOB]
     assert job.state is JobState.FAILED
-    assert job.reason.startswith("INPUTS_TOO_LARGE: its 12000 inputs, 12000 of which are small")
+    assert job.reason.startswith(
+        "INPUTS_TOO_LARGE: the references of its 12000 inputs, 12000 of which"
+    )
     assert not cluster.machine.workers["w1"].assigned

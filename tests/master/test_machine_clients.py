@@ -260,7 +260,7 @@ def test_a_refused_try_leaves_a_cancelled_job_cancelled() -> None:
     cluster.job(task, want=["a"], open=True)
     cluster.done("w1", task, stored("a", place_of("w1")))
     cluster.says(CancelJob(JOB, "no more"))
-    with pytest.raises(CannotRetryError, match="nothing of it failed"):
+    with pytest.raises(CannotRetryError, match="none of its tasks failed"):
         cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
     cluster.machine.outbox.clear()
     cluster.machine.worker_lost("w1", "it is gone", cluster.now_s)

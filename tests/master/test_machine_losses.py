@@ -59,8 +59,8 @@ def test_a_task_that_takes_down_three_workers_is_poison() -> None:
     cluster.loses("w3")
     cluster.said(
         "client: a is WORKER_FAILED",
-        "client: failed: WORKER_FAILED: 3 workers ended while they ran it, the last was w3: "
-        "it seems to end them, or to take all memory of their hosts (their logs may say more)",
+        "client: failed: WORKER_FAILED: 3 workers died while they ran it, the last was w3: "
+        "it seems to crash them, or to exhaust the memory of their hosts (see their logs)",
     )
 
 
@@ -103,7 +103,7 @@ def test_two_attempts_that_end_alike_are_one_and_unlike_ones_are_told_of(
     cluster.done("w1", task, late, attempt=1)
     found = cluster.machine.graph.objects.reference(ObjectId("a"))
     assert getattr(found, "size_bytes", None) == getattr(known, "size_bytes", None)
-    text = "attempt 1 on worker w1 made a, too, not the same to the byte; the first counts"
+    text = "attempt 1 on worker w1 produced a, too, with other content; the first counts"
     assert (text in str(ask(cluster, "task", job="last", task=task.id))) == is_told
 
 
@@ -176,7 +176,7 @@ def test_c1_what_only_a_suspected_worker_holds_is_waited_for_and_not_made_again(
     cluster.says(AddTask(reader, ()), WantObjects(JOB, (ObjectId("b"),)))
     cluster.passes(WORKER_TIMEOUT_S / 2, "w2")
     cluster.said()
-    assert "not heard now" in cluster.machine.graph.tasks[reader.id].reason
+    assert "which is silent now" in cluster.machine.graph.tasks[reader.id].reason
     cluster.passes(1.0)
     cluster.said("w1: run b")
 
@@ -320,8 +320,8 @@ def test_a_lost_upload_fails_the_job_and_says_so() -> None:
     cluster.says(WantObjects(JOB, reader.outputs), CloseJob(JOB))
     cluster.said("w1: run a")
     cluster.worker_says("w1", inputs_lost(reader, place_of("w1")))
-    why = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task makes it "
-    why += "(whoever sent it has to send it again)"
+    why = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task produces it "
+    why += "(its client has to upload it again)"
     cluster.said(
         "w1: drop upload",
         "client: a is DEPENDENCY_FAILED",
@@ -453,7 +453,7 @@ def test_a_parent_that_spawns_nonsense_fails_and_is_stopped() -> None:
     cluster.job(parent, want=["a"])
     cluster.said("w1: run a")
     cluster.worker_says("w1", SpawnTask(child._replace(outputs=()), (), 1))
-    why = f"task {child.id}: it has no outputs, so nobody could ever want it"
+    why = f"task {child.id}: it has no outputs, so no job could ever want one"
     cluster.said("w1: stop a (1)", "client: a is BAD_SPAWN", f"client: failed: BAD_SPAWN: {why}")
     cluster.failed("w1", parent, "CANCELLED")
     cluster.said()
@@ -466,4 +466,4 @@ def test_nobody_spawns_into_another_job() -> None:
     cluster.job(parent, want=["a"])
     child = a_task("b", parent=parent)._replace(job=JobId("other"))
     cluster.worker_says("w1", SpawnTask(child, (), 1))
-    assert cluster.job_of().reason == f"BAD_SPAWN: task {child.id}: it is spawned into another job"
+    assert cluster.job_of().reason == f"BAD_SPAWN: task {child.id}: it was spawned into another job"

@@ -85,7 +85,7 @@ def test_a_report_waits_for_the_end_of_what_was_read_and_frees_its_slot_at_once(
     assert cluster.slots_used("w2") == cluster.slots_used("w3") == 0
     assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.ASSIGNED
     assert isinstance(cluster.ref("c1"), Stream)
-    assert "is held until c0 is whole" in why(cluster, cluster.second.id)
+    assert "is held until c0 is complete" in why(cluster, cluster.second.id)
     cluster.done("w1", cluster.first)
     cluster.said("client: c2 is there", "w2: drop c1", "client: completed")
     assert not cluster.machine.attempts.held_reports

@@ -164,7 +164,7 @@ def test_what_a_job_has_brought_is_not_kept_besides(scene: Scene) -> None:
 def test_what_a_task_makes_is_no_object_to_be_let_go(scene: Scene) -> None:
     scene.keep(inline(UPLOAD))
     scene.read_by_job(UPLOAD)
-    with pytest.raises(CannotKeepError, match="goes with the job"):
+    with pytest.raises(CannotKeepError, match="deleted with the job"):
         scene.change("discard", object="result")
 
 

@@ -254,7 +254,7 @@ def test_the_maker_of_an_object_is_told_of(scene: Scene) -> None:
     told = topics.answer(scene.machine, "task", {"object": task.outputs[0]}, scene.now_s)
     assert (told["task"], told["runs"]) == (task.id, True)
     for unknown in ("b", None, 7):
-        with pytest.raises(UnknownQueryError, match="no task is known that makes"):
+        with pytest.raises(UnknownQueryError, match="no task is known that produces"):
             topics.answer(scene.machine, "task", {"object": unknown}, scene.now_s)
 
 
@@ -267,7 +267,7 @@ def test_what_needs_more_slots_than_are_left_waits_and_nothing_passes_it(scene: 
     assert [task.spec.id for task in worker.running_tasks()] == [small.id]
     told = scene.asks("task", task=large.id)
     assert (told["state"], told["runs"]) == ("assigned", False)
-    assert told["why"][0].endswith("as attempt 1, and waits there for its turn")
+    assert told["why"][0].endswith("as attempt 1, and is queued there")
 
 
 ODD: tuple[Any, ...] = (

@@ -114,14 +114,14 @@ def test_a_task_says_why_it_does_not_run() -> None:
     second = a_task("b", inputs=["a"], name="second")
     third = a_task("c", inputs=["b"], name="third")
     cluster.job(first, second, third, a_task("d", name="aside"), want=["c"])
-    assert why(cluster, "aside") == "nobody wants what it makes, so it does not run"
+    assert why(cluster, "aside") == "no job or task needs its outputs, so it does not run"
     assert why(cluster, "first").startswith("it could run, but there is no worker")
     assert why(cluster, "third") == (
-        "it waits for b, made by task second, which is waiting\n"
-        "second waits for a, made by task first, which is runnable"
+        "it waits for b, produced by task second, which is waiting\n"
+        "second waits for a, produced by task first, which is runnable"
     )
     cluster.joins(a_worker("w1"))
-    assert why(cluster, "first") == "it runs on worker w1, as attempt 1; given to it 0.0 s ago"
+    assert why(cluster, "first") == "it runs on worker w1, as attempt 1; assigned 0.0 s ago"
     cluster.failed("w1", first)
     assert why(cluster, "first") == "RUNTIME_ERROR: exit status 3"
     assert why(cluster, "third").startswith("DEPENDENCY_FAILED")
@@ -141,9 +141,9 @@ def test_what_waits_for_memory_says_who_has_how_much() -> None:
     assert topics.find_task(cluster.machine, cluster.job_of(), "b").state is TaskState.RUNNABLE
     told = explain.why(cluster.machine, cluster.machine.graph.tasks[small.id], cluster.now_s)
     assert told == [
-        "it asks for 2 GiB of memory, which no worker has to spare now:",
-        "worker w1: 1 GiB of 3 GiB to spare, 1 of 2 slots taken, 0 more given ahead",
-        "1 tasks of its priority or a higher one wait so, itself included",
+        "it needs 2 GiB of memory, which no worker has free now:",
+        "worker w1: 1 GiB of 3 GiB free, 1 of 2 slots taken, 0 more queued",
+        "1 tasks of its priority or a higher one wait, including itself",
     ]
 
 
@@ -154,9 +154,7 @@ def test_a_task_that_is_held_back_takes_no_room_and_says_how_long() -> None:
     cluster.job(late, follower, a_task("soon", ordinal=1), want=["follower", "soon"])
     assert cluster.lines() == ["w1: run soon"]
     cluster.passes(3.0)
-    assert (
-        why(cluster, "late") == "it is held back for 2.0 s more, as whoever made it has asked for"
-    )
+    assert why(cluster, "late") == "it is delayed for 2.0 s more, as its creator requested"
     cluster.passes(2.0)
     cluster.said("w1: run late")
 
@@ -181,7 +179,7 @@ def test_a_task_that_failed_says_when_it_is_tried_again() -> None:
     task = a_task("a", retries=1, name="again")
     cluster.job(task, want=["a"])
     cluster.failed("w1", task)
-    assert why(cluster, "again") == "attempt 1 came to nothing; it is tried again in 0.2 s"
+    assert why(cluster, "again") == "attempt 1 failed; the task is retried in 0.2 s"
     story = ask(cluster, "task", job=1, task="again")["story"]
     assert story == ["0.0 s ago: attempt 1 failed on worker w1: RUNTIME_ERROR: exit status 3"]
 
@@ -191,13 +189,13 @@ def test_a_task_for_which_there_is_no_room_says_who_has_it() -> None:
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(9)]
     cluster.job(*tasks, want=[f"t{n}" for n in range(9)])
     cluster.worker_says("w1", DiskQueued(2 * 10**9, 20.0))
-    assert ", 1.863 GiB to pass through its disk (about 20 s)" in why(cluster, "n8")
+    assert ", 1.863 GiB queued for its disk (about 20 s)" in why(cluster, "n8")
     cluster.worker_says("w1", DiskQueued(0, 0.0))
     assert why(cluster, "n8").splitlines() == [
-        "it could run, but every worker has as much as it can take:",
-        f"worker w1: 1 of 1 slots taken, {cluster.slots_used('w1') - 1} more given ahead",
-        f"{9 - cluster.slots_used('w1')} tasks of its priority or a higher one are in line, "
-        "itself included",
+        "it could run, but no worker has room:",
+        f"worker w1: 1 of 1 slots taken, {cluster.slots_used('w1') - 1} more queued",
+        f"{9 - cluster.slots_used('w1')} tasks of its priority or a higher one are queued, "
+        "including itself",
     ]
 
 
@@ -241,5 +239,5 @@ def test_a_job_that_made_something_of_an_error_cannot_be_mended_in_part() -> Non
     cluster.job(bad, seer, want=["list", "bad"])
     cluster.failed("w1", bad)
     cluster.done("w1", seer)
-    with pytest.raises(CannotRetryError, match="made its result from an error"):
+    with pytest.raises(CannotRetryError, match="computed its result from an error"):
         cluster.machine.retry_job(cluster.job_of(), cluster.now_s)

@@ -1,6 +1,6 @@
-"""The original's routes on the master (ciel-interfaces, sections 5.1 and 5.2), for programs that
-drive the engine that way: JSON where it had pickle, and POST for what it changed by GET. What only
-its own workers and masters called answers 410.
+"""The routes of the original CIEL on the master (ciel-interfaces, sections 5.1 and 5.2), for its
+clients. They use JSON instead of pickle, and POST instead of GET for changes. Routes that only the
+original's workers and masters called answer with status 410.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ciel.master.resources.contents import BlockList, Contents, Data, DataByRout
 from ciel.master.resources.resource import (
     Resource,
     body_object,
-    number_asked,
+    number_argument,
     read_in_thread,
-    seconds_asked,
+    seconds_argument,
 )
 from ciel.master.service import WORKERS, MasterService
 from ciel.master.state.queries import views
@@ -31,7 +31,7 @@ GREETING: Final = b"This is a ciel master.\n"
 
 
 class Greeting(Resource):
-    """Tells a person, or a program that looks whether we live, that this is a master."""
+    """Tells a user, or a program that checks whether the master runs, that this is a master."""
 
     def render_GET(self, request: Request) -> bytes:
         request.setHeader("Content-Type", "text/plain; charset=utf-8")
@@ -42,7 +42,7 @@ class Greeting(Resource):
 
 
 class Workers(Resource):
-    """All workers; they join by their control connection, not here."""
+    """All workers. Workers join over their control connection, not over HTTP."""
 
     def render_GET(self, request: Request) -> bytes:
         return self.reply(request, self._listed())
@@ -59,7 +59,7 @@ class Workers(Resource):
 
 
 class WorkersVersioned(Workers):
-    """All workers, with a number to wait for the next change with."""
+    """All workers, with a version number, which `WorkersWait` takes."""
 
     def methods(self) -> tuple[str, ...]:
         return ("GET", "HEAD")
@@ -70,12 +70,12 @@ class WorkersVersioned(Workers):
 
 
 class WorkersWait(Resource):
-    """Waits until workers came or went since a version."""
+    """Waits until a worker has joined or was lost since a version."""
 
     needs_role = Role.READ
 
     def render_POST(self, request: Request) -> Answer:
-        known = number_asked(request, "version", 0)
+        known = number_argument(request, "version", 0)
         if self.machine.workers_version > known:
             return self._reply(request)
         return self.service.waiters.wait(WORKERS).addCallback(lambda _: self._reply(request))
@@ -85,7 +85,7 @@ class WorkersWait(Resource):
 
 
 class AnyWorker(Resource):
-    """One worker, by chance."""
+    """A random worker."""
 
     def render_GET(self, request: Request) -> bytes:
         netlocs = sorted(self.service.netlocs())
@@ -105,12 +105,12 @@ class Worker(Resource):
 
 
 class WorkersReset(Resource):
-    """Takes all workers for lost. Those that live join anew, and what they ran runs again."""
+    """Declares all workers dead. Running workers join again, and their tasks run again."""
 
     needs_role = Role.ADMIN
 
     def render_POST(self, request: Request) -> bytes:
-        self.service.lose_workers("was forgotten by request")
+        self.service.lose_workers("all workers were reset by request")
         return request.reply(True)
 
 
@@ -118,7 +118,7 @@ class WorkersReset(Resource):
 
 
 class JobSubmitter(Resource):
-    """Begins jobs in the original's form."""
+    """The base class of resources that submit jobs in the original's form."""
 
     body_limit_bytes = BODY_MAX_BYTES
 
@@ -135,7 +135,7 @@ class JobSubmitter(Resource):
             root, private = found
             if private is not None:
                 return self._submit(request, submissions.root_submission(root, job, private))
-            assert not isinstance(root.private, dict)  # it would be inline
+            assert not isinstance(root.private, dict)  # a dict is inline
             return self._contents.fetch(root.private).addCallback(with_private, root)
 
         def with_private(content: bytes, root: submissions.Root) -> Deferred[bytes]:
@@ -154,7 +154,7 @@ class JobSubmitter(Resource):
 
 
 class Jobs(JobSubmitter):
-    """All jobs, by id; and new ones."""
+    """`GET` lists the ids of all jobs. `POST` submits a job."""
 
     def render_GET(self, request: Request) -> bytes:
         return request.reply(list(self.machine.jobs))
@@ -164,7 +164,7 @@ class Jobs(JobSubmitter):
 
 
 class JobById(JobSubmitter):
-    """One job; or a new one of that id."""
+    """`GET` describes one job. `POST` submits a job with that id."""
 
     def render_GET(self, request: Request) -> bytes:
         return self.reply(request, views.original_job(self.machine, self.job(request)))
@@ -174,7 +174,7 @@ class JobById(JobSubmitter):
 
 
 class JobCompletion(Resource):
-    """Waits for a job's end: by GET for as long as it takes, by POST at most so many seconds."""
+    """Waits for a job's end: `GET` waits without a limit, `POST` for at most `timeout` seconds."""
 
     needs_role = Role.READ
 
@@ -185,7 +185,7 @@ class JobCompletion(Resource):
     def render_POST(self, request: Request) -> Answer:
         timeout = body_object(request, "timeout").get("timeout")
         found = self.job(request)
-        ended = self._ended(found, seconds_asked(timeout, "timeout"))
+        ended = self._ended(found, seconds_argument(timeout, "timeout"))
         return ended.addCallback(lambda is_over: request.reply(is_over))
 
     def _reply(self, request: Request, found: Job) -> bytes:
@@ -200,7 +200,7 @@ class JobCompletion(Resource):
 
 
 class JobResume(Resource):
-    """Has what failed of an ended job tried again."""
+    """Retries the failed tasks of an ended job."""
 
     def render_POST(self, request: Request) -> bytes:
         found = self.job(request)
@@ -210,7 +210,7 @@ class JobResume(Resource):
 
 
 class JobPoke(Resource):
-    """Has the scheduler look at once, which it does by itself, too."""
+    """Runs the scheduler at once. It also runs by itself, so this is not needed."""
 
     def render_POST(self, request: Request) -> bytes:
         found = self.job(request)
@@ -227,7 +227,7 @@ class Task(Resource):
 
 
 class TaskAbort(Resource):
-    """Ends what runs of a task, wherever that is, as a failure of its own."""
+    """Aborts the current attempt of a task, which then counts as failed."""
 
     def render_POST(self, request: Request) -> bytes:
         task = self.task(request)
@@ -236,7 +236,7 @@ class TaskAbort(Resource):
 
 
 class Ref(Resource):
-    """What is known of an object now."""
+    """The current reference of an object."""
 
     def render_GET(self, request: Request) -> bytes:
         self.job(request)
@@ -245,12 +245,12 @@ class Ref(Resource):
 
 # --- all of them ----------------------------------------------------------------------------------
 
-_BY_CONTROL: Final = "workers join by their control connection: start one with ciel-worker"
-_NO_TIMINGS: Final = "no timing lists are kept; /metrics has figures"
-_REPORTED: Final = "workers report by their control connection"
+_BY_CONTROL: Final = "workers join over their control connection: start one with ciel-worker"
+_NO_TIMINGS: Final = "no timing lists are kept; see /metrics"
+_REPORTED: Final = "workers report over their control connection"
 GONE: Final = (
     ("/control/gethostname", "GET", "a worker knows its address itself: see its --advertise"),
-    ("/control/worker/{worker}/ping", "POST", "a worker's control connection says that it lives"),
+    ("/control/worker/{worker}/ping", "POST", "workers send heartbeats over their connection"),
     ("/control/worker/{worker}/stopping", "POST", _REPORTED),
     ("/control/task/{job}/{task}/report", "POST", _REPORTED),
     ("/control/task/{job}/{task}/failed", "POST", _REPORTED),
@@ -261,7 +261,7 @@ GONE: Final = (
 
 
 def add_original(routes: Routes, service: MasterService, contents: Contents) -> None:
-    """Add all of these to what is served, but for `/control/shutdown`."""
+    """Add all these resources to the routes. `/control/shutdown` is in `shutdown`."""
     routes.add("/control", Greeting(service))
     routes.add("/control/worker", Workers(service))
     routes.add("/control/worker/versioned", WorkersVersioned(service))

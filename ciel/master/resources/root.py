@@ -1,5 +1,5 @@
-"""The master's HTTP side: whether it lives, its metrics, `/api/v1`, the original's routes, and
-pages for people. It carries no object's bytes.
+"""The master's HTTP server: health, metrics, `/api/v1`, the original's routes, and HTML pages. It
+serves no content of objects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ciel.net.http import Request, Route, Routes, SecureSite
 
 
 class Health(Route):
-    """Says that the daemon serves."""
+    """Reports that the daemon is running."""
 
     needs_role = Role.READ
 
@@ -30,7 +30,7 @@ class Health(Route):
 
 
 def master_families(service: MasterService) -> list[Family]:
-    """Tell what the master counts."""
+    """Return all metrics of the master."""
     found = [
         Family(name, kind, text, [({label: at} if label else {}, value) for at, value in values])
         for name, kind, text, label, values in collect_metrics(service.machine)
@@ -42,7 +42,7 @@ def master_families(service: MasterService) -> list[Family]:
 def master_routes(
     reactor: Any, key: Key, service: MasterService, stop: Callable[[], object]
 ) -> Routes:
-    """List everything that a master serves. `stop` ends it."""
+    """Return all routes of a master. `stop` stops the master."""
     routes = Routes()
     routes.add("/healthz", Health())
     routes.add("/metrics", Metrics(lambda: master_families(service)))
@@ -61,7 +61,7 @@ def master_site(
     *,
     open_healthz: bool = False,
 ) -> tuple[Any, Gate]:
-    """Make the site; the gate is to be told the master's own address once it is known."""
+    """Make the site. The caller sets the master's address on the gate once it is known."""
     gate = Gate(key.derive)
     routes = master_routes(reactor, key, service, stop)
     return SecureSite(reactor, routes, gate, open_healthz=open_healthz), gate

@@ -43,10 +43,10 @@ from ciel.master.state.workers import AttemptKey, WorkerNode
 
 
 class Attempts:
-    """All attempts that count, and the reports that do not count yet.
+    """All current attempts, and the reports that are held.
 
-    A report of success is held while an input of the attempt still grows: the input may break, and
-    then the attempt has read a part of it.
+    A report of success is held while an input of the attempt still grows: if the stream breaks, the
+    attempt has read only a part of it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Attempts:
         self, task: TaskNode, worker: WorkerNode, *, is_inline: bool = False, within: bool = False
     ) -> None:
         """Assign a ready task to a worker that has it already: the task was dispatched eagerly, or
-        (`is_inline`) the worker started it by itself, perhaps in the program of its parent
+        (`is_inline`) the worker started it by itself, possibly within the program of its parent
         (`within`).
         """
         self._graph.assign(task, worker.facts.id)
@@ -115,7 +115,7 @@ class Attempts:
         return False
 
     def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Return the task of a running attempt; None if the attempt does not count any more."""
+        """Return the task of a running attempt; None if the attempt is superseded."""
         task = self._graph.tasks.get(task_id)
         if task is None or task.state is not ASSIGNED or task.attempt != attempt:
             return self._claim(worker, task_id, attempt) if self._eager.tasks else None
@@ -130,8 +130,8 @@ class Attempts:
         return task
 
     def reporting_task(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Return the task of a running attempt that reports something; cancel the attempt if it
-        does not count any more.
+        """Return the task of a running attempt that reports something. If the attempt is
+        superseded, cancel it and return None.
         """
         task = self._current(worker, task_id, attempt)
         if task is None and (early := self._eager.find(worker, task_id, attempt)) is not None:
@@ -156,7 +156,7 @@ class Attempts:
             self._graph.requeue(task)
             return
         worker.reported_at_s = self._context.now_s
-        if slots:  # the time of an attempt within another one does not count for the credit
+        if slots:  # an attempt within another one does not change the credit
             worker.credit.learn(report.run_s)
         if report.fault is not None:
             self._failed(worker, task, report)
@@ -183,7 +183,7 @@ class Attempts:
         else:
             details = verdict.details
             if task.spec.id in context.histories and not task.spec.needs.retries:
-                count = f"(attempt {task.attempt}; `ciel task explain` tells of those before)"
+                count = f"(attempt {task.attempt}; see `ciel task explain` for earlier attempts)"
                 details = with_text(details, f"{details_text(details)}\n{count}")
             self._graph.fail(task, verdict.reason, details)
             context.journal.append(report)
@@ -196,13 +196,13 @@ class Attempts:
         self._context.journal.append(report)
         if self._context.retry_states:
             self._context.retry_states.pop(task.spec.id, None)
-        if self._graph.objects.fixed:  # another process of the same name may wait elsewhere already
+        if self._graph.objects.fixed:  # a process with the same id may wait elsewhere already
             fixed = [ref for ref in report.published if type(ref) is Fixed]
             self.unlisted.add(worker, fixed)
         nodes = self._graph.objects.nodes
-        for ref in report.published:
+        for ref in report.published:  # another producer may have failed: its copy is not listed
             node = nodes.get(ref.id)
-            if node is not None and node.producer is not task:  # the other producer has failed
+            if node is not None and node.producer is not task:
                 self.unlisted.add(worker, (ref,))
 
     def _cancel_produced_elsewhere(
@@ -215,7 +215,7 @@ class Attempts:
                 self._eager.produced_elsewhere(ref.id)
 
     def _reported_late(self, worker: WorkerNode, report: TaskReported) -> None:
-        """Process the report of an attempt that does not count any more."""
+        """Process the report of a superseded attempt."""
         late = worker.assigned.get((report.task, report.attempt))
         if late is not None and late.state in FINISHED and late.attempt == report.attempt:
             self._note_ending(late, worker, report.run_s, report.exit_status)  # it was cancelled
@@ -225,15 +225,11 @@ class Attempts:
             node = self._graph.objects.nodes.get(ref.id)
             if node is None or node.producer is None or not differs_in_content(node.ref, ref):
                 continue
-            made = f"attempt {report.attempt} on worker {worker.facts.id} made {ref.id}, too"
-            self._context.record(
-                node.producer, f"{made}, not the same to the byte; the first counts"
-            )
+            made = f"attempt {report.attempt} on worker {worker.facts.id} produced {ref.id}, too"
+            self._context.record(node.producer, f"{made}, with other content; the first counts")
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
-        """Note the end of an attempt that does not count any more: it was cancelled, or its worker
-        was declared dead.
-        """
+        """Note the end of a superseded attempt: a cancelled one, or one of a dead worker."""
         task = worker.assigned.get((task_id, attempt))
         if task is None:
             if (early := self._eager.find(worker, task_id, attempt)) is not None:
@@ -261,11 +257,11 @@ class Attempts:
 
     def worker_lost(self, worker: WorkerNode, reason: str, *, died: bool) -> None:
         """Run the attempts of a lost worker again. `died`: its process is known to have ended, so
-        the tasks that it ran may be blamed.
+        the loss counts against the tasks that it ran.
         """
         slots_left = worker.facts.slots
         for (_, attempt), task in worker.assigned.items():
-            # Only the first attempts can have run, and can be the cause of the loss.
+            # Only the oldest attempts can have been running, and have caused the loss.
             slots = worker.slots_of(task, attempt)
             may_have_run = slots_left > 0 or not slots
             slots_left -= slots
@@ -327,18 +323,18 @@ class Attempts:
         if task.state is RUNNABLE or task.state is WAITING:
             self._graph.recheck(task)
         elif task.state is ASSIGNED and task.attempt == attempt:
-            self.restart(task, f"what attempt {task.attempt} read broke off: it runs again")
+            self.restart(task, f"an input of attempt {task.attempt} broke off: it runs again")
             self._drop_held_report(task)
 
     def followers_of_broken(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
-        """Yield the workers that follow a stream which broke, with the object."""
+        """Yield the workers that still copy a stream that broke, with the object."""
         return self._followers.of_broken()
 
     # --- stopping ---------------------------------------------------------------------------------
 
     def stop(self, task: TaskNode, *, aborts: bool = False) -> AttemptKey | None:
-        """Cancel the attempt of a task; return the report to be waited for, if the attempt still
-        runs. `aborts`: the attempt counts as failed.
+        """Cancel the attempt of a task. If it still runs, return its key: the worker will report
+        its end. `aborts`: the attempt counts as failed.
         """
         if task in self.held_reports or task.worker is None:
             return None
@@ -364,8 +360,8 @@ class Attempts:
         self._drop_held_report(task)
 
     def stop_job(self, job: Job, reason: str) -> Iterator[AttemptKey | None]:
-        """Cancel all attempts of a job, whose tasks fail with that; yield for each the report to be
-        waited for, if any.
+        """Cancel all attempts of a job and fail their tasks. Yield, for each attempt, its key if
+        the worker will report its end, or None.
         """
         yield from self._eager.cancel_job(job)
         for worker in list(self._table.by_id.values()):
@@ -382,8 +378,8 @@ class Attempts:
             yield None
 
     def stop_unneeded(self) -> None:
-        """Cancel attempts that read broken streams, that are not needed, or that were dispatched in
-        vain.
+        """Cancel attempts that read broken streams, attempts that are not needed, and eager
+        attempts that cannot start.
         """
         graph = self._graph
         self.follow_streams()
@@ -408,9 +404,9 @@ class Attempts:
     def stored(
         self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
     ) -> None:
-        """Note that a worker stores objects. A copy of a growing object counts once its producer
+        """Note that a worker stores objects. A copy of a growing object is listed once its producer
         has completed the object. `kept`: the objects are from before the worker joined. `idle`: no
-        client is about to name them.
+        client will name them.
         """
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
         if self._eager.tasks:
@@ -434,9 +430,7 @@ class Attempts:
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
         changed = [self._lose_copy(worker, *loss) for loss in message.losses]
         if not any(changed):
-            retry_state.missing_inputs += (
-                1  # the copies are said to be there: do not retry for ever
-            )
+            retry_state.missing_inputs += 1  # the table still lists the copies: retry a few times
             retry_state.not_before_s = context.now_s + BACK_OFF_FIRST_S
         retry_state.input_losses += 1
         too_often = retry_state.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
@@ -454,8 +448,8 @@ class Attempts:
         """Note that a reader could not get an object from a worker; return whether the object table
         has changed since the attempt was assigned.
 
-        A copy that does exist there is deleted, since the table does not list it any more; unless
-        it cannot be recomputed, or is being recomputed there.
+        If the copy exists after all, it is deleted, since the table does not list it any more,
+        unless it cannot be recomputed, or is being recomputed there.
         """
         node = self._graph.objects.get(object_id)
         ref = None if node is None else node.ref
@@ -463,10 +457,10 @@ class Attempts:
             return True
         holder = self._table.at(place)
         places = locations_of(ref)
-        if place not in places:  # the copy is newer, or no worker ever reported one there
+        if place not in places:  # there are newer copies, or none was ever reported there
             return not places or holder is not None
         if holder is not None and holder.suspicion:
-            return True  # it may be back soon: the reader waits for that, see `Dispatcher`
+            return True  # it may reconnect soon: the task waits for that, see `Dispatcher`
         if holder is not None and holder is not reader and node.producer is None:
             return False
         lose(self._graph, object_id, place)

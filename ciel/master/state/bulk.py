@@ -15,13 +15,14 @@ from ciel.core import deferred
 from ciel.core.graph import TaskGraph
 
 STEPS_PER_TICK: Final = 1000
-"""Tasks that may be touched in one turn for operations in slices: 10 ms, or 20 if not compiled."""
+"""The number of tasks that operations in slices may touch per tick: this takes 10 ms, or 20 ms if
+not compiled."""
 
 _ENDED: Final = object()
 
 
 class BulkOperations:
-    """The operations that have begun and have not ended; each has its turn."""
+    """The operations that have started and not ended, which run in round-robin order."""
 
     def __init__(self, graph: TaskGraph) -> None:
         self.steps_per_tick = STEPS_PER_TICK
@@ -33,12 +34,14 @@ class BulkOperations:
         return bool(self._started)
 
     def start(self, operation: Iterator[None]) -> None:
-        """Do the first slice at once, which is all of most operations; raises what that raises."""
+        """Run the first slice of an operation at once, which completes most operations. Errors of
+        this slice propagate to the caller.
+        """
         if next(operation, _ENDED) is not _ENDED:
             self._started.append(operation)
 
     def resume(self) -> None:
-        """Do what is left of the operations, and of what the graph put off, for one turn."""
+        """Continue the deferred work of the graph, and then the operations, for one tick."""
         deferred.resume(self._graph)
         while self._started and self._graph.steps_left > 0:
             operation = self._started.popleft()
@@ -46,5 +49,5 @@ class BulkOperations:
                 self._started.append(operation)
 
     def end_tick(self) -> None:
-        """Give the next turn its steps."""
+        """Reset the number of steps for the next tick."""
         self._graph.steps_left = self.steps_per_tick

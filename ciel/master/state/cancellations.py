@@ -1,5 +1,5 @@
-"""Tracks the attempts that workers were told to stop and that have not ended yet: a cancelled job
-ends when none of its attempts runs.
+"""Tracks cancelled attempts whose end workers have not reported yet: a cancelled job ends when none
+of its attempts runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cancellations:
             self._remove(job_id, {attempt})
 
     def worker_lost(self, worker_id: str) -> None:
-        """Note that a worker is gone with all its attempts."""
+        """Note that a worker was lost with all its attempts."""
         for job_id, (_, attempts) in list(self._attempts.items()):
             self._remove(job_id, {attempt for attempt in attempts if attempt[0] == worker_id})
 

@@ -1,5 +1,5 @@
-"""What the components of the master's state share: the graph, the workers, the time, and the
-messages that leave at the end of the tick.
+"""The data that the components of the master's state share: the graph, the workers, the time, and
+the messages that are sent at the end of the tick.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ciel.master.state.workers import WorkerTable
 
 
 class Context:
-    """One for each master. `now_s` is the time of the current event."""
+    """The shared data of one master. `now_s` is the time of the current event."""
 
     __slots__ = (
         "graph",
@@ -37,18 +37,18 @@ class Context:
         self.graph = TaskGraph()
         self.table = WorkerTable()
         self.now_s = 0.0
-        self.outbox: list[tuple[str, Message]] = []  # each with the peer that it goes to
-        self.journal: list[Message] = []  # what a journal has to keep, in order
+        self.outbox: list[tuple[str, Message]] = []  # each with its receiver
+        self.journal: list[Message] = []  # the records for the journal, in order
         self.histories: dict[str, TaskHistory] = {}  # by task
         self.retry_states: dict[str, RetryState] = {}  # by task
-        self.touched: dict[str, Job] = {}  # jobs to be judged at the end of the tick
+        self.touched: dict[str, Job] = {}  # jobs to be checked at the end of the tick
 
     def send(self, peer: str, message: Message) -> None:
         """Send a message to a worker (by its id) or a client (by the name of its connection)."""
         self.outbox.append((peer, message))
 
     def touch(self, job: Job) -> None:
-        """Have a job judged at the end of the tick: it may have ended, or made progress."""
+        """Have a job checked at the end of the tick: it may have ended, or made progress."""
         self.touched[job.spec.id] = job
 
     def record(self, task: TaskNode, text: str) -> None:

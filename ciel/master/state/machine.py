@@ -62,16 +62,17 @@ class MasterMachine:
         suspect_after_s: float = SUSPECT_AFTER_S,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        """`delegates`: workers may start eager successors and children by themselves. A worker is
-        suspected after `suspect_after_s` of silence, and declared dead after `worker_timeout_s`.
+        """`delegates`: workers may start eagerly dispatched tasks and children by themselves. A
+        worker is suspected after `suspect_after_s` of silence, and declared dead after
+        `worker_timeout_s`.
         """
         context = self.context = Context()
         self.graph = context.graph
         self.workers = context.table.by_id
         self.histories = context.histories
         self.retry_states = context.retry_states
-        self.epoch_s = 0.0  # added to a time of this machine's clock, gives seconds since the epoch
-        self.kept: dict[ObjectId, Kept] = {}  # objects that stay, whatever happens to their jobs
+        self.epoch_s = 0.0  # this machine's time plus this is the time since the epoch
+        self.kept: dict[ObjectId, Kept] = {}  # objects that stay when their jobs are removed
         self.bulk = BulkOperations(self.graph)
         self.cancellations = Cancellations(context)
         self.eager = EagerDispatch(context)
@@ -107,7 +108,7 @@ class MasterMachine:
         return self.context.journal
 
     def take_outbox(self) -> list[tuple[str, Message]]:
-        """Take the messages to be sent, each with the peer that it goes to."""
+        """Take the messages to be sent, each with its receiver."""
         outbox, self.context.outbox = self.context.outbox, []
         return outbox
 
@@ -123,13 +124,13 @@ class MasterMachine:
 
     @property
     def workers_version(self) -> int:
-        """A number that grows whenever a worker joins or is lost."""
+        """A number that increases whenever a worker joins or is lost."""
         return self.membership.joined_count + self.membership.lost_count
 
     # --- workers ----------------------------------------------------------------------------------
 
     def worker_joined(self, facts: WorkerFacts, now_s: float) -> None:
-        """Add a worker, in the place of an earlier one with the same id, address or directory."""
+        """Add a worker; it replaces an earlier one with the same id, address or work directory."""
         self.context.now_s = now_s
         self.membership.joined(facts)
 
@@ -148,12 +149,12 @@ class MasterMachine:
             self.membership.suspect(worker, f"it lost its connection ({reason})")
 
     def was_stalled(self, late_s: float) -> None:
-        """Note that the master itself stood still: workers are not blamed for that time."""
+        """Note that the master itself stalled: that time does not count as silence of workers."""
         self.membership.was_stalled(late_s)
 
     def worker_lost(self, worker_id: str, reason: str, now_s: float, *, died: bool = False) -> None:
         """Remove a worker, with its attempts and its objects. `died`: its process is known to have
-        ended, so the tasks that it ran may be blamed.
+        ended, so the loss counts against the tasks that it ran.
         """
         self.context.now_s = now_s
         self.membership.lost(worker_id, reason, died=died)
@@ -211,9 +212,7 @@ class MasterMachine:
     # --- clients ----------------------------------------------------------------------------------
 
     def client_sent(self, client: str, message: Message, now_s: float) -> None:
-        """Process one message of a client. A message that cannot be carried out is refused, and
-        changes nothing.
-        """
+        """Process one message of a client. A refused message changes nothing."""
         self.context.now_s = now_s
         self.clients.carry_out(client, message)
 
@@ -228,8 +227,8 @@ class MasterMachine:
     def submit_job(
         self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...], now_s: float
     ) -> Job:
-        """Create a whole job, with its tasks and wants, for a client that does not stay. Raises
-        CielError, and then creates nothing.
+        """Create a complete job, with its tasks and wants, for a client without a connection.
+        Raises CielError, and then creates nothing.
         """
         self.context.now_s = now_s
         return self.clients.submit_job(spec, tasks, wanted)
@@ -256,14 +255,14 @@ class MasterMachine:
 
     def retry_job(self, job: Job, now_s: float) -> None:
         """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
-        impossible. In a large job that turns out later: then the job ends again as before.
+        impossible. In a large job this may be detected later; then the job ends again as before.
         """
         self.context.now_s = now_s
         self.operations.retry(job)
 
     def retry_task(self, task: TaskNode, now_s: float) -> None:
         """Run a failed or cancelled task again, with the failed tasks that it needs; raises
-        CielError if that is impossible. An ended job goes on.
+        CielError if that is impossible. An ended job becomes active again.
         """
         self.context.now_s = now_s
         self.operations.retry_task(task)
@@ -276,7 +275,9 @@ class MasterMachine:
         self.attempts.cancel(task, reason)
 
     def abort(self, task: TaskNode) -> bool:
-        """Abort the attempt of a task, which then counts as failed; return whether there is one."""
+        """Abort the current attempt of a task, which then counts as failed; return False if there
+        is none.
+        """
         return self.attempts.stop(task, aborts=True) is not None
 
     def forget(self, object_id: ObjectId) -> None:
@@ -295,7 +296,7 @@ class MasterMachine:
         """Place tasks, announce results, end jobs; called once after a batch of events."""
         self.context.now_s = now_s
         self._pass()
-        while self.graph.runnable:  # tasks that see the error of a job that was stuck
+        while self.graph.runnable:  # tasks that read errors of a stuck job can run now
             self._pass()
         self.bulk.end_tick()
 
@@ -306,13 +307,12 @@ class MasterMachine:
         if self.bulk or graph.has_more:
             self.bulk.resume()
         self.attempts.stop_unneeded()
-        if unlisted:  # before tasks are sent that are to read other copies
+        if unlisted:  # before the tasks are sent that read other copies of these objects
             unlisted.delete()
         self._collect_runnable()
         self.dispatcher.dispatch()
-        while (
-            graph.runnable or graph.streams.broken_readers
-        ):  # a lost input was found: it is recomputed
+        # The dispatcher may detect lost inputs, which have to be recomputed.
+        while graph.runnable or graph.streams.broken_readers:
             self.attempts.follow_streams()
             self.eager.check()
             self._collect_runnable()
@@ -333,7 +333,7 @@ class MasterMachine:
 
     @property
     def has_more(self) -> bool:
-        """Whether this tick left work for the next one, which should follow soon."""
+        """Whether this tick has left work for the next one, which should follow at once."""
         return bool(self.bulk) or self.graph.has_more or self.dispatcher.is_cut_short
 
     def _settle_children(self) -> None:
@@ -343,11 +343,9 @@ class MasterMachine:
                 self.worker_sent(worker_id, message, self.context.now_s)
 
     def _collect_runnable(self) -> None:
-        """Queue the runnable tasks, or start those that were dispatched eagerly."""
-        for (
-            worker,
-            object_id,
-        ) in self.attempts.followers_of_broken():  # before it is read there again
+        """Queue the runnable tasks; assign eagerly dispatched tasks to their workers."""
+        # Copies of broken streams must end before a task on the same worker reads the object again.
+        for worker, object_id in self.attempts.followers_of_broken():
             self.context.send(worker.facts.id, DropObjects((object_id,), unless_complete=True))
         graph, now_s, ready = self.graph, self.context.now_s, self.dispatcher.ready
         if graph.runnable:
@@ -366,7 +364,7 @@ class MasterMachine:
         ready.wake(now_s)
 
     def _drop(self) -> None:
-        """Have workers delete the objects that nothing needs, and end processes likewise."""
+        """Have workers delete the objects that are not needed, and end such processes."""
         if self.graph.retention.droppable:
             self.context.delete(drop_unneeded(self.graph))
         if self.graph.objects.replaced:
@@ -377,14 +375,14 @@ class MasterMachine:
     # --- time -------------------------------------------------------------------------------------
 
     def check_timeouts(self, now_s: float) -> None:
-        """Act on the time: silent workers, jobs without clients; called about once a second."""
+        """Check for silent workers and jobs without clients; called twice a second."""
         self.context.now_s = now_s
         self.membership.check_silence()
         for job_id in self.job_table.subscriptions.expired(now_s):
             self.operations.cancel(self.jobs[job_id], "its client is gone")
 
     def due_s(self) -> float | None:
-        """When `end_tick` has to be called next even if no event arrives; None for never."""
+        """The time of the next call of `end_tick` if no event arrives before; None for never."""
         if self.has_more:
             return self.context.now_s
         due = [self.job_table.progress_due_s, self.dispatcher.ready.due_s]

@@ -29,7 +29,7 @@ StopJob = Callable[[Job, str], Iterator[AttemptKey | None]]
 
 
 class JobOperations:
-    """Starts these operations, and judges at the end of each tick which jobs have ended."""
+    """Starts these operations, and decides at the end of each tick which jobs have ended."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class JobOperations:
         settle_children: Callable[[], None],
         stop_job: StopJob,
     ) -> None:
-        """`kept`: objects that stay, whatever happens to their jobs. `settle_children` assigns or
+        """`kept`: objects that stay when their jobs are removed. `settle_children` assigns or
         cancels the inline children that are not decided yet. `stop_job` cancels all attempts of a
-        job for a reason, and yields for each the report to be waited for, if any.
+        job for a reason, and yields the keys of attempts whose end workers will report, or None.
         """
         self._context = context
         self._graph = context.graph
@@ -53,7 +53,7 @@ class JobOperations:
         self._kept = kept
         self._settle_children = settle_children
         self._stop_job = stop_job
-        self._judged: set[Job] = set()  # being finished or retried: nothing else decides on them
+        self._judged: set[Job] = set()  # being finished or retried, by an operation that decides
 
     def is_judged(self, job: Job) -> bool:
         """Return whether a job is being finished or retried."""
@@ -62,18 +62,18 @@ class JobOperations:
     # --- the end of jobs --------------------------------------------------------------------------
 
     def judge_jobs(self) -> None:
-        """Judge the jobs that something has happened to: they end, or have made progress."""
+        """End the touched jobs that are complete or stuck, and announce the progress of others."""
         context = self._context
         touched, context.touched = context.touched, {}
         for job in touched.values():
             if job.state is JobState.ACTIVE:
-                if job not in self._judged:  # else it is judged when that operation is over
+                if job not in self._judged:  # otherwise that operation touches it again
                     self._judge(job)
             elif job.state is JobState.CANCELLING:
                 if job not in self._graph.cancelling and not self._cancellations.is_pending(job):
                     self._jobs.end(job, JobState.CANCELLED, job.reason)
             elif job.state in ENDED and not job.unsettled:
-                self._jobs.announce(job)  # an object that was lost since its end is there again
+                self._jobs.announce(job)  # an object that was lost after its end is there again
         self._jobs.announce_progress()
 
     def _judge(self, job: Job) -> None:
@@ -88,15 +88,15 @@ class JobOperations:
             self._jobs.announce_later(job)
 
     def _fail_stuck(self, job: Job) -> None:
-        """Fail a job of which nothing runs or can run, although objects are missing."""
+        """Fail a job that misses objects although none of its tasks runs or can run."""
         missing = stuck(self._graph, job)
         if not missing:
             return  # the job will be touched again
-        text = f"nothing is going to make {', '.join(missing[:3])}"
+        text = f"no task will produce {', '.join(missing[:3])}"
         for object_id in missing:
-            details = f"no task of the job makes {object_id}"
+            details = f"no task of the job produces {object_id}"
             self._graph.publish(Failure(object_id, "NEVER_MADE", details))
-        if job.is_busy:  # tasks that see errors can run with these
+        if job.is_busy:  # tasks that see errors can run now
             self._context.touch(job)
         elif job.unsettled:
             self.fail(job, text)
@@ -139,13 +139,15 @@ class JobOperations:
             self._bulk.start(self._ending_by_force(job, state, reason))
 
     def undo(self, job: Job, reason: str) -> None:
-        """Cancel and remove a new job of few tasks, at once."""
+        """Cancel and remove a new job with few tasks, at once."""
         self._jobs.move(job, JobState.CANCELLING)
         deque(self._ending_by_force(job, JobState.CANCELLED, reason), maxlen=0)
         self.remove(job)
 
     def _ending_by_force(self, job: Job, state: JobState, reason: str) -> Iterator[None]:
-        """Cancel the tasks of a job, then end it. A cancelled job ends when its programs ended."""
+        """Cancel the tasks of a job, then end it. A cancelled job ends when its programs have
+        ended.
+        """
         job.reason = reason
         yield from self._cancelling(job, reason)
         if state is JobState.FAILED or not self._cancellations.is_pending(job):
@@ -179,7 +181,7 @@ class JobOperations:
         records = (self._context.histories, self._context.retry_states)
         yield from self._delete_all(remove(self._graph, job, self._kept, records))
         self._graph.cancelling.discard(job)
-        for state, count in job.counts.items():  # those that were handed over
+        for state, count in job.counts.items():  # tasks that were forgotten at a handover
             self._jobs.task_totals[state] -= count
         del self._jobs.removed[job.spec.id]
 
@@ -206,17 +208,17 @@ class JobOperations:
 
     def retry(self, job: Job) -> None:
         """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
-        impossible. In a large job that turns out later: then the job ends again as before.
+        impossible. In a large job this may be detected later; then the job ends again as before.
         """
         if job.state is not JobState.CANCELLED and (
             job.state is not JobState.FAILED or job.is_cancelled
         ):
-            raise CannotRetryError(job.number, f"it is {job.state}, nothing failed")
+            raise CannotRetryError(job.number, f"it is {job.state}, and no task failed")
         self._retry(job)
 
     def retry_task(self, task: TaskNode) -> None:
         """Run a failed or cancelled task again, with the failed tasks that it needs; raises
-        CielError if that is impossible. An ended job goes on.
+        CielError if that is impossible. An ended job becomes active again.
         """
         job = task.job
         if task.state not in (TaskState.FAILED, TaskState.CANCELLED):
@@ -224,10 +226,10 @@ class JobOperations:
         if job.state is JobState.CANCELLING or (job.state is JobState.FAILED and job.is_cancelled):
             raise CannotRetryTaskError(label(task), f"its job is {job.state}: {job.reason}")
         if job.state is JobState.ACTIVE and not job.spec.detached:
-            why = "its job runs, and whoever waits for it was told of the failure already"
+            why = "its job still runs, and its client was notified of the failure already"
             raise CannotRetryTaskError(label(task), why)
         if job in self._judged:
-            raise CannotRetryTaskError(label(task), "its job is just ending; try again soon")
+            raise CannotRetryTaskError(label(task), "its job is about to end; try again soon")
         if self._context.retry_states.pop(task.spec.id, None) is not None:
             self._record_retry(task)
         self._retry(job, task.outputs)
@@ -244,7 +246,7 @@ class JobOperations:
         refused: list[CannotRetryError],
         objects: Sequence[ObjectId] | None = None,
     ) -> Iterator[None]:
-        """Retry a job's failed tasks, or those that make `objects` and what these need."""
+        """Retry a job's failed tasks, or only the failed tasks on which `objects` depend."""
         jobs = self._jobs
         state, before = job.state, (job.reason, job.ended_at_s, job.is_cancelled)
         if state is not JobState.ACTIVE:
@@ -279,7 +281,7 @@ class JobOperations:
     def _retry_all(self, job: Job) -> Generator[None, None, None]:
         graph, retry_states = self._graph, self._context.retry_states
         if seer := (yield from saw_error(graph, job)):
-            raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
+            raise CannotRetryError(job.number, f"its task {seer} computed its result from an error")
         for place, task_id in enumerate(job.tasks):
             if retry_states.pop(task_id, None) is not None:
                 self._record_retry(graph.tasks[task_id])
@@ -288,7 +290,7 @@ class JobOperations:
                 if graph.steps_left < 0:
                     yield
         if not (yield from retry_tasks(graph, job)):
-            raise CannotRetryError(job.number, "nothing of it failed")
+            raise CannotRetryError(job.number, "none of its tasks failed")
 
     def _record_retry(self, task: TaskNode) -> None:
         """Record a retry in the history of a task, with the failure before it."""
@@ -297,18 +299,18 @@ class JobOperations:
         if failure is not None and task.spec.id not in self._context.histories:
             text = f"attempt {task.attempt} failed: {failure.reason}: {failure.text}"
             self._context.record(task, text)
-        self._context.record(task, "its user had it tried again")
+        self._context.record(task, "its user retried it")
 
     # --- watching ---------------------------------------------------------------------------------
 
     def watch(self, client: str, job: Job, *, prints: bool) -> None:
-        """Have a client watch a job. `prints`: it wants the output of tasks, too."""
+        """Subscribe a client to a job. `prints`: also to the output of its tasks."""
         self._jobs.subscriptions.watch(client, job, prints=prints)
         self._bulk.start(self._catching_up(client, job))
 
     def _catching_up(self, client: str, job: Job) -> Iterator[None]:
-        """Send a client the finished and growing results of a job, and then the job's state. If the
-        job ends meanwhile, the client learns it then.
+        """Send a client the finished and growing results of a job, and then the state of the job,
+        even if the job ends meanwhile.
         """
         self._jobs.subscriptions.catch_up(client, job.spec.id)
         nodes = self._graph.objects.nodes

@@ -1,7 +1,7 @@
 """Dispatches tasks eagerly: if one worker will produce all missing inputs of a task, the master
 sends the task to that worker in advance, and the worker starts it by itself.
 
-In the graph the task still waits. When its inputs are there, the graph assigns it without another
+In the graph the task still waits. When its inputs are there, the master assigns it without another
 message; if they are produced elsewhere or fail, the master cancels the attempt. The attempt has the
 next number of its task, so that late reports about it do no harm.
 """
@@ -21,13 +21,14 @@ from ciel.master.state.context import Context
 from ciel.master.state.workers import AttemptKey, WorkerNode
 
 EAGER_MAX = 64
-"""How many a worker has at most; when half of them are left it gets more."""
+"""The maximum number of eager tasks per worker; it gets more when half of them are left."""
 INPUTS_MAX = 16
-"""A task with more inputs waits for all of them, as a rule for long: it is not looked at."""
+"""Tasks with more inputs are not dispatched eagerly: they usually wait for a long time."""
 SUCCESSORS_MAX = 128
-"""How many of those that wait for one object are looked at."""
+"""The number of readers of one object that are considered."""
 FAR_MAX_BYTES = 1_000_000
-"""An input that is larger and lies elsewhere is a reason to run elsewhere, too."""
+"""A task with a larger input on another worker is not dispatched eagerly: it may run better
+there."""
 
 WASTED_MAX = 2
 """After so many cancelled eager attempts, a task is dispatched only when it can run: if tasks
@@ -39,25 +40,20 @@ class EagerDispatch:
     """The waiting tasks that were dispatched to a worker in advance, and what becomes of them."""
 
     def __init__(self, context: Context) -> None:
-        self.tasks: dict[
-            TaskNode, WorkerNode
-        ] = {}  # producers before those that read what they make
+        self.tasks: dict[TaskNode, WorkerNode] = {}  # producers before their readers
         self._graph = context.graph
         self._workers = context.table.by_id
         self._retry_states = context.retry_states
         self._context = context
-        self._wasted: dict[
-            TaskNode, int
-        ] = {}  # how often one went ahead in vain, since it last ran
-        self._producers: dict[TaskNode, None] = {}  # whose successors are to be looked at
-        self._without_room: dict[
-            WorkerNode, dict[TaskNode, None]
-        ] = {}  # the same, when there is room
+        self._wasted: dict[TaskNode, int] = {}  # cancelled eager attempts since it last ran
+        self._producers: dict[TaskNode, None] = {}  # their readers may be dispatched now
+        # Producers whose readers may be dispatched when the worker has room again.
+        self._without_room: dict[WorkerNode, dict[TaskNode, None]] = {}
 
     # --- sending ----------------------------------------------------------------------------------
 
     def assigned(self, task: TaskNode) -> None:
-        """Note that a task was assigned: the tasks that wait for it may follow eagerly."""
+        """Note that a task was assigned: its readers may be dispatched eagerly."""
         if self._wasted:
             self._wasted.pop(task, None)
         awaited = self._graph.waiting.awaited
@@ -77,7 +73,7 @@ class EagerDispatch:
             if len(worker.eager) <= EAGER_MAX // 2:
                 self._producers.update(self._without_room.pop(worker))
         producers, self._producers = list(self._producers), {}
-        for producer in producers:  # which grows meanwhile
+        for producer in producers:  # the list grows in the loop
             place = self._place_of(producer)
             if place is not None:
                 producers += self._send_successors(producer, place)
@@ -105,7 +101,7 @@ class EagerDispatch:
         return self.tasks.get(producer)
 
     def _send_successors(self, producer: TaskNode, worker: WorkerNode) -> list[TaskNode]:
-        """Dispatch tasks that wait for a task, as many as could follow it at once; return them."""
+        """Dispatch readers of a task, as many as the worker has slots; return them."""
         sent: list[TaskNode] = []
         room = worker.facts.slots
         for object_id in producer.outputs:
@@ -130,9 +126,9 @@ class EagerDispatch:
             or spec.id in self._retry_states
         ):
             return False
-        if task.job.is_cancelled:  # it is cancelled in slices, and this task not yet
+        if task.job.is_cancelled:  # the job is cancelled in slices, and this task is still waiting
             return False
-        if spec.any_count or spec.needs.delay_s:  # what it is given follows from when it begins
+        if spec.any_count or spec.needs.delay_s:  # its inputs depend on the time of its start
             return False
         if self._wasted and self._wasted.get(task, 0) >= WASTED_MAX:
             return False
@@ -162,7 +158,7 @@ class EagerDispatch:
     def _send(self, task: TaskNode, worker: WorkerNode) -> None:
         self.tasks[task] = worker
         worker.eager[task] = None
-        task.reason = "its inputs are made there"
+        task.reason = "its inputs are produced there"
         reference = self._graph.objects.reference
         inputs = tuple([reference(object_id) for object_id in task.spec.inputs])
         for peer, message in worker.assignment(task, task.attempt + 1, inputs):
@@ -187,7 +183,7 @@ class EagerDispatch:
             if type(ref) in STREAMS:
                 if worker.facts.netloc not in locations_of(ref):
                     return False
-                self._graph.disturbed = True  # what follows it must not rely on it yet
+                self._graph.disturbed = True  # its own eager readers must be checked again
         self._forget(task)
         return True
 
@@ -203,10 +199,10 @@ class EagerDispatch:
         self._forget(task)
         task.attempt += 1
         self._wasted[task] = self._wasted.get(task, 0) + 1
-        self._graph.disturbed = True  # others may be there since it was to make their inputs
+        self._graph.disturbed = True  # its readers may have been dispatched because of it
 
     def cancel(self, task: TaskNode) -> AttemptKey:
-        """Cancel an eager attempt; the worker has it until it reports its end."""
+        """Cancel an eager attempt; it occupies the worker until the worker reports its end."""
         worker = self.tasks[task]
         self.ended(task)
         worker.add_superseded(task, task.attempt)
@@ -229,9 +225,7 @@ class EagerDispatch:
                 self.cancel(task)
 
     def check(self) -> None:
-        """Cancel eager attempts that cannot start where they were sent, after something went
-        differently.
-        """
+        """Cancel eager attempts that cannot start on their workers, if the graph was disturbed."""
         while self._graph.disturbed:
             self._graph.disturbed = False
             if len(self._wasted) > WASTED_KEPT_MAX:
@@ -257,11 +251,11 @@ class EagerDispatch:
         found = []
         for task, worker in self.tasks.items():
             if task not in worker.eager or self._workers.get(worker.facts.id) is not worker:
-                found.append(f"A1 {task.spec.id} was sent ahead to {worker}, which is not so")
+                found.append(f"A1 {task.spec.id} is eager on {worker}, which does not list it")
             if task.state is not WAITING or not self._is_produced_at(task, worker):
-                found.append(f"A2 {task.spec.id} is {task.state}, and ahead on {worker}")
+                found.append(f"A2 {task.spec.id} is {task.state}, and eager on {worker}")
         for worker in self._workers.values():
             for task in worker.eager:
                 if self.tasks.get(task) is not worker:
-                    found.append(f"A1 {worker} has {task.spec.id} ahead, which is not so")
+                    found.append(f"A1 {worker} lists {task.spec.id} as eager, but it is not")
         return found

@@ -12,7 +12,7 @@ from ciel.master.state.workers import WorkerNode
 def draw(
     policy: str, able: Sequence[WorkerNode], slots: int, random: Random
 ) -> tuple[WorkerNode, str]:
-    """Return a worker for a task of so many slots, and why it is that one."""
+    """Return a random worker for a task that needs `slots`, and the reason for users."""
     if policy == RANDOM:
         drawn = random.choices(able, [worker.facts.slots for worker in able])[0]
         return drawn, f"the policy random drew it among {len(able)}"

@@ -1,17 +1,16 @@
-"""Runnable tasks that no worker has yet: highest priority first, jobs in turn.
+"""Queues the runnable tasks that no worker has yet: by priority, then round-robin over jobs.
 
-Of one priority, each job that has tasks gets one turn after the other, however many it has and
-however early they came: a short job need not wait for the end of a long one. A job of which nothing
-runs may even send its first task before there is room for it (`pop_new`).
+Within a priority, jobs take turns, however many tasks they have and however early these came: a
+short job does not wait for the end of a long one. The first task of a job that runs nothing can
+even be assigned beyond a worker's credit (`pop_new`).
 
-A job that goes on ends sooner, and needs less room, if what it has begun is brought to its end
-before anything is begun: otherwise a task that reads what others made would wait behind all that
-make something new, and what it reads would lie about meanwhile, to be lost with its worker. So a
-job's turn is taken by a task of the highest *rank* that it has: of those that are farthest down the
-graph, in the order in which they came. Every so often it is taken by one of the lowest rank, so
-that nobody waits for ever behind what goes on without end.
+A job ends sooner, and needs less space, if its tasks that read intermediate objects run before
+tasks that produce new ones. Otherwise readers would wait behind all new producers, and intermediate
+objects would be stored for longer and could be lost with their workers. So the next task of a job
+is one of the highest *rank*, its depth in the graph; within a rank, the oldest. Every eighth task
+is one of the lowest rank, so that no task starves in a job whose graph grows for ever.
 
-Those that are tried again after a failure, or are to be held back, come when their delay is over.
+Retried tasks and delayed tasks enter the queue when their delay is over.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from ciel.core.nodes import TaskNode
 from ciel.core.tasks import PRIORITY_MIN, TaskState
 
 DELAYED_MIN = 1000
-"""So many are held back before it is looked which of them nobody needs any more."""
+"""With at least this number of delayed tasks, the queue checks which tasks are still needed."""
 
 LOWEST_EVERY = 8
-"""Of so many turns of a job, one is taken by a task of the lowest rank."""
+"""One in this number of tasks of a job is taken from the lowest rank."""
 
 
 class _JobQueue:
@@ -40,7 +39,7 @@ class _JobQueue:
     __slots__ = ("_by_rank", "_popped", "_ranks")
 
     def __init__(self) -> None:
-        self._by_rank: dict[int, deque[TaskNode]] = {}  # twice the rank, and one more for the first
+        self._by_rank: dict[int, deque[TaskNode]] = {}  # key: twice the rank, plus 1 for retries
         self._ranks: list[int] = []  # lowest first
         self._popped = 0
 
@@ -78,10 +77,10 @@ class _PriorityQueue:
     __slots__ = ("count", "first", "jobs", "new", "rotation")
 
     def __init__(self) -> None:
-        self.first: deque[TaskNode] = deque()  # that were put back
+        self.first: deque[TaskNode] = deque()  # tasks that could not be placed, and were put back
         self.jobs: dict[Job, _JobQueue] = {}
-        self.rotation: deque[Job] = deque()  # each of them once, the next one first
-        self.new: dict[Job, None] = {}  # of them: no task was taken, and none ran when one came
+        self.rotation: deque[Job] = deque()  # the keys of `jobs`, the next one first
+        self.new: dict[Job, None] = {}  # jobs that ran nothing when their first task was queued
         self.count = 0
 
     def __len__(self) -> int:
@@ -133,8 +132,8 @@ class _PriorityQueue:
 
 
 class ReadyQueue:
-    """The queue of runnable tasks. Entries are hints: the caller asks the graph whether they still
-    hold.
+    """The queue of runnable tasks. Entries may be stale: the caller checks whether a task can still
+    be assigned.
     """
 
     __slots__ = ("_count", "_delayed", "_delayed_max", "_graph", "_order", "_queues", "_sequence")
@@ -144,7 +143,7 @@ class ReadyQueue:
         self._queues: dict[int, _PriorityQueue] = {}  # by priority
         self._order: list[int] = []  # negated priorities, a heap
         self._count = 0
-        self._delayed: list[tuple[float, int, TaskNode]] = []  # a heap, by when they come
+        self._delayed: list[tuple[float, int, TaskNode]] = []  # a heap, by due time
         self._delayed_max = DELAYED_MIN
         self._sequence = 0
 
@@ -185,31 +184,31 @@ class ReadyQueue:
         return rank
 
     def push_later(self, task: TaskNode, due_s: float) -> None:
-        """Hold a task back until `wake` is called at `due_s` or later."""
+        """Delay a task until `wake` is called at `due_s` or later."""
         self._sequence += 1
-        if len(self._delayed) >= self._delayed_max:  # perhaps nobody needs most of them any more
+        if len(self._delayed) >= self._delayed_max:  # most of them may not be needed any more
             self._delayed = [entry for entry in self._delayed if self._graph.is_ready(entry[2])]
             heapify(self._delayed)
             self._delayed_max = max(DELAYED_MIN, 2 * len(self._delayed))
         heappush(self._delayed, (due_s, self._sequence, task))
 
     def wake(self, now_s: float) -> None:
-        """Add the held-back tasks whose time has come."""
+        """Queue the delayed tasks that are due."""
         while self._delayed and self._delayed[0][0] <= now_s:
             self.push(heappop(self._delayed)[2])
 
     @property
     def due_s(self) -> float | None:
-        """When `wake` has work next; None if no task is held back."""
+        """The time at which `wake` has work next; None if no task is delayed."""
         return self._delayed[0][0] if self._delayed else None
 
     def push_first(self, task: TaskNode) -> None:
-        """Return a task that could not be placed; it stays the next one of its priority."""
+        """Put back a task that could not be placed, as the next one of its priority."""
         self._queue_of(task).first.appendleft(task)
         self._count += 1
 
     def drop_job(self, job: Job) -> None:
-        """Forget the tasks of a job, except returned and held-back ones."""
+        """Forget the tasks of a job, except tasks that were put back or are delayed."""
         for queue in self._queues.values():
             own = queue.jobs.pop(job, None)
             if own is not None:

@@ -1,8 +1,7 @@
-"""JSON views of jobs, tasks and workers for HTTP: ours, and those of the original CIEL.
+"""JSON views of jobs, tasks and workers for HTTP, in our form and in the original CIEL's form.
 
-The original's state names are kept, although it had others: a job that is being cancelled is still
-ACTIVE, and a job with an error among its results is FAILED. `epoch_s` converts a time of the
-master's clock into one since the epoch.
+Our states are mapped to the original's, of which there were fewer: a job that is being cancelled is
+still ACTIVE. `epoch_s` plus a time of the master's clock is the time since the epoch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
 
 LISTED_MAX: Final = 1000
-"""Of what a description has a list of; pages tell the rest."""
+"""The maximum length of a list in a description; pages contain the rest."""
 
 ORIGINAL_JOB_STATES: Final = {
     JobState.ACTIVE: "ACTIVE",
@@ -43,7 +42,7 @@ ORIGINAL_TASK_STATES: Final = {
 
 
 def job(found: Job, epoch_s: float) -> dict[str, Any]:
-    """Tell how a job stands."""
+    """Describe a job."""
     return _row(found, summarise(found), epoch_s)
 
 
@@ -70,8 +69,8 @@ def _row(found: Job, summary: JobSummary, epoch_s: float) -> dict[str, Any]:
 def jobs(
     machine: MasterMachine, epoch_s: float, *, before: int | None, limit: int, state: str | None
 ) -> dict[str, Any]:
-    """List jobs, the newest first, a page at a time: those with numbers below `before`. `next` is
-    the `before` of the next page, None at the end.
+    """Return a page of jobs with numbers below `before`, the newest first. `next` is the `before`
+    of the next page, None at the end.
     """
     rows: list[dict[str, Any]] = []
     last = None
@@ -90,7 +89,7 @@ def jobs(
 
 
 def original_job(machine: MasterMachine, found: Job) -> dict[str, Any]:
-    """Describe a job as the original did; references not encoded yet."""
+    """Describe a job as the original did; references are not encoded."""
     root = root_task_id(found.spec.id)
     first = root if root in machine.graph.tasks else next(iter(found.tasks), None)
     outputs = list(islice(found.wanted, LISTED_MAX))
@@ -112,8 +111,8 @@ def _settled(machine: MasterMachine, object_id: ObjectId) -> Reference | None:
 
 
 def original_task(machine: MasterMachine, task: TaskNode, epoch_s: float) -> dict[str, Any]:
-    """Describe a task as the original's long form did. Its arguments are nobody's but its
-    executor's, so `task_private` is None.
+    """Describe a task as the original's long form did. `task_private` is None, since only the
+    executor can decode the arguments.
     """
     spec = task.spec
     reference = machine.graph.objects.reference
@@ -139,7 +138,7 @@ def original_task(machine: MasterMachine, task: TaskNode, epoch_s: float) -> dic
 
 
 def original_worker(node: WorkerNode, epoch_s: float) -> dict[str, Any]:
-    """Describe a worker as the original did. One that failed is not there any more."""
+    """Describe a worker as the original did. A failed worker is not listed."""
     facts = node.facts
     return {
         "worker_id": facts.id,
