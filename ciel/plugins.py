@@ -1,4 +1,4 @@
-"""Finds and imports plugins by their entry points. No other module imports plugins.
+"""Finds and imports plugins by their entry points. No other module imports modules by name.
 
 The groups are `ciel.stores`, `ciel.executors`, `ciel.channels`, and `ciel.neighbours` (how stores
 on one host find each other). A third-party package registers entry points in its own metadata, and
