@@ -39,18 +39,18 @@ def tasks_per_s(worker_count: int) -> float:
         )
         machine.worker_joined(facts, now_s)
     specs = [make_spec(index, ()) for index in range(TASKS)]
-    machine.client_said(
+    machine.client_sent(
         "client", SubmitJob(JobSpec(JOB, "crowd", open=True, detached=False, keep=False)), now_s
     )
     for spec in specs:
-        machine.client_said("client", AddTask(spec, ()), now_s)
+        machine.client_sent("client", AddTask(spec, ()), now_s)
     wanted = tuple([spec.outputs[0] for spec in specs])
-    machine.client_said("client", WantObjects(JOB, wanted), now_s)
-    machine.client_said("client", CloseJob(JOB), now_s)
+    machine.client_sent("client", WantObjects(JOB, wanted), now_s)
+    machine.client_sent("client", CloseJob(JOB), now_s)
     given: deque[tuple[str, AssignTask]] = deque()
 
     def end_turn() -> None:
-        machine.end_turn(now_s)
+        machine.end_tick(now_s)
         given.extend((to, said) for to, said in machine.outbox if type(said) is AssignTask)
         machine.outbox.clear()
 
@@ -63,7 +63,7 @@ def tasks_per_s(worker_count: int) -> float:
             worker, order = given.popleft()
             made = (Value.of(order.spec.outputs[0], b"x"),)
             report = TaskReported(order.spec.id, order.attempt, made, None, TURN_S)
-            machine.worker_said(worker, report, now_s)
+            machine.worker_sent(worker, report, now_s)
             ended += 1
         end_turn()
     return TASKS / (time.perf_counter() - begun_s)

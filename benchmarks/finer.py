@@ -67,7 +67,7 @@ class Alone:
             )
             self._machine.worker_joined(facts, 0.0)
         spec = JobSpec(JOB, "", open=True, detached=False, keep=False)
-        self._machine.client_said("client", SubmitJob(spec), 0.0)
+        self._machine.client_sent("client", SubmitJob(spec), 0.0)
 
     def turn(self, batch: int) -> None:
         """Process so many tasks from their descriptions to their results, in two turns."""
@@ -80,11 +80,11 @@ class Alone:
         *added, wanting = self._read(data, FROM_CLIENT)
         stages.mark("frames of descriptions read")
         for message in added:
-            machine.client_said("client", message, 0.0)
+            machine.client_sent("client", message, 0.0)
         stages.mark("tasks added")
-        machine.client_said("client", wanting, 0.0)
+        machine.client_sent("client", wanting, 0.0)
         stages.mark("objects wanted")
-        machine.end_turn(0.0)
+        machine.end_tick(0.0)
         stages.mark("turn: tasks placed")
         told = self._write()
         stages.mark("frames to workers written")
@@ -95,9 +95,9 @@ class Alone:
         messages = self._read(data, FROM_WORKER)
         stages.mark("frames of reports read")
         for (worker, _), message in zip(reports, messages, strict=True):
-            machine.worker_said(worker, message, 0.0)
+            machine.worker_sent(worker, message, 0.0)
         stages.mark("reports taken")
-        machine.end_turn(0.0)
+        machine.end_tick(0.0)
         machine.journal.clear()
         stages.mark("turn: results announced")
         self._write()

@@ -17,7 +17,7 @@ from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, child_id, output_ids
 from ciel.core.jobs import Job, JobSpec
 from ciel.core.refs import Value
-from ciel.core.tasks import USUAL_NEEDS, Mentions, TaskSpec, check_task
+from ciel.core.tasks import DEFAULT_NEEDS, Mentions, TaskSpec, check_task
 
 BATCH = 1000
 FREEZE_EVERY_TASKS = 50_000  # as the master does
@@ -30,7 +30,7 @@ def make_spec(index: int, inputs: tuple[str, ...]) -> TaskSpec:
     task_id = child_id(JOB, index, DIGEST)
     return TaskSpec(
         task_id, JOB, JOB, index, DIGEST, "stdinout", inputs, output_ids(task_id, 1),  # type: ignore[arg-type]  # plain text is an id here
-        USUAL_NEEDS, False, Mentions.NOTHING, "", b"",
+        DEFAULT_NEEDS, False, Mentions.NOTHING, "", b"",
     )  # fmt: skip
 
 

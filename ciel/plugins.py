@@ -1,5 +1,4 @@
-"""Loads plugins: stores, executors, channels, and the discovery of peer stores. No other module
-imports by name.
+"""Finds and imports plugins by their entry points. No other module imports modules by name.
 
 Plugins are entry points in the groups `ciel.stores`, `ciel.executors`, `ciel.channels` and
 `ciel.neighbours`. A third-party package declares them in its own metadata.

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ciel.core.refs import INLINE_MAX_BYTES, Future
-from ciel.core.tasks import USUAL_NEEDS, undelayed
+from ciel.core.tasks import DEFAULT_NEEDS, undelayed
 from ciel.execution.attempt import Attempt
 from ciel.execution.conversation import Over
 from ciel.execution.outputs import BadCallError
@@ -70,7 +70,7 @@ class NestedConversation(Conversation):
         executor, needs, keywords = read_spawn(args)
         self._store_text(self._attempt, keywords)
         spec = self._attempt.task.spec
-        if needs == USUAL_NEEDS and executor == spec.executor:
+        if needs == DEFAULT_NEEDS and executor == spec.executor:
             needs = undelayed(spec.needs)
         name = take_name(keywords) or spec.name
         self._attempt.spawn(executor, keywords, needs, delegates=True, name=name)

@@ -135,7 +135,7 @@ def _forward(task: Task) -> Action:
     ref = task.inputs.get(ref.id, ref)
     place = task.arguments.get("place")
     if isinstance(ref, Failure):
-        return Fail(*ref.passed_on())
+        return Fail(*ref.propagated())
     if isinstance(ref, Value) and place is None:
         return Finish({0: ref.content})
     moved = Outcome(MOVED, pack((to_array(ref), place or 0, False)))

@@ -1,3 +1,3 @@
-"""Pure values and rules: ids, references, tasks, the graph. Knows no clock, no socket and no
-process.
+"""Pure values and rules: ids, references, tasks and the task graph. Nothing here uses a clock, a
+socket or a process.
 """

@@ -4,10 +4,10 @@ A rotating disk loses half of its speed when it serves two jobs; other devices a
 serve only one. So each device has a limit: none, a number, or the number that measured best. The
 caller reports events with their time, and starts the jobs that the method returns.
 
-The order depends on sizes. The place of a job is its time of arrival plus its expected duration,
-computed with `USUAL_BYTES_PER_S` and at most `PASSED_FOR_S`. So a small job overtakes large ones. A
-job that arrives later than the duration of another job after it does not overtake that job: no job
-waits for more than the jobs that arrived before it, and during that duration.
+The order depends on sizes. The place of a job in the queue is its time of arrival plus its expected
+duration, computed with `DEFAULT_BYTES_PER_S` and capped at `OVERTAKEN_MAX_S`. So a small job
+overtakes large ones, but only if it arrives within that duration after them: every job waits only
+for jobs that arrived before it, or within its own expected duration after it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from heapq import heappop, heappush
 from math import log2
 from typing import Generic, TypeVar
 
-USUAL_BYTES_PER_S = 1e8  # a disk that turns; until something is measured
-PASSED_FOR_S = 10.0
-"""A job that arrives so much later than a large one does not overtake it."""
+DEFAULT_BYTES_PER_S = 1e8  # a rotating disk; used until there is a measurement
+OVERTAKEN_MAX_S = 10.0
+"""The time after the arrival of a large job in which smaller jobs can still overtake it."""
 
 AT_A_TIME_MAX = 32
 """The upper end of the search: devices have queues of this length."""
@@ -30,15 +30,15 @@ FIRST_AT_A_TIME = 4
 (docs/measured/disk-jobs.md)."""
 
 BETTER = 1.05
-"""A higher limit must raise the rate by this factor; a lower one may cost less than that, since
-new jobs then wait for fewer."""
+"""A higher limit must raise the rate by this factor. A lower limit may reduce the rate by less than
+this factor, since new jobs then wait for fewer running jobs."""
 
 WORSE = 0.8
 """A limit that is slower by this factor in its first round gets no second round."""
 
 WAITING_FOR_EACH = 4
-"""The number of waiting jobs, for each that would run, before another limit is tried: many jobs
-share the cost of a trial that fails."""
+"""The number of waiting jobs for each job that would run, before another limit is tried: many jobs
+then share the cost of a trial that fails."""
 
 ROUNDS = 2
 PAUSE_MIN_S = 10.0
@@ -48,23 +48,23 @@ PAUSE_MAX_S = 600.0
 _SLACK = 0.25
 """The share of a measurement in which fewer jobs may run than the limit allows."""
 
-TOLD_FROM_S = 0.1
+REPORTED_FROM_S = 0.1
 """A shorter queue counts as empty for other hosts."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 def level_of(busy_s: float) -> int:
-    """Return the length of a queue as a level, which changes seldom: 0 for an empty queue, and one
-    more for each doubling.
+    """Return a coarse level for the length of a queue, so that it is rarely reported: 0 for an
+    empty queue, and one more for each doubling.
     """
-    return 0 if busy_s < TOLD_FROM_S else 1 + int(log2(busy_s / TOLD_FROM_S))
+    return 0 if busy_s < REPORTED_FROM_S else 1 + int(log2(busy_s / REPORTED_FROM_S))
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How many disk jobs at a time: `at_most` of them, any number if that is None, or as many as
-    are best if it `adapts`.
+    """The limit on concurrent disk jobs: `at_most`, no limit if that is None, or the number with
+    the best throughput if it `adapts`.
     """
 
     at_most: int | None = None
@@ -96,18 +96,18 @@ class Search:
     def __init__(self, first: int, *, least: int = 1, most: int = AT_A_TIME_MAX) -> None:
         self.settled = first
         self.limit = first
-        """The current limit: the settled number, or the one that is being tried."""
+        """The current limit: the settled limit, or a limit on trial."""
         self.bytes_per_s: float | None = None
-        """The throughput at the settled number, once it was measured."""
+        """The throughput at the settled limit; None before the first measurement."""
         self._least, self._most = least, most
         self._upwards = True
         self._rates: dict[int, list[float]] = {}
         self._not_before_s = 0.0
         self._pause_s = PAUSE_MIN_S
-        self._stale = 0  # how many run that began when the limit was another
-        self._begun_s: float | None = None
-        self._looked_s = 0.0
-        self._short_s = 0.0
+        self._stale = 0  # running jobs that started under another limit
+        self._measured_from_s: float | None = None
+        self._updated_s = 0.0
+        self._underused_s = 0.0
         self._bytes = 0
         self._ended = 0
         self._ran_full = False
@@ -119,23 +119,23 @@ class Search:
         """Note how many jobs run and wait from now on. `ended_bytes`: the size of a job that has
         just ended, unless it failed.
         """
-        if self._begun_s is None:
+        if self._measured_from_s is None:
             self._stale -= has_ended and self._stale > 0
             if running == self.limit and not self._stale:
                 self._measure(now_s)
             return
         if not self._ran_full:
-            self._short_s += now_s - self._looked_s
-        self._looked_s, self._ran_full = now_s, running >= self.limit
-        elapsed_s = now_s - self._begun_s
+            self._underused_s += now_s - self._updated_s
+        self._updated_s, self._ran_full = now_s, running >= self.limit
+        elapsed_s = now_s - self._measured_from_s
         if ended_bytes is not None:
             self._bytes += ended_bytes
             self._ended += 1
         is_first = self.limit != self.settled and self.limit not in self._rates
         if self._ended >= (self.limit if is_first else max(2 * self.limit, 3)) and elapsed_s > 0:
-            self._begun_s = None
+            self._measured_from_s = None
             limit = self.limit
-            if self._short_s <= _SLACK * elapsed_s:
+            if self._underused_s <= _SLACK * elapsed_s:
                 self._measured(self._bytes / elapsed_s, now_s, waiting)
             self._stale = 0 if self.limit == limit else running
             if running == self.limit and not self._stale:
@@ -143,12 +143,12 @@ class Search:
 
     def ran_out(self) -> None:
         """Note that no job is left, and discard the current measurement."""
-        self._begun_s = None
+        self._measured_from_s = None
         self._stale = 0
 
     def _measure(self, now_s: float) -> None:
-        self._begun_s = self._looked_s = now_s
-        self._short_s, self._bytes, self._ended, self._ran_full = 0.0, 0, 0, True
+        self._measured_from_s = self._updated_s = now_s
+        self._underused_s, self._bytes, self._ended, self._ran_full = 0.0, 0, 0, True
 
     def _measured(self, rate: float, now_s: float, waiting: int) -> None:
         """Record a rate at the current limit, and choose the next limit to measure."""
@@ -192,7 +192,9 @@ class Search:
         self._not_before_s = now_s
 
     def _refuse(self, now_s: float) -> None:
-        """Return to the settled limit; search in the other direction next, and pause after both."""
+        """Return to the settled limit. Search in the other direction next; pause if both directions
+        have failed.
+        """
         self._rates.clear()
         self.limit = self.settled
         self._upwards = not self._upwards
@@ -205,9 +207,9 @@ class Search:
 class Admission(Generic[Key]):
     """The disk jobs of one device: waiting, admitted, or running.
 
-    A job arrives by `request`, is admitted when one of the methods returns it, and leaves by `end`
-    in any state. `started` reports that it reads or writes; before, it may have waited for other
-    processes of this host.
+    `request` adds a job, a method that returns the job admits it, and `end` removes it in any
+    state. `started` reports that an admitted job reads or writes: before, it may have waited for
+    other processes on this host.
     """
 
     def __init__(self, policy: Policy, *, is_rotating: bool) -> None:
@@ -216,10 +218,10 @@ class Admission(Generic[Key]):
             self.search = Search(1 if is_rotating else FIRST_AT_A_TIME)
         elif policy.at_most is not None:
             self.search = Search(policy.at_most, least=policy.at_most, most=policy.at_most)
-        self._line: list[tuple[float, int, Key]] = []
+        self._queue: list[tuple[float, int, Key]] = []
         self._number = 0
-        self._waiting: dict[Key, tuple[int, int]] = {}  # sizes, and numbers in the line
-        self._begun: dict[Key, int] = {}
+        self._waiting: dict[Key, tuple[int, int]] = {}  # sizes, and numbers in the queue
+        self._admitted: dict[Key, int] = {}
         self._running: set[Key] = set()
         self.pending_bytes = 0
         """The bytes of all waiting and admitted jobs."""
@@ -242,7 +244,7 @@ class Admission(Generic[Key]):
     @property
     def bytes_per_s(self) -> float:
         """The throughput of the device, or a guess before it was measured."""
-        return (self.search and self.search.bytes_per_s) or USUAL_BYTES_PER_S
+        return (self.search and self.search.bytes_per_s) or DEFAULT_BYTES_PER_S
 
     @property
     def busy_s(self) -> float:
@@ -251,28 +253,28 @@ class Admission(Generic[Key]):
 
     def request(self, key: Key, size_bytes: int, now_s: float) -> list[Key]:
         """Add a job; return the jobs to be started."""
-        if key in self._waiting or key in self._begun:
-            raise ValueError(f"the disk job {key!r} is there already")
+        if key in self._waiting or key in self._admitted:
+            raise ValueError(f"the disk job {key!r} was added already")
         self._number += 1
-        place_s = now_s + min(size_bytes / USUAL_BYTES_PER_S, PASSED_FOR_S)
-        heappush(self._line, (place_s, self._number, key))
+        place_s = now_s + min(size_bytes / DEFAULT_BYTES_PER_S, OVERTAKEN_MAX_S)
+        heappush(self._queue, (place_s, self._number, key))
         self._waiting[key] = size_bytes, self._number
         self.pending_bytes += size_bytes
-        return self._begin()
+        return self._admit()
 
     def started(self, key: Key, now_s: float) -> None:
         """Note that an admitted job reads or writes now."""
-        if key in self._begun and key not in self._running:
+        if key in self._admitted and key not in self._running:
             self._running.add(key)
             if self.search is not None:
                 self.search.ran(len(self._running), now_s)
 
     def end(self, key: Key, now_s: float, *, is_good: bool = True) -> list[Key]:
-        """Remove a job that has ended or was given up; return the jobs to be started."""
+        """Remove a job that has ended or was abandoned; return the jobs to be started."""
         if (waited := self._waiting.pop(key, None)) is not None:
-            self.pending_bytes -= waited[0]  # its place in the line stays until it is met
+            self.pending_bytes -= waited[0]  # its entry stays in the queue until it is popped
             return []
-        if (size_bytes := self._begun.pop(key, None)) is None:
+        if (size_bytes := self._admitted.pop(key, None)) is None:
             return []
         self.pending_bytes -= size_bytes
         if key in self._running:
@@ -284,18 +286,18 @@ class Admission(Generic[Key]):
                     running, now_s, waiting=len(self._waiting), ended_bytes=ended_bytes,
                     has_ended=True,
                 )  # fmt: skip
-        begun = self._begin()
-        if not self._begun and self.search is not None:
+        admitted = self._admit()
+        if not self._admitted and self.search is not None:
             self.search.ran_out()
-        return begun
+        return admitted
 
-    def _begin(self) -> list[Key]:
-        begun = []
-        while self._waiting and (self.limit is None or len(self._begun) < self.limit):
-            _, number, key = heappop(self._line)
+    def _admit(self) -> list[Key]:
+        admitted = []
+        while self._waiting and (self.limit is None or len(self._admitted) < self.limit):
+            _, number, key = heappop(self._queue)
             if key in self._waiting and self._waiting[key][1] == number:
-                self._begun[key] = self._waiting.pop(key)[0]
-                begun.append(key)
+                self._admitted[key] = self._waiting.pop(key)[0]
+                admitted.append(key)
         if not self._waiting:
-            self._line.clear()
-        return begun
+            self._queue.clear()
+        return admitted

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ciel.core.failures import passed_on
+from ciel.core.failures import propagated
 from ciel.core.ids import ObjectId
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode, ObjectTable
@@ -32,26 +32,26 @@ class AnyInputs:
         self._waiting = waiting
         self.choosers: Waiting[TaskNode] = Waiting()  # by each alternative
 
-    def begin(self, task: TaskNode, missing: list[ObjectId]) -> list[ObjectId]:
-        """Have a task count on its alternatives, and add its choice to `missing` unless that is
-        made; return all objects to be demanded.
+    def add(self, task: TaskNode, missing: list[ObjectId]) -> list[ObjectId]:
+        """Add a task that becomes active. Append its choice to `missing` unless an alternative
+        counts already. Return all objects to be demanded.
         """
         spec = task.spec
         demanded = [*missing, *spec.alternatives]
         self.choosers.wait(task, spec.alternatives)
-        if not is_made(self._objects, spec):
+        if not is_chosen(self._objects, spec):
             missing.append(choice_of(spec))
         return demanded
 
-    def leave(self, task: TaskNode) -> None:
-        """Note that a task has run, or is not to run: it needs its alternatives no more."""
+    def remove(self, task: TaskNode) -> None:
+        """Remove a task that has finished or is not active any more: it needs no alternatives."""
         self.choosers.forget(task, task.spec.alternatives)
 
     def settled(
         self, object_id: ObjectId
     ) -> tuple[list[TaskNode], list[tuple[TaskNode, str, object]]]:
-        """Note that an object is settled; return the tasks that can run by it, and the tasks that
-        fail by it with their reasons, since it was their last alternative.
+        """Note that an object is settled. Return the tasks that can run now, and the tasks that
+        fail now, with their reasons, since it was their last alternative.
         """
         node = self._objects.nodes[object_id]
         ready: list[TaskNode] = []
@@ -64,12 +64,12 @@ class AnyInputs:
                 ready += self._waiting.release(choice)
             elif (failure := last_failure(self._objects, task.spec)) is not None:
                 self._waiting.forget(task, waits_for(task.spec))
-                failing.append((task, *passed_on(self._objects, failure)))
+                failing.append((task, *propagated(self._objects, failure)))
         return ready, failing
 
     def problems(self, task: TaskNode, *, is_put_off: bool) -> Iterator[str]:
-        """Yield what is wrong with a task that has alternatives. `is_put_off`: producers may not be
-        active yet.
+        """Yield the broken invariants of a task that has alternatives. `is_put_off`: some producers
+        may not be active yet.
         """
         spec = task.spec
         counted = [i for i in spec.inputs if task in self.choosers.waiters_of(i)]
@@ -78,12 +78,12 @@ class AnyInputs:
             yield f"T6 {spec.id} is {task.state} and counts on {counted}, not on {expected}"
         for object_id in expected:
             node = self._objects.nodes[object_id]
-            maker = node.producer
-            if node.is_settled or maker is None or maker.state in ACTIVE or is_put_off:
+            producer = node.producer
+            if node.is_settled or producer is None or producer.state in ACTIVE or is_put_off:
                 continue
-            yield f"T7 {spec.id} counts on {object_id}, its producer is {maker.state}"
+            yield f"T7 {spec.id} counts on {object_id}, its producer is {producer.state}"
         if self._waiting.is_awaited(choice_of(spec)):
-            if is_made(self._objects, spec) or last_failure(self._objects, spec):
+            if is_chosen(self._objects, spec) or last_failure(self._objects, spec):
                 yield f"T8 {spec.id} waits for its choice, which is made"
 
 
@@ -101,7 +101,7 @@ def _counts(node: ObjectNode, spec: TaskSpec) -> bool:
     return node.is_settled and (spec.sees_errors or type(node.ref) is not Failure)
 
 
-def is_made(objects: ObjectTable, spec: TaskSpec) -> bool:
+def is_chosen(objects: ObjectTable, spec: TaskSpec) -> bool:
     """Return whether an alternative counts now."""
     nodes = objects.nodes
     return any(_counts(nodes[object_id], spec) for object_id in spec.alternatives)
@@ -111,7 +111,7 @@ def last_failure(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
     """Return an alternative's failure if the task sees no errors and all alternatives failed."""
     failure: Failure | None = None
     if not spec.sees_errors:
-        for object_id in reversed(spec.alternatives):  # most arrive in order: the last is missing
+        for object_id in reversed(spec.alternatives):  # the last one is usually missing longest
             ref = objects.nodes[object_id].ref
             if not isinstance(ref, Failure):
                 return None
@@ -119,9 +119,9 @@ def last_failure(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
     return failure
 
 
-def given(objects: ObjectTable, spec: TaskSpec) -> tuple[Reference, ...]:
-    """Return the inputs that a task is given now. Alternatives that do not count are futures, even
-    where more is known of them.
+def inputs_of(objects: ObjectTable, spec: TaskSpec) -> tuple[Reference, ...]:
+    """Return the references that a task gets as inputs now. Alternatives that do not count are
+    futures, even if more is known about them.
     """
     inputs = tuple([objects.reference(object_id) for object_id in spec.inputs])
     if not spec.any_count:

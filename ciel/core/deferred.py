@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ciel.core import any_inputs
-from ciel.core.failures import passed_on
+from ciel.core.failures import propagated
 from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
 
 if TYPE_CHECKING:
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from ciel.core.ids import ObjectId
     from ciel.core.nodes import TaskNode
 
-SPREAD_AT_ONCE: Final = 100
-"""So many readers of one object are visited between two looks at the steps that are left."""
+NOTIFIED_AT_ONCE: Final = 100
+"""The number of readers of one object that are notified before the steps left are checked again."""
 
 
-def go_on(graph: TaskGraph) -> None:
-    """Do what was put off, as far as there are steps left."""
+def resume(graph: TaskGraph) -> None:
+    """Continue the deferred work while there are steps left."""
     while graph.steps_left > 0:
-        if graph.spreading:
-            _spread(graph, graph.spreading.popleft())
+        if graph.notifying:
+            _notify_some(graph, graph.notifying.popleft())
         elif graph.demanding:
             graph.steps_left -= 1
             graph.demand(_last_of(graph.demanding))
@@ -35,46 +35,46 @@ def go_on(graph: TaskGraph) -> None:
             return
 
 
-def tell_at_once(graph: TaskGraph, task: TaskNode) -> None:
-    """Tell a task which of the objects that it waits for are there, before it is its turn."""
+def notify_now(graph: TaskGraph, task: TaskNode) -> None:
+    """Notify one task of the awaited objects that are there, ahead of the deferred notification."""
     for object_id in task.spec.inputs:
         ref = graph.objects.reference(object_id)
         if type(ref) in CONSUMABLE and type(ref) is not Failure:
             if task in graph.waiting.awaited.get(object_id, ()):
-                _tell(graph, task, ref)
+                _notify(graph, task, ref)
 
 
-def _tell(graph: TaskGraph, task: TaskNode, ref: Reference) -> None:
+def _notify(graph: TaskGraph, task: TaskNode, ref: Reference) -> None:
     if type(ref) in STREAMS:
-        graph.streams.read(task, ref.id)
+        graph.streams.add_read(task, ref.id)
     if graph.waiting.release_one(task, ref.id):
         graph.make_runnable(task)
 
 
 def _last_of(objects: list[ObjectId]) -> list[ObjectId]:
-    some = objects[-SPREAD_AT_ONCE:]
-    del objects[-SPREAD_AT_ONCE:]
+    some = objects[-NOTIFIED_AT_ONCE:]
+    del objects[-NOTIFIED_AT_ONCE:]
     return some
 
 
-def _spread(graph: TaskGraph, object_id: ObjectId) -> None:
-    """Tell some of the tasks that still wait for an object that it is there, unless it was lost."""
+def _notify_some(graph: TaskGraph, object_id: ObjectId) -> None:
+    """Notify some of the tasks that still wait for an object, unless it was lost meanwhile."""
     graph.steps_left -= 1
     node = graph.objects.get(object_id)
     waiters = graph.waiting.awaited.get(object_id)
     if node is None or waiters is None or not node.is_consumable:
         return
     ref = node.ref
-    blame = passed_on(graph.objects, ref) if isinstance(ref, Failure) else None
-    for task in list(islice(waiters, SPREAD_AT_ONCE)):
+    cause = propagated(graph.objects, ref) if isinstance(ref, Failure) else None
+    for task in list(islice(waiters, NOTIFIED_AT_ONCE)):
         graph.steps_left -= 1
         if task not in graph.waiting.awaited.get(object_id, ()):
-            continue  # the failure of one before it was the end of this one, too
-        if blame is not None and not task.spec.sees_errors:
+            continue  # it has failed because of an earlier one
+        if cause is not None and not task.spec.sees_errors:
             graph.waiting.forget(task, any_inputs.waits_for(task.spec))
-            graph.fail(task, *blame)
+            graph.fail(task, *cause)
             continue
         if ref is not None:
-            _tell(graph, task, ref)
+            _notify(graph, task, ref)
     if object_id in graph.waiting.awaited:
-        graph.spreading.appendleft(object_id)
+        graph.notifying.appendleft(object_id)

@@ -25,8 +25,8 @@ def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
 
 
 def publish_early(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
-    """Publish the undeclared objects of a running task that it names to a child. Declared outputs
-    are reported at the end of the task, and a process waits from then on.
+    """Publish undeclared objects of a running task, which it passes to a child. Declared outputs
+    and waiting processes are reported at the end of the task.
     """
     named = [ref for ref in refs if ref.id.startswith(f"{task.spec.id}:")]
     graph.undeclared_outputs.adopt(task, named)
@@ -42,7 +42,7 @@ def open_streams(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) ->
     for ref in refs:
         node = graph.objects.get(ref.id)
         if node is not None and node.producer is task and type(ref) in STREAMS:
-            made = graph.streams.made.setdefault(task, [])
-            if ref.id not in made:
-                made.append(ref.id)
+            opened = graph.streams.opened.setdefault(task, [])
+            if ref.id not in opened:
+                opened.append(ref.id)
             graph.publish(ref)

@@ -10,18 +10,18 @@ from ciel.core.jobs import Job
 from ciel.core.refs import Failure
 from ciel.core.tasks import ASSIGNED, DONE, RUNNABLE, WAITING, Mentions
 
-LOOKED_AT_PER_STEP = 16
-"""So many objects are looked at in about the time that one task takes to end."""
+OBJECTS_PER_STEP = 16
+"""The number of objects that can be checked in about the time that it takes to end one task."""
 
 
 def failed_results(graph: TaskGraph, job: Job) -> Generator[None, None, list[ObjectId]]:
-    """Name the errors among a job's results, those that a result merely lists included. Yields when
-    the graph has no steps left.
+    """Return the errors among a job's results, including objects that a result only lists. Yields
+    when the graph has no steps left.
     """
     failed: list[ObjectId] = []
-    for looked_at, object_id in enumerate(list(job.wanted), 1):
+    for count, object_id in enumerate(list(job.wanted), 1):
         node = graph.objects.get(object_id)
-        if looked_at % LOOKED_AT_PER_STEP == 0:
+        if count % OBJECTS_PER_STEP == 0:
             graph.steps_left -= 1
             if graph.steps_left < 0:
                 yield
@@ -37,8 +37,9 @@ def failed_results(graph: TaskGraph, job: Job) -> Generator[None, None, list[Obj
 
 
 def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
-    """Name what a job waits for and nobody is going to make (no producer, or a circle); nothing if
-    it waits for what another job is making.
+    """Return the objects that a job waits for and that no task will produce: they have no producer,
+    or depend on each other. Return nothing if the job waits for an object that another job is
+    producing.
     """
     missing: dict[ObjectId, None] = {}
     for object_id in job.wanted:
@@ -62,12 +63,12 @@ def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
 
 
 def saw_error(graph: TaskGraph, job: Job) -> Generator[None, None, TaskId | None]:
-    """Name a task of a job that made its outputs from an error: they would stay as they are if what
-    failed were made again. Yields when the graph has no steps left.
+    """Return a task of a job that computed its outputs from an error, or None: a retry of the
+    failed task would not change these outputs. Yields when the graph has no steps left.
     """
     nodes = graph.objects.nodes
-    for looked_at, task_id in enumerate(job.tasks, 1):
-        if looked_at % LOOKED_AT_PER_STEP == 0:
+    for count, task_id in enumerate(job.tasks, 1):
+        if count % OBJECTS_PER_STEP == 0:
             graph.steps_left -= 1
             if graph.steps_left < 0:
                 yield

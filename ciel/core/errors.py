@@ -8,7 +8,7 @@ class CielError(Exception):
 
 
 class InvalidIdError(CielError):
-    """An id that does not match the grammar; nothing was looked up or created under it."""
+    """An id does not match the grammar. Raised before anything is looked up or created."""
 
     def __init__(self, text: object, reason: str) -> None:
         self.text = text
@@ -17,15 +17,15 @@ class InvalidIdError(CielError):
 
 
 class InvalidContentError(CielError, ValueError):
-    """A reference that says what its object holds, but not in base64."""
+    """The inline content of a reference is not valid base64."""
 
     def __init__(self, object_id: str) -> None:
         self.object_id = object_id
-        super().__init__(f"what the reference says that object {object_id} holds is not base64")
+        super().__init__(f"the content in the reference of object {object_id} is not base64")
 
 
 class InvalidTaskError(CielError):
-    """A task that contradicts itself or the graph; the graph is as it was before."""
+    """A task contradicts itself or the graph, which is left unchanged."""
 
     def __init__(self, task_id: str, reason: str) -> None:
         self.task_id = task_id
@@ -34,7 +34,7 @@ class InvalidTaskError(CielError):
 
 
 class InvalidTransitionError(CielError):
-    """A step that the state table does not list: a bug of ours, with the state it met."""
+    """A state transition that the table does not list: a bug in ciel."""
 
     def __init__(self, subject: str, state: object, step: object) -> None:
         self.subject = subject
@@ -52,7 +52,7 @@ class UnknownJobError(CielError):
 
 
 class InvalidSchedulingError(CielError):
-    """A job's policy, or an option of it, is not known or out of its limits."""
+    """A job's policy or one of its options is unknown, or a value is out of range."""
 
 
 class InvariantError(CielError):
@@ -65,7 +65,7 @@ class InvariantError(CielError):
 
 
 class JobNotEndedError(CielError):
-    """A job cannot be removed while it goes on."""
+    """A job cannot be removed before it has ended."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -73,25 +73,25 @@ class JobNotEndedError(CielError):
 
 
 class CannotRetryError(CielError):
-    """An ended job cannot go on with what failed."""
+    """The failed tasks of an ended job cannot be retried."""
 
     def __init__(self, number: int, reason: str) -> None:
         self.number = number
         self.reason = reason
-        super().__init__(f"job {number} cannot be tried again: {reason}")
+        super().__init__(f"job {number} cannot be retried: {reason}")
 
 
 class CannotRetryTaskError(CielError):
-    """A task cannot be tried again. `task` names it, as in `task 17`."""
+    """A task cannot be retried. `task` names it, as in `task 17`."""
 
     def __init__(self, task: str, reason: str) -> None:
         self.task = task
         self.reason = reason
-        super().__init__(f"{task} cannot be tried again: {reason}")
+        super().__init__(f"{task} cannot be retried: {reason}")
 
 
 class CannotCancelTaskError(CielError):
-    """A task cannot be cancelled, since it is over. `task` names it, as in `task 17`."""
+    """A task cannot be cancelled, since it has ended. `task` names it, as in `task 17`."""
 
     def __init__(self, task: str, state: str) -> None:
         self.task = task

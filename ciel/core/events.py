@@ -120,8 +120,8 @@ class RequestRefused(NamedTuple):
 
 
 class JobPrinted(NamedTuple):
-    """A task has printed, see `TaskPrinted`. `number`: the position of the task among those that
-    the client created, from 1; 0 if a task created it. `netloc`: the worker whose log contains the
+    """A task has printed, see `TaskPrinted`. `number`: the position of the task among the tasks of
+    the client, from 1; 0 if a task created it. `netloc`: the worker whose log contains the
     text. `is_notice`: sent to all clients that watch the job, whether they subscribe to prints or
     not.
     """
@@ -180,7 +180,7 @@ class CancelTask(NamedTuple):
 
 class RecallTasks(NamedTuple):
     """Return attempts that have not started: the worker reports each with the fault `RECALLED`. An
-    attempt that has started goes on.
+    attempt that has started continues.
     """
 
     attempts: tuple[tuple[TaskId, int], ...]
@@ -190,12 +190,12 @@ RECALLED = "RECALLED"
 
 
 class DropObjects(NamedTuple):
-    """Delete objects that are not needed any more. `unless_whole`: stop fetching them instead, as
-    the streams have broken; a worker that has received all of an object keeps it.
+    """Delete objects that are not needed any more. `unless_complete`: only stop fetching them,
+    since the streams have broken; a worker that has received all of an object keeps it.
     """
 
     objects: tuple[ObjectId, ...]
-    unless_whole: bool = False
+    unless_complete: bool = False
 
 
 class Neighbour(NamedTuple):
@@ -206,17 +206,17 @@ class Neighbour(NamedTuple):
 
 
 class MeetWorkers(NamedTuple):
-    """Workers that have joined, and the addresses of workers that are lost. `afresh`: `neighbours`
-    is the complete list, and replaces earlier ones. It may contain the receiver.
+    """Workers that have joined, and the addresses of workers that are lost. If `is_complete`,
+    `neighbours` lists all workers and replaces earlier lists. It may contain the receiver.
     """
 
     neighbours: tuple[Neighbour, ...]
     gone: tuple[str, ...] = ()
-    afresh: bool = False
+    is_complete: bool = False
 
     def apply_to(self, hosts: dict[str, str], own_netloc: str) -> None:
         """Update `hosts`, the hosts of all workers except `own_netloc`, by address."""
-        if self.afresh:
+        if self.is_complete:
             hosts.clear()
         for netloc in self.gone:
             hosts.pop(netloc, None)
@@ -228,14 +228,14 @@ class MeetWorkers(NamedTuple):
 
 
 class TaskFault(NamedTuple):
-    """Why an attempt failed: a word for programs, a text for people (see `refs.Failure`)."""
+    """Why an attempt failed: a word for programs, and a message for users (see `refs.Failure`)."""
 
     reason: str
     details: Any
 
     @property
     def text(self) -> str:
-        """The text for people."""
+        """The message for users."""
         return details_text(self.details)
 
 
@@ -253,16 +253,16 @@ class TaskReported(NamedTuple):
 
 
 class SpawnTask(NamedTuple):
-    """A running attempt of the parent created a task. The message counts only if that attempt still
-    counts. `begun`: the worker has started the child by itself, as attempt 0, and ends it on
-    `CancelTask`. `wanted`: the parent needs the child's outputs while it runs. Both: the child runs
-    within its parent, whose attempt waits for it, and occupies no slot.
+    """A running attempt of the parent created a task. The master ignores the message if that
+    attempt is superseded. `started`: the worker has started the child by itself, as attempt 0; the
+    worker stops it on `CancelTask`. `wanted`: the parent needs the child's outputs while it runs.
+    Both: the child runs within the program of its parent, which waits for it, and occupies no slot.
     """
 
     spec: TaskSpec
     known: tuple[Reference, ...]
     attempt: int
-    begun: bool = False
+    started: bool = False
     wanted: bool = False
 
 
@@ -275,10 +275,10 @@ class StreamsOpened(NamedTuple):
 
 
 class ObjectsStored(NamedTuple):
-    """This worker stores objects that no attempt of its own has just produced: copies that it
-    fetched, or objects that its store has `kept` since before it joined, which another worker may
-    have produced with other content since. `idle`: uploads that no job has named in time; their
-    client does not need them any more.
+    """This worker stores objects that it did not just produce: copies that it fetched, or objects
+    that its store has `kept` since before it joined. Another worker may have produced a kept object
+    with different content since. `idle`: uploads that no job has named in time; their client does
+    not need them any more.
     """
 
     refs: tuple[Reference, ...]
@@ -370,10 +370,10 @@ Message = FromClient | ToClient | ToWorker | FromWorker
 
 HEARTBEAT_INTERVAL_S = 1.0
 LOST_AFTER_S = 3.0
-"""After this silence, the side that dials gives a connection up: a new connection gets through
-sooner than TCP's retransmissions, which become ever rarer."""
+"""After this silence, the connecting side closes the connection and reconnects: a new connection
+gets through sooner than TCP's retransmissions, whose intervals grow."""
 SUSPECT_AFTER_S = 3.0
-"""After this silence, a worker gets no new tasks until it is heard again."""
+"""After this silence, a worker is suspected: it gets no new tasks until it sends something."""
 WORKER_TIMEOUT_S = 60.0
 """After this silence, a worker is declared dead, and its tasks run elsewhere."""
 KILL_GRACE_S = 5.0

@@ -1,4 +1,4 @@
-"""Words the failures that the engine itself reports: who is at fault, and what to do."""
+"""Builds the messages of failures that the engine itself reports: the cause, and what to do."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ if TYPE_CHECKING:
 
 
 def label(task: TaskNode) -> str:
-    """Name a task to people: by its name if it has one."""
+    """Return the label of a task for users: its name if it has one, otherwise its id."""
     return f"task {task.spec.name or task.spec.id}"
 
 
-def passed_on(objects: ObjectTable, failure: Failure) -> tuple[str, Any]:
-    """Say why a task fails that never ran, since an input could not be made: whose fault that is,
-    told once however long the chain.
+def propagated(objects: ObjectTable, failure: Failure) -> tuple[str, Any]:
+    """Return the failure of a task that cannot run because an input has failed. It names the task
+    that failed first, once, even at the end of a long chain.
     """
     node = objects.get(failure.id)
-    maker = None if node is None else node.producer
-    is_named = maker is not None and maker.spec.name
-    return failure.passed_on(label(maker) if maker is not None and is_named else "")
+    producer = None if node is None else node.producer
+    is_named = producer is not None and producer.spec.name
+    return failure.propagated(label(producer) if producer is not None and is_named else "")
 
 
-def not_made(task: TaskNode, object_id: ObjectId) -> str:
-    """Say that a program ended well and left out one of its task's outputs."""
+def no_output_text(task: TaskNode, object_id: ObjectId) -> str:
+    """Return the message for a task that succeeded without producing one of its outputs."""
     outputs = task.spec.outputs
     number = outputs.index(object_id) if object_id in outputs else None
     what = "it" if number is None else f"output {number} of {len(outputs)}"
     return (
-        f"{label(task)} ended well, but without making {what}: its program has to write each "
-        "output, or to hand it over to a task that it creates"
+        f"{label(task)} succeeded, but did not produce {what}: its program must write each output, "
+        "or delegate it to a task that it creates"
     )
 
 
 def size_text(size_bytes: int | None) -> str:
-    """Write a size as people do; nothing if it is not known."""
+    """Format a size with a binary unit; "" if it is not known."""
     if size_bytes is None:
         return ""
     size, unit = float(size_bytes), "B"

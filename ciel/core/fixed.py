@@ -4,9 +4,9 @@ Such a process is an object: an output of the task that left it, and an input of
 continues in it. The worker keeps the process as long as that second task waits or runs. If the
 process is needed again, the first task runs again and leaves another one.
 
-An attached process was there before its job. No task left it: the root task of its job continues in
-it, then the child to which that delegates its outputs, and so on. When none of these tasks is left,
-the process is released for good.
+An attached process ran before its job existed, so no task left it. The root task of the job
+continues in it, then the child to which the root task delegates its outputs, and so on. When none
+of these tasks is left, the process is released for good.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ciel.core.tasks import ACTIVE, RUNNABLE, WAITING
 
 class FixedProcesses:
     """The waiting processes of a graph, and the tasks that continue in them. `released` lists
-    processes that a task does not need any more; other tasks may.
+    processes that a task has stopped using; another task may still need them.
     """
 
     __slots__ = ("_fixed", "_objects", "_retention", "_tasks", "attached", "released")
@@ -45,7 +45,7 @@ class FixedProcesses:
 
     def task_stopped(self, task: TaskNode) -> None:
         """Release the processes that a task read or left, as it does not continue for now."""
-        for object_id in (*task.spec.inputs, *task.extras):
+        for object_id in (*task.spec.inputs, *task.undeclared):
             if object_id in self._fixed:
                 self.released.append(object_id)
 
@@ -57,13 +57,13 @@ class FixedProcesses:
                 self.released.append(object_id)
 
     def lost(self, object_id: ObjectId) -> tuple[TaskNode, str, object] | None:
-        """Return the task that fails since its attached process is gone for good, with the reason;
-        None if no task waits for the process.
+        """Return the task that fails because its attached process is lost for good, with the
+        reason; None if no task waits for the process.
         """
         task = self.attached.get(object_id)
         ref = self._objects.reference(object_id)
         if task is not None and task.state in (WAITING, RUNNABLE) and isinstance(ref, Failure):
-            details = f"the process that it is to go on in was at {ref.text}, and is lost with that"
+            details = f"the attached process in which it continues was at {ref.text}, and is lost"
             return task, ref.reason, details
         return None
 
@@ -77,7 +77,7 @@ class FixedProcesses:
                 continue
             if self._is_needed(object_id):
                 continue
-            if node.producer is None:  # a task that names it again fails with an error that says so
+            if node.producer is None:  # a task that names it again fails, since the process is lost
                 places = locations_of(node.ref)
                 self.attached.pop(object_id, None)
                 for place in places:
@@ -89,21 +89,21 @@ class FixedProcesses:
         return by_place
 
     def location_of(self, task: TaskNode) -> frozenset[str]:
-        """Return the locations at which a task can run only: none or one. If there are more, the
-        task can never run.
+        """Return the locations of the processes in which a task continues. The task can run only
+        there; with more than one location it can never run.
         """
         refs = [self._objects.reference(o) for o in task.spec.inputs if o in self._fixed]
         return frozenset([ref.location for ref in refs if isinstance(ref, Fixed)])
 
     def _is_needed(self, object_id: ObjectId) -> bool:
-        """Tell whether a task continues in a process: usually a child of the task that left it."""
+        """Whether an active task continues in a process: usually a child of its producer."""
         node = self._objects.nodes[object_id]
         producer = node.producer
         if producer is None:
             return object_id not in self.attached or self.attached[object_id].state in ACTIVE
         children = [self._tasks.get(child) for child in (producer.children or {}).values()]
         readers = [child for child in children if child and object_id in child.spec.inputs]
-        if len(readers) < node.others:
+        if len(readers) < node.users:
             known = [self._tasks.get(task_id) for task_id in producer.job.tasks]
             readers = [task for task in known if task and object_id in task.spec.inputs]
         return any(reader.state in ACTIVE for reader in readers)

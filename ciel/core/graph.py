@@ -2,28 +2,30 @@
 release.
 
 The graph is pure. Its owner reports events, and empties the outboxes after each tick: `runnable`,
-`settled` and `unneeded` here, `broken` and `whole` of the streams, `droppable` of the retention,
-`released` of the fixed processes. No method recurses, so the depth of the graph has no limit.
+`settled` and `unneeded` here, `broken_readers` and `completed_readers` of the streams, `droppable`
+of the retention, `released` of the fixed processes. No method recurses, so the depth of the graph
+has no limit.
 
-The graph itself is the states of tasks, the objects, who waits for what, and demand. Its components
-own everything else: streams, tasks with alternatives, retention, waiting processes, tasks that
-delegate otherwise when they run again, undeclared outputs, and the waits of running tasks. The
-graph reports events to them; they return what follows, and never call the graph. The rules (CIB-1,
-CIB-4):
+The graph itself owns the states of tasks, the objects, the table of waiting tasks, and demand. Its
+components own everything else: streams, tasks with alternatives, retention, waiting processes,
+tasks that delegate differently when they run again, undeclared outputs, and the waits of running
+tasks. The graph reports events to its components; they return the consequences, and never call the
+graph. The rules (CIB-1, CIB-4):
 
 - A task becomes active only when a job wants one of its outputs, or an active task waits for one.
 - An active task waits until all its inputs are consumable. A failed input fails the task, unless it
   sees errors. For some tasks one of several inputs is enough (`any_inputs`).
 - A child may take over outputs of its parent (delegation). A known task is not added twice.
 - If an object that was lost or dropped is needed, its producer recomputes it, and so on upwards.
-- An object that a task publishes under its own name is its output, declared or not.
+- An object whose id starts with a task's id is an output of that task, declared or not.
 - The readers of a growing object may run. If the object breaks, they stop and wait again.
 - An object is droppable when no job wants it and no unfinished task can name it.
 
-One event may cause any amount of work: an object may have 300,000 readers. The owner limits it by
-`steps_left`, the number of tasks that may be touched before it continues (`deferred.go_on`).
-Objects whose readers, producers or inputs are still to be visited stand in `spreading`, `demanding`
-and `releasing`. Each is judged when it is visited, so the graph may change in between.
+One event may cause any amount of work: an object may have 300,000 readers. The owner limits the
+work by `steps_left`, the number of tasks that may be touched before the graph defers the rest,
+which `deferred.resume` continues. `notifying`, `demanding` and `releasing` contain the objects
+whose readers or producers are still to be visited. The state of each is checked when it is visited,
+so the graph may change in between.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from collections.abc import Iterable, Sequence
 from ciel.core import any_inputs
 from ciel.core.any_inputs import AnyInputs
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError
-from ciel.core.failures import label, not_made, passed_on
+from ciel.core.failures import label, no_output_text, propagated
 from ciel.core.fixed import FixedProcesses
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
@@ -86,15 +88,15 @@ class TaskGraph:
         self.undeclared_outputs = UndeclaredOutputs(self.tasks, self.objects, self.retention)
         self.fixed = FixedProcesses(self.tasks, self.objects, self.retention)
         self.steps_left = UNBOUNDED
-        self.spreading: deque[ObjectId] = deque()  # came to be; readers still wait for them
-        self.demanding: list[ObjectId] = []  # needed; their makers may still be dormant
-        self.releasing: list[ObjectId] = []  # needed less; their makers may still be active
-        self.ending: set[Job] = set()  # jobs whose tasks are being ended: none of them begins
-        self.reviving: set[Job] = set()  # jobs whose failed tasks are being put back
+        self.notifying: deque[ObjectId] = deque()  # there, but some readers still wait for them
+        self.demanding: list[ObjectId] = []  # needed, but their producers may still be dormant
+        self.releasing: list[ObjectId] = []  # released, but their producers may still be active
+        self.cancelling: set[Job] = set()  # jobs whose tasks are being cancelled: none may start
+        self.retrying: set[Job] = set()  # jobs whose failed tasks are being reset
         self._growing = self.objects.growing
-        self.began_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
-        self.disturbed = False  # a task went back, an object was lost, or another is to make one
-        self.divergent: list[tuple[TaskId, int]] = []  # the children that a re-run made otherwise
+        self.newly_waiting: list[TaskNode] | None = None  # recorded if the owner makes it a list
+        self.disturbed = False  # a task was reset, an object lost, or a producer replaced
+        self.divergent: list[tuple[TaskId, int]] = []  # children that differed in a re-execution
 
     # --- growth -----------------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class TaskGraph:
                 source = nodes[object_id] = ObjectNode()
                 self.undeclared_outputs.named(object_id, job)
             source.holds += 1
-            source.others += 1
+            source.users += 1
             if source.producer is None or source.producer.job is not job:
                 self.objects.use(job.foreign, object_id)
         if self.objects.fixed:
@@ -140,11 +142,11 @@ class TaskGraph:
         self.retention.task_added(node, parent, producing)
         if parent is not None:
             self._note_child(parent, spec)
-        if known_outputs:  # somebody may want them already
+        if known_outputs:  # a job or a task may need them already
             self._redelegate(node)
             for object_id in producing:
                 output = nodes[object_id]
-                if output.ref is None and self._is_sought(object_id, output):
+                if output.ref is None and self._is_demanded(object_id, output):
                     self.demand((object_id,))
                     break
         return node
@@ -165,14 +167,14 @@ class TaskGraph:
             elif output.producer is None:
                 output.producer = task
             else:
-                output.others += 1
+                output.users += 1
                 if output.producer is not parent:
-                    continue  # another task makes it, unless it is delegated anew
+                    continue  # another task produces it, unless the parent delegates it again
                 output.producer = task
                 self.disturbed = True
                 if object_id in self.objects.growing:
-                    self.streams.made[parent].remove(object_id)
-                    self.streams.void(object_id)
+                    self.streams.opened[parent].remove(object_id)
+                    self.streams.reset(object_id)
             producing.append(object_id)
         return producing
 
@@ -192,20 +194,20 @@ class TaskGraph:
             self.divergent.append((parent.spec.id, spec.ordinal))
             parent.children[spec.ordinal] = spec.id
 
-    def _redelegate(self, heir: TaskNode) -> None:
+    def _redelegate(self, child: TaskNode) -> None:
         """Have a child produce the outputs that its parent just delegated to it."""
-        inherited, replaced = self.redelegation.task_added(heir)
+        inherited, replaced = self.redelegation.task_added(child)
         if not inherited:
             return
         self.disturbed = True
-        if heir.state is CANCELLED:  # with its job, which was retried since
-            self.try_again(heir)
+        if child.state is CANCELLED:  # with its job, which was retried since
+            self.reset_failed(child)
         for before in replaced:
             if before.state in ACTIVE and not self.is_needed(before):
                 if before.worker is not None:
                     self.unneeded.append(before)
                 else:
-                    self.sleep(before)
+                    self.deactivate(before)
         self.demand(inherited)
 
     # --- demand -----------------------------------------------------------------------------------
@@ -223,7 +225,7 @@ class TaskGraph:
         job.unsettled += 1
         producer = node.producer
         if producer is not None and producer.state is DORMANT and not producer.spec.inputs:
-            self.make_runnable(producer)  # as most are, in an array
+            self.make_runnable(producer)  # the usual case for the elements of an array
         else:
             self.demand((object_id,))
 
@@ -240,25 +242,25 @@ class TaskGraph:
         self.retention.drop_if_unused(object_id, node)
 
     def demand(self, object_ids: Iterable[ObjectId]) -> None:
-        """Activate the producers of needed objects that are missing, and so on upwards: at least
-        one producer, the others as far as there are steps left.
+        """Activate the producers of needed objects that are missing, and so on upwards. If no steps
+        are left after the first producer, defer the rest.
         """
         pending = list(object_ids)
         nodes = self.objects.nodes
         while pending:
             object_id = pending.pop()
             node = nodes.get(object_id)
-            if node is None:  # forgotten since this was put off
+            if node is None:  # forgotten since this was deferred
                 continue
             producer = node.producer
             if producer is None or node.ref is not None:
                 continue
-            if producer.job.postponed is not None:  # it would fail by what is not put back yet
+            if producer.job.postponed is not None:  # its failed inputs may not be reset yet
                 producer.job.postponed[object_id] = None
                 continue
             if producer.state is DORMANT or producer.state is DONE:
-                # Activating others may have failed whoever needed this.
-                if self._is_sought(object_id, node):
+                # The activation of other tasks may have failed the tasks that needed this object.
+                if self._is_demanded(object_id, node):
                     pending.extend(self._activate(producer))
                     self.steps_left -= 1
                     if self.steps_left < 0 and pending:
@@ -282,23 +284,23 @@ class TaskGraph:
             if type(ref) not in CONSUMABLE:
                 missing.append(object_id)
             elif type(ref) is Failure and not spec.sees_errors:
-                self._fail([(task, *passed_on(self.objects, ref))])
+                self._fail([(task, *propagated(self.objects, ref))])
                 return []
         demanded = missing
         if chooses:
             if (failure := any_inputs.last_failure(self.objects, spec)) is not None:
-                self._fail([(task, *passed_on(self.objects, failure))])
+                self._fail([(task, *propagated(self.objects, failure))])
                 return []
-            demanded = self.any_inputs.begin(task, missing)
+            demanded = self.any_inputs.add(task, missing)
         if not missing:
             self.make_runnable(task)
             return demanded
         self._move(task, WAITING)
         self.waiting.wait(task, missing)
-        if self.began_waiting is not None:
-            self.began_waiting.append(task)
+        if self.newly_waiting is not None:
+            self.newly_waiting.append(task)
         if self._growing:
-            self.streams.count_on(task)
+            self.streams.add_reader(task)
         return demanded
 
     def reopen(self, task: TaskNode) -> None:
@@ -306,8 +308,8 @@ class TaskGraph:
         self.retention.task_reopened(task)
         self._set_back(task, DORMANT)
 
-    def try_again(self, task: TaskNode) -> None:
-        """Allow a failed task to run again, and forget its errors."""
+    def reset_failed(self, task: TaskNode) -> None:
+        """Allow a failed or cancelled task to run again, and forget its errors."""
         for object_id in task.outputs:
             node = self.objects.nodes[object_id]
             if node.producer is task and type(node.ref) is Failure:
@@ -320,7 +322,7 @@ class TaskGraph:
         self._move(task, RUNNABLE)
         self.runnable.append(task)
         if self._growing:
-            self.streams.count_on(task)
+            self.streams.add_reader(task)
 
     def release_demand(self, object_ids: list[ObjectId]) -> None:
         """Deactivate tasks whose outputs are not needed any more, and so on upwards, as far as
@@ -348,8 +350,8 @@ class TaskGraph:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is work for `deferred.go_on`."""
-        return bool(self.spreading or self.demanding or self.releasing)
+        """Whether there is work for `deferred.resume`."""
+        return bool(self.notifying or self.demanding or self.releasing)
 
     def is_needed(self, task: TaskNode) -> bool:
         """Whether a job or a task needs a missing output of this task."""
@@ -360,9 +362,9 @@ class TaskGraph:
         """Whether a job or a task needs an object that is missing."""
         node = self.objects.nodes[object_id]
         is_read = object_id in self.streams.readers
-        return not node.is_settled and (is_read or self._is_sought(object_id, node))
+        return not node.is_settled and (is_read or self._is_demanded(object_id, node))
 
-    def _is_sought(self, object_id: ObjectId, node: ObjectNode) -> bool:
+    def _is_demanded(self, object_id: ObjectId, node: ObjectNode) -> bool:
         """Whether a job wants an object, or a task waits for it or can choose it."""
         return (
             bool(node.wanters)
@@ -377,7 +379,7 @@ class TaskGraph:
         """Whether a task can be assigned now. A task whose input was lost meanwhile waits again, or
         fails.
         """
-        if self.ending and task.job in self.ending:
+        if self.cancelling and task.job in self.cancelling:
             return False
         return task.state is RUNNABLE and not (task.spec.inputs and self.recheck(task))
 
@@ -391,7 +393,7 @@ class TaskGraph:
         spec, nodes = task.spec, self.objects.nodes
         awaited, inputs = self.waiting.missing_of(task), spec.inputs
         if spec.any_count:
-            awaited -= not any_inputs.is_made(self.objects, spec)
+            awaited -= not any_inputs.is_chosen(self.objects, spec)
             inputs = spec.needed
         for object_id in inputs:
             ref = nodes[object_id].ref
@@ -412,7 +414,7 @@ class TaskGraph:
         task.attempt += 1
         task.worker = worker
         if self._growing:
-            self.streams.count_on(task)
+            self.streams.add_reader(task)
         return task.attempt
 
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
@@ -429,24 +431,27 @@ class TaskGraph:
                 self.undeclared_outputs.adopt(task, (ref,))
                 node = self.objects.ensure(ref.id)
             if update(node, ref):
-                if failing := self._spread(ref.id, node):
+                if failing := self._notify(ref.id, node):
                     self._fail(failing)
             elif ref.id in self.any_inputs.choosers.awaited:
-                self._fail(self._offer(ref.id))  # it had failed
-        if self.streams.made:
+                self._fail(self._settle_alternative(ref.id))  # it replaces an error
+        if self.streams.opened:
             self._end_streams(task)
         for object_id in task.spec.outputs:
             output = nodes[object_id]
             if output.ref is None and output.producer is task:
-                self.publish(Failure(object_id, "NO_OUTPUT", not_made(task, object_id)))
-        if task.extras:
+                self.publish(Failure(object_id, "NO_OUTPUT", no_output_text(task, object_id)))
+        if task.undeclared:
             for object_id in self.redelegation.not_repeated(task):
                 if self.is_awaited(object_id):
-                    details = f"{label(task)} made it once, and ended without making it again"
+                    details = (
+                        f"an earlier attempt at {label(task)} produced it, but the one that "
+                        "succeeded did not"
+                    )
                     self.publish(Failure(object_id, "NO_OUTPUT", details))
         self.retention.task_ended(task)
         if self.any_inputs.choosers.awaited and task.spec.any_count:
-            self._leave_alternatives(task)
+            self._release_alternatives(task)
         if self.objects.fixed:
             self.fixed.task_stopped(task)
 
@@ -463,10 +468,10 @@ class TaskGraph:
         self._end_streams(task)
         self.demand_outputs(task)
         if task.state is DORMANT and task.spec.any_count:
-            self._leave_alternatives(task)
+            self._release_alternatives(task)
 
-    def _leave_alternatives(self, task: TaskNode) -> None:
-        self.any_inputs.leave(task)
+    def _release_alternatives(self, task: TaskNode) -> None:
+        self.any_inputs.remove(task)
         self.release_demand(list(task.spec.alternatives))
 
     def _end_streams(self, task: TaskNode) -> None:
@@ -478,10 +483,10 @@ class TaskGraph:
         awaited = [output for output in task.outputs if self.is_awaited(output)]
         if awaited:
             self.demand(awaited)
-        else:  # what released its outputs may have found it asleep
+        else:  # its outputs may have been released while it was dormant
             self.release_demand(list(task.spec.inputs))
 
-    def sleep(self, task: TaskNode) -> None:
+    def deactivate(self, task: TaskNode) -> None:
         """Deactivate an assigned task whose attempt was cancelled because it is not needed."""
         task.worker = None
         self._set_back(task, DORMANT)
@@ -499,7 +504,7 @@ class TaskGraph:
                 output = self.objects.nodes[object_id]
                 if output.producer is task:
                     if self.objects.update(output, Failure(object_id, reason, details)):
-                        pending.extend(self._spread(object_id, output))
+                        pending.extend(self._notify(object_id, output))
             self._end_streams(task)
             self.retention.task_ended(task)
             self.release_demand(list(task.spec.inputs))
@@ -510,14 +515,14 @@ class TaskGraph:
         """Merge a reference into the object table; release or fail the tasks that wait for it."""
         node = self.objects.nodes.get(ref.id) or self.objects.ensure(ref.id)
         if self.objects.update(node, ref):
-            if failing := self._spread(ref.id, node):
+            if failing := self._notify(ref.id, node):
                 self._fail(failing)
         elif ref.id in self.any_inputs.choosers.awaited:
-            self._fail(self._offer(ref.id))  # it had failed
+            self._fail(self._settle_alternative(ref.id))  # it replaces an error
 
-    def _spread(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
-        """Notify the tasks that wait for an object; return the tasks that fail by it, with reasons.
-        If there are more of them than steps left, `deferred` notifies them.
+    def _notify(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
+        """Notify the tasks that wait for an object; return the tasks that fail because of it, with
+        reasons. If more tasks wait than steps are left, `deferred` notifies them later.
         """
         failing: list[tuple[TaskNode, str, object]] = []
         ref = node.ref
@@ -525,13 +530,13 @@ class TaskGraph:
         if waiters is not None:
             self.steps_left -= len(waiters)
             if self.steps_left < 0:
-                self.spreading.append(object_id)
+                self.notifying.append(object_id)
             else:
-                failing = self._tell_waiters(object_id, ref)
+                failing = self._notify_waiters(object_id, ref)
         if not node.is_settled:
             return failing
         if object_id in self.any_inputs.choosers.awaited:
-            failing += self._offer(object_id)
+            failing += self._settle_alternative(object_id)
         if object_id in self.streams.readers:
             if type(ref) is Failure:
                 self.streams.break_off(object_id)
@@ -541,8 +546,8 @@ class TaskGraph:
         if producer is not None and type(ref) is not Failure:
             self.retention.output_settled(producer)
         if producer is not None and producer.state in ACTIVE:
-            if producer.state is not ASSIGNED or object_id not in producer.extras:
-                self.release_demand([object_id])  # it came otherwise: its worker is back
+            if producer.state is not ASSIGNED or object_id not in producer.undeclared:
+                self.release_demand([object_id])  # another copy turned up: its worker is back
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:
@@ -551,27 +556,29 @@ class TaskGraph:
             self.retention.drop_if_unused(object_id, node)
         return failing
 
-    def _offer(self, object_id: ObjectId) -> list[tuple[TaskNode, str, object]]:
-        """Start tasks for which a settled object is enough; return the tasks that fail by it."""
+    def _settle_alternative(self, object_id: ObjectId) -> list[tuple[TaskNode, str, object]]:
+        """Make tasks runnable for which a settled alternative is enough; return the tasks that fail
+        because it was their last alternative.
+        """
         ready, failing = self.any_inputs.settled(object_id)
         for task in ready:
             self.make_runnable(task)
         return failing
 
-    def _tell_waiters(
+    def _notify_waiters(
         self, object_id: ObjectId, ref: Reference | None
     ) -> list[tuple[TaskNode, str, object]]:
-        """Notify all tasks that wait for an object; return the tasks that fail by it."""
+        """Notify all tasks that wait for an object; return the tasks that fail because of it."""
         failing: list[tuple[TaskNode, str, object]] = []
         if type(ref) is Failure:
-            blame = passed_on(self.objects, ref)
+            cause = propagated(self.objects, ref)
             for task in self.waiting.waiters_of(object_id):
                 if not task.spec.sees_errors:
                     self.waiting.forget(task, any_inputs.waits_for(task.spec))
-                    failing.append((task, *blame))
+                    failing.append((task, *cause))
         if type(ref) in STREAMS:
             for task in self.waiting.waiters_of(object_id):
-                self.streams.read(task, object_id)
+                self.streams.add_read(task, object_id)
         for task in self.waiting.release(object_id):
             self.make_runnable(task)
         return failing
@@ -581,8 +588,8 @@ class TaskGraph:
         self.objects.remove(object_id)
         if self.fixed.attached:
             self.fixed.attached.pop(object_id, None)
-        if self.redelegation.heirs:
-            self.redelegation.heirs.pop(object_id, None)
+        if self.redelegation.next_producers:
+            self.redelegation.next_producers.pop(object_id, None)
 
     # --- states -----------------------------------------------------------------------------------
 
@@ -591,11 +598,11 @@ class TaskGraph:
         if task.state is WAITING:
             self.waiting.forget(task, any_inputs.waits_for(task.spec))
         if task.spec.any_count:
-            self.any_inputs.leave(task)
+            self.any_inputs.remove(task)
         self._move(task, state)
         self.disturbed = True
         if self.streams.reading:
-            self.streams.leave(task)
+            self.streams.remove_reader(task)
         if self.objects.fixed:
             self.fixed.task_stopped(task)
 

@@ -20,9 +20,10 @@ ObjectId = NewType("ObjectId", str)
 
 ID_MAX_LENGTH = 128
 _ORDINAL_DIGITS = 15
-"""Of a digest, as an ordinal: 60 bits, which every reader of JSON takes for a whole number."""
+"""How many hexadecimal digits of a digest form an ordinal: 60 bits, which every JSON parser reads
+as an integer."""
 UPLOAD_PREFIX = "upload:"
-"""How the names of what clients bring begin."""
+"""The prefix of the ids of uploaded objects."""
 _ID = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_:.\-]{{0,{ID_MAX_LENGTH - 1}}}", re.ASCII)
 _is_id = _ID.fullmatch
 _OUTPUT = re.compile(
@@ -31,9 +32,9 @@ _OUTPUT = re.compile(
 
 
 def check_id(text: object) -> str:
-    """Return the text if it is an id; a clear error otherwise.
+    """Return the text if it is an id; raise InvalidIdError otherwise.
 
-    An id is 1 to 128 of `A-Z a-z 0-9 _ : . -` and begins with a letter, a digit or `_`.
+    An id has 1 to 128 characters of `A-Z a-z 0-9 _ : . -`. The first is a letter, a digit or `_`.
     """
     if not isinstance(text, str):
         raise InvalidIdError(text, "it is not text")
@@ -51,16 +52,17 @@ def check_id(text: object) -> str:
 def child_id(parent: str, ordinal: int, digest: str) -> TaskId:
     """Name the `ordinal`-th task that `parent` (a task, or an open job) creates.
 
-    BLAKE2b-128 over parent, ordinal and the digest of what is to be run
-    (`naming.arguments_digest`), parted by bytes that none of them can contain.
+    The name is BLAKE2b-128 over the parent, the ordinal and the digest of the executor and its
+    arguments (`naming.arguments_digest`), separated by bytes that none of them can contain.
     """
     text = f"{parent}\n{ordinal}\n{digest}"
     return TaskId(blake2b(text.encode(), digest_size=16).hexdigest())
 
 
 def content_ordinal(digest: str, twin: int) -> int:
-    """Number a child by what it is to do, so that its name does not depend on when its parent
-    creates it. `twin`: how many children with the same digest the parent created before.
+    """Derive the ordinal of a child from its digest, so that the child's name does not depend on
+    the order in which its parent creates children. `twin`: the number of children with the same
+    digest that the parent created before.
     """
     return int(digest[:_ORDINAL_DIGITS], 16) + twin
 
@@ -71,14 +73,14 @@ def root_task_id(job: str) -> TaskId:
 
 
 def is_output(object_id: str) -> bool:
-    """Whether a name is one that what tasks make has: theirs, promised or not, that of a
-    job, or one by content.
+    """Whether an id has the form of a task output: declared, undeclared, memoised, or the output of
+    a job.
     """
     return _OUTPUT.fullmatch(object_id) is not None
 
 
 def attached_process_id(job: str) -> ObjectId:
-    """Name the process that was there before a job, and that its root task goes on in."""
+    """Name the attached process of a job, in which its root task continues."""
     return ObjectId(f"process:{job}")
 
 

@@ -2,9 +2,9 @@
 
 O1-O7: objects agree with locations, and with the tasks that name them. S1-S5: streams agree with
 their producers and readers. T1-T5: tasks wait for missing objects that an active task produces.
-T6-T8: tasks with alternatives count on all of them, and wait until one is enough. J1-J3: the counts
+T6-T8: tasks with alternatives demand all of them, and wait until one is enough. J1-J3: the counts
 of jobs are right, and their wanted objects are being produced. Deferred work (see `deferred`) is an
-exception: waiting tasks may not know yet that an object is there, producers may not be active yet.
+exception: tasks may still wait for an object that is there, and producers may not be active yet.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ def problems(graph: TaskGraph) -> Iterator[str]:
 
 
 def _name_problems(graph: TaskGraph) -> Iterator[str]:
-    others: Counter[str] = Counter()
+    users: Counter[str] = Counter()
     for task_id, task in graph.tasks.items():
         for object_id in (*task.spec.inputs, *task.outputs):
             node = graph.objects.get(object_id)
             if node is None:
                 yield f"O5 {task_id} names {object_id}, which was forgotten"
-            others[object_id] += node is None or node.producer is not task
-        for object_id in task.extras:
+            users[object_id] += node is None or node.producer is not task
+        for object_id in task.undeclared:
             if not object_id.startswith(f"{task_id}:") or object_id in task.spec.outputs:
                 yield f"O7 {object_id} is no extra output of {task_id}"
     for known_id, known in graph.objects.nodes.items():
-        if known.others != others[known_id]:
-            yield f"O5 {known_id} is named by {others[known_id]} others, it counts {known.others}"
+        if known.users != users[known_id]:
+            yield f"O5 {known_id} is named by {users[known_id]} users, it counts {known.users}"
 
 
 def _task_problems(graph: TaskGraph) -> Iterator[str]:
-    spreading = set(graph.spreading)
+    notifying = set(graph.notifying)
     for task_id, task in graph.tasks.items():
         spec = task.spec
         if task.state is WAITING:
             awaited = [i for i in any_inputs.waits_for(spec) if task in graph.waiting.waiters_of(i)]
             if not awaited or graph.waiting.missing_of(task) != len(awaited):
-                yield f"T1 {task_id} waits for {awaited}, counted otherwise"
+                yield f"T1 {task_id} waits for {awaited}, but its count differs"
             for object_id in awaited:
                 if object_id not in graph.objects.nodes:
                     continue  # its choice
-                if object_id in spreading:
+                if object_id in notifying:
                     continue
                 if graph.objects.nodes[object_id].is_consumable:
                     yield f"T2 {task_id} waits for {object_id}, which is there"
                 producer = graph.objects.nodes[object_id].producer
-                is_put_off = bool(graph.demanding) or task.job in graph.ending | graph.reviving
+                is_put_off = bool(graph.demanding) or task.job in graph.cancelling | graph.retrying
                 if producer is not None and producer.state not in ACTIVE and not is_put_off:
-                    yield f"T3 {task_id} waits for {object_id}, its maker is {producer.state}"
+                    yield f"T3 {task_id} waits for {object_id}, its producer is {producer.state}"
         elif task in graph.waiting:
             yield f"T4 {task_id} is {task.state} and still waits"
         if (task.state is ASSIGNED) != (task.worker is not None):
@@ -90,6 +90,6 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
             yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"
         for object_id in unsettled:
             producer = graph.objects.nodes[object_id].producer
-            is_put_off = bool(graph.demanding) or job in graph.ending | graph.reviving
+            is_put_off = bool(graph.demanding) or job in graph.cancelling | graph.retrying
             if producer is not None and producer.state not in ACTIVE and not is_put_off:
-                yield f"J3 {object_id} is wanted, its maker is {producer.state}"
+                yield f"J3 {object_id} is wanted, its producer is {producer.state}"

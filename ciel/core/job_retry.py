@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 
-from ciel.core.endings import LOOKED_AT_PER_STEP
+from ciel.core.endings import OBJECTS_PER_STEP
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.lost_objects import OBJECT_LOST, make_again
+from ciel.core.lost_objects import OBJECT_LOST, recompute
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure
 from ciel.core.tasks import CANCELLED, DONE, FAILED, Mentions
 
-_REVIVED = frozenset((DONE, FAILED, CANCELLED))
+_RETRIED = frozenset((DONE, FAILED, CANCELLED))
 
 
 def cancel(graph: TaskGraph, job: Job, details: str) -> Generator[None, None, None]:
     """Cancel all unfinished tasks of a job, and fail its missing wanted objects."""
-    job.called_off = True
-    graph.ending.add(job)
+    job.is_cancelled = True
+    graph.cancelling.add(job)
     for task_id in job.tasks:
         if task_id in graph.tasks:
             graph.fail(graph.tasks[task_id], "CANCELLED", details)
@@ -34,38 +34,38 @@ def cancel(graph: TaskGraph, job: Job, details: str) -> Generator[None, None, No
         is_missing = object_id in job.wanted and not graph.objects.nodes[object_id].is_settled
         if is_missing:
             graph.publish(Failure(object_id, "CANCELLED", details))
-        if is_missing or place % LOOKED_AT_PER_STEP == 0:
+        if is_missing or place % OBJECTS_PER_STEP == 0:
             graph.steps_left -= 1
             if graph.steps_left < 0:
                 yield
-    graph.ending.discard(job)
+    graph.cancelling.discard(job)
 
 
-def _makes_any(graph: TaskGraph, task: TaskNode) -> bool:
-    """Whether a task makes an output, and no other makes all of them instead."""
+def _produces_any(graph: TaskGraph, task: TaskNode) -> bool:
+    """Whether a task is the producer of at least one of its outputs."""
     return any(graph.objects.nodes[object_id].producer is task for object_id in task.outputs)
 
 
-def revive(
+def retry_tasks(
     graph: TaskGraph, job: Job, objects: Iterable[ObjectId] | None = None
 ) -> Generator[None, None, int]:
-    """Retry the failed tasks behind a job's results (or behind `objects`) and behind the objects
-    that these name; return how many tasks may run again. A task that saw an error keeps its output.
-    In a cancelled job all cancelled tasks are retried, since their parents will create them again.
-    The caller has to call `stop_reviving` in the end, whatever happens.
+    """Reset the failed tasks on which a job's results (or `objects`) depend; return how many tasks
+    may run again. A task that saw an error keeps its output. In a cancelled job all cancelled tasks
+    are reset: when their parents create them again, the graph will not add them again. The caller
+    must always call `end_retry` afterwards.
     """
     nodes = graph.objects.nodes
-    graph.reviving.add(job)
+    graph.retrying.add(job)
     postponed: dict[ObjectId, None] = {}
     job.postponed = postponed
-    revived: dict[TaskNode, None] = {}
-    if objects is None and job.called_off:
+    retried: dict[TaskNode, None] = {}
+    if objects is None and job.is_cancelled:
         for place, task_id in enumerate(job.tasks):
             cancelled = graph.tasks.get(task_id)
             if cancelled is not None and cancelled.state is CANCELLED:
-                if _makes_any(graph, cancelled):
-                    revived[cancelled] = None
-            if place % LOOKED_AT_PER_STEP == 0:
+                if _produces_any(graph, cancelled):
+                    retried[cancelled] = None
+            if place % OBJECTS_PER_STEP == 0:
                 graph.steps_left -= 1
                 if graph.steps_left < 0:
                     yield
@@ -78,7 +78,7 @@ def revive(
         graph.steps_left -= 1
         if graph.steps_left < 0:
             yield
-    job.called_off = False
+    job.is_cancelled = False
     seen: set[ObjectId] = set()
     pending = list(reversed(job.wanted)) if objects is None else list(objects)
     while pending:
@@ -92,33 +92,33 @@ def revive(
             continue
         seen.add(object_id)
         failed = type(known.ref) is Failure or object_id in expected
-        if failed and task.state in _REVIVED:
-            revived[task] = None
+        if failed and task.state in _RETRIED:
+            retried[task] = None
         elif known.ref is None:
-            pass  # who needed it failed before, so it was not made: what it needs may have failed
+            pass  # not produced, since its reader failed first: its own inputs may have failed
         elif failed or task.spec.sees_errors or task.mentions is Mentions.NOTHING:
             continue
         pending += task.spec.inputs
-    for task in reversed(revived):  # what it reads before it, as a rule
-        if task.state in _REVIVED:
-            graph.try_again(task)
+    for task in reversed(retried):  # usually producers before readers
+        if task.state in _RETRIED:
+            graph.reset_failed(task)
         graph.steps_left -= 1
         if graph.steps_left < 0:
             yield
-    if not revived:
+    if not retried:
         return 0
     job.postponed = None
     graph.demanding += postponed
-    for task in revived:
+    for task in retried:
         graph.demand_outputs(task)
         graph.steps_left -= 1
         if graph.steps_left < 0:
             yield
-    return len(revived)
+    return len(retried)
 
 
 def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
-    """Turn an object that was lost while its job was cancelled into a future again; return False if
+    """Turn an object that was lost while its job was cancelled into a future again. Return False if
     the object is there, or has another error.
     """
     node = graph.objects.nodes.get(object_id)
@@ -132,11 +132,11 @@ def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
     return True
 
 
-def stop_reviving(graph: TaskGraph, job: Job) -> None:
-    """End a retry: demand the objects whose demand was postponed meanwhile."""
+def end_retry(graph: TaskGraph, job: Job) -> None:
+    """End a retry: demand the objects whose demand was postponed during it."""
     postponed, job.postponed = job.postponed, None
     for object_id in postponed or ():
         node = graph.objects.nodes.get(object_id)
         if node is not None and node.ref is None:
-            make_again(graph, object_id, node)
-    graph.reviving.discard(job)
+            recompute(graph, object_id, node)
+    graph.retrying.discard(job)

@@ -1,4 +1,4 @@
-"""A job: a set of wanted objects, the tasks that were created for it, and how it stands."""
+"""A job: a set of wanted objects, the tasks that were created for it, and its state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from ciel.core.ids import JobId, ObjectId, TaskId
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling
 from ciel.core.tasks import TaskSpec, TaskState
 
 JOB_NAME_MAX_LENGTH = 200
@@ -19,7 +19,7 @@ REASON_LISTED_MAX_LENGTH = 1000
 
 
 class JobState(Enum):
-    """How a job stands. A job with an error among its results has failed."""
+    """The state of a job. A job with an error among its results has failed."""
 
     ACTIVE = "active"
     COMPLETED = "completed"
@@ -37,16 +37,16 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.ACTIVE: frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLING)),
     JobState.CANCELLING: frozenset((JobState.CANCELLED, JobState.FAILED)),
     JobState.COMPLETED: frozenset(),
-    JobState.FAILED: frozenset((JobState.ACTIVE,)),  # its failed tasks are tried again
-    JobState.CANCELLED: frozenset((JobState.ACTIVE,)),  # its cancelled tasks, too
+    JobState.FAILED: frozenset((JobState.ACTIVE,)),  # a retry of its failed tasks
+    JobState.CANCELLED: frozenset((JobState.ACTIVE,)),  # a retry of its cancelled tasks, too
 }
-_MEANT_OTHERWISE = re.compile("last|all|[0-9]{1,19}")
+_SELECTOR = re.compile("last|all|[0-9]{1,19}")
 ENDED = frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED))
 
 
 def is_selector(job_id: str) -> bool:
     """Whether an id looks like a number, a range, or a word that selects jobs."""
-    return _MEANT_OTHERWISE.fullmatch(job_id) is not None
+    return _SELECTOR.fullmatch(job_id) is not None
 
 
 class CallerContext(NamedTuple):
@@ -65,11 +65,11 @@ class CallerContext(NamedTuple):
 class JobSpec(NamedTuple):
     """The description of a job by its client.
 
-    The client may add tasks and wants to an *open* job until it closes the job; another job ends
-    when all its wanted objects are there. A `detached` job goes on without its client; another is
-    cancelled `CLIENT_GRACE_S` after its client has gone. `keep`: intermediate objects stay until
-    the job is removed. `context`: None means private directories and the environment of the worker,
-    as for packages and scripts.
+    The client may add tasks and wants to an *open* job until it closes the job; a closed job ends
+    when all its wanted objects are there. A `detached` job continues without its client; any other
+    job is cancelled `CLIENT_GRACE_S` after its client has disconnected. `keep`: intermediate
+    objects stay until the job is removed. `context`: if None, programs run in private directories
+    and with the environment of the worker, as for packages and scripts.
     """
 
     id: JobId
@@ -77,13 +77,13 @@ class JobSpec(NamedTuple):
     open: bool
     detached: bool
     keep: bool
-    scheduling: Scheduling = USUAL_SCHEDULING
+    scheduling: Scheduling = DEFAULT_SCHEDULING
     context: CallerContext | None = None
 
 
 class Kind(NamedTuple):
-    """The kind of a task, for counts: its name and executor. `spawned`: tasks created by tasks, of
-    which there may be more later.
+    """The kind of a task, by which a job counts its tasks: name and executor. `spawned`: tasks
+    created these tasks, and may create more later.
     """
 
     name: str
@@ -92,25 +92,24 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, spec: TaskSpec) -> Kind:
-        """Return the kind of a task; the elements of an array have no name in this sense."""
+        """Return the kind of a task. The elements of an array, named by numbers, are one kind."""
         name = "" if spec.name.isdecimal() else spec.name
         return cls(name, spec.executor, spec.parent != spec.job)
 
 
 class Counted(Protocol):
-    """A task, as far as it is counted."""
+    """The attributes of a task that counting needs."""
 
     spec: TaskSpec
     state: TaskState
 
 
 class Job:
-    """A job as the master knows it; the graph counts its tasks, the machine moves its state."""
+    """A job in the master. The graph counts its tasks, and the machine changes its state."""
 
     __slots__ = (
         "as_wanter",
         "by_kind",
-        "called_off",
         "counted",
         "counts",
         "created_at_s",
@@ -118,13 +117,14 @@ class Job:
         "first",
         "foreign",
         "handed_over",
+        "is_cancelled",
         "lost",
         "number",
         "open",
         "postponed",
-        "promised",
         "ran_on",
         "reason",
+        "released",
         "spec",
         "state",
         "tasks",
@@ -142,38 +142,38 @@ class Job:
         now_s: float,
         totals: dict[TaskState, int] | None = None,
     ) -> None:
-        """`totals`: of all jobs, in which its tasks are counted too."""
+        """`totals`: counts over all jobs, which the job updates as well."""
         self.spec = spec
         self.number = number
         self.open = spec.open
         self.state = JobState.ACTIVE
         self.reason = ""
-        self.called_off = False  # its tasks were ended by force: nothing of it is made again
-        self.lost: list[ObjectId] = []  # lost while it was called off: errors until it is retried
-        self.postponed: dict[ObjectId, None] | None = None  # demands, during a retry
+        self.is_cancelled = False  # its tasks were cancelled: none of its objects is recomputed
+        self.lost: list[ObjectId] = []  # lost while it is cancelled: errors until a retry
+        self.postponed: dict[ObjectId, None] | None = None  # demanded during a retry
         self.created_at_s = now_s
         self.ended_at_s: float | None = None
         self.counts = dict.fromkeys(TaskState, 0)
         self.totals = dict.fromkeys(TaskState, 0) if totals is None else totals
-        self.by_kind: dict[Kind, dict[TaskState, int]] | None = None  # once somebody has asked
-        self.counted: set[TaskId] = set()  # by kind, while there are others
-        self.uncounted: Iterator[TaskId] | None = None  # what is not counted by kind yet
+        self.by_kind: dict[Kind, dict[TaskState, int]] | None = None  # from the first query on
+        self.counted: set[TaskId] = set()  # tasks counted by kind, until all of them are
+        self.uncounted: Iterator[TaskId] | None = None  # tasks not counted by kind yet
         self.tasks: list[TaskId] = []
-        self.uploads: dict[ObjectId, None] = {}  # without a producer; its tasks read them
-        self.foreign: dict[ObjectId, None] = {}  # what its tasks read that may not be its own
-        self.first: TaskSpec | None = None  # tells what kind of job it is when all are forgotten
+        self.uploads: dict[ObjectId, None] = {}  # inputs of its tasks that no task produces
+        self.foreign: dict[ObjectId, None] = {}  # inputs of its tasks that another job may produce
+        self.first: TaskSpec | None = None  # describes the job even when its tasks are forgotten
         self.ran_on: dict[str, int] = {}  # worker: attempts that ended there
-        self.handed_over = 0  # how many of its tasks were forgotten, since its client has the rest
-        self.promised: dict[ObjectId, None] = {}  # handed over too, but not to be forgotten yet
+        self.handed_over = 0  # tasks forgotten because the client has taken over their results
+        self.released: dict[ObjectId, None] = {}  # handed over, but not forgotten yet
         self.wanted: dict[ObjectId, None] = {}
-        self.unsettled = 0  # how many of `wanted` are not there yet
-        self.as_wanter = (self,)  # shared by every object that this job alone wants
+        self.unsettled = 0  # how many of `wanted` are missing
+        self.as_wanter = (self,)  # shared by all objects that only this job wants
 
     def __repr__(self) -> str:
         return f"<Job {self.number} {self.spec.id} {self.state}>"
 
     def count(self, spec: TaskSpec, before: TaskState | None, state: TaskState) -> None:
-        """Count a task of it that is in another state now; `before` is None if it is new."""
+        """Update the counts for a task that changed its state; `before` is None if it is new."""
         counts, totals = self.counts, self.totals
         if before is not None:
             counts[before] -= 1
@@ -192,8 +192,8 @@ class Job:
             counts[state] += 1
 
     def count_by_kind(self, tasks: Mapping[str, Counted], limit: int) -> bool:
-        """Count tasks by kind from now on, and up to `limit` of the earlier ones, which are in
-        `tasks`; return whether all are counted.
+        """Count tasks by kind from now on, and add up to `limit` earlier tasks of the job, found in
+        `tasks`, to the counts. Return whether all are counted.
         """
         if self.by_kind is None:
             self.by_kind, self.uncounted = {}, iter(self.tasks[:])
@@ -222,7 +222,7 @@ class Job:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a task of it can run now or is running."""
+        """Whether a task of the job can run now or is running."""
         return bool(self.counts[TaskState.RUNNABLE] or self.counts[TaskState.ASSIGNED])
 
 
@@ -243,7 +243,7 @@ class JobSummary(NamedTuple):
 
 
 def summarise(job: Job) -> JobSummary:
-    """Say how a job stands now."""
+    """Return the current state of a job."""
     counts = {str(state): count for state, count in job.counts.items() if count}
     return JobSummary(
         job.spec.id, job.number, job.spec.name, str(job.state), job.reason, counts,
@@ -252,8 +252,8 @@ def summarise(job: Job) -> JobSummary:
 
 
 def summarise_briefly(job: Job) -> JobSummary:
-    """The same for a listing: only the beginning of a reason that is as long as a program likes."""
-    told = summarise(job)
-    if len(told.reason) <= REASON_LISTED_MAX_LENGTH:
-        return told
-    return told._replace(reason=told.reason[:REASON_LISTED_MAX_LENGTH] + "…")
+    """Return the current state of a job for a listing, with a long reason cut."""
+    summary = summarise(job)
+    if len(summary.reason) <= REASON_LISTED_MAX_LENGTH:
+        return summary
+    return summary._replace(reason=summary.reason[:REASON_LISTED_MAX_LENGTH] + "…")

@@ -1,7 +1,7 @@
-"""JSON out of values, by the encoder of the standard library, made once.
+"""Encodes values as JSON with a reusable encoder of the standard library.
 
-`json.dumps` makes its encoder anew for every call, which for what is small takes several times as
-long as the encoding. What refers to itself ends in a RecursionError.
+`json.dumps` creates an encoder for every call, which for small values takes several times as long
+as the encoding itself. A value that contains itself raises RecursionError.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 def make_encoder(
     refuse: Callable[[Any], Any], *, ascii_only: bool, sort_keys: bool
 ) -> Callable[[Any], str]:
-    """Return what encodes a value compactly; `refuse` is called for what has no JSON form, and
-    raises. NaN and infinities raise ValueError.
+    """Return a function that encodes a value compactly. It calls `refuse`, which raises, for values
+    without a JSON form. NaN and infinities raise ValueError.
     """
     in_c = getattr(encoder, "c_make_encoder", None)
-    if in_c is None:  # an interpreter without it
+    if in_c is None:  # this interpreter has no encoder in C
         return JSONEncoder(
             check_circular=False, allow_nan=False, ensure_ascii=ascii_only, sort_keys=sort_keys,
             separators=(",", ":"), default=refuse,

@@ -20,10 +20,10 @@ OBJECT_LOST: Final = "OBJECT_LOST"
 
 
 def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
-    """Note that a location does not hold an object; if nobody does and it is needed, it is made
-    again.
+    """Remove a location from an object. If no location is left and the object is needed, have it
+    recomputed.
 
-    Returns whether the object was lost by this.
+    Returns whether the object was lost.
     """
     node = graph.objects.get(object_id)
     was_settled = node is not None and node.is_settled  # a stream is not
@@ -45,27 +45,27 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
         graph.retention.output_gone(node.producer)
     else:
         graph.streams.break_off(object_id)
-    if graph.redelegation.heirs:
+    if graph.redelegation.next_producers:
         graph.redelegation.object_lost(object_id)
-    make_again(graph, object_id, node)
+    recompute(graph, object_id, node)
 
 
-def make_again(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
+def recompute(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
     """Have a missing object recomputed if it is needed; make it an error if that is impossible."""
     producer = node.producer
-    why_final = _why_never_again(producer)
+    why_final = _why_not_recomputable(producer)
     if why_final:
-        if producer is not None and producer.job.called_off:
+        if producer is not None and producer.job.is_cancelled:
             producer.job.lost.append(object_id)
         details = f"no copy of it is left, and {why_final}"
         graph.publish(Failure(object_id, OBJECT_LOST, details))
         return
-    # Tasks that were ready to read it notice the loss when they are assigned, or open their inputs.
+    # Tasks that were ready to read it notice the loss when they are assigned or open their inputs.
     graph.demand((object_id,))
 
 
 def lose_location(graph: TaskGraph, location: str) -> list[ObjectId]:
-    """Note that a location is gone with its objects; return the objects that had no other copy."""
+    """Remove a location from all its objects; return the objects that had no other copy."""
     return [
         object_id
         for object_id in graph.objects.held_at(location)
@@ -74,8 +74,8 @@ def lose_location(graph: TaskGraph, location: str) -> list[ObjectId]:
 
 
 def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
-    """Forget an object that is still droppable; return where its copies lie (nowhere if it is
-    needed).
+    """Forget an object if it is still droppable; return the locations of its copies, to be deleted.
+    Return nothing if it is needed.
     """
     node = graph.objects.get(object_id)
     if node is None or node.ref is None or node.holds or node.wanters:
@@ -86,12 +86,12 @@ def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
     return graph.retention.forget(object_id, node)
 
 
-def _why_never_again(producer: TaskNode | None) -> str:
+def _why_not_recomputable(producer: TaskNode | None) -> str:
     """Explain why a lost object cannot be recomputed; empty if it can."""
     if producer is None:
-        return "no task makes it (whoever sent it has to send it again)"
-    if producer.job.called_off:
-        return "its job was called off"
+        return "no task produces it (its client has to upload it again)"
+    if producer.job.is_cancelled:
+        return "its job was cancelled"
     if producer.state is FAILED or producer.state is CANCELLED:
-        return f"task {producer.spec.id} failed since"
+        return f"task {producer.spec.id} has failed since"
     return ""

@@ -1,9 +1,9 @@
 """Derives deterministic names: equal executors, arguments and inputs have equal digests.
 
 The canonical form is compact JSON with sorted keys, in which a reference is `{"__ref__": id}`. JSON
-keeps apart what the original's form confused (`1`, `"1"` and `true`), and a mapping may not itself
-have a key `__ref__`, so the form is injective. A reference counts by its id alone: type, size and
-locations do not matter, nor does the text in which arguments happen to be encoded.
+distinguishes values that the original CIEL's form confused (`1`, `"1"` and `true`), and a mapping
+may not have a key `__ref__`, so the form is injective. Only the id of a reference counts: its type,
+size and locations do not matter, nor does the encoding of the arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ciel.core.refs import REFERENCE_TYPES, Reference
 
 DIGEST_BYTES = 16
 NESTING_MAX = 900
-"""Levels of lists and mappings in arguments; about what an interpreter takes by itself."""
+"""The maximum nesting of lists and mappings in arguments, about an interpreter's own limit."""
 
 
 def _refuse(value: Any) -> Any:
@@ -33,8 +33,8 @@ def _check_key(key: Any) -> None:
 
 
 def _gather(value: Any, found: dict[str, Reference], depth: int = 0) -> Any:
-    """Replace references by their ids, and note them; refuse keys that would be ambiguous then."""
-    if depth > NESTING_MAX:  # compiled, we have no limit but the stack's
+    """Replace references by their ids, and collect them; refuse keys that become ambiguous."""
+    if depth > NESTING_MAX:  # compiled code has no recursion limit except the stack
         raise RecursionError
     kind = type(value)
     if kind is dict or isinstance(value, dict):
@@ -57,8 +57,8 @@ _encode = make_encoder(_refuse, ascii_only=True, sort_keys=True)
 def canonical(value: Any) -> bytes:
     """Encode a JSON-like value with references in it, injectively.
 
-    Raises TypeError or ValueError for what JSON cannot say (NaN, bytes, a key that is not text, a
-    value that contains itself).
+    Raises TypeError or ValueError for values without a JSON form (NaN, bytes, a key that is not
+    text, a value that contains itself).
     """
     return _canonical(value)[0].encode()
 
@@ -79,7 +79,7 @@ def arguments_digest(executor: str, arguments: Any, inputs: tuple[str, ...] = ()
 
 
 class NamedArguments(NamedTuple):
-    """Arguments with what follows from them; `text` is their canonical form."""
+    """Arguments with their digest and references; `text` is their canonical form."""
 
     digest: str
     references: list[Reference]
@@ -89,12 +89,12 @@ class NamedArguments(NamedTuple):
 def name_arguments(
     executor: str, arguments: Any, any_of: tuple[str, ...] = (), takes: tuple[str, ...] = ()
 ) -> NamedArguments:
-    """Return the digest of a program and its arguments, with the references in the arguments;
+    """Return the digest of an executor and its arguments, with the references in the arguments;
     raises as `canonical` does. `any_of`: the alternatives among the references. `takes`: the
-    outputs of its parent that the task takes over, if they are part of its name.
+    outputs that the parent delegates to the task, if they are part of its name.
     """
     text, references = _canonical(arguments)
-    more = ("any of", *sorted(any_of)) if any_of else ()  # the first is no id
+    more = ("any of", *sorted(any_of)) if any_of else ()  # no id can be equal to "any of"
     if takes:
         more = (*more, "takes", *takes)
     return NamedArguments(_digest(executor, text, more), references, text.encode())
@@ -106,8 +106,8 @@ def _digest(executor: str, arguments: str, inputs: tuple[str, ...]) -> str:
 
 
 def memo_output_ids(executor: str, digest: str, scope: str, count: int) -> tuple[ObjectId, ...]:
-    """Name outputs that any task of the same executor and arguments shares within `scope` (a job's
-    id).
+    """Name outputs that all tasks with the same executor and arguments share within `scope` (a
+    job's id).
     """
     name = blake2b(f"{digest}\n{scope}".encode(), digest_size=DIGEST_BYTES).hexdigest()
     return tuple([ObjectId(f"{executor}:{name}:{i}") for i in range(count)])

@@ -9,7 +9,7 @@ from ciel.core.tasks import DORMANT, Mentions, TaskSpec
 
 class Ending:
     """How the latest attempt at a task ended. `exit_status`: the exit status of its program, or
-    minus the number of the signal that killed it; None if the attempt had no program for itself.
+    minus the number of the signal that killed it; None if the attempt had no program of its own.
     """
 
     __slots__ = ("ended_at_s", "exit_status", "hostname", "run_s", "worker")
@@ -31,7 +31,6 @@ class TaskNode:
         "attempt",
         "children",
         "ending",
-        "extras",
         "holds_inputs",
         "is_childless",
         "job",
@@ -41,6 +40,7 @@ class TaskNode:
         "reason",
         "spec",
         "state",
+        "undeclared",
         "worker",
     )
 
@@ -50,24 +50,24 @@ class TaskNode:
         self.state = DORMANT
         self.attempt = 0
         self.rank = 0  # its depth in the graph; known once it can run
-        self.ready_at_s = 0.0  # when it could run, as far as is known
+        self.ready_at_s = 0.0  # when it became runnable; 0 if a worker started it by itself
         self.worker: str | None = None
         self.children: dict[int, TaskId] | None = None
-        self.ending: Ending | None = None  # of its latest attempt that is over
-        self.extras: tuple[ObjectId, ...] = ()  # outputs that it did not declare
-        self.reason = ""  # why it was placed where it is, if there was a choice
+        self.ending: Ending | None = None  # of its latest finished attempt
+        self.undeclared: tuple[ObjectId, ...] = ()  # outputs that it did not declare
+        self.reason = ""  # why it was placed on its worker, if there was a choice
         self.holds_inputs = True
-        self.is_childless = False  # it has ended, with declared outputs only
-        self.live_outputs = 0  # outputs that are there; only counted where outputs mention inputs
+        self.is_childless = False  # it has finished without children or undeclared outputs
+        self.live_outputs = 0  # settled outputs; counted only if its outputs mention its inputs
 
     @property
     def outputs(self) -> tuple[ObjectId, ...]:
-        """All its outputs, declared or not, as far as they are known."""
-        return self.spec.outputs + self.extras if self.extras else self.spec.outputs
+        """All known outputs, declared and undeclared."""
+        return self.spec.outputs + self.undeclared if self.undeclared else self.spec.outputs
 
     @property
     def mentions(self) -> Mentions:
-        """Which objects its outputs may name, as far as is known."""
+        """Says which objects its outputs may name."""
         mentions = self.spec.mentions
         if mentions is not Mentions.OWN:
             return mentions

@@ -1,8 +1,8 @@
 """The object table: the reference of each object, its locations, and the jobs that want it.
 
-An entry whose `ref` is None is a future: most entries are futures most of the time, and the id is
-the key already. `holds` counts the reasons to keep an object, apart from jobs that want it; at zero
-the object may be dropped.
+An entry whose `ref` is None is a future. Most entries are futures most of the time, and None saves
+a reference object for each. `holds` counts the reasons to keep an object, apart from jobs that want
+it. At zero the object may be dropped.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class ObjectNode:
     that want it.
     """
 
-    __slots__ = ("holds", "others", "producer", "ref", "wanters")
+    __slots__ = ("holds", "producer", "ref", "users", "wanters")
 
     def __init__(self, producer: TaskNode | None = None) -> None:
         self.ref: Reference | None = None
         self.producer = producer
         self.holds = 0
-        self.others = 0  # tasks that read it, or would make it too: it is not forgotten before them
+        self.users = 0  # other tasks that have it as input or output; it is not forgotten before
         self.wanters: tuple[Job, ...] = NOBODY
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is there for good, as far as one can know (a stream is not yet)."""
+        """Whether it is complete or has failed (a stream has not yet)."""
         return type(self.ref) in _SETTLED
 
     @property
@@ -61,14 +61,14 @@ class ObjectNode:
 
 
 class ObjectTable:
-    """Every object of every job, by id; and what each location holds."""
+    """All objects of all jobs, by id; and the objects at each location."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, ObjectNode] = {}
-        self.growing: dict[ObjectId, None] = {}  # which are streams now
-        self.fixed: dict[ObjectId, None] = {}  # which are processes that wait
-        self.replaced: dict[str, list[ObjectId]] = {}  # copies that nobody needs: it is inline now
-        self._used: dict[str, int] = {}  # by how many jobs, as an upload or without making it
+        self.growing: dict[ObjectId, None] = {}  # objects that are streams now
+        self.fixed: dict[ObjectId, None] = {}  # objects that are waiting processes
+        self.replaced: dict[str, list[ObjectId]] = {}  # copies of objects that are inline now
+        self._used: dict[str, int] = {}  # the number of jobs that upload or only read an object
         self._held: dict[str, dict[ObjectId, None]] = {}
         self._places: dict[frozenset[str], frozenset[str]] = {}
 
@@ -85,17 +85,17 @@ class ObjectTable:
         return node
 
     def reference(self, object_id: ObjectId) -> Reference:
-        """Return the reference of an object; a Future if there is no other."""
+        """Return the reference of an object; a Future if it is unknown."""
         node = self.nodes.get(object_id)
         return Future(object_id) if node is None or node.ref is None else node.ref
 
     def update(self, node: ObjectNode, ref: Reference) -> bool:
-        """Merge news of an object; return whether it is settled or consumable by this, and was not
-        before.
+        """Merge a reference into an entry; return whether this made the object settled or
+        consumable.
         """
         old = node.ref
         if old is None:
-            if type(ref) is Value:  # has no place: nothing else to keep in step
+            if type(ref) is Value:  # it has no location, so no other table changes
                 node.ref = ref
                 return True
             old = Future(ref.id)
@@ -110,20 +110,20 @@ class ObjectTable:
         return (node.is_consumable and not was_consumable) or (node.is_settled and not was_settled)
 
     def lose(self, node: ObjectNode, object_id: ObjectId, location: str) -> bool:
-        """Note that `location` does not hold an object (any more); return whether nobody does by
-        this.
+        """Remove a location from an object; return whether the object is not consumable any more
+        because of that.
         """
         if node.ref is None or location not in locations_of(node.ref):
             return False
         was_consumable = node.is_consumable
         left = merge(node.ref, Tombstone(object_id, frozenset((location,))))
         if type(node.ref) is Fixed and node.producer is not None:
-            left = Future(object_id)  # who left it there can leave another
+            left = Future(object_id)  # its producer can run again and leave another process
         self._replace(node, object_id, left)
         return was_consumable and not node.is_consumable
 
     def forget(self, node: ObjectNode, object_id: ObjectId) -> frozenset[str]:
-        """Make an object a future again; return where its copies lie, for them to be deleted."""
+        """Make an object a future again; return the locations of its copies, to be deleted."""
         places = NOWHERE if node.ref is None else locations_of(node.ref)
         self._replace(node, object_id, None)
         return places
@@ -135,7 +135,7 @@ class ObjectTable:
             self._used[object_id] = self._used.get(object_id, 0) + 1
 
     def end_use(self, uses: dict[ObjectId, None], object_id: ObjectId) -> None:
-        """Take an object out of a job's `foreign` or `uploads`, in which it is."""
+        """Remove an object from a job's `foreign` or `uploads`; it must be there."""
         del uses[object_id]
         left = self._used[object_id] - 1
         if left:
@@ -144,7 +144,7 @@ class ObjectTable:
             del self._used[object_id]
 
     def is_used(self, object_id: str) -> bool:
-        """Whether a job has sent an object, or reads it without making it."""
+        """Whether a job has uploaded an object, or reads it without producing it."""
         return object_id in self._used
 
     def take_replaced(self) -> dict[str, list[ObjectId]]:
@@ -163,8 +163,8 @@ class ObjectTable:
     def _replace(self, node: ObjectNode, object_id: ObjectId, ref: Reference | None) -> None:
         before = NOWHERE if node.ref is None else locations_of(node.ref)
         if isinstance(ref, Concrete):
-            # One frozenset for all objects at the same places: it would cost more than the rest of
-            # the entry.
+            # All objects at the same locations share one frozenset: a frozenset takes more memory
+            # than the rest of the entry.
             ref = ref._replace(locations=self._places.setdefault(ref.locations, ref.locations))
         old, new = type(node.ref), type(ref)
         if old is not new:
@@ -183,22 +183,22 @@ class ObjectTable:
             self._held.setdefault(place, {})[object_id] = None
 
     def problems(self) -> Iterator[str]:
-        """Yield every broken link between objects and locations; for tests, after each step."""
+        """Yield every broken link between objects and locations, for tests."""
         for object_id, node in self.nodes.items():
             if node.ref is not None:
                 if node.ref.id != object_id:
-                    yield f"O1 {object_id} is filed with a reference to {node.ref.id}"
+                    yield f"O1 {object_id} has a reference to {node.ref.id}"
                 for place in locations_of(node.ref):
                     if object_id not in self._held.get(place, ()):
-                        yield f"O2 {object_id} lies at {place}, which does not list it"
+                        yield f"O2 {object_id} is at {place}, which does not list it"
             if node.holds < 0:
                 yield f"O3 {object_id} has {node.holds} holds"
         for kinds, known in ((STREAMS, self.growing), (_FIXED, self.fixed)):
             there = {o for o, node in self.nodes.items() if type(node.ref) in kinds}
             for object_id in there ^ known.keys():
-                yield f"O6 {object_id} is or is not one of {sorted(map(str, kinds))}"
+                yield f"O6 {object_id} is wrongly listed or missing in {sorted(map(str, kinds))}"
         for place, objects in self._held.items():
             for object_id in objects:
                 held = self.nodes.get(object_id)
                 if held is None or held.ref is None or place not in locations_of(held.ref):
-                    yield f"O4 {place} lists {object_id}, which does not lie there"
+                    yield f"O4 {place} lists {object_id}, which is not there"

@@ -18,23 +18,23 @@ from ciel.core.refs import (
     Sweetheart,
     locations_of,
 )
-from ciel.core.scheduling import SWEETHEART_FACTOR, USUAL_SCHEDULING, Scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, SWEETHEART_FACTOR, Scheduling
 
 SAME_HOST_BYTES_PER_S = 5e9  # a link or a copy in memory, until something is measured
 OTHER_HOST_BYTES_PER_S = 1e8  # a gigabit link, likewise
-STREAM_BYTES = 10_000_000  # as in the original: what a stream of unknown length counts for
+STREAM_BYTES = 10_000_000  # the assumed size of a stream of unknown length, as in the original
 
 MEASURED_FROM_BYTES = 1_000_000
-"""Copies that are smaller say more about round trips than about bandwidth."""
+"""The duration of smaller copies depends on round trips more than on bandwidth."""
 MEASURE_SHARE = 0.25
-"""How much the last copy counts against all before it."""
+"""The weight of the latest copy in the moving average."""
 PAIRS_MAX = 20_000
-"""Pairs of hosts whose bandwidth is kept: some 5 MB. Beyond that, no new ones."""
+"""The number of pairs of hosts whose bandwidth is kept: about 5 MB. Further pairs are ignored."""
 
 
 class Bandwidths:
-    """What was measured, by host that has an object and host that copies it: seconds a byte, so
-    that the mean is that of the time which bytes take.
+    """Measured bandwidths, by source host and target host, in seconds per byte: a moving average of
+    these is an average of copying times.
     """
 
     __slots__ = ("_s_per_byte",)
@@ -43,7 +43,7 @@ class Bandwidths:
         self._s_per_byte: dict[tuple[str, str], float] = {}
 
     def learn(self, source: str, target: str, size_bytes: int, run_s: float) -> None:
-        """Take note of a copy, unless it was too small to tell anything."""
+        """Record how long a copy took, unless it was too small."""
         if size_bytes < MEASURED_FROM_BYTES:
             return
         pair, now = (source, target), max(run_s, 1e-6) / size_bytes
@@ -54,11 +54,11 @@ class Bandwidths:
             self._s_per_byte[pair] = now
 
     def s_per_byte(self, source: str | None, target: str) -> float | None:
-        """Return what was measured, if anything was."""
+        """Return the measured value, or None."""
         return self._s_per_byte.get((source or "", target))
 
     def keep_only(self, hosts: Collection[str]) -> None:
-        """Forget the pairs of which one is not there any more."""
+        """Forget the pairs with other hosts."""
         self._s_per_byte = {
             pair: s for pair, s in self._s_per_byte.items() if pair[0] in hosts and pair[1] in hosts
         }
@@ -75,12 +75,12 @@ class Candidate(NamedTuple):
 
     location: str
     host: str
-    wait_s: float  # until a slot is free there, by what is queued
-    disk_s: float = 0.0  # until its disk is free, by what that has to read and write
+    wait_s: float  # the expected time until a slot is free
+    disk_s: float = 0.0  # the expected time until its disk has done the queued reads and writes
 
 
 class Choice(NamedTuple):
-    """A ranked worker, and of what its cost consists."""
+    """A ranked worker, with its cost and the parts of that."""
 
     location: str
     cost_s: float
@@ -92,11 +92,11 @@ class Choice(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Say for people what it costs."""
+        """Describe the cost for users."""
         disk = f"a disk that is busy for about {self.disk_s:.3g} s, " if self.disk_s else ""
         how = ""
         if self.is_measured and self.move_s:
-            how = f", as measured {self.missing_bytes / self.move_s / 1e6:.3g} MB/s"
+            how = f", measured {self.missing_bytes / self.move_s / 1e6:.3g} MB/s"
         return (
             f"{self.missing_bytes} bytes to fetch (about {self.move_s:.3g} s{how}), {disk}"
             f"a slot in about {self.wait_s:.3g} s"
@@ -104,7 +104,7 @@ class Choice(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What one input weighs, and where it lies."""
+    """The size of one input, and its locations."""
 
     size_bytes: int
     locations: frozenset[str]
@@ -113,7 +113,7 @@ class Load(NamedTuple):
 def loads_of(
     inputs: Iterable[Reference], sweetheart_factor: float = SWEETHEART_FACTOR
 ) -> list[Load]:
-    """List the inputs that lie somewhere; what rides in its reference weighs nothing."""
+    """List the sizes and locations of inputs. Inputs with inline content are left out."""
     loads = []
     for ref in inputs:
         if isinstance(ref, Concrete):
@@ -135,14 +135,14 @@ def rank(
     candidates: Sequence[Candidate],
     hosts: dict[str, str],
     measured: Bandwidths = NOTHING_MEASURED,
-    scheduling: Scheduling = USUAL_SCHEDULING,
+    scheduling: Scheduling = DEFAULT_SCHEDULING,
 ) -> list[Choice]:
     """Rank candidates by cost, cheapest first; ties keep the candidates' order.
 
-    `hosts` says on which host a location is; an unknown location counts as another host.
+    `hosts` maps locations to hosts; an unknown location counts as another host.
     """
     if scheduling.options:
-        loads, candidates = _as_asked(loads, candidates, scheduling)
+        loads, candidates = _apply_options(loads, candidates, scheduling)
     choices = [_price(loads, candidate, hosts, measured) for candidate in candidates]
     choices.sort(key=lambda choice: choice.cost_s)
     return choices
@@ -163,7 +163,7 @@ def _price(
         s_per_byte, is_known = _guess(near), False
         if len(measured) and locations:
             sources = [hosts.get(place) for place in locations]
-            s_per_byte, is_known = min([_way(source, host, measured) for source in sources])
+            s_per_byte, is_known = min([_path_cost(source, host, measured) for source in sources])
         move_s += size_bytes * s_per_byte
         is_measured |= is_known
     cost_s = move_s + disk_s + wait_s
@@ -174,30 +174,30 @@ def _guess(near: bool) -> float:
     return 1 / (SAME_HOST_BYTES_PER_S if near else OTHER_HOST_BYTES_PER_S)
 
 
-def _way(source: str | None, host: str, measured: Bandwidths) -> tuple[float, bool]:
-    """Return how long a byte takes from a host to another one, and whether that was measured."""
+def _path_cost(source: str | None, host: str, measured: Bandwidths) -> tuple[float, bool]:
+    """Return the seconds per byte from one host to another, and whether they were measured."""
     known = measured.s_per_byte(source, host)
     return (_guess(source == host), False) if known is None else (known, True)
 
 
-def _as_asked(
+def _apply_options(
     loads: Sequence[Load], candidates: Sequence[Candidate], scheduling: Scheduling
 ) -> tuple[Sequence[Load], Sequence[Candidate]]:
-    """Apply the options of a job: leave aside what is too little to be a reason, and keep only
-    those candidates that hold about as much as the best one, all at the price of that.
+    """Apply the options of a job: ignore local bytes below the threshold; within the margin, keep
+    only the candidates that hold about as much as the best one, at equal cost of copying.
     """
     threshold = scheduling.option("min_saving_threshold", 0.0)
     margin = scheduling.option("equally_local_margin", 0.0)
-    held = {c.location: _held(loads, c.location) for c in candidates}
-    most = max(held.values())
+    local_bytes = {c.location: _local_bytes(loads, c.location) for c in candidates}
+    most = max(local_bytes.values())
     if most < threshold:
         return (), candidates
     if margin and most:
-        local = [c for c in candidates if held[c.location] >= margin * most]
+        local = [c for c in candidates if local_bytes[c.location] >= margin * most]
         return (), local
-    poor = {place for place, size in held.items() if size < threshold}
+    poor = {place for place, size in local_bytes.items() if size < threshold}
     return [Load(size, places - poor) for size, places in loads], candidates
 
 
-def _held(loads: Sequence[Load], location: str) -> int:
+def _local_bytes(loads: Sequence[Load], location: str) -> int:
     return sum([size_bytes for size_bytes, locations in loads if location in locations])

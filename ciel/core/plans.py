@@ -11,7 +11,7 @@ from ciel.core.refs import Reference, SocketStream, Stream, locations_of
 
 
 class LinkPlan(NamedTuple):
-    """Another worker on this host holds it: ask where, and link it into our store."""
+    """Another worker on this host holds it: ask for its path, and link the file into our store."""
 
     netloc: str
 
@@ -23,7 +23,7 @@ class HttpPlan(NamedTuple):
 
 
 class StreamPlan(NamedTuple):
-    """Copy it while it grows at a worker; it may be read before it is whole."""
+    """Copy it while it grows at a worker; a task may read the copy before it is complete."""
 
     netloc: str
 
@@ -34,10 +34,10 @@ Plan = LinkPlan | HttpPlan | StreamPlan
 def plans_for(
     ref: Reference, own_netloc: str, own_host: str, hosts: Mapping[str, str]
 ) -> tuple[Plan, ...]:
-    """List the plans for an input that is not in the own store.
+    """List the plans for an input that is not in the worker's own store.
 
-    `hosts` maps the address of every registered worker to its host; an address that is not in it is
-    not asked, so that a forged reference leads nowhere.
+    `hosts` maps the address of every registered worker to its host. Other addresses are ignored, so
+    that a forged reference cannot direct a worker elsewhere.
     """
     known = sorted(place for place in locations_of(ref) if place in hosts and place != own_netloc)
     if isinstance(ref, Stream | SocketStream):

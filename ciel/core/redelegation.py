@@ -2,8 +2,7 @@
 
 A task that runs again may divide its work differently, or wait in another process. The child that
 it created for its outputs the first time may then wait for an object that no task produces any
-more. So the child that a task created last for an output becomes the producer of that output: its
-heir.
+more. So the child that a task created last for an output becomes the producer of that output.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ from ciel.core.tasks import CANCELLED, FAILED
 
 
 class Redelegation:
-    """The heirs of outputs that are there: each becomes the producer when its output is lost."""
+    """`next_producers` contains, for outputs that are there, the child that becomes the producer if
+    the output is lost.
+    """
 
-    __slots__ = ("_nodes", "_retention", "_tasks", "heirs")
+    __slots__ = ("_nodes", "_retention", "_tasks", "next_producers")
 
     def __init__(
         self, tasks: dict[str, TaskNode], objects: ObjectTable, retention: Retention
@@ -28,51 +29,51 @@ class Redelegation:
         self._tasks = tasks
         self._nodes = objects.nodes
         self._retention = retention
-        self.heirs: dict[ObjectId, TaskNode] = {}
+        self.next_producers: dict[ObjectId, TaskNode] = {}
 
-    def task_added(self, heir: TaskNode) -> tuple[list[ObjectId], list[TaskNode]]:
+    def task_added(self, child: TaskNode) -> tuple[list[ObjectId], list[TaskNode]]:
         """Make a child the producer of the outputs that its parent just delegated to it and that
         are missing. Return these outputs, and the tasks that were to produce them before.
         """
-        parent = self._tasks.get(heir.spec.parent)
-        if parent is None or set(heir.spec.outputs).isdisjoint(parent.spec.outputs):
+        parent = self._tasks.get(child.spec.parent)
+        if parent is None or set(child.spec.outputs).isdisjoint(parent.spec.outputs):
             return [], []
         replaced: dict[TaskNode, None] = {}
         inherited: list[ObjectId] = []
-        for object_id in heir.spec.outputs:
+        for object_id in child.spec.outputs:
             before = self._nodes[object_id].producer
-            if before is None or before is heir:
+            if before is None or before is child:
                 continue
-            is_handed_on = self._came_from(before, heir, object_id)
+            is_handed_on = self._came_from(before, child, object_id)
             if is_handed_on or not self._came_from(before, parent, object_id):
                 continue
             if self._nodes[object_id].ref is not None:
-                self.heirs[object_id] = heir
+                self.next_producers[object_id] = child
             else:
-                self._retention.take_over(object_id, heir)
+                self._retention.take_over(object_id, child)
                 replaced[before] = None
                 inherited.append(object_id)
         return inherited, list(replaced)
 
     def object_lost(self, object_id: ObjectId) -> None:
-        """Make the heir the producer of an object that was lost, if there is one."""
-        heir = self.heirs.pop(object_id, None)
-        if heir is None or heir.state in (FAILED, CANCELLED):
+        """Change the producer of a lost object to its next producer, if there is one."""
+        child = self.next_producers.pop(object_id, None)
+        if child is None or child.state in (FAILED, CANCELLED):
             return
-        if self._tasks.get(heir.spec.id) is heir:  # it may have been forgotten
-            self._retention.take_over(object_id, heir)
+        if self._tasks.get(child.spec.id) is child:  # it may have been forgotten
+            self._retention.take_over(object_id, child)
 
     def not_repeated(self, task: TaskNode) -> Iterator[ObjectId]:
         """Yield the missing objects that a task created in an earlier attempt, and not in the one
         that just ended.
         """
-        for object_id in task.extras:
+        for object_id in task.undeclared:
             node = self._nodes[object_id]
             if node.ref is None and node.producer is task:
                 yield object_id
 
     def _came_from(self, producer: TaskNode, task: TaskNode, object_id: ObjectId) -> bool:
-        """Return whether a task delegated an output to its producer, maybe through others."""
+        """Whether a task delegated an output to its producer, directly or through other tasks."""
         found: TaskNode | None = producer
         while found is not None and found is not task and object_id in found.spec.outputs:
             found = self._tasks.get(found.spec.parent)

@@ -36,7 +36,7 @@ class Concrete(NamedTuple):
 
 
 class Sweetheart(NamedTuple):
-    """Complete, and better read at `preferred` than anywhere else."""
+    """Complete; readers should prefer the copy at `preferred`."""
 
     id: ObjectId
     preferred: str
@@ -75,7 +75,7 @@ class Value(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """How long the content is; known without decoding it, and even if that cannot be done."""
+        """The length of the content, computed without decoding it, even if it is not base64."""
         return len(self.encoded) // 4 * 3 - self.encoded.endswith("=") - self.encoded.endswith("==")
 
     @classmethod
@@ -91,8 +91,8 @@ class Fixed(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """It could not be produced. `reason` is a word, `details` the message for people, or an object
-    with that as its `text` and more for programs.
+    """It could not be produced. `reason` is a word. `details` is the message for users, or a
+    mapping with the message as its `text` and data for programs.
     """
 
     id: ObjectId
@@ -101,49 +101,51 @@ class Failure(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The message for people."""
+        """The message for users."""
         return details_text(self.details)
 
-    def passed_on(self, maker: str = "") -> tuple[str, Any]:
-        """Say why a task fails that never ran: by the failure of its input, which `maker` was to
-        make; told once however long the chain, the culprit first.
+    def propagated(self, producer: str = "") -> tuple[str, Any]:
+        """Return the failure (reason and details) of a task that cannot run because this input has
+        failed. `producer`: the label of the input's producer. The message names the task that
+        failed first, once, even at the end of a long chain.
         """
         if self.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
             return self.reason, self.details
         text = f"its input {self.id} failed ({self.reason}): {self.text}"
-        if maker:
+        if producer:
             text = (
-                f"{maker} failed ({self.reason}): {self.text}\nits output {self.id} is needed here"
+                f"{producer} failed ({self.reason}): {self.text}\n"
+                f"its output {self.id} is needed here"
             )
         return "DEPENDENCY_FAILED", with_text(self.details, text)
 
 
 def details_text(details: Any) -> str:
-    """Return what people read of the details of a failure."""
+    """Return the message for users in the details of a failure."""
     text = details.get("text") if isinstance(details, dict) else details
     return "" if text is None else str(text)
 
 
 def with_text(details: Any, text: str) -> Any:
-    """Return the details of a failure with another text for people."""
+    """Return the details of a failure with another message for users."""
     return {**details, "text": text} if isinstance(details, dict) else text
 
 
 class Tombstone(NamedTuple):
-    """An update that says: not at these locations."""
+    """An update: the object is not at these locations."""
 
     id: ObjectId
     locations: frozenset[str]
 
 
 class Piped(NamedTuple):
-    """It was produced, but went straight to its only reader and is kept nowhere."""
+    """It was produced, but its only reader received it directly, and no worker stores it."""
 
     id: ObjectId
 
 
 class Fetch(NamedTuple):
-    """To be fetched from a URL (uploads only)."""
+    """A worker is to fetch it from a URL (uploads only)."""
 
     id: ObjectId
     url: str
@@ -161,7 +163,7 @@ REFERENCE_TYPES = (
 CONSUMABLE: frozenset[type] = frozenset(
     (Concrete, Sweetheart, Stream, SocketStream, Value, Fixed, Failure)
 )
-"""The kinds that let a task run which waits for the object; an error is among them."""
+"""The kinds of reference with which a waiting task can run. An error is one of them."""
 
 
 STREAMS: frozenset[type] = frozenset((Stream, SocketStream))
@@ -219,9 +221,9 @@ def _bury_fixed(old: Fixed, update: Tombstone) -> Reference:
 _ANY: tuple[type, ...] = REFERENCE_TYPES
 _COPIES: tuple[type, ...] = (Concrete, Sweetheart)
 
-# The first matching row wins. Rows are numbered as in the original's table; 11 ("anything else:
-# keep the old") is the default, with two exceptions decided anew: an error ends a stream, and a
-# future may become fixed.
+# The first matching row wins. Rows are numbered as in the original CIEL's table. Its row 11
+# ("anything else: keep the old") is the default, with two exceptions of our own: an error ends a
+# stream, and a future may become fixed.
 _ROWS: tuple[
     tuple[str, tuple[type, ...], tuple[type, ...], Callable[[Any, Any], Reference]], ...
 ] = (
@@ -256,8 +258,8 @@ def merge(old: Reference, update: Reference) -> Reference:
     return old if row is None else row[1](old, update)
 
 
-def is_unlike(known: Reference | None, other: Reference) -> bool:
-    """Say whether two references to an object cannot mean the same content."""
+def differs_in_content(known: Reference | None, other: Reference) -> bool:
+    """Whether two references to an object describe different contents."""
     if isinstance(known, Value) and isinstance(other, Value):
         return known.encoded != other.encoded
     sized = Value, Concrete, Sweetheart

@@ -16,7 +16,7 @@ from ciel.core.lost_objects import drop
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import NOBODY, ObjectNode
 from ciel.core.refs import Failure, Reference, locations_of
-from ciel.core.task_history import Story
+from ciel.core.task_history import TaskHistory
 from ciel.core.tasks import ACTIVE, DONE, Mentions
 
 Deletions = dict[str, list[ObjectId]]
@@ -29,23 +29,23 @@ def hand_over(
     graph: TaskGraph,
     job: Job,
     objects: Iterable[ObjectId],
-    stories: MutableMapping[str, Story] | None = None,
+    histories: MutableMapping[str, TaskHistory] | None = None,
 ) -> Iterator[Deletions]:
-    """Have a job want objects no longer; forget those that are not needed otherwise, with the tasks
-    that produced them, and the histories of these.
+    """Release objects that the client of a job has taken over. Forget objects that are not needed
+    otherwise, with the tasks that produced them and the histories of these tasks.
 
     A task stays if it has children, or an output that was not handed over or may name other
-    objects. It also stays as long as a task that reads one of its outputs is there, since that task
+    objects. It also stays as long as a task is known that reads one of its outputs, since that task
     may have to run again.
 
-    Yields the objects to be deleted, each time that no steps are left.
+    Yields the objects to be deleted whenever no steps are left.
     """
     deletions: Deletions = {}
     pending: list[ObjectId] = []
     for object_id in objects:
         if object_id in graph.objects.nodes:
             graph.unwant(object_id, job)
-            job.promised[object_id] = None
+            job.released[object_id] = None
             pending.append(object_id)
     while pending:
         object_id = pending.pop()
@@ -53,11 +53,11 @@ def hand_over(
         task = None if node is None else node.producer
         if node is not None and task is None:
             _forget_upload(graph, job, object_id, node, deletions)
-        elif task is not None and _is_over(graph, task, job):
+        elif task is not None and _can_forget(graph, task, job):
             pending += _forget(graph, task, deletions)
             job.handed_over += 1
-            if stories:
-                stories.pop(task.spec.id, None)
+            if histories:
+                histories.pop(task.spec.id, None)
         graph.steps_left -= 1
         if graph.steps_left < 0:
             yield deletions
@@ -68,8 +68,8 @@ def hand_over(
     yield deletions
 
 
-def never_named(graph: TaskGraph, uploads: Iterable[Reference]) -> Deletions:
-    """Return which uploads no task has named, by the places where they are to be deleted."""
+def unnamed_uploads(graph: TaskGraph, uploads: Iterable[Reference]) -> Deletions:
+    """Return the uploads that no task has named, by the locations where they are to be deleted."""
     deletions: Deletions = {}
     for ref in uploads:
         if ref.id.startswith(UPLOAD_PREFIX) and ref.id not in graph.objects.nodes:
@@ -78,7 +78,7 @@ def never_named(graph: TaskGraph, uploads: Iterable[Reference]) -> Deletions:
     return deletions
 
 
-def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
+def _can_forget(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
     spec = task.spec
     if task.state is not DONE or task.job is not job or task.children or job.spec.keep:
         return False
@@ -86,9 +86,9 @@ def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
         return False
     for object_id in task.outputs:
         node = graph.objects.nodes[object_id]
-        if node.producer is not task or node.wanters or node.holds or node.others:
+        if node.producer is not task or node.wanters or node.holds or node.users:
             return False
-        if object_id not in job.promised or type(node.ref) is Failure:
+        if object_id not in job.released or type(node.ref) is Failure:
             return False
     return True
 
@@ -96,15 +96,13 @@ def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
 def _forget_upload(
     graph: TaskGraph, job: Job, object_id: ObjectId, node: ObjectNode, deletions: Deletions
 ) -> None:
-    """Forget an object that no task makes, if its client has released it and no task is left that
-    reads it.
-    """
-    if object_id not in job.promised or object_id not in job.uploads or job.spec.keep:
+    """Forget an upload, if its client has released it and no task reads it any more."""
+    if object_id not in job.released or object_id not in job.uploads or job.spec.keep:
         return
-    if node.others or node.wanters or node.holds != 1:  # the upload's own hold
+    if node.users or node.wanters or node.holds != 1:  # one hold is the upload itself
         return
     graph.objects.end_use(job.uploads, object_id)
-    del job.promised[object_id]
+    del job.released[object_id]
     for place in graph.objects.forget(node, object_id):
         deletions.setdefault(place, []).append(object_id)
     graph.objects.remove(object_id)
@@ -113,7 +111,7 @@ def _forget_upload(
 def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[ObjectId]:
     """Forget a task and its outputs; return the inputs that no task names any more."""
     for object_id in task.outputs:
-        del task.job.promised[object_id]
+        del task.job.released[object_id]
         for place in drop(graph, object_id):
             deletions.setdefault(place, []).append(object_id)
         graph.remove_object(object_id)
@@ -121,8 +119,8 @@ def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[Obje
     alone = []
     for object_id in task.spec.inputs:
         node = graph.objects.nodes[object_id]
-        node.others -= 1
-        if not node.others:
+        node.users -= 1
+        if not node.users:
             alone.append(object_id)
     return alone
 
@@ -137,40 +135,40 @@ def remove(
     are `kept`: these stay, and cannot be recomputed. `records`: mappings by task id, from which the
     entries of the job's tasks are removed as well.
 
-    Yields the objects to be deleted, each time that no steps are left.
+    Yields the objects to be deleted whenever no steps are left.
     """
-    doomed = _Doomed(graph, kept)
+    deletions = _DeletionCollector(graph, kept)
     while job.wanted:
         object_id, _ = job.wanted.popitem()
         node = graph.objects.nodes[object_id]
         node.wanters = tuple([other for other in node.wanters if other is not job]) or NOBODY
         job.unsettled -= not node.is_settled
-        doomed.forget_if_free(object_id)
-        if doomed.is_time_up(1):
-            yield doomed.take()
-    while job.tasks:  # readers before makers, as a rule
+        deletions.forget_if_free(object_id)
+        if deletions.take_steps(1):
+            yield deletions.take()
+    while job.tasks:  # usually readers before producers
         task = graph.tasks.get(job.tasks.pop())
         steps = 1
         if task is not None:
             for record in records:
                 record.pop(task.spec.id, None)
-            if task.state in ACTIVE:  # somebody needed again what was lost
+            if task.state in ACTIVE:  # it was recomputing a lost object
                 graph.fail(task, "CANCELLED", "its job was removed")
             steps += len(task.spec.inputs) // INPUTS_PER_STEP
-            _remove_task(graph, task, doomed)
-        if doomed.is_time_up(steps):
-            yield doomed.take()
+            _remove_task(graph, task, deletions)
+        if deletions.take_steps(steps):
+            yield deletions.take()
     for uses in (job.uploads, job.foreign):
         for object_id in list(uses):
             graph.objects.end_use(uses, object_id)
-            doomed.forget_if_free(object_id)
-            if doomed.is_time_up(1):
-                yield doomed.take()
-    yield doomed.take()
+            deletions.forget_if_free(object_id)
+            if deletions.take_steps(1):
+                yield deletions.take()
+    yield deletions.take()
 
 
-def _remove_task(graph: TaskGraph, task: TaskNode, doomed: _Doomed) -> None:
-    """Forget a task that is over, and what only it has named."""
+def _remove_task(graph: TaskGraph, task: TaskNode, deletions: _DeletionCollector) -> None:
+    """Forget a finished task, and the objects that only this task has named."""
     job = task.job
     del graph.tasks[task.spec.id]
     job.counts[task.state] -= 1
@@ -181,17 +179,17 @@ def _remove_task(graph: TaskGraph, task: TaskNode, doomed: _Doomed) -> None:
         if node.producer is task:
             node.producer = None
         else:
-            node.others -= 1
-        doomed.forget_if_free(object_id)
+            node.users -= 1
+        deletions.forget_if_free(object_id)
     for object_id in task.spec.inputs:
         node = nodes[object_id]
-        node.others -= 1
+        node.users -= 1
         node.holds -= task.holds_inputs
-        doomed.forget_if_free(object_id)
+        deletions.forget_if_free(object_id)
 
 
-class _Doomed:
-    """The copies that are to be deleted, since their objects were forgotten."""
+class _DeletionCollector:
+    """Forgets objects, and collects their copies, which are to be deleted."""
 
     def __init__(self, graph: TaskGraph, kept: Container[str]) -> None:
         self._graph = graph
@@ -199,10 +197,10 @@ class _Doomed:
         self._deletions: Deletions = {}
 
     def forget_if_free(self, object_id: ObjectId) -> None:
-        """Forget an object that no task makes any more, if nobody names it."""
+        """Forget an object without a producer, if no task, job or client needs it."""
         objects = self._graph.objects
         node = objects.get(object_id)
-        if node is None or node.producer is not None or node.others or node.wanters:
+        if node is None or node.producer is not None or node.users or node.wanters:
             return
         if objects.is_used(object_id) or object_id in self._kept:
             return
@@ -210,7 +208,7 @@ class _Doomed:
             self._deletions.setdefault(place, []).append(object_id)
         self._graph.remove_object(object_id)
 
-    def is_time_up(self, steps: int) -> bool:
+    def take_steps(self, steps: int) -> bool:
         """Take steps; return whether none are left."""
         self._graph.steps_left -= steps
         return self._graph.steps_left < 0

@@ -45,9 +45,9 @@ class Retention:
                 self._nodes[object_id].holds += 1
 
     def task_ended(self, task: TaskNode) -> None:
-        """Stop holding what a finished task cannot name any more."""
+        """Release the objects that a finished task cannot name any more."""
         if task.spec.mentions is Mentions.OWN:
-            if not (task.children or task.extras or task.is_childless):
+            if not (task.children or task.undeclared or task.is_childless):
                 self._note_childless(task)
         self.release_inputs(task)
 
@@ -80,9 +80,7 @@ class Retention:
         return parent is not None and parent.mentions is Mentions.ANYTHING
 
     def take_over(self, object_id: ObjectId, task: TaskNode) -> None:
-        """Make another task the producer of an output, which is held from then on as the outputs of
-        that task are.
-        """
+        """Make another task the producer of an output, and adapt the holds of the output."""
         node = self._nodes[object_id]
         before = node.producer
         if before is not None:

@@ -16,8 +16,8 @@ from ciel.core.tasks import NOT_RETRIED, Needs
 
 WORKER_LOSSES_MAX = 3
 INPUT_LOSSES_MAX = 10
-"""The number of times that a task may find an input missing, on average. Each time the input is
-recomputed; if workers cannot reach each other, that may always happen out of the task's reach.
+"""How often, on average for each input, a task may find the input missing. Each time the input is
+recomputed; if workers cannot reach each other, the copy may be out of reach each time.
 """
 BACK_OFF_FIRST_S = 0.2
 BACK_OFF_MAX_S = 30.0
@@ -26,60 +26,63 @@ BACK_OFF_FIRST_BY_KIND_S = {"NO_SPACE": 2.0, "MEMORY_LIMIT": 1.0, "WORKER_FAULT"
 
 
 @dataclass(slots=True)
-class Blame:
-    """The failures of one task so far; exists only for tasks that had some."""
+class RetryState:
+    """The failures of one task so far; exists only for tasks with failures."""
 
     failures: int = 0
     worker_losses: int = 0
-    missing_inputs: int = 0  # although they are listed
+    missing_inputs: int = 0  # attempts without an input that the object table lists
     input_losses: int = 0
-    not_before_s: float = 0.0  # when it may be tried again
+    not_before_s: float = 0.0  # the earliest time of the next attempt
 
 
-class Again(NamedTuple):
-    """Try again after a delay."""
+class Retry(NamedTuple):
+    """Retry after a delay."""
 
     delay_s: float
 
 
 class GiveUp(NamedTuple):
-    """Do not try again."""
+    """Do not retry."""
 
     reason: str
     details: Any
 
 
-def not_before_s(task: TaskNode, blame: Blame | None) -> float:
-    """Return when a task may begin that could run since its `ready_at_s`; it may be over."""
-    if blame is not None:
-        return blame.not_before_s
+def not_before_s(task: TaskNode, retry_state: RetryState | None) -> float:
+    """Return the earliest time at which a runnable task may start; it may be in the past."""
+    if retry_state is not None:
+        return retry_state.not_before_s
     return task.ready_at_s if task.attempt else task.ready_at_s + task.spec.needs.delay_s
 
 
-def after_failure(blame: Blame, needs: Needs, reason: str, details: Any) -> Again | GiveUp:
-    """Decide after a failed attempt; `blame` is updated."""
-    blame.failures += 1
+def after_failure(
+    retry_state: RetryState, needs: Needs, reason: str, details: Any
+) -> Retry | GiveUp:
+    """Decide whether to retry after a failed attempt; update `retry_state`."""
+    retry_state.failures += 1
     if reason in NOT_RETRIED or not needs.retries:
         return GiveUp(reason, details)
-    count = f"attempt {blame.failures} of {needs.retries + 1}"
+    count = f"attempt {retry_state.failures} of {needs.retries + 1}"
     if needs.retry_on and reason not in needs.retry_on:
-        count += f"; it is tried again only after {', '.join(needs.retry_on)}"
-    elif blame.failures <= needs.retries:
+        count += f"; it is retried only after {', '.join(needs.retry_on)}"
+    elif retry_state.failures <= needs.retries:
         first_s = needs.retry_delay_s or BACK_OFF_FIRST_BY_KIND_S.get(reason, BACK_OFF_FIRST_S)
-        return Again(min(first_s * 2 ** (blame.failures - 1), max(first_s, BACK_OFF_MAX_S)))
+        return Retry(min(first_s * 2 ** (retry_state.failures - 1), max(first_s, BACK_OFF_MAX_S)))
     return GiveUp(reason, with_text(details, f"{details_text(details)}\n({count})"))
 
 
-def after_worker_loss(blame: Blame, worker: str) -> Again | GiveUp:
-    """Decide after the process of the worker that ran an attempt has ended; `blame` is updated.
+def after_worker_loss(retry_state: RetryState, worker: str) -> Retry | GiveUp:
+    """Decide whether to retry after a worker process died that ran an attempt; update
+    `retry_state`.
 
-    Each call is for another worker: a worker's id is that of one process.
+    Each call is about a different worker, since a worker id names one process.
     """
-    blame.worker_losses += 1
-    if blame.worker_losses >= WORKER_LOSSES_MAX:
+    retry_state.worker_losses += 1
+    if retry_state.worker_losses >= WORKER_LOSSES_MAX:
         details = (
-            f"{blame.worker_losses} workers ended while they ran it, the last was {worker}: "
-            "it seems to end them, or to take all memory of their hosts (their logs may say more)"
+            f"{retry_state.worker_losses} workers died while they ran it, the last was {worker}: "
+            "it seems to crash them, or to exhaust the memory of their hosts (see their logs)"
         )
         return GiveUp("WORKER_FAILED", details)
-    return Again(0.0)
+    return Retry(0.0)

@@ -1,7 +1,7 @@
-"""Tracks the objects that a running task waits for: it runs a child within itself, or has another
-worker produce an object that it will need (ADR 20).
+"""Tracks the objects that a running task waits for: a child within its program produces them, or a
+task on another worker (ADR 20).
 
-An entry lasts until the object is there, or the task runs no more.
+An entry lasts until the object is there, or the task has stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class RunningWaits:
         self._by_owner: dict[TaskNode, list[ObjectId]] = {}
 
     def add(self, owner: TaskNode, objects: Iterable[ObjectId]) -> None:
-        """Have a running task wait for objects; if several wait for one object, the last counts."""
+        """Have a running task wait for objects. Of several tasks that wait for an object, only the
+        last one is recorded.
+        """
         mine = self._by_owner.setdefault(owner, [])
         for object_id in objects:
             self.awaited[object_id] = owner
@@ -33,7 +35,7 @@ class RunningWaits:
         return [o for o in self._by_owner.get(owner, ()) if self.awaited.get(o) is owner]
 
     def end(self, owner: TaskNode) -> list[ObjectId]:
-        """Remove the objects of a task that runs no more, and return them."""
+        """Remove a task that has stopped, and return the objects that it waited for."""
         mine = self.of(owner)
         self._by_owner.pop(owner, None)
         for object_id in mine:

@@ -1,15 +1,15 @@
-"""How a job's tasks are spread over workers: a policy of the original's, and its options.
+"""The scheduling policies of the original CIEL, and their options.
 
-`locality` prices every choice (see `placement`); `tworandom` takes the less loaded of two workers
-drawn by chance; `random` takes one, by chance, in proportion to its slots. The options are the
-original's (`sched_opts`), and change how `locality` prices:
+`locality` computes a cost for each worker (see `placement`). `tworandom` takes the less loaded of
+two random workers. `random` takes a random worker, with a probability in proportion to its slots.
+The options (`sched_opts` in the original) change the costs of `locality`:
 
-- `min_saving_threshold`: bytes; where a worker holds less than that of what a task reads, that is
-  no reason to run there.
-- `equally_local_margin`: 0 to 1; workers that hold this share of what the best one holds are as
-  good as it, so that the least loaded of them is taken.
-- `sweetheart_factor`: how many times its size an object counts for on the worker that is preferred
-  for it.
+- `min_saving_threshold`: bytes; a worker that holds fewer bytes of a task's inputs gets no
+  preference for them.
+- `equally_local_margin`: 0 to 1; workers that hold at least this share of the bytes that the best
+  worker holds are equally good, and the least loaded of them is taken.
+- `sweetheart_factor`: the size of an object is multiplied by this factor on the worker that is
+  preferred for it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _OPTIONS_OF = {LOCALITY: tuple(_LIMITS), TWO_RANDOM: (), RANDOM: ()}
 
 
 class Scheduling(NamedTuple):
-    """A policy and those of its options that are not as usual; checked by `read_scheduling`."""
+    """A policy, and its options that differ from the defaults; checked by `read_scheduling`."""
 
     policy: str = LOCALITY
     options: tuple[tuple[str, float], ...] = ()
 
-    def option(self, name: str, usual: float) -> float:
-        """Return an option, or what is usual."""
-        return next((value for known, value in self.options if known == name), usual)
+    def option(self, name: str, default: float) -> float:
+        """Return an option, or a default."""
+        return next((value for known, value in self.options if known == name), default)
 
 
-USUAL_SCHEDULING = Scheduling()
+DEFAULT_SCHEDULING = Scheduling()
 
 
 def read_scheduling(policy: str = LOCALITY, options: Mapping[str, Any] | None = None) -> Scheduling:
-    """Check a policy and its options; raises InvalidSchedulingError, which names what is wrong."""
+    """Return a checked policy with its options; raises InvalidSchedulingError."""
     if policy not in POLICIES:
         known = ", ".join(POLICIES)
         raise InvalidSchedulingError(f"there is no policy {policy!r:.40} (there are: {known})")
@@ -62,4 +62,4 @@ def read_scheduling(policy: str = LOCALITY, options: Mapping[str, Any] | None = 
             text = f"{name} must be a number, {least:g} to {most:g}, not {value!r:.40}"
             raise InvalidSchedulingError(text)
         read.append((name, float(value)))
-    return Scheduling(policy, tuple(read)) if read or policy != LOCALITY else USUAL_SCHEDULING
+    return Scheduling(policy, tuple(read)) if read or policy != LOCALITY else DEFAULT_SCHEDULING

@@ -1,7 +1,7 @@
 """Tracks which objects grow while their producers run, and which tasks read them meanwhile.
 
-A task counts on a stream from the moment when it may run with it, even if it waits for other
-inputs, until the object is complete, the stream breaks, or the task has ended or is set back.
+A task is a reader of a stream from the moment when it may run with it, even while it waits for
+other inputs, until the object is complete, the stream breaks, or the task ends or is reset.
 """
 
 from __future__ import annotations
@@ -17,35 +17,43 @@ from ciel.core.tasks import ACTIVE, ASSIGNED
 class Streams:
     """The producers and the readers of growing objects, in both directions.
 
-    The owner of the graph empties two lists after each tick: `broken` contains attempts to be
-    stopped because a stream that they read broke, `whole` contains tasks whose inputs are all
-    complete.
+    The owner of the graph empties two lists after each tick. `broken_readers` contains attempts to
+    be stopped because a stream that they read broke. `completed_readers` contains readers whose
+    inputs are all complete now.
     """
 
-    __slots__ = ("_growing", "_objects", "broken", "made", "readers", "reading", "whole")
+    __slots__ = (
+        "_growing",
+        "_objects",
+        "broken_readers",
+        "completed_readers",
+        "opened",
+        "readers",
+        "reading",
+    )
 
     def __init__(self, objects: ObjectTable) -> None:
         self._objects = objects
         self._growing = objects.growing
-        self.made: dict[TaskNode, list[ObjectId]] = {}  # by the task whose attempt opened them
+        self.opened: dict[TaskNode, list[ObjectId]] = {}  # by producer
         self.readers: dict[str, dict[TaskNode, None]] = {}
         self.reading: dict[TaskNode, dict[ObjectId, None]] = {}
-        self.broken: list[tuple[TaskNode, int]] = []
-        self.whole: list[TaskNode] = []
+        self.broken_readers: list[tuple[TaskNode, int]] = []
+        self.completed_readers: list[TaskNode] = []
 
-    def count_on(self, task: TaskNode) -> None:
-        """Note that a task runs, or is about to run, with those needed inputs that still grow."""
+    def add_reader(self, task: TaskNode) -> None:
+        """Make a task a reader of its required inputs that still grow."""
         for object_id in task.spec.needed:
             if object_id in self._growing:
-                self.read(task, object_id)
+                self.add_read(task, object_id)
 
-    def read(self, task: TaskNode, object_id: ObjectId) -> None:
-        """Note that a task runs, or is about to run, with an object that still grows."""
+    def add_read(self, task: TaskNode, object_id: ObjectId) -> None:
+        """Make a task a reader of an object that still grows."""
         self.readers.setdefault(object_id, {})[task] = None
         self.reading.setdefault(task, {})[object_id] = None
 
-    def leave(self, task: TaskNode) -> None:
-        """Note that a task counts on no stream any more."""
+    def remove_reader(self, task: TaskNode) -> None:
+        """Note that a task reads no stream any more."""
         for object_id in self.reading.pop(task, ()):
             readers = self.readers[object_id]
             del readers[task]
@@ -53,57 +61,55 @@ class Streams:
                 del self.readers[object_id]
 
     def complete(self, object_id: ObjectId) -> None:
-        """Note that an object is complete; the readers whose inputs are all complete now go into
-        `whole`.
+        """Note that an object is complete; add the readers whose inputs are all complete now to
+        `completed_readers`.
         """
         for task in self.readers.pop(object_id, ()):
             left = self.reading[task]
             del left[object_id]
             if not left:
                 del self.reading[task]
-                self.whole.append(task)
+                self.completed_readers.append(task)
 
     def break_off(self, object_id: ObjectId) -> None:
-        """Note that a stream broke; its readers count on no stream any more, and go into `broken`
-        with their attempts.
-        """
+        """Note that a stream broke; move its readers to `broken_readers`, with their attempts."""
         readers = list(self.readers.get(object_id, ()))
         for task in readers:
-            self.leave(task)
-        self.broken += [(task, task.attempt) for task in readers]
+            self.remove_reader(task)
+        self.broken_readers += [(task, task.attempt) for task in readers]
 
-    def void(self, object_id: ObjectId) -> None:
-        """Turn a growing object into a future again, since its producer does not write on."""
+    def reset(self, object_id: ObjectId) -> None:
+        """Turn a growing object into a future again, since its producer has stopped writing it."""
         self._objects.forget(self._objects.nodes[object_id], object_id)
         self.break_off(object_id)
 
     def end(self, task: TaskNode) -> list[ObjectId]:
-        """Break the streams that an attempt opened and did not complete; return their objects,
-        which may be needed from another attempt.
+        """Break the streams that an attempt opened and did not complete; return their objects.
+        Another attempt may have to produce them.
         """
-        voided = [o for o in self.made.pop(task, ()) if o in self._growing]
-        for object_id in voided:
-            self.void(object_id)
-        return voided
+        incomplete = [o for o in self.opened.pop(task, ()) if o in self._growing]
+        for object_id in incomplete:
+            self.reset(object_id)
+        return incomplete
 
     def problems(self) -> Iterator[str]:
         """Yield every broken link."""
         for object_id, readers in self.readers.items():
             if object_id not in self._growing:
-                yield f"S1 {object_id} is read as a stream, and is none"
+                yield f"S1 {object_id} has readers, but is no stream"
             for task in readers:
                 if object_id not in self.reading.get(task, ()):
-                    yield f"S2 {task.spec.id} reads {object_id}, and does not know it"
+                    yield f"S2 {task.spec.id} is a reader of {object_id}, but does not list it"
                 if task.state not in ACTIVE:
                     yield f"S3 {task.spec.id} is {task.state} and reads {object_id}"
         for task, objects in self.reading.items():
             for object_id in objects:
                 if task not in self.readers.get(object_id, ()):
-                    yield f"S2 {object_id} is read by {task.spec.id}, and does not list it"
-        made = {object_id for objects in self.made.values() for object_id in objects}
+                    yield f"S2 {object_id} is read by {task.spec.id}, but does not list it"
+        opened = {object_id for objects in self.opened.values() for object_id in objects}
         for object_id in self._growing:
-            if object_id not in made:
+            if object_id not in opened:
                 yield f"S4 {object_id} is a stream that no task produces"
-        for task in self.made:
+        for task in self.opened:
             if task.state is not ASSIGNED:
-                yield f"S5 {task.spec.id} is {task.state} and makes streams"
+                yield f"S5 {task.spec.id} is {task.state} and produces streams"

@@ -8,42 +8,42 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STORY_MAX_LENGTH = 20
+EVENTS_MAX = 20
 TEXT_MAX_LENGTH = 2000
 
 
-class Chapter(NamedTuple):
-    """One thing that happened, `at_s` on the master's clock."""
+class HistoryEvent(NamedTuple):
+    """One event, with its time on the master's clock."""
 
     at_s: float
     text: str
 
 
-class Story:
-    """The first and the latest things that happened to a task."""
+class TaskHistory:
+    """The first and the latest unusual events of a task; events in between are omitted."""
 
-    __slots__ = ("_chapters", "_left_out")
+    __slots__ = ("_events", "_omitted")
 
     def __init__(self) -> None:
-        self._chapters: list[Chapter] = []
-        self._left_out = 0
+        self._events: list[HistoryEvent] = []
+        self._omitted = 0
 
-    def tell(self, at_s: float, text: str) -> None:
+    def record(self, at_s: float, text: str) -> None:
         if len(text) > TEXT_MAX_LENGTH:
             text = f"{text[: TEXT_MAX_LENGTH - 4]} ..."
-        self._chapters.append(Chapter(at_s, text))
-        if len(self._chapters) > STORY_MAX_LENGTH:
-            del self._chapters[STORY_MAX_LENGTH // 2]
-            self._left_out += 1
+        self._events.append(HistoryEvent(at_s, text))
+        if len(self._events) > EVENTS_MAX:
+            del self._events[EVENTS_MAX // 2]
+            self._omitted += 1
 
     @property
-    def chapters(self) -> tuple[Chapter, ...]:
+    def events(self) -> tuple[HistoryEvent, ...]:
         """The recorded events, oldest first."""
-        return tuple(self._chapters)
+        return tuple(self._events)
 
     def lines(self, now_s: float) -> list[str]:
-        """Tell the story as lines, oldest first, with ages."""
-        lines = [f"{now_s - at_s:.1f} s ago: {text}" for at_s, text in self._chapters]
-        if self._left_out:
-            lines.insert(STORY_MAX_LENGTH // 2, f"({self._left_out} more)")
+        """Return one line for each event, oldest first, with its age."""
+        lines = [f"{now_s - at_s:.1f} s ago: {text}" for at_s, text in self._events]
+        if self._omitted:
+            lines.insert(EVENTS_MAX // 2, f"({self._omitted} more)")
         return lines

@@ -20,17 +20,18 @@ KILL_GRACE_MAX_S = 86_400.0
 RETRY_KINDS_MAX = 20
 KIND_PATTERN = re.compile("[A-Z][A-Z0-9_]{0,63}")
 NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
-"""Faults that another attempt cannot mend."""
+"""Faults that another attempt cannot fix."""
 
 
 class Needs(NamedTuple):
     """The resources and limits of a task. The tasks of an array share one value.
 
-    `memory_bytes` is a limit, and counts against what its worker offers. `retry_on`: the kinds of
-    failure (see `refs.Failure.reason`) after which it is tried again, if not all that this may
-    mend; `retry_delay_s`: before the first time, then twice as long each time (0: by kind).
-    `delay_s`: so long it is held back, in no slot, when its inputs are there. `kill_grace_s`: how
-    long its program may take to end after SIGTERM.
+    `memory_bytes` is a limit, and is reserved from the memory that a worker offers. `retry_on`: the
+    kinds of failure (see `refs.Failure.reason`) after which the task is retried; empty means all
+    that another attempt may fix. `retry_delay_s`: the delay of the first retry, doubled for each
+    further retry; 0 means a default by kind. `delay_s`: how long the task is delayed, without a
+    slot, after its inputs are there. `kill_grace_s`: the time that its program gets to end after
+    SIGTERM.
     """
 
     slots: int = 1
@@ -41,19 +42,19 @@ class Needs(NamedTuple):
     retry_on: tuple[str, ...] = ()
     retry_delay_s: float = 0.0
     delay_s: float = 0.0
-    kill_grace_s: float = -1.0  # below 0: as the worker has it
+    kill_grace_s: float = -1.0  # below 0: the worker's default
 
 
-USUAL_NEEDS = Needs()
+DEFAULT_NEEDS = Needs()
 
 
 def undelayed(needs: Needs) -> Needs:
-    """Return what a task needs that goes on for another: that one was held back already."""
+    """Return the needs of a task that continues another task, which was delayed already."""
     return needs._replace(delay_s=0.0) if needs.delay_s else needs
 
 
 class Mentions(Enum):
-    """Which objects the outputs and the children of a task may name, and thereby keep."""
+    """Says which objects the outputs and children of a task may name; these objects are kept."""
 
     NOTHING = 0  # its outputs are bytes of a program that never saw an id
     INPUTS = 1  # its outputs list its inputs
@@ -64,12 +65,12 @@ class Mentions(Enum):
 
 
 class TaskSpec(NamedTuple):
-    """Everything that is fixed when a task is created; the same value in client, master and worker.
+    """The immutable description of a task, the same in client, master and worker.
 
-    `payload` is the executor's arguments, encoded by the creator and decoded by the executor alone.
-    It is the `ordinal`-th that its parent (a task, or its job itself) created. `inputs` are the
-    objects that must be consumable before it runs, but for the last `any_count`: of those one is
-    enough (see `any_inputs`). `sees_errors`: it wants to run even when an input failed.
+    `payload` contains the executor's arguments: the creator encodes them, and only the executor
+    decodes them. The task is the `ordinal`-th child of its parent (a task, or the job itself).
+    `inputs` must be consumable before it runs. The last `any_count` of them are alternatives: one
+    of these is enough (see `any_inputs`). `sees_errors`: the task runs even if an input failed.
     """
 
     id: TaskId
@@ -89,7 +90,7 @@ class TaskSpec(NamedTuple):
 
     @property
     def needed(self) -> tuple[ObjectId, ...]:
-        """The inputs without which it does not run."""
+        """The inputs that the task requires."""
         return self.inputs[: len(self.inputs) - self.any_count]
 
     @property
@@ -135,10 +136,10 @@ ACTIVE = frozenset((WAITING, RUNNABLE, ASSIGNED))
 
 
 def check_task(spec: TaskSpec) -> None:
-    """Refuse a task that contradicts itself; ids are known to match the grammar.
+    """Raise InvalidTaskError if a task contradicts itself. Its ids are known to match the grammar.
 
-    The id must be the one that its parent, ordinal and digest give (only a job's root task is named
-    otherwise), so that nobody can name a task of another job.
+    The id must follow from its parent, ordinal and digest (except for a job's root task), so that a
+    client cannot name a task of another job.
     """
     expected = (
         root_task_id(spec.job)
@@ -147,16 +148,16 @@ def check_task(spec: TaskSpec) -> None:
     )
     if spec.id != expected:
         raise InvalidTaskError(spec.id, f"its parent, ordinal and digest give the id {expected}")
-    if spec.needs is not USUAL_NEEDS:
+    if spec.needs is not DEFAULT_NEEDS:
         _check_needs(spec)
     if not spec.outputs:
-        raise InvalidTaskError(spec.id, "it has no outputs, so nobody could ever want it")
+        raise InvalidTaskError(spec.id, "it has no outputs, so no job could ever want one")
     if len(spec.outputs) > 1 and len(set(spec.outputs)) != len(spec.outputs):
         raise InvalidTaskError(spec.id, "it names an output twice")
     if spec.inputs and _overlap(spec.inputs, spec.outputs):
         raise InvalidTaskError(spec.id, "one of its outputs is also its input")
     if spec.any_count and not 0 < spec.any_count <= len(spec.inputs):
-        text = f"it is to choose among {spec.any_count} of its {len(spec.inputs)} inputs"
+        text = f"{spec.any_count} of its {len(spec.inputs)} inputs cannot be alternatives"
         raise InvalidTaskError(spec.id, text)
 
 
@@ -167,7 +168,7 @@ def _overlap(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
 
 
 def _check_needs(spec: TaskSpec) -> None:
-    needs: Any = spec.needs  # numbers of whatever size, and integers for floats
+    needs: Any = spec.needs  # numbers of any size; floats may be integers
     if not 1 <= needs.slots <= SLOTS_MAX:
         raise InvalidTaskError(spec.id, f"slots must be 1 to {SLOTS_MAX}, not {needs.slots}")
     if not PRIORITY_MIN <= needs.priority <= PRIORITY_MAX:
@@ -190,14 +191,14 @@ def _check_needs(spec: TaskSpec) -> None:
 
 
 def wrong_kinds(kinds: Collection[str]) -> str:
-    """Say what is wrong with kinds of failure after which a task is to be tried again; empty if
-    nothing is. Programs may have kinds of their own, so it is not asked whether one is known.
+    """Explain what is wrong with a `retry_on`; return "" if it is valid. Programs may define kinds
+    of failure, so an unknown kind is valid.
     """
     if len(kinds) > RETRY_KINDS_MAX:
         return f"{len(kinds)} kinds of failure; {RETRY_KINDS_MAX} are allowed"
     for kind in kinds:
         if kind in NOT_RETRIED:
-            return f"another attempt cannot mend {kind}"
+            return f"another attempt cannot fix {kind}"
         if not KIND_PATTERN.fullmatch(kind):
             return f"a kind of failure looks like TIMED_OUT, not {kind!r:.40}"
     return ""

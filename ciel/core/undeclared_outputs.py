@@ -1,4 +1,6 @@
-"""Makes objects that no task declared outputs of the task whose id they begin with."""
+"""Assigns undeclared objects to their producers: the id of such an object starts with the id of the
+task that produces it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ciel.core.retention import Retention
 
 
 class UndeclaredOutputs:
-    """Adds undeclared outputs to tasks of a graph. `TaskNode.extras` contains the result."""
+    """Adds undeclared outputs to tasks of a graph. `TaskNode.undeclared` contains the result."""
 
     __slots__ = ("_objects", "_retention", "_tasks")
 
@@ -25,7 +27,7 @@ class UndeclaredOutputs:
         self._retention = retention
 
     def adopt(self, task: TaskNode, refs: Iterable[Reference]) -> None:
-        """Make undeclared objects outputs of a task, if their ids begin with its id."""
+        """Make undeclared objects outputs of a task, if their ids start with its id."""
         prefix = f"{task.spec.id}:"
         found = []
         for ref in refs:
@@ -35,11 +37,11 @@ class UndeclaredOutputs:
                     node.producer = task
                     node.holds += self._retention.holds_outputs(task)
                     found.append(ref.id)
-        task.extras += tuple(found)
+        task.undeclared += tuple(found)
 
     def named(self, object_id: ObjectId, job: Job) -> None:
-        """Make an object that a task of a job names for the first time an output of the task whose
-        id it begins with.
+        """Make an object an undeclared output of its task, if its id starts with the id of a task
+        of the job. Called when a task of the job names the object for the first time.
         """
         name = root_task_id(job.spec.id)
         if not object_id.startswith(f"{name}:"):

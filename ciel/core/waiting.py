@@ -13,13 +13,15 @@ LIST_MAX_LENGTH = 16
 
 
 class Waiting(Generic[K]):
-    """Who waits for which objects. A waiter is ready once everything it waited for was released."""
+    """Maps waiters to the objects that they wait for. A waiter is ready once all its objects were
+    released.
+    """
 
     __slots__ = ("_missing", "awaited")
 
     def __init__(self) -> None:
-        # Who waits for each awaited object. A list while it is short (a third of a dict's memory),
-        # a dict beyond (to forget one of many at once).
+        # The waiters of each awaited object. Short ones are lists, which take a third of a dict's
+        # memory; long ones are dicts, from which one waiter can be removed quickly.
         self.awaited: dict[str, list[K] | dict[K, None]] = {}
         self._missing: dict[K, int] = {}
 
@@ -30,9 +32,7 @@ class Waiting(Generic[K]):
         return len(self._missing)
 
     def wait(self, waiter: K, objects: Iterable[str]) -> None:
-        """Make `waiter` wait for `objects` (at least one, none twice, and it must not wait
-        already).
-        """
+        """Make `waiter` wait for `objects`: at least one, none twice. It must not wait yet."""
         count = 0
         waiters = self.awaited
         for object_id in objects:
@@ -49,9 +49,7 @@ class Waiting(Generic[K]):
         self._missing[waiter] = count
 
     def release(self, object_id: str) -> list[K]:
-        """Say that an object is there; return who is ready by that, in the order in which they
-        came.
-        """
+        """Release an object that is there; return the waiters that are ready now, oldest first."""
         waiters = self.awaited.pop(object_id, None)
         if waiters is None:
             return []
@@ -67,9 +65,7 @@ class Waiting(Generic[K]):
         return ready
 
     def release_one(self, waiter: K, object_id: str) -> bool:
-        """Say to one of those who wait for an object that it is there; return whether it is ready
-        by that.
-        """
+        """Release an object for one of its waiters; return whether that waiter is ready now."""
         self._strike_out(waiter, object_id)
         left = self._missing[waiter] - 1
         if left:
@@ -79,7 +75,7 @@ class Waiting(Generic[K]):
         return True
 
     def forget(self, waiter: K, objects: Iterable[str]) -> None:
-        """Let `waiter` wait no longer. `objects` must include all that it still waits for."""
+        """Remove a waiter. `objects` must include all objects that it still waits for."""
         if self._missing.pop(waiter, None) is None:
             return
         for object_id in objects:
@@ -102,5 +98,5 @@ class Waiting(Generic[K]):
         return object_id in self.awaited
 
     def missing_of(self, waiter: K) -> int:
-        """How many objects `waiter` still waits for; 0 when it does not wait."""
+        """Return how many objects `waiter` still waits for; 0 if it does not wait."""
         return self._missing.get(waiter, 0)

@@ -8,15 +8,15 @@ from ciel.core.failures import size_text
 from ciel.core.refs import Reference, Value
 
 INPUTS_WEIGHED_FROM = 1000
-"""Fewer inputs fit into a message, however much of them travels by value."""
+"""Fewer inputs always fit into a message, even if all of them have inline content."""
 INPUTS_MAX_BYTES = 15 * 1024 * 1024
-"""Of what a task is told of its inputs. The worker tells its program in one call, which may have
-16 MiB (`wire.limits`), with the rest of its arguments."""
-_INPUT_BYTES = 40  # of one, its name and content apart
+"""The maximum size of the references of a task's inputs. The worker sends them to its program in
+one call of at most 16 MiB (`wire.limits`), together with the task's arguments."""
+_INPUT_BYTES = 40  # the size of one reference without its id and content
 
 
 def why_too_large(inputs: Iterable[Reference]) -> str:
-    """Say why a task cannot be told of its inputs in one message; empty if it can."""
+    """Explain why the references of a task's inputs do not fit into one message; "" if they do."""
     count = size_bytes = by_value = 0
     for ref in inputs:
         count += 1
@@ -27,8 +27,8 @@ def why_too_large(inputs: Iterable[Reference]) -> str:
     if size_bytes <= INPUTS_MAX_BYTES:
         return ""
     return (
-        f"its {count} inputs, {by_value} of which are small objects that travel by value, are "
-        f"{size_text(size_bytes)} in one message, which may have "
-        f"{size_text(INPUTS_MAX_BYTES)}: put small objects together into larger ones, or have "
-        "several tasks read a part of them each"
+        f"the references of its {count} inputs, {by_value} of which are small objects with inline "
+        f"content, take {size_text(size_bytes)} in one message, which may have at most "
+        f"{size_text(INPUTS_MAX_BYTES)}: put small objects together into larger ones, or divide "
+        "the inputs among several tasks"
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ciel.core.errors import InvalidTaskError
 from ciel.core.ids import ObjectId
 from ciel.core.refs import REFERENCE_TYPES, Fixed, Reference
-from ciel.core.tasks import USUAL_NEEDS, Needs, check_task, undelayed
+from ciel.core.tasks import DEFAULT_NEEDS, Needs, check_task, undelayed
 from ciel.execution.executor import (
     BadArgumentsError,
     Child,
@@ -210,7 +210,7 @@ class Attempt(ABC):
         if not self.task.may_run_children or executor != self.task.spec.executor:
             raise BadCallError("no child may run within this task")
         form = self._form(executor, keywords, False)
-        child, arguments = self._create(executor, form, USUAL_NEEDS, False, name, None)
+        child, arguments = self._create(executor, form, DEFAULT_NEEDS, False, name, None)
         return child.spec.outputs, self.begin_child(child, arguments)
 
     def _form(self, executor: str, keywords: dict[str, Any], delegates: bool) -> ChildForm:

@@ -1,1 +1,1 @@
-"""The master: holds the graph and the object table, places tasks, carries no bytes."""
+"""The master: holds the task graph and the object table, and places tasks. It stores no objects."""

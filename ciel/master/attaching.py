@@ -1,5 +1,5 @@
-"""What a worker may ask to have changed: a process on its host is attached, as the root task of a
-new job; or it is gone, and the job with it.
+"""Handles the changes that workers request: a process on a worker's host is attached as the root
+task of a new job, or has ended, and its job fails.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from ciel.core.events import AddTask
 from ciel.core.ids import JobId, attached_process_id, check_id
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, Job
 from ciel.core.refs import Fixed
-from ciel.core.scheduling import USUAL_SCHEDULING
-from ciel.master.resources.submissions import Root, Submission, begin_root
+from ciel.core.scheduling import DEFAULT_SCHEDULING
+from ciel.master.resources.submissions import Root, Submission, root_submission
 from ciel.master.state.machine import MasterMachine
 
 EXECUTOR = "proc"
@@ -21,33 +21,35 @@ EXECUTOR = "proc"
 def change(
     machine: MasterMachine, worker: str, topic: str, argument: Any, *, now_s: float
 ) -> dict[str, Any]:
-    """Change what a worker asked to have changed; raises CielError, and then nothing was."""
+    """Carry out a change that a worker requests. Raises CielError, and then changes nothing."""
     match topic, argument:
         case "attach", {"job": job, "name": str(name)}:
             if worker not in machine.workers:
-                raise CielError("this worker was silent for too long, and has to join anew")
-            begun = _submission(JobId(check_id(job)), name, machine.workers[worker].facts.netloc)
-            found = machine.begin_job(begun.spec, begun.tasks, begun.wanted, now_s)
+                raise CielError("this worker was silent for too long, and has to join again")
+            submission = _submission(
+                JobId(check_id(job)), name, machine.workers[worker].facts.netloc
+            )
+            found = machine.submit_job(submission.spec, submission.tasks, submission.wanted, now_s)
         case "fail", {"job": str(job), "reason": str(reason)}:
             found = machine.find_job(job)
             _require_attached(found)
             machine.fail_job(found, reason, now_s)
         case _:
-            raise CielError(f"a worker cannot have {topic!r:.60} changed")
+            raise CielError(f"a worker cannot request the change {topic!r:.60}")
     return {"job": found.spec.id, "number": found.number}
 
 
 def _submission(job: JobId, name: str, netloc: str) -> Submission:
-    """Make a job whose root task goes on in a process that waits at a location."""
+    """Make a job whose root task continues in a process that waits at a location."""
     arguments = {"fixed": Fixed(attached_process_id(job), netloc)}
-    root = Root(EXECUTOR, [], (), arguments, USUAL_SCHEDULING)
-    begun = begin_root(root, job, arguments)
+    root = Root(EXECUTOR, [], (), arguments, DEFAULT_SCHEDULING)
+    submission = root_submission(root, job, arguments)
     name = name[:JOB_NAME_MAX_LENGTH]
-    task, known = begun.tasks[0]
+    task, known = submission.tasks[0]
     tasks = (AddTask(task._replace(name=name), known),)
-    return begun._replace(spec=begun.spec._replace(name=name), tasks=tasks)
+    return submission._replace(spec=submission.spec._replace(name=name), tasks=tasks)
 
 
 def _require_attached(job: Job) -> None:
     if attached_process_id(job.spec.id) not in job.uploads:
-        raise CielError(f"job {job.spec.id} did not begin with an attached process")
+        raise CielError(f"job {job.spec.id} does not belong to an attached process")

@@ -1,8 +1,6 @@
-"""Where the master's decisions would be kept. This journal keeps nothing, but takes the final
-record types.
+"""The interface of the master's journal, and a journal that stores nothing.
 
-Decide, persist, act: `append` is called with a turn's records before any message of that turn
-leaves.
+The master calls `append` with the records of a tick before it sends any message of that tick.
 """
 
 from __future__ import annotations
@@ -14,16 +12,16 @@ from ciel.core.events import Message
 
 
 class Journal(Protocol):
-    """An append-only list of records; one call is one group."""
+    """An append-only log of records; each call appends one group."""
 
     def append(self, records: Sequence[Message]) -> None:
-        """Keep records; returns when they are safe."""
+        """Store records; returns when they are durable."""
 
     def close(self) -> None: ...
 
 
 class NullJournal:
-    """Keeps nothing: a master that is restarted starts empty."""
+    """Stores nothing: a restarted master starts empty."""
 
     def append(self, records: Sequence[Message]) -> None:
         pass

@@ -1,7 +1,7 @@
-"""The master's edge: connections and the clock on one side, the machine on the other.
+"""Connects the state machine of the master to its connections and its clock.
 
-Every message goes to the machine at once; what follows from a turn's messages leaves at the turn's
-end, after the journal has it. Nothing is decided here.
+The service passes every message to the machine at once. At the end of each tick it writes the
+records of the tick to the journal, and then sends the machine's messages. It decides nothing.
 """
 
 from __future__ import annotations
@@ -38,30 +38,31 @@ from ciel.net.turns import DelayedCall, Turns
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json
 
-TICK_S = 0.5
+CHECK_INTERVAL_S = 0.5
 CLIENT_LOST_AFTER_S = 60.0
-"""The connection of a client that was silent for so long is given up: it may be stopped, or its
-network be out."""
-HELD_UP_S = 1.0
-"""A tick that comes so late says that this process was stopped or starved, not its peers."""
+"""After this silence, the master closes the connection of a client: the client may be stopped, or
+its network down."""
+STALL_S = 1.0
+"""If the periodic check is late by this time, this process was stopped or starved, not its
+peers."""
 PROBES_MAX = 100
-"""Workers whose hosts are asked at a time whether they have ended."""
+"""The number of workers that are probed at a time."""
 FREEZE_EVERY_TASKS = 50_000
 FREEZE_EVERY_SLICES = 20
 TRIM_FROM_SLICES = 100
-"""After slices for 100,000 tasks there may be a hundred megabytes to give back."""
+"""After slices for 100,000 tasks, about a hundred megabytes may be free."""
 COLLECTED_MAX_TASKS = 10_000
-"""With no more tasks than these the search for cycles stops the master for 20 ms at most."""
+"""With at most so many tasks, the garbage collector stops the master for 20 ms at most."""
 ANSWERS_MAX_S = 0.01
-"""For so long questions are answered in one turn: others wait for the next."""
-QUESTIONS_MAX = 64
-"""A client that has asked so much is not read until it was answered."""
+"""The time per tick in which queries are answered; other queries wait for the next tick."""
+QUERIES_MAX = 64
+"""The service stops reading from a client that has so many unanswered queries."""
 WORKERS = ":workers"
-"""What waits for a worker to come or go waits for that; no id begins so."""
+"""The name of the event that a worker joined or was lost; no id starts with a colon."""
 
 T = TypeVar("T")
 ProbeAddress = Callable[[Any, str, Callable[[bool], object]], None]
-log = Logger(__name__)  # compiled, it cannot be found out
+log = Logger(__name__)  # compiled code cannot find out its own module
 
 
 class MasterService:
@@ -82,36 +83,36 @@ class MasterService:
         self._reactor = reactor
         self._turns = turns
         self._journal = journal
-        self._about = about  # what status tells besides the machine's own facts
+        self._about = about  # facts for `status` that the machine does not know
         self._started_at_s = time.time()
         self.epoch_s = machine.epoch_s = self._started_at_s - reactor.seconds()
-        """What makes a time of this master's clock one since the epoch."""
-        self.waiters = Waiters(reactor)  # for a job's end by its id, and for `WORKERS`
+        """A time of this master's clock plus this is the time since the epoch."""
+        self.waiters = Waiters(reactor)  # events: a job's end (by its id), and `WORKERS`
         self._workers_version = 0
         self._names: dict[Peer, str] = {}
         self._peers: dict[str, Peer | PeerSession] = {}
         self._sessions: dict[tuple[bool, str], PeerSession] = {}
-        """By whether the peer is a worker, and the name that it gave the session."""
-        self._probed: set[str] = set()  # workers whose hosts are being asked
-        self.on_broken: Callable[[str], object] = _raise
-        """Is called with the reason when the machine is not to be trusted any more."""
-        self._doubted = ""  # what failed in this turn
-        self._ticked_at_s = reactor.seconds()
+        """The key says whether the peer is a worker, and contains the peer's session token."""
+        self._probed: set[str] = set()  # workers that are being probed
+        self.on_inconsistent: Callable[[str], object] = _raise
+        """Called with a reason when the tables of the machine contradict each other."""
+        self._bug_seen = ""  # the unexpected error of this tick
+        self._checked_at_s = reactor.seconds()
         self._client_count = 0
-        self._questions: dict[Peer, deque[Ask | Change]] = {}  # which wait for their turn
-        self._answered_s = 0.0  # for how long, in this turn
+        self._queries: dict[Peer, deque[Ask | Change]] = {}  # unanswered ones
+        self._answered_s = 0.0  # the time that answers took in this tick
         self._frozen_tasks = 0
-        self._slices = 0  # in so many turns on end there was more to do than a turn may
+        self._slices = 0  # consecutive ticks that left work for the next one
         self._due: DelayedCall | None = None
         self._due_s = 0.0
-        self._ticks = LoopingCall(self._tick)
-        self._ticks.clock = reactor
-        self._ticks.start(TICK_S, now=False)
+        self._timer = LoopingCall(self._on_timer)
+        self._timer.clock = reactor
+        self._timer.start(CHECK_INTERVAL_S, now=False)
 
     def close(self) -> None:
-        """Stop deciding and close all connections."""
-        if self._ticks.running:
-            self._ticks.stop()
+        """Stop the timers and close all connections."""
+        if self._timer.running:
+            self._timer.stop()
         if self._due is not None and self._due.active():
             self._due.cancel()
         for peer in list(self._names):
@@ -137,15 +138,15 @@ class MasterService:
             self._peers[name] = peer
             if isinstance(token, str):
                 self._peers[name] = self._sessions[False, token] = PeerSession(name, peer, token)
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
 
     def _admit_worker(self, peer: Peer, token: str) -> None:
-        """Let a worker join, for which the master has no session."""
+        """Let a worker join for which the master has no session."""
         assert peer.hello is not None
         try:
             facts = worker_facts(peer.hello.about)._replace(software=peer.hello.software)
         except (CielError, ValueError) as error:
-            peer.refuse(f"this worker does not say who it is: {error}")
+            peer.refuse(f"this worker describes itself wrongly: {error}")
             return
         self._end_session(facts.id, f"another worker joined as {facts.id}")
         self._names[peer] = facts.id
@@ -158,30 +159,30 @@ class MasterService:
         )  # fmt: skip
 
     def _resume(self, peer: Peer, session: PeerSession | None, received: Any) -> None:
-        """Go on with a session whose peer has lost its connection."""
+        """Resume a session whose peer has lost its connection."""
         assert peer.hello is not None
         who = "worker" if peer.hello.role is Role.WORKER else "client"
         if session is None:
             peer.refuse(
-                f"it does not know this {who}: that was away for too long, or the master is "
-                "another one since"
+                f"it does not know this {who}, which was disconnected for too long, or the master "
+                "was restarted"
             )
         elif type(received) is not int or not session.take_confirmation(received):
-            peer.refuse(f"this {who} goes on with a session otherwise than it was")
+            peer.refuse(f"this {who} resumes its session with wrong counts")
         elif not session.can_resume:
             peer.refuse(f"this {who} was too far behind")
         else:
-            if session.peer is not None:  # whose end we have not noticed
+            if session.peer is not None:  # its old connection has not ended here yet
                 del self._names[session.peer]
                 session.peer.turn_away()
             self._names[peer] = session.name
             session.resume(peer)
             now_s = self._reactor.seconds()
-            self.machine.worker_heard(session.name, now_s, now_s)  # if it is one
-            log.info("{name} is back", name=session.name)
+            self.machine.worker_heard(session.name, now_s, now_s)  # ignored for clients
+            log.info("{name} has reconnected", name=session.name)
 
     def _end_session(self, name: str, reason: str) -> None:
-        """Forget the session with a worker, whose connection ends if there is one."""
+        """Forget the session of a worker, and close its connection if there is one."""
         session = self._peers.pop(name, None)
         if isinstance(session, PeerSession):
             del self._sessions[True, session.token]
@@ -197,51 +198,51 @@ class MasterService:
         now_s = self._reactor.seconds()
         from_worker = peer.hello.role is Role.WORKER
         say: Callable[[str, Message, float], None] = (
-            self.machine.worker_said if from_worker else self.machine.client_said
+            self.machine.worker_sent if from_worker else self.machine.client_sent
         )
         session = self._peers[name]
         counted = len(messages)
         for message in messages:
             if type(message) is Ask or type(message) is Change:
-                self._take_question(peer, session, message, name if from_worker else "")
+                self._take_query(peer, session, message, name if from_worker else "")
             elif type(message) is Received:
                 counted -= 1
                 if isinstance(session, PeerSession):
                     if not session.take_confirmation(message.total):
-                        peer.refuse("it confirms what was not said")
+                        peer.refuse("it confirms messages that were not sent")
                         return
             else:
                 try:
                     say(name, message, now_s)
                 except Exception as error:
-                    self._doubt(f"a message {type(message).__name__} of {name}", error)
-                    self._give_up(name, message, from_worker)
+                    self._note_bug(f"a message {type(message).__name__} of {name}", error)
+                    self._drop_sender(name, message, from_worker)
         if isinstance(session, PeerSession):
             session.count(counted)
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
 
-    def _give_up(self, name: str, message: Message, from_worker: bool) -> None:
-        """Refuse the client whose message failed, or declare its worker dead, so that the tasks of
-        that worker run again. Otherwise they would wait for ever.
+    def _drop_sender(self, name: str, message: Message, from_worker: bool) -> None:
+        """Handle the sender of a message that raised an unexpected error: refuse the message of a
+        client; declare a worker dead, so that its tasks do not wait for ever but run again.
         """
-        reason = "the master failed at it by a bug of ciel; its log says more"
+        reason = "a bug in ciel made the master fail at it; see the log of the master"
         if not from_worker:
             self.machine.refuse(name, message, reason)
         elif name in self.machine.workers:
             self.machine.worker_lost(name, reason, self._reactor.seconds())
-            self._turns.at_end(partial(self._hang_up_on_lost, reason))
+            self._turns.at_end(partial(self._end_lost_sessions, reason))
 
     def peer_drained(self, peer: Peer) -> None:
-        """Give a client what waited until it had read what was sent before."""
+        """Send a client the messages and answers that waited until it had read earlier ones."""
         session = self._peers.get(self._names.get(peer, ""))
         if isinstance(session, PeerSession):
             session.hand_on()
-        if peer in self._questions:
-            self._turns.at_end(self._end_turn)
+        if peer in self._queries:
+            self._turns.at_end(self._end_tick)
 
     def peer_closed(self, peer: Peer, reason: str) -> None:
         name = self._names.pop(peer, None)
-        self._questions.pop(peer, None)
+        self._queries.pop(peer, None)
         if name is None:
             return
         now_s = self._reactor.seconds()
@@ -255,11 +256,11 @@ class MasterService:
                 log.info("worker {worker} has no connection: {reason}", worker=name, reason=reason)
                 self.machine.worker_cut_off(name, reason, now_s)
                 self._probe(name)
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
 
     def _probe(self, name: str) -> None:
-        """Ask the host of a worker that is not heard whether anything listens at its address. If
-        its host says no, the worker has ended, and there is nothing to wait for.
+        """Check whether a silent worker still listens at its address. If its host refuses the
+        connection, the worker has ended, and is declared dead at once.
         """
         if name in self._probed or len(self._probed) >= PROBES_MAX:
             return
@@ -270,56 +271,56 @@ class MasterService:
             if is_refused and node is not None and node.suspicion:
                 reason = f"it has ended: nothing listens at {node.facts.netloc}"
                 self.machine.worker_lost(name, reason, self._reactor.seconds(), died=True)
-                self._turns.at_end(self._end_turn)
-                self._hang_up_on_lost(reason)
+                self._turns.at_end(self._end_tick)
+                self._end_lost_sessions(reason)
 
         self._probed.add(name)
         self._probe_address(self._reactor, self.machine.workers[name].facts.netloc, answered)
 
-    def _take_question(
+    def _take_query(
         self, peer: Peer, session: Peer | PeerSession, ask: Ask | Change, worker: str
     ) -> None:
-        """Answer at once, unless the turn has had its share of answers, or the client has still to
-        read what it was sent: an answer can be a thousand times as long as its question.
+        """Answer a query at once, or queue it: if the answers of this tick took too long, or the
+        client has not read earlier messages. An answer can be a thousand times longer than a query.
         """
-        waiting = self._questions.get(peer)
+        waiting = self._queries.get(peer)
         is_free = waiting is None and self._answered_s < ANSWERS_MAX_S
         if worker or (is_free and not session.is_congested):
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             self._answer(session, ask, worker)
-            self._answered_s += time.monotonic() - begun_s
+            self._answered_s += time.monotonic() - started_s
             return
         if waiting is None:
-            waiting = self._questions[peer] = deque()
+            waiting = self._queries[peer] = deque()
         waiting.append(ask)
-        if len(waiting) > QUESTIONS_MAX:
+        if len(waiting) > QUERIES_MAX:
             peer.pause()
 
     def _answer_some(self) -> None:
-        """Answer one question of each client that waits and reads, for as long as a turn has."""
-        for peer in list(self._questions):
+        """Answer one query of each client that reads, until the time for answers is used up."""
+        for peer in list(self._queries):
             if self._answered_s >= ANSWERS_MAX_S:
                 break
             session = self._peers[self._names[peer]]
-            waiting = self._questions.pop(peer)
+            waiting = self._queries.pop(peer)
             if not session.is_congested:
                 ask = waiting.popleft()
-                if len(waiting) <= QUESTIONS_MAX:
+                if len(waiting) <= QUERIES_MAX:
                     peer.resume()
-                begun_s = time.monotonic()
+                started_s = time.monotonic()
                 self._answer(session, ask, "")
-                self._answered_s += time.monotonic() - begun_s
+                self._answered_s += time.monotonic() - started_s
             if waiting:
-                self._questions[peer] = waiting  # behind the others
+                self._queries[peer] = waiting  # at the end, so that clients take turns
 
     def _can_answer(self) -> bool:
-        """Whether a client waits for an answer that it would read."""
-        return any(not self._peers[self._names[peer]].is_congested for peer in self._questions)
+        """Whether a client that reads waits for an answer."""
+        return any(not self._peers[self._names[peer]].is_congested for peer in self._queries)
 
     def _answer(self, peer: Peer | PeerSession, ask: Ask | Change, worker: str) -> None:
         if worker and ask.topic == LEAVE:
             self.machine.worker_lost(worker, "it left", self._reactor.seconds())
-            self._hang_up_on_lost("it left")
+            self._end_lost_sessions("it left")
             return
         find = self.change if type(ask) is Change else self.answer
         if worker:
@@ -330,68 +331,68 @@ class MasterService:
             peer.send(Answer(ask.number, None, str(error)))
 
     def answer(self, topic: str, argument: Any) -> Any:
-        """Answer a question with a JSON value; raises UnknownQuestionError."""
+        """Answer a query with a JSON value; raises UnknownQueryError."""
         value = topics.answer(self.machine, topic, argument, self._reactor.seconds())
         if topic == "status":
-            # Times of jobs are on this master's own clock, which only it can read.
+            # Times of jobs are read from this master's clock, so clients need its current time.
             now_s = self._reactor.seconds()
             value = {**self._about, "started_at_s": self._started_at_s, "now_s": now_s,
                      "epoch_s": self.epoch_s, **value}  # fmt: skip
         return to_json(value)
 
     def change(self, topic: str, argument: Any) -> Any:
-        """Change something and return what there is to say about it; raises CielError."""
+        """Carry out a change and return its result; raises CielError."""
         try:
-            read = from_json(argument)  # with the references in it
+            read = from_json(argument)  # decodes the references in it
         except WireError as error:
-            raise topics.UnknownQuestionError(str(error)) from None
+            raise topics.UnknownQueryError(str(error)) from None
         return topics.change(self.machine, topic, read, self._reactor.seconds())
 
     # --- without a connection ---------------------------------------------------------------------
 
     def now_s(self) -> float:
-        """Tell the time of the machine's clock."""
+        """Return the time of the machine's clock."""
         return float(self._reactor.seconds())
 
     def netlocs(self) -> set[str]:
-        """Name where the workers that are there serve."""
+        """Return the addresses of all workers."""
         return {node.facts.netloc for node in self.machine.workers.values()}
 
     def act(self, do: Callable[[MasterMachine, float], T]) -> T:
-        """Have somebody who has no connection do something to the machine; raises what that does.
-        What follows from it leaves at the end of the turn.
+        """Run a function on the machine for an HTTP request; its errors propagate. The resulting
+        messages are sent at the end of the tick.
         """
-        self._turns.at_end(self._end_turn)
+        self._turns.at_end(self._end_tick)
         try:
             return do(self.machine, self.now_s())
         except CielError:
-            raise  # found out before anything was changed
+            raise  # the machine has not changed
         except Exception as error:
-            self._doubt("a request", error)
+            self._note_bug("a request", error)
             raise
 
     def lose_workers(self, reason: str) -> None:
-        """Declare all workers dead. Those that live join anew."""
+        """Declare all workers dead. Workers that still run join again."""
         for worker in list(self.machine.workers):
             self.machine.worker_lost(worker, reason, self.now_s())
-        self._turns.at_end(self._end_turn)
-        self._hang_up_on_lost(reason)
+        self._turns.at_end(self._end_tick)
+        self._end_lost_sessions(reason)
 
-    # --- turns and time ---------------------------------------------------------------------------
+    # --- ticks and time ---------------------------------------------------------------------------
 
-    def _end_turn(self) -> None:
+    def _end_tick(self) -> None:
         machine = self.machine
-        if self._questions:
+        if self._queries:
             self._answer_some()
         self._answered_s = 0.0
         try:
-            machine.end_turn(self._reactor.seconds())
+            machine.end_tick(self._reactor.seconds())
         except Exception as error:
-            self._doubt("the end of a turn", error)
-        if self._doubted:
-            self._expect_order()
+            self._note_bug("the end of a tick", error)
+        if self._bug_seen:
+            self._check_invariants()
         if self._slices or machine.has_more:
-            self._tend_memory()
+            self._manage_memory()
         if machine.journal:
             self._journal.append(machine.take_journal())
         if machine.outbox:
@@ -401,73 +402,73 @@ class MasterService:
                 if peer is not None:
                     peer.send(message)
         for job in machine.take_ended():
-            self.waiters.tell(job.spec.id)
+            self.waiters.notify(job.spec.id)
         if self._workers_version != machine.workers_version:
             self._workers_version = machine.workers_version
-            self.waiters.tell(WORKERS)
-        can_answer = bool(self._questions) and self._can_answer()
+            self.waiters.notify(WORKERS)
+        can_answer = bool(self._queries) and self._can_answer()
         self._schedule(self._reactor.seconds() if can_answer else machine.due_s())
 
-    def _doubt(self, what: str, error: Exception) -> None:
-        """Note that the machine raised what nobody expected: its tables may be half changed."""
-        log.failure("{what} failed in the master, by a bug of ciel", what=what)
-        self._doubted = self._doubted or f"{what}: {type(error).__name__}: {error}"
-        self._turns.at_end(self._end_turn)
+    def _note_bug(self, what: str, error: Exception) -> None:
+        """Note that the machine raised an unexpected error: its tables may be partly changed."""
+        log.failure("{what} failed in the master because of a bug in ciel", what=what)
+        self._bug_seen = self._bug_seen or f"{what}: {type(error).__name__}: {error}"
+        self._turns.at_end(self._end_tick)
 
-    def _expect_order(self) -> None:
-        """End this master if its tables contradict each other, and go on if they agree."""
-        doubted, self._doubted = self._doubted, ""
+    def _check_invariants(self) -> None:
+        """Stop this master if its tables contradict each other; continue if they agree."""
+        bug_seen, self._bug_seen = self._bug_seen, ""
         for subject, text in problems(self.machine):
-            self.on_broken(
-                f"{doubted}. By this bug of ciel the tables of this master contradict each other "
-                f"({subject}: {text}). It ends, as it could give wrong answers"
+            self.on_inconsistent(
+                f"{bug_seen}. Because of this bug in ciel the tables of this master contradict "
+                f"each other ({subject}: {text}). It stops, since it could give wrong answers"
             )
             return
-        log.warn("the tables of this master agree all the same; it goes on")
+        log.warn("the tables of this master still agree with each other; it continues")
 
     def _schedule(self, due_s: float | None) -> None:
         if self._due is not None and self._due.active():
             if due_s is not None and self._due_s <= due_s:
-                return  # it comes back here anyway
+                return  # the earlier call will schedule the next one
             self._due.cancel()
         if due_s is not None:
             self._due_s = due_s
             delay_s = max(due_s - self._reactor.seconds(), 0.0)
-            self._due = self._reactor.callLater(delay_s, self._end_turn)
+            self._due = self._reactor.callLater(delay_s, self._end_tick)
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         try:
-            self._look_after_peers()
-        except Exception as error:  # LoopingCall would make it the last tick
-            self._doubt("a tick", error)
+            self._check_peers()
+        except Exception as error:  # an error would stop the LoopingCall
+            self._note_bug("the periodic check", error)
 
-    def _look_after_peers(self) -> None:
+    def _check_peers(self) -> None:
         now_s = self._reactor.seconds()
-        late_s = now_s - self._ticked_at_s - TICK_S
-        self._ticked_at_s = now_s
-        if late_s > HELD_UP_S:
-            self._was_held_up(late_s)
+        late_s = now_s - self._checked_at_s - CHECK_INTERVAL_S
+        self._checked_at_s = now_s
+        if late_s > STALL_S:
+            self._was_stalled(late_s)
         for peer, name in self._names.items():
             if peer.hello is not None and peer.hello.role is Role.WORKER:
                 self.machine.worker_heard(name, now_s - peer.silent_s, now_s)
-        self._tend_sessions(now_s)
-        self._spare_collector()
-        self.machine.tick(now_s)
+        self._maintain_sessions(now_s)
+        self._freeze_graph()
+        self.machine.check_timeouts(now_s)
         for name, node in list(self.machine.workers.items()):
             if node.suspicion:
                 self._probe(name)
-        self._hang_up_on_lost("it was silent for too long")
-        self._end_turn()
+        self._end_lost_sessions("it was silent for too long")
+        self._end_tick()
 
-    def _was_held_up(self, late_s: float) -> None:
-        """Add the time in which this process stood still to what absent peers are granted."""
+    def _was_stalled(self, late_s: float) -> None:
+        """Extend the grace periods of disconnected peers by the time of a stall."""
         log.warn("this process stood still for {late_s:.1f} s", late_s=late_s)
         for session in self._sessions.values():
             session.gone_at_s += late_s
-        self.machine.was_held_up(late_s)
+        self.machine.was_stalled(late_s)
 
-    def _tend_sessions(self, now_s: float) -> None:
-        """Confirm what came, and give up peers that are too far behind or did not come back."""
+    def _maintain_sessions(self, now_s: float) -> None:
+        """Confirm received messages; drop peers that are too far behind or did not reconnect."""
         for (is_worker, token), session in list(self._sessions.items()):
             if session.peer is not None:
                 session.confirm()
@@ -480,9 +481,10 @@ class MasterService:
                 session.end()
                 self.machine.client_gone(session.name, now_s, grace_s=0.0)
 
-    def _tend_memory(self) -> None:
-        """Keep what slices make from being searched for cycles (it has none), and give memory back
-        to the system when they are over: what a large job had is free in small pieces.
+    def _manage_memory(self) -> None:
+        """Exclude the objects that operations in slices create from garbage collection, since they
+        have no cycles. When the operations have ended, return memory to the system: a large job
+        leaves it free in small pieces.
         """
         if self.machine.has_more:
             self._slices += 1
@@ -490,10 +492,10 @@ class MasterService:
                 gc.freeze()
         else:
             if self._slices >= TRIM_FROM_SLICES:
-                self._give_back_memory()
+                self._release_memory()
             self._slices = 0
 
-    def _give_back_memory(self) -> None:
+    def _release_memory(self) -> None:
         graph = self.machine.graph
         if len(graph.tasks) <= COLLECTED_MAX_TASKS:  # the frozen objects may hold cycles, too
             gc.unfreeze()
@@ -501,18 +503,18 @@ class MasterService:
             self._frozen_tasks = 0
         for table in (graph.tasks, graph.objects.nodes):
             if not table:
-                table.clear()  # a dictionary has the size that it once had until then
-        give_back_memory()
+                table.clear()  # an empty dictionary keeps its largest size until it is cleared
+        trim_memory()
 
-    def _spare_collector(self) -> None:
-        """Keep a large graph from being searched for cycles: it has none, and is here to stay."""
+    def _freeze_graph(self) -> None:
+        """Exclude a large graph from garbage collection: it has no cycles, and lives for long."""
         task_count = len(self.machine.graph.tasks)
         if task_count >= self._frozen_tasks + FREEZE_EVERY_TASKS:
             self._frozen_tasks = task_count
             gc.freeze()
 
-    def _hang_up_on_lost(self, reason: str) -> None:
-        """End the sessions of workers that were declared dead: one that lives joins anew."""
+    def _end_lost_sessions(self, reason: str) -> None:
+        """End the sessions of workers that were declared dead. Running workers join again."""
         for (is_worker, _), session in list(self._sessions.items()):
             if is_worker and session.name not in self.machine.workers:
                 log.warn("worker {worker} is lost: {reason}", worker=session.name, reason=reason)
@@ -523,8 +525,8 @@ def _raise(reason: str) -> None:
     raise RuntimeError(reason)
 
 
-def give_back_memory() -> None:
-    """Have the C library return what is free to the system, if it can."""
+def trim_memory() -> None:
+    """Have the C library return free memory to the system, if it supports that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -539,7 +541,7 @@ def _is_netloc(text: str) -> bool:
 
 
 def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
-    """Read what a worker says of itself; raises ValueError or InvalidIdError."""
+    """Read a worker's description of itself; raises ValueError or InvalidIdError."""
     worker, netloc, host = about.get("worker"), about.get("netloc"), about.get("host")
     slots, executors = about.get("slots"), about.get("executors")
     check_id(worker)

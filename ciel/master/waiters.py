@@ -1,4 +1,4 @@
-"""Who waits for something to happen in the master without a session of its own: HTTP's clients."""
+"""Lets HTTP clients, which have no session, wait for events in the master."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from twisted.internet.defer import Deferred
 from ciel.net.turns import Clock
 
 WAIT_MAX_S = 1e6
-"""Eleven days; a clock of floats cannot add just anything."""
+"""The longest wait, eleven days: a clock of floats cannot handle arbitrary times."""
 
 
 class Waiters:
-    """Any number for anything, by its name. Who hangs up is forgotten by cancelling."""
+    """Any number of waiters for each named event. A waiter leaves by cancelling its Deferred."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -21,7 +21,7 @@ class Waiters:
         return sum(map(len, self._waiting.values()))
 
     def wait(self, name: str, timeout_s: float | None = None) -> Deferred[bool]:
-        """Return what fires with True once something happened, with False if it takes longer."""
+        """Return a Deferred: it fires with True when the event happens, with False at timeout."""
         waiting = self._waiting.setdefault(name, {})
         done: Deferred[bool] = Deferred()
         timer = None
@@ -40,7 +40,7 @@ class Waiters:
         done.addBoth(leave)
         return done
 
-    def tell(self, name: str) -> None:
-        """It has happened."""
+    def notify(self, name: str) -> None:
+        """Fire all waiters of an event that has happened."""
         for done in list(self._waiting.get(name, ())):
             done.callback(True)

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from ciel.core.errors import CielError
 from ciel.core.tasks import (
+    DEFAULT_NEEDS,
     KILL_GRACE_MAX_S,
     MEMORY_MAX_BYTES,
     PRIORITY_MAX,
@@ -15,7 +16,6 @@ from ciel.core.tasks import (
     RETRY_DELAY_MAX_S,
     SLOTS_MAX,
     TIMEOUT_MAX_S,
-    USUAL_NEEDS,
     Needs,
     wrong_kinds,
 )
@@ -38,7 +38,7 @@ class Options(NamedTuple):
     workers'. `memo`: the result may be kept across jobs; it has no effect yet.
     """
 
-    needs: Needs = USUAL_NEEDS
+    needs: Needs = DEFAULT_NEEDS
     name: str = ""
     returns: int = 1
     python: str = ""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from ciel.core.tasks import USUAL_NEEDS
+from ciel.core.tasks import DEFAULT_NEEDS
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
 from ciel.python.futures import Future
 from ciel.python.options import USUAL, Options
@@ -88,7 +88,9 @@ class WorkItem:
     def may_run_inline(self) -> bool:
         """Whether it may run within another task's program: no option asks for more than that."""
         options = self.options
-        return options.needs is USUAL_NEEDS or (options.needs == USUAL_NEEDS and not options.python)
+        return options.needs is DEFAULT_NEEDS or (
+            options.needs == DEFAULT_NEEDS and not options.python
+        )
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from typing import (
     overload,
 )
 
-from ciel.core.tasks import USUAL_NEEDS, Needs
+from ciel.core.tasks import DEFAULT_NEEDS, Needs
 from ciel.python.futures import Future
 from ciel.python.importable import is_importable
 from ciel.python.options import NAME_MAX_LENGTH, USUAL, OptionError, Options, read_options
@@ -81,7 +81,7 @@ class Task(Shown, Generic[P, R]):
     def _facts(self) -> Iterator[tuple[str, Any]]:
         options = self.task_options
         yield "", options.name or getattr(self, "__qualname__", self.function)
-        for name, value, usual in zip(Needs._fields, options.needs, USUAL_NEEDS, strict=True):
+        for name, value, usual in zip(Needs._fields, options.needs, DEFAULT_NEEDS, strict=True):
             yield name, value if value != usual else None
         yield "returns", options.returns if options.returns != 1 else None
         yield "python", options.python

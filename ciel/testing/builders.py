@@ -12,7 +12,7 @@ from ciel.core.ids import JobId, ObjectId, child_id, job_output_id, root_task_id
 from ciel.core.jobs import Job, JobSpec
 from ciel.core.naming import arguments_digest
 from ciel.core.refs import Concrete, Failure, Value
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling
 from ciel.core.tasks import Mentions, Needs, TaskSpec
 from ciel.master.state.workers import WorkerFacts
 
@@ -25,7 +25,7 @@ EXECUTOR = "stdinout"
 
 def a_job_spec(
     job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False,
-    scheduling: Scheduling = USUAL_SCHEDULING,
+    scheduling: Scheduling = DEFAULT_SCHEDULING,
 ) -> JobSpec:  # fmt: skip
     """Describe a job; open by default."""
     return JobSpec(JobId(job), "", open, detached, keep, scheduling)
@@ -33,7 +33,7 @@ def a_job_spec(
 
 def a_job(
     job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False,
-    scheduling: Scheduling = USUAL_SCHEDULING,
+    scheduling: Scheduling = DEFAULT_SCHEDULING,
 ) -> Job:  # fmt: skip
     """Make a job as the master has it."""
     spec = a_job_spec(job, open=open, detached=detached, keep=keep, scheduling=scheduling)

@@ -24,8 +24,8 @@ from ciel.core.ids import (
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobState, JobSummary
 from ciel.core.naming import memo_output_ids, name_arguments
 from ciel.core.refs import Future, Reference
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
-from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
+from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
+from ciel.core.tasks import DEFAULT_NEEDS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
 from ciel.wire.references import from_json, to_json
@@ -51,7 +51,7 @@ def make_task(
     n_outputs: int = 1,
     outputs: tuple[ObjectId, ...] | None = None,
     memoise: bool = False,
-    needs: Needs = USUAL_NEEDS,
+    needs: Needs = DEFAULT_NEEDS,
     sees_errors: bool = False,
     mentions: Mentions = Mentions.ANYTHING,
     name: str = "",
@@ -110,7 +110,7 @@ def task_fields(spec: TaskSpec) -> list[Any]:
         outputs = len(spec.outputs)
     flags = spec.mentions.value | (_SEES_ERRORS if spec.sees_errors else 0)
     flags |= spec.any_count << _ANY_COUNT_SHIFT
-    needs = 0 if spec.needs is USUAL_NEEDS else _needs_fields(spec.needs)
+    needs = 0 if spec.needs is DEFAULT_NEEDS else _needs_fields(spec.needs)
     parent = 0 if spec.parent == spec.job else spec.parent
     return [
         spec.id, spec.job, parent, spec.ordinal, spec.digest, spec.executor, spec.inputs,
@@ -119,9 +119,9 @@ def task_fields(spec: TaskSpec) -> list[Any]:
 
 
 def _needs_fields(needs: Needs) -> int | list[Any]:
-    if needs == USUAL_NEEDS:
+    if needs == DEFAULT_NEEDS:
         return 0
-    if needs[_NUMBERS:] == USUAL_NEEDS[_NUMBERS:]:
+    if needs[_NUMBERS:] == DEFAULT_NEEDS[_NUMBERS:]:
         return list(needs[:_NUMBERS])
     return list(needs)
 
@@ -202,7 +202,7 @@ _NEEDS_COUNTS = (_NUMBERS, *range(_NUMBERS + 2, len(Needs._fields) + 1))  # old 
 
 def _read_needs(value: Any) -> Needs:
     if type(value) is int and value == 0:
-        return USUAL_NEEDS
+        return DEFAULT_NEEDS
     if not isinstance(value, list) or len(value) not in _NEEDS_COUNTS:
         raise DecodeError("what a task needs must be five numbers, and how it is tried again")
     numbers = value[:_NUMBERS]
@@ -231,7 +231,7 @@ def _is_number(value: Any) -> bool:
 def job_fields(spec: JobSpec) -> list[Any]:
     """Return the fields of a job in a record."""
     how = spec.scheduling
-    scheduling = 0 if how == USUAL_SCHEDULING else [how.policy, dict(how.options)]
+    scheduling = 0 if how == DEFAULT_SCHEDULING else [how.policy, dict(how.options)]
     fields = [spec.id, spec.name, spec.open, spec.detached, spec.keep, scheduling]
     return fields if spec.context is None else [*fields, context_fields(spec.context)]
 
@@ -292,7 +292,7 @@ def _is_variable(name: Any, value: Any) -> bool:
 
 def _read_scheduling(value: Any) -> Scheduling:
     if type(value) is int and value == 0:
-        return USUAL_SCHEDULING
+        return DEFAULT_SCHEDULING
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[1], dict):
         raise DecodeError("how a job is scheduled must be a policy and its options")
     try:

@@ -292,19 +292,19 @@ _FORMS: dict[type, Form] = {
     ),
     DropObjects: Form(
         "drop",
-        lambda m: ([m.objects, int(m.unless_whole)], b""),
+        lambda m: ([m.objects, int(m.unless_complete)], b""),
         lambda f, p: DropObjects(read_ids(f[0]), bool(_count(f[1]))),
     ),
     MeetWorkers: Form(
         "meet",
-        lambda m: ([[list(n) for n in m.neighbours], list(m.gone), int(m.afresh)], b""),
+        lambda m: ([[list(n) for n in m.neighbours], list(m.gone), int(m.is_complete)], b""),
         lambda f, p: MeetWorkers(_read_neighbours(f[0]), _read_texts(f[1]), bool(_count(f[2]))),
     ),
     TaskReported: Form("report", _write_report, _read_report),
     SpawnTask: Form(
         "spawn",
         lambda m: (
-            [*task_fields(m.spec), _arrays(m.known), m.attempt, int(m.begun) + 2 * m.wanted],
+            [*task_fields(m.spec), _arrays(m.known), m.attempt, int(m.started) + 2 * m.wanted],
             m.spec.payload,
         ),
         lambda f, p: SpawnTask(

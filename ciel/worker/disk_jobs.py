@@ -18,7 +18,7 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from ciel.core.admission import USUAL_BYTES_PER_S, Admission, Policy
+from ciel.core.admission import DEFAULT_BYTES_PER_S, Admission, Policy
 from ciel.net.turns import DelayedCall
 from ciel.storage.devices import Device, Kind, device_of
 from ciel.storage.errors import StorageError
@@ -139,7 +139,7 @@ class DiskJobs:
             due = self._reactor.callLater(within_s, line.overrun, admitted)
             admitted.addBoth(_cancelling(due))
         if by_network:
-            delay_s = LAPSE_S + LAPSE_FACTOR * size_bytes / USUAL_BYTES_PER_S
+            delay_s = LAPSE_S + LAPSE_FACTOR * size_bytes / DEFAULT_BYTES_PER_S
             admitted.addCallback(_lapsing, self._reactor, delay_s)
         return admitted
 

@@ -52,7 +52,7 @@ def test_a_future_is_explained_from_its_beginning_to_its_end(client: ciel.Client
     reader = client.run(["cat"], stdin=first)
     waiting = client.explain(reader)
     assert (waiting.name, waiting.state) == ("cat", "waiting")
-    assert f"it waits for {running.task}:out:0, made by task sleep" in waiting.why[0]
+    assert f"it waits for {running.task}:out:0, produced by task sleep" in waiting.why[0]
     others = [client.run(["true"], priority=-1) for _ in range(30)]
     said = ""  # until the tasks are placed, the worker has room
     while "could run, but every worker has as much" not in said:
@@ -81,7 +81,7 @@ def test_references_are_explained_and_nothing_else(client: ciel.Client) -> None:
     assert client.explain(future.lot.ref).state == "done"
     with pytest.raises(TypeError, match="'fib'"):
         client.explain("fib")
-    with pytest.raises(QueryError, match="no task is known that makes nothing"):
+    with pytest.raises(QueryError, match="no task is known that produces nothing"):
         client.ask("task", {"object": "nothing"})
 
 

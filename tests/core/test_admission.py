@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ciel.core.admission import (
     AT_A_TIME_MAX,
+    DEFAULT_BYTES_PER_S,
     FIRST_AT_A_TIME,
-    PASSED_FOR_S,
-    TOLD_FROM_S,
-    USUAL_BYTES_PER_S,
+    OVERTAKEN_MAX_S,
+    REPORTED_FROM_S,
     Admission,
     Policy,
     level_of,
@@ -162,7 +162,7 @@ def test_no_job_is_overtaken_for_longer_than_its_own_duration(
     assert sorted(order) == list(range(len(jobs)))
     place = {number: index for index, number in enumerate(order)}
     for number, (came_s, size) in enumerate(jobs):
-        until_s = came_s + min(size / USUAL_BYTES_PER_S, PASSED_FOR_S)
+        until_s = came_s + min(size / DEFAULT_BYTES_PER_S, OVERTAKEN_MAX_S)
         for other in range(number + 1, len(jobs)):
             assert jobs[other][0] <= until_s or place[other] > place[number]
 
@@ -230,7 +230,7 @@ def test_the_limit_does_not_adapt_when_there_are_too_few_jobs() -> None:
 @pytest.mark.parametrize("policy", [Policy(adapts=True), Policy(1), Policy(3)])
 def test_the_estimate_for_pending_jobs_uses_the_measured_rate(policy: Policy) -> None:
     disk = Disk(lambda running: 20e6, policy)
-    assert disk.admission.bytes_per_s == USUAL_BYTES_PER_S
+    assert disk.admission.bytes_per_s == DEFAULT_BYTES_PER_S
     disk.run(20)
     disk.add(200 * 10**6)
     assert disk.admission.busy_s == pytest.approx(10.0, rel=0.01)
@@ -240,5 +240,5 @@ def test_the_estimate_for_pending_jobs_uses_the_measured_rate(policy: Policy) ->
 
 
 def test_a_queue_is_reported_again_when_it_has_doubled() -> None:
-    levels = [level_of(TOLD_FROM_S * factor) for factor in (0, 0.9, 1, 1.9, 2, 3.9, 4, 8)]
+    levels = [level_of(REPORTED_FROM_S * factor) for factor in (0, 0.9, 1, 1.9, 2, 3.9, 4, 8)]
     assert levels == [0, 0, 1, 1, 2, 2, 3, 4]

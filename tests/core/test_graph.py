@@ -141,7 +141,7 @@ def test_an_output_neither_produced_nor_delegated_is_an_error() -> None:
     scene.said(settled=["a", "b"])
     error = scene.error("b")
     assert error.reason == "NO_OUTPUT"
-    assert error.text.startswith(f"task {task.id} ended well, but without making output 1 of 2")
+    assert error.text.startswith(f"task {task.id} succeeded, but did not produce output 1 of 2")
 
 
 def test_tasks_extend_the_graph_by_what_they_compute() -> None:

@@ -190,7 +190,7 @@ def test_an_object_named_after_another_task_is_not_an_output() -> None:
     scene = Scene(maker, other, wanted=["a"])
     scene.start(maker)
     scene.finish(maker, inline("a"), inline(extra(other)))
-    assert scene.node(maker).extras == scene.node(other).extras == ()
+    assert scene.node(maker).undeclared == scene.node(other).undeclared == ()
 
 
 def test_an_input_that_a_parent_publishes_early_is_available_before_the_parent_ends() -> None:
@@ -296,7 +296,7 @@ def test_a_process_is_released_when_its_continuation_ends(end: str) -> None:
         scene.graph.fixed.job_ended(scene.job)
         assert scene.graph.fixed.forget_released() == {}
         scene.unwant("out")
-        scene.graph.sleep(scene.node(scene.rest))
+        scene.graph.deactivate(scene.node(scene.rest))
     elif end == "cancelled":
         at_once(cancel(scene.graph, scene.job, "the user said so"))
     else:

@@ -6,7 +6,7 @@ from ciel.core.endings import failed_results, stuck
 from ciel.core.graph import UNBOUNDED
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
-from ciel.core.job_retry import cancel, revive, stop_reviving
+from ciel.core.job_retry import cancel, end_retry, retry_tasks
 from ciel.core.lost_objects import lose
 from ciel.core.refs import Tombstone
 from ciel.core.removal import remove
@@ -150,8 +150,8 @@ def test_removing_a_job_leaves_objects_that_another_jobs_task_reads() -> None:
 
 def try_again(scene: Scene) -> int:
     """Retry a job's failed tasks; return how many may run."""
-    count = at_once(revive(scene.graph, scene.job))
-    stop_reviving(scene.graph, scene.job)
+    count = at_once(retry_tasks(scene.graph, scene.job))
+    end_retry(scene.graph, scene.job)
     return count
 
 
@@ -227,12 +227,12 @@ def test_a_task_waits_for_an_input_whose_producer_is_not_revived_yet() -> None:
     at_once(cancel(scene.graph, scene.job, "its user said so"))
     lose(scene.graph, ObjectId("a"), W1)
     scene.graph.steps_left = 0
-    putting_back = revive(scene.graph, scene.job)
+    putting_back = retry_tasks(scene.graph, scene.job)
     next(putting_back)
     lose(scene.graph, ObjectId("b"), W1)
     scene.graph.steps_left = UNBOUNDED
     at_once(putting_back)
-    stop_reviving(scene.graph, scene.job)
+    end_retry(scene.graph, scene.job)
     assert scene.state(reader) is TaskState.WAITING
     scene.run(maker, reader)
     assert scene.ref("b") == stored("b", W1)

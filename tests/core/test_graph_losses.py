@@ -92,8 +92,10 @@ def test_losing_an_upload_is_an_error_that_says_so() -> None:
     assert scene.error("upload").reason == "OBJECT_LOST"
     assert not scene.graph.is_ready(scene.node(reader))
     scene.said(settled=["a"])
-    details = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task makes it "
-    details += "(whoever sent it has to send it again)"
+    details = (
+        "its input upload failed (OBJECT_LOST): no copy of it is left, and no task produces it "
+    )
+    details += "(its client has to upload it again)"
     assert scene.error("a").details == details
 
 
@@ -170,7 +172,7 @@ def test_unwanting_puts_everything_upstream_to_sleep() -> None:
     scene.unwant("total")
     scene.said(unneeded=["leaf0"])
     assert scene.state(leaf1) is scene.state(total) is TaskState.DORMANT
-    scene.graph.sleep(scene.node(leaf0))
+    scene.graph.deactivate(scene.node(leaf0))
     validate(scene.graph)
     assert scene.job.counts[TaskState.DORMANT] == 3
     assert scene.job.unsettled == 0

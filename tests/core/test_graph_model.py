@@ -21,11 +21,11 @@ from ciel.core.refs import Concrete, Failure, Stream, Value
 from ciel.core.tasks import (
     ASSIGNED,
     CANCELLED,
+    DEFAULT_NEEDS,
     DONE,
     DORMANT,
     FAILED,
     RUNNABLE,
-    USUAL_NEEDS,
     WAITING,
     Mentions,
     TaskSpec,
@@ -150,7 +150,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         inputs = tuple(i for i in inputs if i not in made and not self._depends_on(i, made))
         return TaskSpec(
             TaskId(name), JobId("job"), parent, self.count, "", "x", inputs,
-            tuple(ObjectId(o) for o in made), USUAL_NEEDS,
+            tuple(ObjectId(o) for o in made), DEFAULT_NEEDS,
             data.draw(st.booleans()), data.draw(st.sampled_from(Mentions)), "", b"",
             data.draw(st.sampled_from((0, 0, *range(len(inputs) + 1)))),
         )  # fmt: skip
@@ -375,7 +375,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         for task in self.graph.unneeded:
             if task.state is ASSIGNED:
                 self.model.tasks[task.spec.id].status = "idle"
-                self.graph.sleep(task)
+                self.graph.deactivate(task)
         self.graph.unneeded.clear()
         self.graph.runnable.clear()
         active = self.model.settle()
@@ -399,8 +399,8 @@ class GraphAgainstModel(RuleBasedStateMachine):
 
     def _follow_streams(self) -> None:
         """Requeue tasks whose streams broke."""
-        while self.graph.streams.broken:
-            task, attempt = self.graph.streams.broken.pop()
+        while self.graph.streams.broken_readers:
+            task, attempt = self.graph.streams.broken_readers.pop()
             if task.state in (WAITING, RUNNABLE):
                 self.graph.recheck(task)
             elif task.state is ASSIGNED and task.attempt == attempt:

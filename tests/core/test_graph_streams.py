@@ -42,7 +42,7 @@ def test_a_reader_runs_while_its_input_grows_and_keeps_the_producer_needed() -> 
     assert scene.node(reader) in scene.graph.streams.reading
     scene.unwant("c1")
     scene.said(unneeded=["c1"])
-    scene.graph.sleep(scene.node(reader))
+    scene.graph.deactivate(scene.node(reader))
     scene.said(unneeded=["c0"])
 
 
@@ -55,9 +55,9 @@ def test_the_report_of_a_reader_counts_when_all_its_inputs_are_complete() -> Non
         scene.stream(task, task.outputs[0])
     scene.start(reader)
     scene.finish(one, stored("one", W1))
-    assert scene.graph.streams.whole == []
+    assert scene.graph.streams.completed_readers == []
     scene.finish(two, inline("two"))
-    assert scene.graph.streams.whole == [scene.node(reader)]
+    assert scene.graph.streams.completed_readers == [scene.node(reader)]
     assert not scene.graph.streams.reading
 
 
@@ -103,8 +103,8 @@ def test_a_task_that_waits_for_further_inputs_also_needs_the_stream() -> None:
 def test_a_producer_that_becomes_dormant_breaks_its_streams() -> None:
     scene, (maker, reader) = streaming(2)
     scene.unwant("c1")
-    scene.graph.sleep(scene.node(reader))
-    scene.graph.sleep(scene.node(maker))
+    scene.graph.deactivate(scene.node(reader))
+    scene.graph.deactivate(scene.node(maker))
     assert scene.ref("c0") == Future(ObjectId("c0"))
     assert scene.follow() == []
 
@@ -175,7 +175,7 @@ def a_choice(*, sees_errors: bool = False) -> tuple[TaskSpec, TaskSpec, TaskSpec
 
 
 def given(scene: Scene, spec: TaskSpec) -> list[Reference]:
-    return list(any_inputs.given(scene.graph.objects, spec))
+    return list(any_inputs.inputs_of(scene.graph.objects, spec))
 
 
 def test_one_available_alternative_is_enough_and_the_others_stay_wanted_until_the_end() -> None:

@@ -140,7 +140,7 @@ def test_a_measured_bandwidth_replaces_the_default() -> None:
     best = rank([Load(MIB, frozenset((W2,)))], [candidate(W1)], HOSTS, measured)[0]
     assert best.cost_s == pytest.approx(2.0)
     assert best.reason == (
-        "1048576 bytes to fetch (about 2 s, as measured 0.524 MB/s), a slot in about 0 s"
+        "1048576 bytes to fetch (about 2 s, measured 0.524 MB/s), a slot in about 0 s"
     )
 
 

@@ -211,11 +211,11 @@ def test_a_value_that_is_not_base64_is_refused() -> None:
 
 def test_a_failure_is_passed_on_with_its_details_for_programs() -> None:
     failure = Failure(ObjectId("x"), "RAISED", {"text": "no luck", "error": "packed"})
-    reason, details = failure.passed_on()
+    reason, details = failure.propagated()
     assert (reason, details["error"]) == ("DEPENDENCY_FAILED", "packed")
     assert details["text"] == "its input x failed (RAISED): no luck"
     assert failure.text == "no luck"
-    assert Failure(ObjectId("x"), reason, details).passed_on() == (reason, details)
+    assert Failure(ObjectId("x"), reason, details).propagated() == (reason, details)
 
 
 def test_a_failure_without_details_has_no_text() -> None:

@@ -1,11 +1,11 @@
 import pytest
 
 from ciel.core.errors import InvalidSchedulingError
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
 
 
 def test_the_default_options_are_one_shared_value() -> None:
-    assert read_scheduling("locality", {}) is USUAL_SCHEDULING
+    assert read_scheduling("locality", {}) is DEFAULT_SCHEDULING
 
 
 def test_options_can_be_given_in_any_order() -> None:

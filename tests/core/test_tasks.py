@@ -56,8 +56,8 @@ CONTRADICTIONS = {
     "an output twice": (a_task("a", "b", "a"), "names an output twice"),
     "its own input": (a_task("a", inputs=["b", "a"]), "also its input"),
     "its own choice": (a_task("a", any_of=["b", "a"]), "also its input"),
-    "too much choice": (a_task("a", inputs=["b"])._replace(any_count=2), "among 2 of its 1 inputs"),
-    "less than none": (a_task("a", inputs=["b"])._replace(any_count=-1), "among -1 of"),
+    "too much choice": (a_task("a", inputs=["b"])._replace(any_count=2), "2 of its 1 inputs"),
+    "less than none": (a_task("a", inputs=["b"])._replace(any_count=-1), "-1 of its"),
 }
 
 

@@ -103,7 +103,7 @@ AFTER_PROOF: Final = {
     ),
     "cut off": (frame([["watch", "j", 0]])[:-3], ""),
 }
-NOBODY: Final = "this worker does not say who it is:"
+NOBODY: Final = "this worker describes itself wrongly:"
 WORKERS: Final[dict[str, tuple[dict[str, object], str]]] = {
     "nothing": ({}, f"{NOBODY} 'None' is not an id: it is not text"),
     "a path for a name": ({"worker": "../x"}, f"{NOBODY} '../x' is not an id: it begins with '.'"),

@@ -159,7 +159,7 @@ BAD_ROOTS: dict[str, Any] = {
     ),
     "data nobody has": (
         {"handler": "a", "task_private": {"__ref__": ["c2", "x", 1, ["127.0.0.1:1"]]}},
-        "no worker that is there has x",
+        "no connected worker has x",
     ),
     "an unknown key": ({"handler": "a", "task_private": {}, "colour": 1}, "colour: unknown"),
     "dependencies": (
@@ -195,7 +195,7 @@ def test_job_ids_may_be_as_long_as_their_limit(door: Door) -> None:
         told = door.ask_as(SUBMIT, "POST", f"/control/job/{job}", {"root_task": root})
         assert told.status == status, told
         if status == 400:
-            assert f"it has {length} characters, a job's may have {most}: " in told.error
+            assert f"it has {length} characters, but may have {most}: " in told.error
         assert (job in get(door, "/control/job")) is (status == 200)
         if status == 200:
             again = door.ask_as(SUBMIT, "POST", f"/control/job/{job}", {"root_task": root})
@@ -397,9 +397,11 @@ BAD_JOBS: dict[str, Any] = {
     "outputs": ({"tasks": [program("", "a", outputs=10001)]}, "tasks[0].outputs: it must be 1 to"),
     "too many objects": (
         {"tasks": [program("a", "a"), program("b", "b", outputs=5000)]},
-        "tasks[1]: more than 5000 objects are read and made up to here: begin several jobs",
+        "tasks[1]: the tasks up to here name more than 5000 objects: submit several jobs",
     ),
-    "a name twice": ({"tasks": [program("a", "a")] * 2}, "tasks[1].name: another task has it"),
+    "a name twice": (
+        {"tasks": [program("a", "a")] * 2}, "tasks[1].name: another task has this name"
+    ),
     "a long name": ({"tasks": [program("a" * 301, "a")]}, "at most 300 characters"),
     "nobody's output": (
         {"tasks": [program("a", {"__output__": "b"})]}, "no earlier task is called 'b'"

@@ -247,8 +247,8 @@ def test_failed_tasks_run_again_and_the_job_goes_on(up: Up) -> None:
     assert up.ciel("job", "output", number) == (0, "1\n2\n3\n", "")
     status, _, err = up.ciel("job", "retry", number)
     assert status == 1
-    why = "it is completed, nothing failed"
-    assert err == f"ciel: job {number} cannot be tried again: {why}\n"
+    why = "it is completed, and no task failed"
+    assert err == f"ciel: job {number} cannot be retried: {why}\n"
 
 
 def test_waiting_for_a_retried_job_returns_its_status(up: Up) -> None:
@@ -509,7 +509,7 @@ def test_tasks_explain_why_they_run_or_wait(up: Up) -> None:
     )
     assert re.fullmatch(
         rf"task 1 of job {number} is running\nwhy:\n"
-        r"  it runs on worker WORKER, as attempt 1; given to it TIME ago\n"
+        r"  it runs on worker WORKER, as attempt 1; assigned TIME ago\n"
         r"(  placed there since .*\n)?",
         up.shown("task", "explain", f"{number}:1"),
     )

@@ -402,7 +402,9 @@ def test_g6_a_call_that_exceeds_a_message_is_refused_with_a_reason(client: ciel.
     values = [client.put(os.urandom(740)) for _ in range(15_000)]
     refused = client.submit(len, values)
     served = client.submit(abs, -1)
-    with pytest.raises(CielError, match="which may have 15 MiB: put small objects together"):
+    with pytest.raises(
+        CielError, match="which may have at most 15 MiB: put small objects together"
+    ):
         refused.result(60)
     assert served.result(60) == 1
 

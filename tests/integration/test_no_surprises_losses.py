@@ -105,9 +105,9 @@ if any("master" in word for word in sys.orig_argv):
         def __init__(self, service):
             self.service, self.machine = service, service.machine
 
-        def worker_said(self, *said):
+        def worker_sent(self, *said):
             if self.service.machine is self.machine:
-                return self.machine.worker_said(*said)
+                return self.machine.worker_sent(*said)
             self.service.machine = self.machine
             raise KeyError("planted")
 

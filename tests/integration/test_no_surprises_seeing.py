@@ -272,7 +272,7 @@ def test_c11_one_element_can_be_retried(cluster: Cluster) -> None:
     assert status == 2
     assert "JOB:TASK" in said
     status, _, said = cluster.ciel("task", "retry", f"{number}:1")
-    assert (status, said) == (1, "ciel: task 1 cannot be tried again: it is done\n")
+    assert (status, said) == (1, "ciel: task 1 cannot be retried: it is done\n")
 
 
 def test_c11_down_ends_unfinished_jobs_only_with_force(home: Home) -> None:

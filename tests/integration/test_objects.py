@@ -156,7 +156,7 @@ def test_an_output_of_a_job_is_selected_by_its_task(desk: Desk) -> None:
     assert told["object"] in known
     status, _, err = desk.ciel("object", "rm", "last:3")
     assert status == 1
-    assert "it goes with the job that made it" in err
+    assert "it is deleted with the job that produced it" in err
 
 
 def test_programs_get_objects_as_files(desk: Desk) -> None:

@@ -225,10 +225,12 @@ def test_a_master_refuses_to_resume_an_unknown_session(cluster: LocalCluster) ->
     """This is the case after a restart of the master, or after the grace period."""
     found = cluster.location
     dialer = Dialer(found.control, found.key, Role.SUBMIT, found.cluster_id, {})
-    with pytest.raises(AccessRefusedError, match="it does not know this client: that was away"):
+    with pytest.raises(
+        AccessRefusedError, match="it does not know this client, which was disconnected"
+    ):
         dialer.dial(5.0, 0)
     line = dialer.dial(5.0)
-    with pytest.raises(AccessRefusedError, match="goes on with a session otherwise than it was"):
+    with pytest.raises(AccessRefusedError, match="resumes its session with wrong counts"):
         dialer.dial(5.0, 10)
     line.channel.close()
 

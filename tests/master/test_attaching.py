@@ -45,7 +45,7 @@ class Attached:
         self.end_turn()
 
     def end_turn(self) -> None:
-        self.machine.end_turn(2.0)
+        self.machine.end_tick(2.0)
         validate(self.machine.graph)
 
     @property
@@ -54,7 +54,7 @@ class Attached:
 
     def says(self, *messages: Message, worker: str = "w1") -> None:
         for message in messages:
-            self.machine.worker_said(worker, message, 2.0)
+            self.machine.worker_sent(worker, message, 2.0)
         self.end_turn()
 
     def told(self, worker: str, kind: type) -> list[Any]:
@@ -128,7 +128,10 @@ def test_a_process_is_released_however_its_job_ends(when: str, how: str) -> None
     if how == "lost":
         scene.machine.worker_lost("w1", "its connection ended", 2.0)
         scene.end_turn()
-        assert "LOST_FIXED_OBJECT: the process that it is to go on in was at" in scene.job.reason
+        assert (
+            "LOST_FIXED_OBJECT: the attached process in which it continues was at"
+            in scene.job.reason
+        )
     else:
         scene.change("fail", {"job": JOB, "reason": "process 7 (sh): it ended"})
         assert scene.job.reason == "process 7 (sh): it ended"
@@ -141,17 +144,17 @@ def test_a_worker_can_request_no_other_changes() -> None:
     scene = Attached()
     with pytest.raises(CielError, match="there is a job"):
         scene.change("attach", {"job": JOB, "name": ""})
-    with pytest.raises(CielError, match="has to join anew"):
+    with pytest.raises(CielError, match="has to join again"):
         scene.change("attach", {"job": "j2", "name": ""}, worker="w3")
     for topic, argument in (("remove", {"job": JOB}), ("attach", None), ("fail", {"job": 1})):
-        with pytest.raises(CielError, match="a worker cannot have"):
+        with pytest.raises(CielError, match="a worker cannot request"):
             scene.change(topic, argument)
     for job in ("no id!", None, 3):
         with pytest.raises(CielError):
             scene.change("attach", {"job": job, "name": ""})
     task = a_task("a", job="other")
-    scene.machine.begin_job(scene.job.spec._replace(id=task.job), [(task, ())], (), 2.0)  # type: ignore[list-item]  # like an AddTask
-    with pytest.raises(CielError, match="did not begin with an attached process"):
+    scene.machine.submit_job(scene.job.spec._replace(id=task.job), [(task, ())], (), 2.0)  # type: ignore[list-item]  # like an AddTask
+    with pytest.raises(CielError, match="does not belong to an attached process"):
         scene.change("fail", {"job": "other", "reason": "why not"})
 
 
@@ -159,7 +162,7 @@ def test_an_aborted_task_stops_on_its_worker_and_uses_its_retries() -> None:
     scene = Attached()
     task = a_task("a", job="other")._replace(needs=Needs(retries=1))
     spec = scene.job.spec._replace(id=task.job)
-    scene.machine.begin_job(spec, [(task, ())], (ObjectId("a"),), 2.0)  # type: ignore[list-item]  # like an AddTask
+    scene.machine.submit_job(spec, [(task, ())], (ObjectId("a"),), 2.0)  # type: ignore[list-item]  # like an AddTask
     scene.end_turn()
     node = scene.machine.graph.tasks[task.id]
     for attempt in (1, 2):
@@ -170,7 +173,7 @@ def test_an_aborted_task_stops_on_its_worker_and_uses_its_retries() -> None:
         assert scene.told(worker, CancelTask) == [CancelTask(task.id, attempt, aborts=True)]
         fault = TaskFault("ABORTED", "somebody had it aborted")
         scene.says(TaskReported(task.id, attempt, (), fault, 0.1), worker=worker)
-        scene.machine.end_turn(100.0)
+        scene.machine.end_tick(100.0)
     assert node.state is TaskState.FAILED
     assert "ABORTED" in scene.machine.jobs["other"].reason
     assert not scene.machine.abort(node)

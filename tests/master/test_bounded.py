@@ -63,7 +63,7 @@ class Busy:
             self.now_s += 1.0
             for worker in list(self.machine.workers):
                 self.machine.workers[worker].heard_at_s = self.now_s
-            self.machine.end_turn(self.now_s)
+            self.machine.end_tick(self.now_s)
             self.machine.journal.clear()
             self.machine.take_ended()
             said = self.machine.take_outbox()
@@ -71,7 +71,7 @@ class Busy:
             if not answers and self.machine.due_s() is None:
                 return
             for worker, answer in answers:
-                self.machine.worker_said(worker, answer, self.now_s)
+                self.machine.worker_sent(worker, answer, self.now_s)
 
     def answers(self, worker: str, message: Message) -> Iterator[Message]:
         if isinstance(message, CancelTask):
@@ -117,10 +117,10 @@ class Busy:
         messages.append(WantObjects(spec.id, (ObjectId(before[0]),)))
         messages.append(CloseJob(spec.id))
         for message in messages:
-            self.machine.client_said("client", message, self.now_s)
+            self.machine.client_sent("client", message, self.now_s)
         self.turns()
         if fate == 2:
-            self.machine.client_said("client", CancelJob(spec.id, "enough"), self.now_s)
+            self.machine.client_sent("client", CancelJob(spec.id, "enough"), self.now_s)
             self.turns()
         return spec.id
 

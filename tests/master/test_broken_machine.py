@@ -66,7 +66,7 @@ class Scene:
             probe_address=lambda *_: None,
         )  # fmt: skip
         self.ended: list[str] = []
-        self.service.on_broken = self.ended.append
+        self.service.on_inconsistent = self.ended.append
         self.client, self.worker = Peer(Role.SUBMIT, {}), Peer(Role.WORKER, WORKER)
         for peer in (self.client, self.worker):
             self.service.peer_opened(peer)
@@ -110,7 +110,7 @@ def test_g2_a_master_whose_tables_disagree_ends_with_the_reason(scene: Scene) ->
     assert "names a, which was forgotten" in reason
     refusals = [message for message in scene.client.sent if isinstance(message, RequestRefused)]
     assert [refusal.reason for refusal in refusals] == [
-        "the master failed at it by a bug of ciel; its log says more"
+        "a bug in ciel made the master fail at it; see the log of the master"
     ]
 
 
@@ -121,7 +121,7 @@ def test_g2_a_worker_whose_report_raises_is_declared_dead_and_its_tasks_run_agai
     scene.says(scene.worker, ObjectsStored((stored("x", place_of("w1")), nothing)))
     scene.clock.advance(0)
     assert scene.ended == []
-    assert "by a bug of ciel" in scene.worker.refused
+    assert "a bug in ciel" in scene.worker.refused
     other = Peer(Role.WORKER, {**WORKER, "worker": "w2", "netloc": place_of("w2")})
     scene.service.peer_opened(other)
     scene.clock.advance(0)
@@ -133,7 +133,7 @@ def test_g2_ticks_go_on_after_one_that_raised(scene: Scene) -> None:
     del scene.machine.jobs[JOB]  # the master is to cancel it because its client is gone
     for _ in range(200):
         scene.clock.advance(0.5)
-    assert scene.service._ticked_at_s == scene.clock.seconds()
+    assert scene.service._checked_at_s == scene.clock.seconds()
     assert scene.ended == []
 
 

@@ -30,8 +30,8 @@ def many(count: int, *, inputs: tuple[str, ...] = (), sees_errors: bool = False)
 
 
 def in_small_steps(cluster: Cluster) -> Cluster:
-    cluster.machine.bulk.steps_per_turn = STEPS
-    cluster.machine.bulk.end_turn()
+    cluster.machine.bulk.steps_per_tick = STEPS
+    cluster.machine.bulk.end_tick()
     return cluster
 
 
@@ -89,7 +89,7 @@ def test_g4_readers_of_a_failed_input_fail_in_slices() -> None:
     root, readers = a_task("root"), many(300, inputs=("root",))
     cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
     in_small_steps(cluster)
-    cluster.machine.worker_said(
+    cluster.machine.worker_sent(
         "w1", TaskReported(root.id, 1, (), TaskFault("RUNTIME_ERROR", "no"), 0.1), cluster.now_s
     )
     cluster.end_turn()
@@ -106,7 +106,7 @@ def test_g4_a_reader_may_fail_while_another_reader_of_the_object_is_processed() 
     readers = [a_task(f"t{number}", inputs=[f"m{number}", "root"]) for number in range(150)]
     cluster.job(root, *makers, *readers, want=[task.outputs[0] for task in readers])
     in_small_steps(cluster)
-    cluster.machine.worker_said(
+    cluster.machine.worker_sent(
         "w1", TaskReported(root.id, 1, (), TaskFault("RUNTIME_ERROR", "no"), 0.1), cluster.now_s
     )
     turns(cluster)
@@ -170,7 +170,7 @@ def test_g4_a_large_job_that_cannot_be_retried_fails_again_with_the_reason() -> 
     topics.change(cluster.machine, "retry", {"job": JOB}, cluster.now_s)
     turns(cluster)
     assert state_of(cluster) is JobState.FAILED
-    assert "made its result from an error" in cluster.machine.jobs[JOB].reason
+    assert "computed its result from an error" in cluster.machine.jobs[JOB].reason
 
 
 def test_g7_a_watching_client_receives_results_in_slices_and_the_end_last() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from ciel.master.state.credit import AHEAD_S, PREFETCH_MAX, PREFETCH_MIN, Credit
+from ciel.master.state.credit import PREFETCH_MAX, PREFETCH_MIN, PREFETCH_S, Credit
 
 
 def after(slots: int, run_s: float, count: int = 200) -> Credit:
@@ -23,7 +23,7 @@ def test_long_tasks_are_prefetched_one_at_a_time(slots: int) -> None:
 def test_short_tasks_are_prefetched_so_that_a_round_trip_leaves_no_slot_idle() -> None:
     credit = after(2, 0.001)
     ahead_s = (credit.limit - credit.slots) * 0.001 / credit.slots
-    assert ahead_s == pytest.approx(AHEAD_S, rel=0.1)
+    assert ahead_s == pytest.approx(PREFETCH_S, rel=0.1)
 
 
 @pytest.mark.parametrize("run_s", [0.0, 1e-9, -5.0])

@@ -12,9 +12,9 @@ from ciel.core.invariants import validate
 from ciel.core.nodes import TaskNode
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
-from ciel.master.state.placement.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, Dispatcher
+from ciel.master.state.placement.dispatch import RECALL_AFTER_S, UNPLACED_MAX, Dispatcher
 from ciel.master.state.workers import WorkerFacts, WorkerNode, WorkerTable
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
 
@@ -25,7 +25,7 @@ class Floor:
     """Workers with a fixed credit limit, and every assignment in order."""
 
     def __init__(
-        self, *workers: WorkerFacts, limit: int = 1, scheduling: Scheduling = USUAL_SCHEDULING
+        self, *workers: WorkerFacts, limit: int = 1, scheduling: Scheduling = DEFAULT_SCHEDULING
     ) -> None:
         self.graph = TaskGraph()
         self.job = a_job(scheduling=scheduling)
@@ -45,7 +45,7 @@ class Floor:
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
         self.graph.assign(task, worker.facts.id)
-        worker.take(task, 0.0)
+        worker.add_attempt(task, 0.0)
         self.given.append(f"{task.spec.outputs[0]} to {worker.facts.id}")
 
     def _refuse(self, task: TaskNode, reason: str, details: str) -> None:
@@ -81,7 +81,7 @@ class Floor:
         node = self.graph.objects.nodes[name].producer
         assert node is not None
         assert node.worker is not None
-        self.dispatcher.workers[node.worker].give_back(node, node.attempt)
+        self.dispatcher.workers[node.worker].remove_attempt(node, node.attempt)
         self.graph.finish(node, [inline(name)])
 
     def parked(self, worker: str) -> list[str]:
@@ -192,7 +192,7 @@ def test_a_task_that_needs_too_many_slots_is_refused_with_the_largest_number() -
 
 def test_tasks_that_wait_for_a_special_worker_do_not_block_other_tasks() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2", executors=["java"]))
-    special = [a_task(f"j{number}", executor="java") for number in range(HELD_BACK_MAX)]
+    special = [a_task(f"j{number}", executor="java") for number in range(UNPLACED_MAX)]
     floor.add(*special, a_task("usual"))
     assert floor.gives() == ["j0 to w2", "usual to w1"]
     floor.done("j0")
@@ -318,7 +318,7 @@ def test_a_free_slot_takes_a_task_parked_at_another_worker_if_that_is_cheaper() 
     assert floor.gives() == []  # fetching its input takes a second
     floor.dispatcher.workers["w1"].credit.task_s = 3.0
     assert floor.gives() == ["a to w2"]
-    assert floor.graph.tasks[a_reader("a", "x").id].reason == "it had room, and worker w1 none"
+    assert floor.graph.tasks[a_reader("a", "x").id].reason == "it had room, and worker w1 had none"
 
 
 def test_a_reader_is_dispatched_to_the_worker_with_the_fastest_measured_copies() -> None:

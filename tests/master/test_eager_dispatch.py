@@ -286,10 +286,10 @@ def test_a_task_with_any_of_inputs_explains_what_it_waits_for() -> None:
     bad = a_task("b", slots=9)
     cluster.job(first, a_task("n", name="other"), bad, choice, want=["either"])
     assert why(cluster, "choice") == (
-        "it waits for n, made by task other, which is runnable\n"
+        "it waits for n, produced by task other, which is runnable\n"
         "it waits for any of 2 objects:\n"
-        "a, made by task first, which is runnable\n"
-        f"b, made by task {bad.id}, which is runnable"
+        "a, produced by task first, which is runnable\n"
+        f"b, produced by task {bad.id}, which is runnable"
     )
     cluster.joins(a_worker("w1"))
     lines = why(cluster, "choice").splitlines()

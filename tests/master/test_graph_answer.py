@@ -29,20 +29,20 @@ def a_master(*tasks: TaskSpec, want: tuple[str, ...], known: tuple[Reference, ..
     """Return a machine with one job and one worker, `w1`."""
     machine = MasterMachine()
     machine.worker_joined(a_worker("w1", slots=8), NOW_S)
-    machine.client_said("c", SubmitJob(a_job_spec()), NOW_S)
+    machine.client_sent("c", SubmitJob(a_job_spec()), NOW_S)
     for task in tasks:
-        machine.client_said("c", AddTask(task, known), NOW_S)
+        machine.client_sent("c", AddTask(task, known), NOW_S)
     wanted = tuple([ObjectId(object_id) for object_id in want])
-    machine.client_said("c", WantObjects(JobId(JOB), wanted), NOW_S)
-    machine.end_turn(NOW_S)
+    machine.client_sent("c", WantObjects(JobId(JOB), wanted), NOW_S)
+    machine.end_tick(NOW_S)
     return machine
 
 
 def report(machine: MasterMachine, task: TaskSpec, *published: Reference) -> None:
     fault = None if published else TaskFault("RUNTIME_EXCEPTION", "no luck")
     attempt = machine.graph.tasks[task.id].attempt
-    machine.worker_said("w1", TaskReported(task.id, attempt, published, fault, 0.1), NOW_S)
-    machine.end_turn(NOW_S)
+    machine.worker_sent("w1", TaskReported(task.id, attempt, published, fault, 0.1), NOW_S)
+    machine.end_tick(NOW_S)
 
 
 def pages(machine: MasterMachine) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_rows_name_the_parent_and_the_producer_of_a_delegated_output() -> None:
     parent = a_task("result", name="parent")
     machine = a_master(parent, want=("result",))
     child = a_task("result", parent=parent, name="child")
-    machine.worker_said("w1", SpawnTask(child, (), 1), NOW_S)
+    machine.worker_sent("w1", SpawnTask(child, (), 1), NOW_S)
     told = rows(machine)
     assert told["child"]["parent"] == parent.id
     expected = [["result", "expected", None, child.id, True]]
@@ -130,7 +130,7 @@ def test_long_histories_shorten_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(pages(machine)) == 1
     for task in tasks:
         fault = TaskFault("RUNTIME_EXCEPTION", "x" * 5000)
-        machine.worker_said("w1", TaskReported(task.id, 1, (), fault, 0.1), NOW_S)
+        machine.worker_sent("w1", TaskReported(task.id, 1, (), fault, 0.1), NOW_S)
     found = pages(machine)
     assert len(found) == 2
     assert {len(line) for page in found for row in page["tasks"] for line in row["why"]} == {1000}
@@ -140,7 +140,7 @@ def test_tasks_with_handed_over_results_are_left_out() -> None:
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(3)]
     machine = a_master(*tasks, want=("t0", "t1", "t2"))
     report(machine, tasks[1], inline("t1"))
-    machine.client_said("c", ReleaseObjects(JobId(JOB), (ObjectId("t1"),), True), NOW_S)
+    machine.client_sent("c", ReleaseObjects(JobId(JOB), (ObjectId("t1"),), True), NOW_S)
     (page,) = pages(machine)
     assert [row["name"] for row in page["tasks"]] == ["n0", "n2"]
     assert page["handed_over"] == 1

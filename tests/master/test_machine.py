@@ -107,7 +107,7 @@ def test_a_closed_job_that_is_stuck_fails_and_names_the_missing_object() -> None
     cluster.said(
         "client: a is DEPENDENCY_FAILED",
         "client: failed: DEPENDENCY_FAILED: its input orphan failed (NEVER_MADE): "
-        "no task of the job makes orphan",
+        "no task of the job produces orphan",
     )
 
 
@@ -145,14 +145,14 @@ def test_a_wanted_object_without_a_producer_is_named() -> None:
     cluster.job(want=["orphan"])
     cluster.said(
         "client: orphan is NEVER_MADE",
-        "client: failed: NEVER_MADE: no task of the job makes orphan",
+        "client: failed: NEVER_MADE: no task of the job produces orphan",
     )
 
 
 def test_a_circle_of_tasks_is_stuck() -> None:
     cluster = one()
     cluster.job(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), want=["a"])
-    assert cluster.job_of().reason.startswith("NEVER_MADE: no task of the job makes a")
+    assert cluster.job_of().reason.startswith("NEVER_MADE: no task of the job produces a")
 
 
 def test_releasing_the_missing_objects_ends_a_closed_job() -> None:
@@ -232,7 +232,7 @@ def test_an_input_that_cannot_be_decoded_fails_its_job_and_reaches_no_worker() -
     cluster.job(want=["a"], open=True)
     cluster.said()
     cluster.says(AddTask(a_task("a", inputs=["upload"]), (Value(ObjectId("upload"), "!"),)))
-    why = "what the reference says that object upload holds is not base64"
+    why = "the content in the reference of object upload is not base64"
     cluster.said(
         "client: a is CANCELLED",
         f"client: failed: a task was refused: {why}",
@@ -256,7 +256,7 @@ def test_a_job_beyond_the_limit_is_refused_by_its_id(monkeypatch: pytest.MonkeyP
     cluster = one()
     cluster.job(want=["a"], open=True)
     cluster.said()
-    cluster.machine.client_said(CLIENT, SubmitJob(a_job_spec("other")), cluster.now_s)
+    cluster.machine.client_sent(CLIENT, SubmitJob(a_job_spec("other")), cluster.now_s)
     assert cluster.machine.outbox == [
         (CLIENT, RequestRefused(JobId("other"), "there are 1 jobs already; remove some"))
     ]
@@ -374,7 +374,7 @@ def test_a_failed_task_is_retried_after_a_delay() -> None:
         "client: a is RUNTIME_ERROR",
         "client: failed: RUNTIME_ERROR: exit status 3\n(attempt 3 of 3)",
     )
-    assert [line.partition(": ")[2] for line in cluster.machine.stories[task.id].lines(0.0)] == [
+    assert [line.partition(": ")[2] for line in cluster.machine.histories[task.id].lines(0.0)] == [
         f"attempt {number} failed on worker w1: RUNTIME_ERROR: exit status 3"
         for number in (1, 2, 3)
     ]
@@ -420,5 +420,7 @@ def test_g5_a_task_whose_inputs_do_not_fit_into_a_message_is_refused() -> None:
     cluster.says(WantObjects(JobId(JOB), (ObjectId("big"),)), CloseJob(JobId(JOB)))
     job = cluster.machine.jobs[JOB]
     assert job.state is JobState.FAILED
-    assert job.reason.startswith("INPUTS_TOO_LARGE: its 12000 inputs, 12000 of which are small")
+    assert job.reason.startswith(
+        "INPUTS_TOO_LARGE: the references of its 12000 inputs, 12000 of which"
+    )
     assert not cluster.machine.workers["w1"].assigned

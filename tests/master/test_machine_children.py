@@ -44,7 +44,7 @@ def spawning(*, delegates: bool = True) -> tuple[Cluster, TaskSpec, TaskSpec]:
 
 def test_a_needed_child_continues_on_the_worker_that_started_it() -> None:
     cluster, parent, child = spawning()
-    cluster.worker_says("w1", SpawnTask(child, (), 1, begun=True))
+    cluster.worker_says("w1", SpawnTask(child, (), 1, started=True))
     cluster.said()
     assert cluster.state(child) is TaskState.ASSIGNED
     assert cluster.slots_used("w1") == 2
@@ -61,8 +61,8 @@ def test_whether_a_child_is_needed_is_decided_at_the_end_of_the_tick() -> None:
     inner = a_task("inner", parent=part, ordinal=3)
     cluster.worker_says(
         "w1",
-        SpawnTask(part, (), 1, begun=True),
-        SpawnTask(inner, (), 0, begun=True),
+        SpawnTask(part, (), 1, started=True),
+        SpawnTask(inner, (), 0, started=True),
         TaskReported(inner.id, 0, (inline("inner"),), None, 0.1),
         TaskReported(part.id, 0, (inline("part"),), None, 0.1),
         SpawnTask(whole, (), 1),
@@ -84,7 +84,7 @@ def test_a_locally_started_child_that_must_not_run_is_cancelled(reason: str) -> 
         cluster.said("w1: run a")
     elif reason == "parent superseded":
         attempt = 7
-    cluster.worker_says("w1", SpawnTask(child, (), attempt, begun=True))
+    cluster.worker_says("w1", SpawnTask(child, (), attempt, started=True))
     lines = cluster.lines()
     assert CancelTask(child.id, 0) in cluster.told
     assert lines[1:] == (["w1: run a"] if reason == "switched off" else [])
@@ -94,7 +94,7 @@ def test_a_locally_started_child_that_must_not_run_is_cancelled(reason: str) -> 
 
 def test_a_locally_started_child_of_a_lost_worker_runs_again() -> None:
     cluster, _, child = spawning()
-    cluster.worker_says("w1", SpawnTask(child, (), 1, begun=True))
+    cluster.worker_says("w1", SpawnTask(child, (), 1, started=True))
     cluster.loses("w1")
     cluster.joins(a_worker("w2"))
     cluster.said("w2: run a")
@@ -102,7 +102,7 @@ def test_a_locally_started_child_of_a_lost_worker_runs_again() -> None:
 
 def test_a_refused_child_is_stopped_and_fails_its_parent() -> None:
     cluster, parent, child = spawning()
-    cluster.worker_says("w1", SpawnTask(child._replace(digest="0" * 32), (), 1, begun=True))
+    cluster.worker_says("w1", SpawnTask(child._replace(digest="0" * 32), (), 1, started=True))
     assert cluster.state(parent) is TaskState.FAILED
     cluster.lines()
     assert CancelTask(child.id, 0) in cluster.told
@@ -112,7 +112,7 @@ def test_a_refused_child_is_stopped_and_fails_its_parent() -> None:
 
 
 def within(child: TaskSpec, attempt: int = 1) -> SpawnTask:
-    return SpawnTask(child, (), attempt, begun=True, wanted=True)
+    return SpawnTask(child, (), attempt, started=True, wanted=True)
 
 
 def test_a_child_that_runs_within_its_parent_takes_no_slot() -> None:
@@ -156,7 +156,7 @@ def test_a_parent_runs_again_if_a_child_within_it_is_already_known() -> None:
     assert CancelTask(part.id, 0) in cluster.told
     assert CancelTask(parent.id, 1) in cluster.told
     assert cluster.state(parent) in (TaskState.RUNNABLE, TaskState.ASSIGNED)
-    assert parent.id not in cluster.machine.blame
+    assert parent.id not in cluster.machine.retry_states
     stopped = TaskFault("CANCELLED", "")
     cluster.worker_says("w1", TaskReported(part.id, 0, (), stopped, 0.1))
     cluster.worker_says("w1", TaskReported(parent.id, 1, (), stopped, 0.1))
@@ -186,7 +186,7 @@ def test_all_nested_tasks_of_a_lost_worker_count_as_lost() -> None:
     cluster.loses("w1")
     assert cluster.state(part) is cluster.state(inner) is TaskState.DORMANT
     for task in (parent, part, inner):
-        assert cluster.machine.blame[task.id].worker_losses == 1
+        assert cluster.machine.retry_states[task.id].worker_losses == 1
     cluster.joins(a_worker("w2"))
     assert cluster.machine.graph.tasks[parent.id].attempt == 2
 

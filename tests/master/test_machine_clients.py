@@ -260,7 +260,7 @@ def test_a_refused_retry_leaves_a_cancelled_job_cancelled() -> None:
     cluster.job(task, want=["a"], open=True)
     cluster.done("w1", task, stored("a", place_of("w1")))
     cluster.says(CancelJob(JOB, "no more"))
-    with pytest.raises(CannotRetryError, match="nothing of it failed"):
+    with pytest.raises(CannotRetryError, match="none of its tasks failed"):
         cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
     cluster.machine.outbox.clear()
     cluster.machine.worker_lost("w1", "it is gone", cluster.now_s)
@@ -295,8 +295,8 @@ def test_removing_an_ended_job_removes_its_objects_and_records() -> None:
     machine = cluster.machine
     assert not machine.jobs
     assert not machine.graph.tasks
-    assert not machine.stories
-    assert not machine.blame
+    assert not machine.histories
+    assert not machine.retry_states
     cluster.job(a_task("later"), want=["later"])
     assert cluster.job_of().number == 2
 

@@ -59,8 +59,8 @@ def test_a_task_fails_when_three_workers_ended_while_running_it() -> None:
     cluster.loses("w3")
     cluster.said(
         "client: a is WORKER_FAILED",
-        "client: failed: WORKER_FAILED: 3 workers ended while they ran it, the last was w3: "
-        "it seems to end them, or to take all memory of their hosts (their logs may say more)",
+        "client: failed: WORKER_FAILED: 3 workers died while they ran it, the last was w3: "
+        "it seems to crash them, or to exhaust the memory of their hosts (see their logs)",
     )
 
 
@@ -103,7 +103,7 @@ def test_a_late_result_that_differs_from_the_first_is_recorded(
     cluster.done("w1", task, late, attempt=1)
     found = cluster.machine.graph.objects.reference(ObjectId("a"))
     assert getattr(found, "size_bytes", None) == getattr(known, "size_bytes", None)
-    text = "attempt 1 on worker w1 made a, too, not the same to the byte; the first counts"
+    text = "attempt 1 on worker w1 produced a, too, with other content; the first counts"
     assert (text in str(ask(cluster, "task", job="last", task=task.id))) == is_told
 
 
@@ -136,9 +136,9 @@ def test_c1_a_silent_worker_is_suspected_and_later_declared_dead() -> None:
     cluster.passes(0.1, "w2")
     cluster.said("w2: run a again (2)")
     assert list(cluster.machine.workers) == ["w2"]
-    [line] = cluster.machine.stories[task.id].lines(cluster.now_s)
+    [line] = cluster.machine.histories[task.id].lines(cluster.now_s)
     assert line == "0.0 s ago: worker w1 was lost (silent for 60.1 s) during attempt 1"
-    assert task.id not in cluster.machine.blame
+    assert task.id not in cluster.machine.retry_states
 
 
 def test_c1_reports_of_a_suspected_worker_count_when_it_is_back() -> None:
@@ -176,7 +176,7 @@ def test_c1_an_object_held_only_by_a_suspected_worker_is_not_recomputed() -> Non
     cluster.says(AddTask(reader, ()), WantObjects(JOB, (ObjectId("b"),)))
     cluster.passes(WORKER_TIMEOUT_S / 2, "w2")
     cluster.said()
-    assert "not heard now" in cluster.machine.graph.tasks[reader.id].reason
+    assert "which is silent now" in cluster.machine.graph.tasks[reader.id].reason
     cluster.passes(1.0)
     cluster.said("w1: run b")
 
@@ -229,7 +229,7 @@ def test_workers_are_introduced_to_each_other() -> None:
         cluster.joins(a_worker(name))
     hosts = {w.facts.netloc: w.facts.host for w in cluster.machine.workers.values()}
     everyone = tuple([Neighbour(*item) for item in hosts.items()])
-    assert met_by(cluster)["w3"][-1] == MeetWorkers(everyone, afresh=True)
+    assert met_by(cluster)["w3"][-1] == MeetWorkers(everyone, is_complete=True)
     assert met_by(cluster)["w1"][-1] == MeetWorkers(everyone[2:])
     cluster.machine.outbox.clear()
     cluster.loses("w2")
@@ -242,7 +242,7 @@ def test_g4_a_worker_that_joins_causes_one_message_to_each_other_worker() -> Non
     for number in range(100):
         cluster.joins(a_worker(f"w{number}"))
     sent = [message for messages in met_by(cluster).values() for message in messages]
-    assert sum(len(m.neighbours) for m in sent if not m.afresh) == 100 * 99 / 2
+    assert sum(len(m.neighbours) for m in sent if not m.is_complete) == 100 * 99 / 2
     cluster.machine.outbox.clear()
     for number in range(50):
         cluster.machine.worker_lost(f"w{number}", "its connection ended", cluster.now_s)
@@ -320,8 +320,8 @@ def test_a_lost_upload_fails_the_job_and_says_so() -> None:
     cluster.says(WantObjects(JOB, reader.outputs), CloseJob(JOB))
     cluster.said("w1: run a")
     cluster.worker_says("w1", inputs_lost(reader, place_of("w1")))
-    why = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task makes it "
-    why += "(whoever sent it has to send it again)"
+    why = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task produces it "
+    why += "(its client has to upload it again)"
     cluster.said(
         "w1: drop upload",
         "client: a is DEPENDENCY_FAILED",
@@ -455,7 +455,7 @@ def test_a_parent_that_spawns_an_invalid_task_fails_and_is_stopped() -> None:
     cluster.job(parent, want=["a"])
     cluster.said("w1: run a")
     cluster.worker_says("w1", SpawnTask(child._replace(outputs=()), (), 1))
-    why = f"task {child.id}: it has no outputs, so nobody could ever want it"
+    why = f"task {child.id}: it has no outputs, so no job could ever want one"
     cluster.said("w1: stop a (1)", "client: a is BAD_SPAWN", f"client: failed: BAD_SPAWN: {why}")
     cluster.failed("w1", parent, "CANCELLED")
     cluster.said()
@@ -468,4 +468,4 @@ def test_a_task_cannot_spawn_into_another_job() -> None:
     cluster.job(parent, want=["a"])
     child = a_task("b", parent=parent)._replace(job=JobId("other"))
     cluster.worker_says("w1", SpawnTask(child, (), 1))
-    assert cluster.job_of().reason == f"BAD_SPAWN: task {child.id}: it is spawned into another job"
+    assert cluster.job_of().reason == f"BAD_SPAWN: task {child.id}: it was spawned into another job"

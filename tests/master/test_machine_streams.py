@@ -85,10 +85,10 @@ def test_a_report_is_held_until_the_input_is_complete_but_frees_its_slot_at_once
     assert cluster.slots_used("w2") == cluster.slots_used("w3") == 0
     assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.ASSIGNED
     assert isinstance(cluster.ref("c1"), Stream)
-    assert "is held until c0 is whole" in why(cluster, cluster.second.id)
+    assert "is held until c0 is complete" in why(cluster, cluster.second.id)
     cluster.done("w1", cluster.first)
     cluster.said("client: c2 is there", "w2: drop c1", "client: completed")
-    assert not cluster.machine.attempts.held
+    assert not cluster.machine.attempts.held_reports
 
 
 def test_a_reader_is_sent_a_growing_input_as_a_stream() -> None:
@@ -129,7 +129,7 @@ def test_a_reader_that_reports_a_complete_copy_in_the_same_tick_keeps_it() -> No
     cluster = Reading()
     cluster.machine.worker_lost("w1", "its connection ended", cluster.now_s)
     whole = ObjectsStored((stored("c0", place_of("w2")),))
-    cluster.machine.worker_said("w2", whole, cluster.now_s)
+    cluster.machine.worker_sent("w2", whole, cluster.now_s)
     cluster.end_turn()
     assert [line for line in cluster.lines() if "drop" in line] == ["w3: drop c1"]
 
@@ -149,7 +149,7 @@ def test_a_held_report_is_dropped_with_its_outputs(end: str) -> None:
         cluster.says(CancelJob(JOB, "the user said so"))
     drops = [line for line in cluster.lines() if "drop" in line]
     assert sorted(drops) == ["w2: drop c0", "w2: drop c1", "w3: drop c1", "w3: drop c2"]
-    assert not cluster.machine.attempts.held
+    assert not cluster.machine.attempts.held_reports
     assert cluster.state(cluster.second) is not TaskState.ASSIGNED
     assert cluster.slots_used("w2") == 0
 
@@ -176,7 +176,7 @@ def test_a_report_in_the_same_tick_as_the_break_is_ignored() -> None:
     cluster = Reading()
     fault = TaskFault(RECALLED, "")
     made = (stored("c1", place_of("w2")),)
-    cluster.machine.worker_said(
+    cluster.machine.worker_sent(
         "w1", TaskReported(cluster.first.id, 1, (), fault, 0.0), cluster.now_s
     )
     cluster.worker_says("w2", TaskReported(cluster.second.id, 1, made, None, 0.1))
@@ -190,7 +190,7 @@ def test_a_reader_whose_worker_is_lost_while_its_report_is_held_runs_again() -> 
     cluster.loses("w2")
     cluster.said("w3: drop c2", "w3: drop c1")
     assert cluster.state(cluster.second) is TaskState.RUNNABLE
-    assert not cluster.machine.blame
+    assert not cluster.machine.retry_states
     cluster.joins(a_worker("w5", executors=["w2"]))
     cluster.said("w5: run c1 again (2)")
 
@@ -236,7 +236,7 @@ def test_a_stream_that_becomes_a_value_is_not_blamed_on_its_reader() -> None:
     cluster.done("w1", cluster.first, inline("c0"))
     cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w1")))
     cluster.said("w3: stop c2 (1)", "w3: drop c1", "w2: run c1 again (2)")
-    assert not any(blame.missing_inputs for blame in cluster.machine.blame.values())
+    assert not any(blame.missing_inputs for blame in cluster.machine.retry_states.values())
 
 
 # --- suspended processes --------------------------------------------------------------------------

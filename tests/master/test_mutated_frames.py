@@ -121,14 +121,14 @@ class Faced:
     def __init__(self) -> None:
         self.machine = MasterMachine()
         self.machine.worker_joined(a_worker("w1"), 0.0)
-        self.machine.end_turn(0.0)
+        self.machine.end_tick(0.0)
         self.now_s = 1.0
 
     def says(self, message: Message, *, is_worker: bool) -> None:
         machine = self.machine
         self.now_s += 0.01
         if is_worker:
-            machine.worker_said("w1", message, self.now_s)
+            machine.worker_sent("w1", message, self.now_s)
         elif isinstance(message, Ask):
             codec.encode(
                 to_json(topics.answer(machine, message.topic, message.argument, self.now_s))
@@ -136,7 +136,7 @@ class Faced:
         elif isinstance(message, Change):
             topics.change(machine, message.topic, from_json(message.argument), self.now_s)
         elif not isinstance(message, Received):
-            machine.client_said("c", message, self.now_s)
+            machine.client_sent("c", message, self.now_s)
 
     def hears(self, record: tuple[list[Any], bytes], *, is_worker: bool) -> None:
         allowed = messages.FROM_WORKER if is_worker else messages.FROM_CLIENT
@@ -151,7 +151,7 @@ class Faced:
             self.says(message, is_worker=is_worker)
         except (WireError, CielError):
             pass  # the request is refused
-        self.machine.end_turn(self.now_s)
+        self.machine.end_tick(self.now_s)
         outbox = self.machine.take_outbox()
         for _, message in outbox:
             codec.encode(messages.encode(message)[0])

@@ -39,7 +39,7 @@ class Scene:
 
     def step(self) -> list[tuple[str, tuple[str, ...]]]:
         """End an event-loop iteration; return which objects were to be deleted on which worker."""
-        self.machine.end_turn(self.now_s)
+        self.machine.end_tick(self.now_s)
         outbox = self.machine.take_outbox()
         validate(self.machine.graph)
         return [(to, tuple(m.objects)) for to, m in outbox if isinstance(m, DropObjects)]
@@ -61,12 +61,12 @@ class Scene:
             SubmitJob(a_job_spec()), AddTask(task, ()), WantObjects(task.job, task.outputs),
             CloseJob(task.job),
         ):  # fmt: skip
-            self.machine.client_said("c", message, self.now_s)
+            self.machine.client_sent("c", message, self.now_s)
         self.step()
         (worker,) = {t.worker for t in self.machine.graph.tasks.values()}
         assert worker is not None
         made = TaskReported(task.id, 1, (inline("result"),), None, 0.1)
-        self.machine.worker_said(worker, made, self.now_s)
+        self.machine.worker_sent(worker, made, self.now_s)
         self.step()
 
 
@@ -155,8 +155,8 @@ def test_only_an_upload_with_a_valid_name_can_be_kept(
 def test_an_upload_of_a_job_cannot_be_kept(scene: Scene) -> None:
     upload = stored(UPLOAD, place_of("w1"))
     task = a_task("result", inputs=[UPLOAD])
-    scene.machine.client_said("c", SubmitJob(a_job_spec()), 0.0)
-    scene.machine.client_said("c", AddTask(task, (upload,)), 0.0)
+    scene.machine.client_sent("c", SubmitJob(a_job_spec()), 0.0)
+    scene.machine.client_sent("c", AddTask(task, (upload,)), 0.0)
     with pytest.raises(CannotKeepError, match="known already"):
         scene.keep(upload)
 
@@ -164,7 +164,7 @@ def test_an_upload_of_a_job_cannot_be_kept(scene: Scene) -> None:
 def test_the_output_of_a_task_cannot_be_discarded(scene: Scene) -> None:
     scene.keep(inline(UPLOAD))
     scene.read_by_job(UPLOAD)
-    with pytest.raises(CannotKeepError, match="goes with the job"):
+    with pytest.raises(CannotKeepError, match="deleted with the job"):
         scene.change("discard", object="result")
 
 

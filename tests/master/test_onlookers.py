@@ -28,7 +28,7 @@ from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state import timeline
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import topics
-from ciel.master.state.queries.topics import UnknownQuestionError
+from ciel.master.state.queries.topics import UnknownQueryError
 from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline, place_of
 
 LISTENER, WATCHER = "listener", "watcher"
@@ -43,24 +43,24 @@ class Scene:
         self.now_s = 100.0
         self.machine = MasterMachine()
         self.machine.worker_joined(a_worker("w1", slots=1), self.now_s)
-        self.machine.client_said(LISTENER, SubmitJob(a_job_spec()), self.now_s)
-        self.machine.client_said(LISTENER, WatchJob(JobId(JOB), prints=True), self.now_s)
-        self.machine.client_said(WATCHER, WatchJob(JobId(JOB)), self.now_s)
+        self.machine.client_sent(LISTENER, SubmitJob(a_job_spec()), self.now_s)
+        self.machine.client_sent(LISTENER, WatchJob(JobId(JOB), prints=True), self.now_s)
+        self.machine.client_sent(WATCHER, WatchJob(JobId(JOB)), self.now_s)
         self.end_turn()
 
     def end_turn(self) -> None:
-        self.machine.end_turn(self.now_s)
+        self.machine.end_tick(self.now_s)
 
     def adds(self, *tasks: TaskSpec) -> None:
         for task in tasks:
-            self.machine.client_said(LISTENER, AddTask(task, ()), self.now_s)
+            self.machine.client_sent(LISTENER, AddTask(task, ()), self.now_s)
             wanted = (ObjectId(task.outputs[0]),)
-            self.machine.client_said(LISTENER, WantObjects(JobId(JOB), wanted), self.now_s)
+            self.machine.client_sent(LISTENER, WantObjects(JobId(JOB), wanted), self.now_s)
         self.end_turn()
 
     def says(self, *messages: Any) -> None:
         for message in messages:
-            self.machine.worker_said("w1", message, self.now_s)
+            self.machine.worker_sent("w1", message, self.now_s)
         self.end_turn()
 
     def done(self, task: TaskSpec, run_s: float = 0.5, attempt: int = 1) -> TaskReported:
@@ -105,7 +105,7 @@ def test_output_of_an_unknown_task_is_dropped(scene: Scene) -> None:
 
 
 def test_a_client_that_watches_again_stays_subscribed(scene: Scene) -> None:
-    scene.machine.client_said(LISTENER, WatchJob(JobId(JOB)), scene.now_s)
+    scene.machine.client_sent(LISTENER, WatchJob(JobId(JOB)), scene.now_s)
     task = a_task("a")
     scene.adds(task)
     scene.says(TaskPrinted(task.id, 1, 0, 3, "x\n"))
@@ -256,7 +256,7 @@ def test_a_task_can_be_found_by_its_output(scene: Scene) -> None:
     told = topics.answer(scene.machine, "task", {"object": task.outputs[0]}, scene.now_s)
     assert (told["task"], told["runs"]) == (task.id, True)
     for unknown in ("b", None, 7):
-        with pytest.raises(UnknownQuestionError, match="no task is known that makes"):
+        with pytest.raises(UnknownQueryError, match="no task is known that produces"):
             topics.answer(scene.machine, "task", {"object": unknown}, scene.now_s)
 
 
@@ -266,10 +266,10 @@ def test_a_task_that_waits_for_slots_is_not_overtaken(scene: Scene) -> None:
     scene.adds(small, large, other)
     worker = scene.machine.workers["w1"]
     assert len(worker.assigned) == 3
-    assert [task.spec.id for task in worker.at_work()] == [small.id]
+    assert [task.spec.id for task in worker.running_tasks()] == [small.id]
     told = scene.asks("task", task=large.id)
     assert (told["state"], told["runs"]) == ("assigned", False)
-    assert told["why"][0].endswith("as attempt 1, and waits there for its turn")
+    assert told["why"][0].endswith("as attempt 1, and is queued there")
 
 
 ODD: tuple[Any, ...] = (

@@ -18,7 +18,7 @@ from ciel.core.jobs import JobState
 from ciel.core.refs import Future
 from ciel.core.tasks import Mentions, TaskState
 from ciel.master.state.queries import explain, topics
-from ciel.master.state.queries.topics import UnknownQuestionError
+from ciel.master.state.queries.topics import UnknownQueryError
 from ciel.master.state.subscriptions import CLIENT_GRACE_S
 from ciel.testing.builders import (
     JOB,
@@ -38,7 +38,7 @@ def test_a_task_is_found_by_name_position_or_id() -> None:
     assert ask(cluster, "task", job=1, task="5")["task"] == tasks[1].id
     assert ask(cluster, "task", job="last", task="1")["task"] == tasks[0].id
     assert ask(cluster, "task", job=JOB, task=tasks[2].id)["name"] == "6"
-    with pytest.raises(UnknownQuestionError, match="job 1 has no task 9"):
+    with pytest.raises(UnknownQueryError, match="job 1 has no task 9"):
         ask(cluster, "task", job=1, task="9")
 
 
@@ -104,7 +104,7 @@ def test_jobs_are_listed_by_number() -> None:
     assert numbers(first=2, last=4) == [2, 3, 4]
     assert numbers(first=2, last=4, limit=1) == [4]
     assert numbers(job="job3") == numbers(job=3) == [3]
-    with pytest.raises(UnknownQuestionError, match="no job 9"):
+    with pytest.raises(UnknownQueryError, match="no job 9"):
         numbers(job=9)
 
 
@@ -114,14 +114,14 @@ def test_a_task_explains_why_it_does_not_run() -> None:
     second = a_task("b", inputs=["a"], name="second")
     third = a_task("c", inputs=["b"], name="third")
     cluster.job(first, second, third, a_task("d", name="aside"), want=["c"])
-    assert why(cluster, "aside") == "nobody wants what it makes, so it does not run"
+    assert why(cluster, "aside") == "no job or task needs its outputs, so it does not run"
     assert why(cluster, "first").startswith("it could run, but there is no worker")
     assert why(cluster, "third") == (
-        "it waits for b, made by task second, which is waiting\n"
-        "second waits for a, made by task first, which is runnable"
+        "it waits for b, produced by task second, which is waiting\n"
+        "second waits for a, produced by task first, which is runnable"
     )
     cluster.joins(a_worker("w1"))
-    assert why(cluster, "first") == "it runs on worker w1, as attempt 1; given to it 0.0 s ago"
+    assert why(cluster, "first") == "it runs on worker w1, as attempt 1; assigned 0.0 s ago"
     cluster.failed("w1", first)
     assert why(cluster, "first") == "RUNTIME_ERROR: exit status 3"
     assert why(cluster, "third").startswith("DEPENDENCY_FAILED")
@@ -141,9 +141,9 @@ def test_a_task_that_waits_for_memory_lists_what_each_worker_has() -> None:
     assert topics.find_task(cluster.machine, cluster.job_of(), "b").state is TaskState.RUNNABLE
     told = explain.why(cluster.machine, cluster.machine.graph.tasks[small.id], cluster.now_s)
     assert told == [
-        "it asks for 2 GiB of memory, which no worker has to spare now:",
-        "worker w1: 1 GiB of 3 GiB to spare, 1 of 2 slots taken, 0 more given ahead",
-        "1 tasks of its priority or a higher one wait so, itself included",
+        "it needs 2 GiB of memory, which no worker has free now:",
+        "worker w1: 1 GiB of 3 GiB free, 1 of 2 slots taken, 0 more queued",
+        "1 tasks of its priority or a higher one wait, including itself",
     ]
 
 
@@ -154,9 +154,7 @@ def test_a_delayed_task_takes_no_slot_and_names_the_remaining_delay() -> None:
     cluster.job(late, follower, a_task("soon", ordinal=1), want=["follower", "soon"])
     assert cluster.lines() == ["w1: run soon"]
     cluster.passes(3.0)
-    assert (
-        why(cluster, "late") == "it is held back for 2.0 s more, as whoever made it has asked for"
-    )
+    assert why(cluster, "late") == "it is delayed for 2.0 s more, as its creator requested"
     cluster.passes(2.0)
     cluster.said("w1: run late")
 
@@ -181,7 +179,7 @@ def test_a_failed_task_says_when_it_is_retried() -> None:
     task = a_task("a", retries=1, name="again")
     cluster.job(task, want=["a"])
     cluster.failed("w1", task)
-    assert why(cluster, "again") == "attempt 1 came to nothing; it is tried again in 0.2 s"
+    assert why(cluster, "again") == "attempt 1 failed; the task is retried in 0.2 s"
     story = ask(cluster, "task", job=1, task="again")["story"]
     assert story == ["0.0 s ago: attempt 1 failed on worker w1: RUNTIME_ERROR: exit status 3"]
 
@@ -191,13 +189,13 @@ def test_a_task_without_room_lists_what_occupies_each_worker() -> None:
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(9)]
     cluster.job(*tasks, want=[f"t{n}" for n in range(9)])
     cluster.worker_says("w1", DiskQueued(2 * 10**9, 20.0))
-    assert ", 1.863 GiB to pass through its disk (about 20 s)" in why(cluster, "n8")
+    assert ", 1.863 GiB queued for its disk (about 20 s)" in why(cluster, "n8")
     cluster.worker_says("w1", DiskQueued(0, 0.0))
     assert why(cluster, "n8").splitlines() == [
-        "it could run, but every worker has as much as it can take:",
-        f"worker w1: 1 of 1 slots taken, {cluster.slots_used('w1') - 1} more given ahead",
-        f"{9 - cluster.slots_used('w1')} tasks of its priority or a higher one are in line, "
-        "itself included",
+        "it could run, but no worker has room:",
+        f"worker w1: 1 of 1 slots taken, {cluster.slots_used('w1') - 1} more queued",
+        f"{9 - cluster.slots_used('w1')} tasks of its priority or a higher one are queued, "
+        "including itself",
     ]
 
 
@@ -213,7 +211,7 @@ def test_a_recalled_task_runs_on_another_worker_without_blame() -> None:
     fault = TaskFault(RECALLED, "it never began")
     cluster.worker_says("w1", TaskReported(tasks[1].id, 1, (), fault, 0.0))
     cluster.said("w2: run t1 again (2)")
-    assert not cluster.machine.blame
+    assert not cluster.machine.retry_states
     assert cluster.slots_used("w1") == 1
 
 
@@ -241,5 +239,5 @@ def test_a_job_with_a_result_made_from_an_error_cannot_be_retried() -> None:
     cluster.job(bad, seer, want=["list", "bad"])
     cluster.failed("w1", bad)
     cluster.done("w1", seer)
-    with pytest.raises(CannotRetryError, match="made its result from an error"):
+    with pytest.raises(CannotRetryError, match="computed its result from an error"):
         cluster.machine.retry_job(cluster.job_of(), cluster.now_s)

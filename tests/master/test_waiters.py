@@ -21,9 +21,9 @@ def ends_of(*waits: Deferred[bool]) -> list[object]:
 def test_all_waiters_for_an_event_are_notified_once() -> None:
     waiters = Waiters(Clock())
     ends = ends_of(waiters.wait("a"), waiters.wait("a", 5.0), waiters.wait("b"))
-    waiters.tell("a")
-    waiters.tell("a")
-    waiters.tell("nobody waits for this")
+    waiters.notify("a")
+    waiters.notify("a")
+    waiters.notify("nobody waits for this")
     assert ends == [True, True, None]
     assert len(waiters) == 1
 
@@ -36,7 +36,7 @@ def test_a_waiter_learns_when_its_time_is_up() -> None:
     assert ends == [None, None, False]
     clock.advance(5)
     assert ends == [False, None, False]
-    waiters.tell("a")
+    waiters.notify("a")
     assert ends == [False, True, False]
     assert not clock.getDelayedCalls()
     assert len(waiters) == 0
@@ -50,7 +50,7 @@ def test_a_cancelled_waiter_is_forgotten() -> None:
     gone.cancel()
     assert ends[0].check(CancelledError)  # type: ignore[attr-defined]  # it is a failure
     assert not clock.getDelayedCalls()
-    waiters.tell("a")
+    waiters.notify("a")
     assert ends[1] is True
 
 
@@ -58,7 +58,7 @@ def test_a_notified_waiter_may_wait_again() -> None:
     waiters = Waiters(Clock())
     again: list[Deferred[bool]] = []
     waiters.wait("a").addCallback(lambda _: again.append(waiters.wait("a")))
-    waiters.tell("a")
+    waiters.notify("a")
     assert len(waiters) == 1
-    waiters.tell("a")
+    waiters.notify("a")
     assert again[0].called

@@ -26,14 +26,14 @@ def machine() -> MasterMachine:
 def begin(machine: MasterMachine, *tasks: TaskSpec, job: str = JOB) -> None:
     spec = SPEC._replace(id=JobId(job))
     wanted = tuple(ObjectId(task.outputs[0]) for task in tasks)
-    machine.begin_job(spec, [AddTask(task, ()) for task in tasks], wanted, 2.0)
-    machine.end_turn(2.0)
+    machine.submit_job(spec, [AddTask(task, ()) for task in tasks], wanted, 2.0)
+    machine.end_tick(2.0)
 
 
 def report(machine: MasterMachine, task: TaskSpec, fault: TaskFault | None = None) -> None:
     made = () if fault else (inline(task.outputs[0]),)
-    machine.worker_said("w1", TaskReported(task.id, 1, made, fault, 0.5), 3.0)
-    machine.end_turn(3.0)
+    machine.worker_sent("w1", TaskReported(task.id, 1, made, fault, 0.5), 3.0)
+    machine.end_tick(3.0)
 
 
 def totals(machine: MasterMachine) -> dict[str, int]:
@@ -63,12 +63,12 @@ def test_a_refused_job_leaves_nothing(machine: MasterMachine) -> None:
     begin(machine, a_task("a"))
     known = inline("there")
     taken = a_task("x", inputs=["there"], job="other")
-    machine.begin_job(SPEC._replace(id=JobId("other")), [AddTask(taken, (known,))], (), 2.0)
+    machine.submit_job(SPEC._replace(id=JobId("other")), [AddTask(taken, (known,))], (), 2.0)
     before = (totals(machine), len(machine.graph.objects), list(machine.jobs))
     good, bad = a_task("c", job="third"), a_task("there", job="third", ordinal=1)
     with pytest.raises(CielError, match="exists already"):
         begin(machine, good, bad, job="third")
-    machine.end_turn(2.0)
+    machine.end_tick(2.0)
     assert (totals(machine), len(machine.graph.objects), list(machine.jobs)) == before
     validate(machine.graph)
 
@@ -85,7 +85,7 @@ def test_a_job_id_that_is_also_a_selector_is_refused(machine: MasterMachine, job
     with pytest.raises(CielError, match=f"cannot have the id {job}"):
         begin(machine, a_task("a", job=job), job=job)
     assert not machine.jobs
-    machine.client_said("c", SubmitJob(SPEC._replace(id=JobId(job))), 2.0)
+    machine.client_sent("c", SubmitJob(SPEC._replace(id=JobId(job))), 2.0)
     assert not machine.jobs
 
 
@@ -95,11 +95,11 @@ def test_totals_follow_failures_retries_and_removal(machine: MasterMachine) -> N
     report(machine, task, TaskFault("RUNTIME_EXCEPTION", "it broke"))
     assert totals(machine) == {"failed": 1}
     machine.retry_job(machine.jobs[JOB], 4.0)
-    machine.end_turn(4.0)
+    machine.end_tick(4.0)
     assert totals(machine) == {"assigned": 1}
     machine.cancel_job(machine.jobs[JOB], "enough", 5.0)
     machine.worker_lost("w1", "gone", 6.0)
-    machine.end_turn(6.0)
+    machine.end_tick(6.0)
     assert totals(machine) == {"cancelled": 1}
     assert (
         machine.membership.joined_count,

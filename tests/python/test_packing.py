@@ -336,7 +336,9 @@ def test_each_way_to_end_has_its_class(reason: str, kind: type[BaseException]) -
     error = failures.error_of(Failure(ObjectId("x"), reason, "what happened"))
     assert type(error) is kind
     assert str(error) == "what happened"
-    dependant = Failure(ObjectId("y"), *Failure(ObjectId("x"), reason, "what happened").passed_on())
+    dependant = Failure(
+        ObjectId("y"), *Failure(ObjectId("x"), reason, "what happened").propagated()
+    )
     assert type(failures.error_of(dependant)) is kind
 
 
@@ -344,5 +346,5 @@ def test_what_a_function_raised_reaches_those_who_depend_on_it() -> None:
     details = failures.failure_details(failures.pack_error(_raised(LookupError("gone"))))
     failure = Failure(ObjectId("x"), failures.RAISED, details)
     assert isinstance(failures.error_of(failure), LookupError)
-    dependant = Failure(ObjectId("y"), *failure.passed_on())
+    dependant = Failure(ObjectId("y"), *failure.propagated())
     assert isinstance(failures.error_of(dependant), LookupError)

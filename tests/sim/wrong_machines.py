@@ -82,10 +82,10 @@ class KeepsMemory(Spoiled):
 class LosesTheCramped(MasterMachine):
     """Forgets who waits for memory."""
 
-    def end_turn(self, now_s: float) -> None:
-        super().end_turn(now_s)
-        if self.dispatcher.cramped:
-            self.dispatcher.cramped.pop()
+    def end_tick(self, now_s: float) -> None:
+        super().end_tick(now_s)
+        if self.dispatcher.memory_queue:
+            self.dispatcher.memory_queue.pop()
 
 
 class HearsNoNews(MasterMachine):
@@ -93,10 +93,10 @@ class HearsNoNews(MasterMachine):
 
     count = 0
 
-    def worker_said(self, worker_id: str, message: Message, now_s: float) -> None:
+    def worker_sent(self, worker_id: str, message: Message, now_s: float) -> None:
         self.count += isinstance(message, TaskReported)
         if not isinstance(message, TaskReported) or self.count % 10:
-            super().worker_said(worker_id, message, now_s)
+            super().worker_sent(worker_id, message, now_s)
 
 
 class DropsTooMuch(Spoiled):
@@ -115,11 +115,11 @@ class _HoldsNothing(Retention):
 class ForgetsWhatIsRead(MasterMachine):
     """Does not mind who reads what is handed over."""
 
-    def client_said(self, client: str, message: Message, now_s: float) -> None:
+    def client_sent(self, client: str, message: Message, now_s: float) -> None:
         for object_id in message.objects if isinstance(message, ReleaseObjects) else ():
             if (node := self.graph.objects.get(object_id)) is not None:
-                node.others = 0
-        super().client_said(client, message, now_s)
+                node.users = 0
+        super().client_sent(client, message, now_s)
 
 
 class RemovesInSilence(Spoiled):
@@ -151,11 +151,11 @@ class ForgetsSlots(Spoiled):
 class BelievesReaders(MasterMachine):
     """Accepts the report of a reader before the streams that it read are complete."""
 
-    def worker_said(self, worker_id: str, message: Message, now_s: float) -> None:
+    def worker_sent(self, worker_id: str, message: Message, now_s: float) -> None:
         if isinstance(message, TaskReported):
             self.graph.streams.reading.clear()
             self.graph.streams.readers.clear()
-        super().worker_said(worker_id, message, now_s)
+        super().worker_sent(worker_id, message, now_s)
 
 
 class ForgetsReaders(Spoiled):
@@ -235,8 +235,8 @@ class NamesByOrder(lots.Names):
 class HidesDivergence(MasterMachine):
     """Does not note that a task created other children than before: only what follows can tell."""
 
-    def end_turn(self, now_s: float) -> None:
-        super().end_turn(now_s)
+    def end_tick(self, now_s: float) -> None:
+        super().end_tick(now_s)
         self.graph.divergent.clear()
 
 

@@ -173,7 +173,7 @@ def test_explanations_of_tasks_that_ended(sparse: Stage) -> None:
 
     def waits() -> bool:
         told.told = [sparse.run("task", "explain", "last")[1]]
-        return "attempt 2 came to nothing; it is tried again in " in told.told[0]
+        return "attempt 2 failed; the task is retried in " in told.told[0]
 
     wait_for(waits, "a second failure")
     sparse.run("job", "cancel", "last")

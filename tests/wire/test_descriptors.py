@@ -8,7 +8,7 @@ from ciel.core.errors import InvalidIdError
 from ciel.core.ids import JobId, ObjectId, child_id
 from ciel.core.jobs import CallerContext, JobSpec, summarise
 from ciel.core.refs import Concrete, Future, Reference, Value
-from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec, check_task
+from ciel.core.tasks import DEFAULT_NEEDS, Mentions, Needs, TaskSpec, check_task
 from ciel.testing.builders import a_job, a_root_task, a_task
 from ciel.testing.strategies import json_values, references
 from ciel.wire import codec
@@ -196,7 +196,7 @@ def test_needs_and_flags_survive_a_round_trip(
 def test_default_values_take_no_space() -> None:
     fields = task_fields(SPECS["usual outputs"])
     assert fields[7:9] == [3, 0]
-    assert read_task(through_the_wire(fields), b"").needs is USUAL_NEEDS
+    assert read_task(through_the_wire(fields), b"").needs is DEFAULT_NEEDS
 
 
 ID, _JOB, PARENT, ORDINAL, DIGEST, EXECUTOR, INPUTS, OUTPUTS, NEEDS, FLAGS, NAME = range(11)

@@ -42,7 +42,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, TaskId
 from ciel.core.jobs import CallerContext, JobSpec, JobState, JobSummary
-from ciel.core.scheduling import USUAL_SCHEDULING, read_scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, read_scheduling
 from ciel.core.tasks import Mentions, Needs, TaskState
 from ciel.testing.builders import a_task
 from ciel.testing.strategies import ids, json_values, places, references
@@ -55,7 +55,7 @@ from ciel.wire.messages import FROM_CLIENT, FROM_WORKER, TO_CLIENT, TO_WORKER, d
 EVERYTHING = FROM_CLIENT | FROM_WORKER | TO_CLIENT | TO_WORKER
 
 SCHEDULED = (
-    USUAL_SCHEDULING,
+    DEFAULT_SCHEDULING,
     read_scheduling("tworandom"),
     read_scheduling("locality", {"equally_local_margin": 0.9}),
 )

@@ -138,7 +138,7 @@ def test_a_child_that_asks_for_memory_begins_where_there_is_some() -> None:
     for name, begins in (("one", True), ("two", False)):
         child = a_task(name, parent=A, memory_bytes=3)
         spawn(played, child)
-        spawned = SpawnTask(child, (), 1, begun=begins)
+        spawned = SpawnTask(child, (), 1, started=begins)
         played.comes(*[start(child, attempt=0)] * begins, spawned)
 
 
@@ -469,7 +469,7 @@ def test_only_what_is_held_is_deleted(played: Played) -> None:
 def test_what_is_whole_is_kept_when_it_is_to_be_followed_no_longer(played: Played) -> None:
     played.fetched("x")
     played.comes(copied("x"))
-    played.machine.master_said(DropObjects((X,), unless_whole=True), played.now_s)
+    played.machine.master_said(DropObjects((X,), unless_complete=True), played.now_s)
     played.comes()
     assert X in played.machine.stored
 
@@ -482,7 +482,7 @@ def test_what_was_deleted_is_fetched_when_it_is_needed_again(played: Played) -> 
 
 
 def test_only_workers_that_were_met_are_asked(played: Played) -> None:
-    only = MeetWorkers((Neighbour(BEYOND, "other host"),), afresh=True)
+    only = MeetWorkers((Neighbour(BEYOND, "other host"),), is_complete=True)
     played.machine.master_said(only, played.now_s)
     x = stored("x", THERE, BEYOND)
     played.assign(READS_X, x)

@@ -180,7 +180,7 @@ def test_what_broke_elsewhere_is_not_followed_any_more(played: Played) -> None:
     played.assign(READS_X, growing("x", THERE))
     played.machine.stream_opened(X, played.now_s)
     played.machine.take_orders()
-    broken = DropObjects((X, ObjectId("y")), unless_whole=True)
+    broken = DropObjects((X, ObjectId("y")), unless_complete=True)
     played.machine.master_said(broken, played.now_s)
     assert played.machine.orders == [AbandonFetch(X)]
     played.machine.take_orders()

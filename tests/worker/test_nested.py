@@ -14,7 +14,7 @@ import pytest
 from ciel.core.events import RECALLED, SpawnTask, TaskFault
 from ciel.core.ids import TaskId
 from ciel.core.refs import Concrete, Value
-from ciel.core.tasks import USUAL_NEEDS, Needs
+from ciel.core.tasks import DEFAULT_NEEDS, Needs
 from ciel.execution.attempt import Attempt
 from ciel.executors.nested import NestedConversation
 from ciel.executors.proc import ProcExecutor
@@ -65,7 +65,7 @@ class Lab(OneWorker):
     notes: Path
 
     def program(
-        self, script: str, *, needs: Needs = USUAL_NEEDS, attempt: int = 1, n_outputs: int = 1
+        self, script: str, *, needs: Needs = DEFAULT_NEEDS, attempt: int = 1, n_outputs: int = 1
     ) -> Key:
         """Assign a task that does what a script says, until it ends itself."""
         text = f"{HEAD}\ndef run(task):\n    {script}\nc.serve(run)"
@@ -86,7 +86,7 @@ class Lab(OneWorker):
     def within(self, key: Key, number: int = 0) -> Key:
         """Wait for a child that runs within an attempt."""
         spawned = self.spawned(key[0], number)
-        assert spawned.begun
+        assert spawned.started
         assert spawned.wanted
         return (spawned.spec.id, 0)
 
@@ -186,7 +186,7 @@ def test_whoever_runs_around_a_child_may_give_work_away_meanwhile(lab: Lab) -> N
     lab.good(key)
     given = lab.spawned(key[0], 1)
     assert given.wanted
-    assert not given.begun
+    assert not given.started
 
 
 def test_a_short_text_rides_in_the_task_and_a_long_one_in_an_object(lab: Lab) -> None:

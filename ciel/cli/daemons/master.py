@@ -121,7 +121,7 @@ class Master:
             worker_timeout_s=options.worker_timeout,
         )  # fmt: skip
         service = self._service = MasterService(reactor, turns, NullJournal(), about, machine)
-        service.on_broken = self.fail
+        service.on_inconsistent = self.fail
 
         def build() -> ControlPeer:
             session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)

@@ -53,7 +53,7 @@ from ciel.core.events import (
 from ciel.core.ids import JobId
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobSummary
 from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value, with_text
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling
 from ciel.wire.descriptors import read_summary
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class JobClient:
 
     def job(
         self, name: str = "", *, detached: bool = False, keep: bool = False, store: str = "",
-        scheduling: Scheduling = USUAL_SCHEDULING, context: CallerContext | None = None,
+        scheduling: Scheduling = DEFAULT_SCHEDULING, context: CallerContext | None = None,
     ) -> Job:  # fmt: skip
         """Submit an empty job, which takes tasks until it is closed. `store`: see `Job.store`;
         `scheduling`: see `core.scheduling`; `context`: where its programs run, see

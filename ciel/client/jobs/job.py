@@ -55,7 +55,7 @@ from ciel.core.refs import (
     Value,
     locations_of,
 )
-from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec, TaskState
+from ciel.core.tasks import DEFAULT_NEEDS, Mentions, Needs, TaskSpec, TaskState
 from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.python.showing import Shown
 from ciel.wire import codec
@@ -158,7 +158,7 @@ class Job(Shown):
         env: Mapping[str, str | None] | None = None,
         cwd: str | None = None,
         executables: Sequence[str] = (),
-        needs: Needs = USUAL_NEEDS,
+        needs: Needs = DEFAULT_NEEDS,
         name: str = "",
         store: str = "",
         streams: bool = False,
@@ -211,7 +211,7 @@ class Job(Shown):
         arguments: dict[str, Any],
         *,
         n_outputs: int = 1,
-        needs: Needs = USUAL_NEEDS,
+        needs: Needs = DEFAULT_NEEDS,
         mentions: Mentions = Mentions.ANYTHING,
         name: str = "",
         sees_errors: bool = False,
@@ -271,7 +271,7 @@ class Job(Shown):
         output = job_output_id(self.id)
         spec = TaskSpec(
             root_task_id(self.id), self.id, self.id, -1, "", "init",
-            tuple([ref.id for ref in references]), (output,), USUAL_NEEDS, False,
+            tuple([ref.id for ref in references]), (output,), DEFAULT_NEEDS, False,
             Mentions.ANYTHING, self.name, codec.encode(to_json(arguments)),
         )  # fmt: skip
         known = tuple([ref for ref in references if not isinstance(ref, Future)])

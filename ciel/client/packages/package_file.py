@@ -25,7 +25,7 @@ from ciel.client.packages.specs import Entry, SpecFault, read_entry
 from ciel.client.packages.templates import faults, kind_of
 from ciel.core.errors import CielError, InvalidSchedulingError
 from ciel.core.refs import Fetch, Piped, Reference, Tombstone
-from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
+from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_array
 
@@ -61,7 +61,7 @@ class PackageFile:
 class Options(NamedTuple):
     """The options of a package. `idle`: names of options that have no effect."""
 
-    scheduling: Scheduling = USUAL_SCHEDULING
+    scheduling: Scheduling = DEFAULT_SCHEDULING
     idle: tuple[str, ...] = ()
 
 
@@ -173,10 +173,10 @@ class _Reader:
         """Read the job's options."""
         options = self.object(package, "options")
         self.require_known(("options",), options, _OPTIONS, "the options of a job are")
-        policy = options.get("scheduler", USUAL_SCHEDULING.policy)
+        policy = options.get("scheduler", DEFAULT_SCHEDULING.policy)
         if not isinstance(policy, str):
             self.fail(("options", "scheduler"), f"must name a policy, not be {kind_of(policy)}")
-        policy = USUAL_SCHEDULING.policy if policy == _BY_EXECUTOR else policy
+        policy = DEFAULT_SCHEDULING.policy if policy == _BY_EXECUTOR else policy
         sched_opts = self.object(options, "sched_opts", ("options",))
         key = "scheduler"
         try:

@@ -1,1 +1,1 @@
-"""What the master answers over HTTP."""
+"""The master's HTTP resources."""

@@ -1,5 +1,5 @@
-"""`/api/v1`: what people's programs need to look at a cluster and to give it work, as JSON; see
-docs/http.md, and docs/schemas for the shapes. Lists come in pages.
+"""`/api/v1`: JSON resources to monitor a cluster and to submit jobs; see docs/http.md, and
+docs/schemas for the schemas. Lists are paginated.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from ciel.master.resources import submissions
 from ciel.master.resources.resource import (
     Resource,
     body_object,
-    number_asked,
-    read_aside,
-    seconds_asked,
-    text_asked,
+    number_argument,
+    read_in_thread,
+    seconds_argument,
+    word_argument,
 )
 from ciel.master.resources.submissions import Submission
 from ciel.master.service import MasterService
 from ciel.master.state.queries import views
 from ciel.net.http import BODY_MAX_BYTES, Answer, Request, Routes
 
-JOBS_USUAL: Final = 100
+JOBS_DEFAULT: Final = 100
 PAGE_MAX: Final = 1000
 _JOB_STATES: Final = {str(state): state for state in JobState}
 _TASK_STATES: Final = {str(state): state for state in TaskState}
 
 
 class Listing(Resource):
-    """One topic of `ciel.master.state.queries`, with what the path names as its arguments."""
+    """Answers one topic of `ciel.master.state.queries`; parts of the path are its arguments."""
 
     def __init__(self, service: MasterService, topic: str, **names: str) -> None:
         super().__init__(service)
@@ -43,61 +43,63 @@ class Listing(Resource):
         arguments: dict[str, Any] = {
             self._names.get(name, name): value for name, value in request.params.items()
         }
-        arguments |= self.asked(request)
+        arguments |= self.arguments(request)
         return request.reply(self.shape(self.service.answer(self._topic, arguments)))
 
-    def shape(self, told: Any) -> Any:
-        """Return an answer as it is shown."""
-        return told
+    def shape(self, answer: Any) -> Any:
+        """Convert an answer for the response."""
+        return answer
 
-    def asked(self, request: Request) -> dict[str, Any]:
-        """Return what the query says."""
+    def arguments(self, request: Request) -> dict[str, Any]:
+        """Return the arguments in the query string."""
         return {}
 
 
 class Page(Listing):
-    """A topic that comes in pages, `?first=`; its `next` is where the next begins."""
+    """A topic with pages, selected by `?first=`; `next` in an answer is the `first` of the next
+    page.
+    """
 
-    def asked(self, request: Request) -> dict[str, Any]:
-        return {"first": number_asked(request, "first", 0)}
+    def arguments(self, request: Request) -> dict[str, Any]:
+        return {"first": number_argument(request, "first", 0)}
 
 
 class Tasks(Page):
-    """A job's tasks; `?state=` for some of them."""
+    """A job's tasks; `?state=` selects those in a state."""
 
-    def asked(self, request: Request) -> dict[str, Any]:
-        return super().asked(request) | {"state": text_asked(request, "state", _TASK_STATES)}
+    def arguments(self, request: Request) -> dict[str, Any]:
+        return super().arguments(request) | {"state": word_argument(request, "state", _TASK_STATES)}
 
-    def shape(self, told: Any) -> Any:
-        return told | {"tasks": [with_command(row) for row in told["tasks"]]}
+    def shape(self, answer: Any) -> Any:
+        return answer | {"tasks": [with_command(row) for row in answer["tasks"]]}
 
 
 class OneTask(Listing):
-    """All that is known of one task."""
+    """One task in detail."""
 
-    def shape(self, told: Any) -> Any:
-        return with_command(told)
+    def shape(self, answer: Any) -> Any:
+        return with_command(answer)
 
 
 class Results(Resource):
-    """What a job wants, in that order, and what became of it."""
+    """The objects that a job wants, oldest wants first, with their references."""
 
     def render_GET(self, request: Request) -> Answer:
-        first = number_asked(request, "first", 0)
-        told = self.service.answer("results", {"job": request.params["job"], "first": first})
-        rows = [{"name": name, "reference": ref} for name, ref in told["results"]]
-        return request.reply({**told, "results": rows})
+        first = number_argument(request, "first", 0)
+        answer = self.service.answer("results", {"job": request.params["job"], "first": first})
+        rows = [{"name": name, "reference": ref} for name, ref in answer["results"]]
+        return request.reply({**answer, "results": rows})
 
 
 class Jobs(Resource):
-    """All jobs, the newest first; and new ones."""
+    """`GET` lists all jobs, the newest first. `POST` submits a job."""
 
     body_limit_bytes = BODY_MAX_BYTES
 
     def render_GET(self, request: Request) -> Answer:
-        before = number_asked(request, "before", 0)
-        limit = number_asked(request, "limit", JOBS_USUAL, PAGE_MAX) or JOBS_USUAL
-        state = text_asked(request, "state", _JOB_STATES)
+        before = number_argument(request, "before", 0)
+        limit = number_argument(request, "limit", JOBS_DEFAULT, PAGE_MAX) or JOBS_DEFAULT
+        state = word_argument(request, "state", _JOB_STATES)
         page = views.jobs(
             self.machine, self.service.epoch_s, before=before or None, limit=limit, state=state
         )
@@ -105,13 +107,15 @@ class Jobs(Resource):
 
     def render_POST(self, request: Request) -> Answer:
         size_bytes = len(request.content.getbuffer())
-        return read_aside(size_bytes, lambda: _read(request), lambda job: self._begin(request, job))
+        return read_in_thread(
+            size_bytes, lambda: _read(request), lambda job: self._submit(request, job)
+        )
 
-    def _begin(self, request: Request, begun: Submission) -> bytes:
-        found = self.begin(begun)
+    def _submit(self, request: Request, submission: Submission) -> bytes:
+        found = self.submit(submission)
         request.setHeader("Location", f"/api/v1/jobs/{found.spec.id}")
-        told = {"job": views.job(found, self.service.epoch_s), "outputs": begun.outputs}
-        return request.reply(told, 201)
+        answer = {"job": views.job(found, self.service.epoch_s), "outputs": submission.outputs}
+        return request.reply(answer, 201)
 
 
 def _read(request: Request) -> Submission:
@@ -120,46 +124,46 @@ def _read(request: Request) -> Submission:
 
 
 class JobResource(Resource):
-    """What is about one job."""
+    """The base class of resources about one job."""
 
-    def told(self, request: Request, found: Job) -> bytes:
+    def reply_job(self, request: Request, found: Job) -> bytes:
         return request.reply(views.job(found, self.service.epoch_s))
 
 
 class OneJob(JobResource):
-    """How a job stands; `?wait_s=` waits so long for its end. `DELETE` removes it."""
+    """The state of a job; `?wait_s=` waits so long for its end. `DELETE` removes the job."""
 
     def render_GET(self, request: Request) -> Answer:
         found = self.job(request)
-        asked = request.args.get(b"wait_s", [b""])[0].decode("latin-1")
-        if not asked or found.state in ENDED:
-            return self.told(request, found)
-        waiting = self.service.waiters.wait(found.spec.id, seconds_asked(asked, "wait_s"))
-        return waiting.addCallback(lambda _: self.told(request, found))
+        text = request.args.get(b"wait_s", [b""])[0].decode("latin-1")
+        if not text or found.state in ENDED:
+            return self.reply_job(request, found)
+        waiting = self.service.waiters.wait(found.spec.id, seconds_argument(text, "wait_s"))
+        return waiting.addCallback(lambda _: self.reply_job(request, found))
 
     def render_DELETE(self, request: Request) -> Answer:
         found = self.job(request)
         self.service.act(lambda machine, now_s: self.service.change("remove", _named(found)))
-        return self.told(request, found)
+        return self.reply_job(request, found)
 
 
-class Cancelled(JobResource):
-    """Ends a job; its state is `cancelling` until its programs are gone."""
+class JobCancel(JobResource):
+    """Cancels a job; its state is `cancelling` until its programs have ended."""
 
     def render_POST(self, request: Request) -> Answer:
         found = self.job(request)
         reason = "cancelled by HTTP"
         self.service.act(lambda machine, now_s: machine.cancel_job(found, reason, now_s))
-        return self.told(request, found)
+        return self.reply_job(request, found)
 
 
-class Retried(JobResource):
-    """Has what failed of a job tried again."""
+class JobRetry(JobResource):
+    """Retries the failed tasks of a job."""
 
     def render_POST(self, request: Request) -> Answer:
         found = self.job(request)
         self.service.act(lambda machine, now_s: self.service.change("retry", _named(found)))
-        return self.told(request, found)
+        return self.reply_job(request, found)
 
 
 def _named(found: Job) -> dict[str, str]:
@@ -167,13 +171,13 @@ def _named(found: Job) -> dict[str, str]:
 
 
 def add_api(routes: Routes, service: MasterService) -> None:
-    """Add all of these to what is served."""
+    """Add all these resources to the routes."""
     for name in ("status", "workers", "stores"):
         routes.add(f"/api/v1/{name}", Listing(service, name))
     routes.add("/api/v1/jobs", Jobs(service))
     routes.add("/api/v1/jobs/{job}", OneJob(service))
-    routes.add("/api/v1/jobs/{job}/cancel", Cancelled(service))
-    routes.add("/api/v1/jobs/{job}/retry", Retried(service))
+    routes.add("/api/v1/jobs/{job}/cancel", JobCancel(service))
+    routes.add("/api/v1/jobs/{job}/retry", JobRetry(service))
     routes.add("/api/v1/jobs/{job}/tasks", Tasks(service, "tasks"))
     routes.add("/api/v1/jobs/{job}/tasks/{task}", OneTask(service, "task"))
     routes.add("/api/v1/jobs/{job}/results", Results(service))

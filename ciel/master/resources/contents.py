@@ -1,5 +1,5 @@
-"""Objects' content, of which the master carries none: it says where to go, by 307, and has only
-what is so short that it rides in its reference.
+"""Redirects requests for the content of objects to workers, with status 307. The master itself has
+only content that is inline in a reference.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ciel.access.keys import Key, Role
 from ciel.access.tickets import make_ticket
 from ciel.core.ids import check_id
 from ciel.core.refs import Failure, Reference, Value, locations_of
-from ciel.master.resources.resource import Resource, refusing
+from ciel.master.resources.resource import Resource, with_http_errors
 from ciel.master.service import MasterService
 from ciel.net.errors import HttpError, TransferError
 from ciel.net.http import BodySink, Request
 from ciel.net.transfers import TransferResult, Transfers
 
 CONTENT_MAX_BYTES: Final = 1 << 20
-"""Of what is fetched to be read here: the arguments of a task, as much as a body may have."""
+"""The maximum size of arguments that the master fetches, equal to the limit of a request body."""
 OCTETS: Final = "application/octet-stream"
 
 
 class Data(Resource):
-    """An object: its content if it is inline, else the way to who holds it."""
+    """The content of an object if it is inline; otherwise a redirect to a worker that holds it."""
 
     def render_GET(self, request: Request) -> bytes:
         ref = self.reference(request)
@@ -39,20 +39,20 @@ class Data(Resource):
             except ValueError:
                 raise HttpError(409, f"the content of {ref.id} is not base64") from None
         if isinstance(ref, Failure):
-            raise HttpError(409, f"{ref.id} could not be made: {ref.reason}: {ref.text}")
+            raise HttpError(409, f"{ref.id} could not be produced: {ref.reason}: {ref.text}")
         places = self.service.netlocs() & locations_of(ref)
         if not places:
-            raise HttpError(404, f"no worker that is there has {ref.id}")
+            raise HttpError(404, f"no connected worker has {ref.id}")
         raise _elsewhere(min(places), f"/data/{quote(ref.id, safe=':')}", "a worker has it")
 
 
 class Uploads(Resource):
-    """Where uploads go: to a worker, each in turn."""
+    """Redirects uploads to the workers, round-robin."""
 
     _turn: ClassVar[itertools.count[int]] = itertools.count()
 
     def limit_for(self, method: str) -> int | None:
-        return None if method == "POST" else super().limit_for(method)  # none of it is taken
+        return None if method == "POST" else super().limit_for(method)  # no upload is read
 
     def body_sink(self, request: Request) -> BodySink | None:
         if request.method == b"POST":
@@ -65,7 +65,7 @@ class Uploads(Resource):
     def _to_worker(self, request: Request) -> HttpError:
         name = request.params.get("id")
         if name is not None:
-            refusing(lambda: check_id(name))
+            with_http_errors(lambda: check_id(name))
         workers = sorted(self.service.netlocs())
         if not workers:
             return HttpError(503, "there is no worker to take it; start one with ciel-worker")
@@ -75,11 +75,11 @@ class Uploads(Resource):
 
 
 class DataByRoute(Uploads, Data):
-    """`/control/data/ID`: both."""
+    """`/control/data/ID`: content and uploads."""
 
 
 class BlockList(Uploads):
-    """`/control/data/`: uploads, and the blocks of the master, which has none."""
+    """`/control/data/`: uploads, and the list of the master's blocks, which is empty."""
 
     def render_GET(self, request: Request) -> bytes:
         request.setHeader("Content-Type", OCTETS)
@@ -90,8 +90,8 @@ def _elsewhere(netloc: str, target: str, reason: str) -> HttpError:
     return HttpError(307, reason, Location=f"http://{netloc}{target}")
 
 
-class _Kept:
-    """Takes a short content."""
+class _Buffer:
+    """Collects content up to `CONTENT_MAX_BYTES`."""
 
     def __init__(self) -> None:
         self.content = bytearray()
@@ -99,11 +99,11 @@ class _Kept:
     def write(self, chunk: bytes) -> None:
         self.content += chunk
         if len(self.content) > CONTENT_MAX_BYTES:
-            raise HttpError(413, f"what is read here may have {CONTENT_MAX_BYTES} bytes")
+            raise HttpError(413, f"the private data may have at most {CONTENT_MAX_BYTES} bytes")
 
 
 class Contents:
-    """Fetches what the master itself has to read: the private data of a job's first task."""
+    """Fetches content that the master itself has to read: the private data of a root task."""
 
     def __init__(self, reactor: Any, key: Key, service: MasterService) -> None:
         self._transfers = Transfers(reactor, concurrent_max=4)
@@ -111,12 +111,12 @@ class Contents:
         self._service = service
 
     def fetch(self, ref: Reference) -> Deferred[bytes]:
-        """Fetch an object from a worker that is there; fails with HttpError."""
+        """Fetch an object from a connected worker; fails with HttpError."""
         places = self._service.netlocs() & locations_of(ref)
         if not places:
-            raise HttpError(404, f"no worker that is there has {ref.id}")
+            raise HttpError(404, f"no connected worker has {ref.id}")
         netloc, target = min(places), f"/data/{quote(ref.id, safe=':')}"
-        sink = _Kept()
+        sink = _Buffer()
 
         def headers() -> dict[str, str]:
             ticket = make_ticket(self._key, "GET", netloc, target, time.time())

@@ -1,6 +1,6 @@
-"""The original's routes on the master (ciel-interfaces, sections 5.1 and 5.2), for programs that
-drive the engine that way: JSON where it had pickle, and POST for what it changed by GET. What only
-its own workers and masters called answers 410.
+"""The routes of the original CIEL on the master (ciel-interfaces, sections 5.1 and 5.2), for its
+clients. They use JSON instead of pickle, and POST instead of GET for changes. Routes that only the
+original's workers and masters called answer with status 410.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ciel.master.resources.contents import BlockList, Contents, Data, DataByRout
 from ciel.master.resources.resource import (
     Resource,
     body_object,
-    number_asked,
-    read_aside,
-    seconds_asked,
+    number_argument,
+    read_in_thread,
+    seconds_argument,
 )
 from ciel.master.service import WORKERS, MasterService
 from ciel.master.state.queries import views
@@ -31,7 +31,7 @@ GREETING: Final = b"This is a ciel master.\n"
 
 
 class Greeting(Resource):
-    """Tells a person, or a program that looks whether we live, that this is a master."""
+    """Tells a user, or a program that checks whether the master runs, that this is a master."""
 
     def render_GET(self, request: Request) -> bytes:
         request.setHeader("Content-Type", "text/plain; charset=utf-8")
@@ -42,10 +42,10 @@ class Greeting(Resource):
 
 
 class Workers(Resource):
-    """All workers; they join by their control connection, not here."""
+    """All workers. Workers join over their control connection, not over HTTP."""
 
     def render_GET(self, request: Request) -> bytes:
-        return self.say(request, self._listed())
+        return self.reply(request, self._listed())
 
     def render_POST(self, request: Request) -> bytes:
         raise HttpError(410, _BY_CONTROL)
@@ -59,33 +59,33 @@ class Workers(Resource):
 
 
 class WorkersVersioned(Workers):
-    """All workers, with a number to wait for the next change with."""
+    """All workers, with a version number, which `WorkersWait` takes."""
 
     def methods(self) -> tuple[str, ...]:
         return ("GET", "HEAD")
 
     def render_GET(self, request: Request) -> bytes:
         version = self.machine.workers_version
-        return self.say(request, {"version": version, "workers": self._listed()})
+        return self.reply(request, {"version": version, "workers": self._listed()})
 
 
-class WorkersAwaited(Resource):
-    """Waits until workers came or went since a version."""
+class WorkersWait(Resource):
+    """Waits until a worker has joined or was lost since a version."""
 
     needs_role = Role.READ
 
     def render_POST(self, request: Request) -> Answer:
-        known = number_asked(request, "version", 0)
+        known = number_argument(request, "version", 0)
         if self.machine.workers_version > known:
-            return self._told(request)
-        return self.service.waiters.wait(WORKERS).addCallback(lambda _: self._told(request))
+            return self._reply(request)
+        return self.service.waiters.wait(WORKERS).addCallback(lambda _: self._reply(request))
 
-    def _told(self, request: Request) -> bytes:
+    def _reply(self, request: Request) -> bytes:
         return request.reply({"current_version": self.machine.workers_version})
 
 
 class AnyWorker(Resource):
-    """One worker, by chance."""
+    """A random worker."""
 
     def render_GET(self, request: Request) -> bytes:
         netlocs = sorted(self.service.netlocs())
@@ -101,24 +101,24 @@ class Worker(Resource):
         node = self.machine.workers.get(request.params["worker"])
         if node is None:
             raise HttpError(404, f"there is no worker {request.params['worker']!r:.140}")
-        return self.say(request, views.original_worker(node, self.service.epoch_s))
+        return self.reply(request, views.original_worker(node, self.service.epoch_s))
 
 
-class WorkersForgotten(Resource):
-    """Takes all workers for lost. Those that live join anew, and what they ran runs again."""
+class WorkersReset(Resource):
+    """Declares all workers dead. Running workers join again, and their tasks run again."""
 
     needs_role = Role.ADMIN
 
     def render_POST(self, request: Request) -> bytes:
-        self.service.lose_workers("was forgotten by request")
+        self.service.lose_workers("all workers were reset by request")
         return request.reply(True)
 
 
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-class Beginning(Resource):
-    """Begins jobs in the original's form."""
+class JobSubmitter(Resource):
+    """The base class of resources that submit jobs in the original's form."""
 
     body_limit_bytes = BODY_MAX_BYTES
 
@@ -126,70 +126,70 @@ class Beginning(Resource):
         super().__init__(service)
         self._contents = contents
 
-    def begin_original(self, request: Request, job: JobId) -> Answer:
+    def submit_original(self, request: Request, job: JobId) -> Answer:
         def read() -> tuple[submissions.Root, Any]:
             root = submissions.read_root(body_object(request, "root_task", "job_options"))
             return root, submissions.inline_private(root)
 
-        def go_on(found: tuple[submissions.Root, Any]) -> Answer:
+        def with_root(found: tuple[submissions.Root, Any]) -> Answer:
             root, private = found
             if private is not None:
-                return self._begin(request, submissions.begin_root(root, job, private))
-            assert not isinstance(root.private, dict)  # it would be inline
-            return self._contents.fetch(root.private).addCallback(come, root)
+                return self._submit(request, submissions.root_submission(root, job, private))
+            assert not isinstance(root.private, dict)  # a dict is inline
+            return self._contents.fetch(root.private).addCallback(with_private, root)
 
-        def come(content: bytes, root: submissions.Root) -> Deferred[bytes]:
-            return read_aside(
+        def with_private(content: bytes, root: submissions.Root) -> Deferred[bytes]:
+            return read_in_thread(
                 len(content),
-                lambda: submissions.begin_root(root, job, submissions.read_content(content)),
-                lambda begun: self._begin(request, begun),
+                lambda: submissions.root_submission(root, job, submissions.read_content(content)),
+                lambda submission: self._submit(request, submission),
             )
 
-        return read_aside(len(request.content.getbuffer()), read, go_on)
+        return read_in_thread(len(request.content.getbuffer()), read, with_root)
 
-    def _begin(self, request: Request, begun: submissions.Submission) -> bytes:
-        if begun.spec.id in self.machine.jobs:
-            raise HttpError(409, f"there is a job {begun.spec.id} already")
-        return self.say(request, views.original_job(self.machine, self.begin(begun)))
+    def _submit(self, request: Request, submission: submissions.Submission) -> bytes:
+        if submission.spec.id in self.machine.jobs:
+            raise HttpError(409, f"there is a job {submission.spec.id} already")
+        return self.reply(request, views.original_job(self.machine, self.submit(submission)))
 
 
-class Jobs(Beginning):
-    """All jobs, by id; and new ones."""
+class Jobs(JobSubmitter):
+    """`GET` lists the ids of all jobs. `POST` submits a job."""
 
     def render_GET(self, request: Request) -> bytes:
         return request.reply(list(self.machine.jobs))
 
     def render_POST(self, request: Request) -> Answer:
-        return self.begin_original(request, JobId(secrets.token_hex(16)))
+        return self.submit_original(request, JobId(secrets.token_hex(16)))
 
 
-class JobById(Beginning):
-    """One job; or a new one of that id."""
+class JobById(JobSubmitter):
+    """`GET` describes one job. `POST` submits a job with that id."""
 
     def render_GET(self, request: Request) -> bytes:
-        return self.say(request, views.original_job(self.machine, self.job(request)))
+        return self.reply(request, views.original_job(self.machine, self.job(request)))
 
     def render_POST(self, request: Request) -> Answer:
-        return self.begin_original(request, JobId(check_id(request.params["job"])))
+        return self.submit_original(request, JobId(check_id(request.params["job"])))
 
 
-class Completion(Resource):
-    """Waits for a job's end: by GET for as long as it takes, by POST at most so many seconds."""
+class JobCompletion(Resource):
+    """Waits for a job's end: `GET` waits without a limit, `POST` for at most `timeout` seconds."""
 
     needs_role = Role.READ
 
     def render_GET(self, request: Request) -> Answer:
         found = self.job(request)
-        return self._ended(found, None).addCallback(lambda _: self._told(request, found))
+        return self._ended(found, None).addCallback(lambda _: self._reply(request, found))
 
     def render_POST(self, request: Request) -> Answer:
         timeout = body_object(request, "timeout").get("timeout")
         found = self.job(request)
-        ended = self._ended(found, seconds_asked(timeout, "timeout"))
+        ended = self._ended(found, seconds_argument(timeout, "timeout"))
         return ended.addCallback(lambda is_over: request.reply(is_over))
 
-    def _told(self, request: Request, found: Job) -> bytes:
-        return self.say(request, views.original_job(self.machine, found))
+    def _reply(self, request: Request, found: Job) -> bytes:
+        return self.reply(request, views.original_job(self.machine, found))
 
     def _ended(self, found: Job, timeout_s: float | None) -> Deferred[bool]:
         if found.state in ENDED:
@@ -199,23 +199,23 @@ class Completion(Resource):
         return self.service.waiters.wait(found.spec.id, timeout_s)
 
 
-class Resumed(Resource):
-    """Has what failed of an ended job tried again."""
+class JobResume(Resource):
+    """Retries the failed tasks of an ended job."""
 
     def render_POST(self, request: Request) -> bytes:
         found = self.job(request)
         named = {"job": found.spec.id}
         self.service.act(lambda machine, now_s: self.service.change("retry", named))
-        return self.say(request, views.original_job(self.machine, found))
+        return self.reply(request, views.original_job(self.machine, found))
 
 
-class Poked(Resource):
-    """Has the scheduler look at once, which it does by itself, too."""
+class JobPoke(Resource):
+    """Runs the scheduler at once. It also runs by itself, so this is not needed."""
 
     def render_POST(self, request: Request) -> bytes:
         found = self.job(request)
         self.service.act(lambda machine, now_s: None)
-        return self.say(request, views.original_job(self.machine, found))
+        return self.reply(request, views.original_job(self.machine, found))
 
 
 class Task(Resource):
@@ -223,11 +223,11 @@ class Task(Resource):
 
     def render_GET(self, request: Request) -> bytes:
         task = self.task(request)
-        return self.say(request, views.original_task(self.machine, task, self.service.epoch_s))
+        return self.reply(request, views.original_task(self.machine, task, self.service.epoch_s))
 
 
-class Aborted(Resource):
-    """Ends what runs of a task, wherever that is, as a failure of its own."""
+class TaskAbort(Resource):
+    """Aborts the current attempt of a task, which then counts as failed."""
 
     def render_POST(self, request: Request) -> bytes:
         task = self.task(request)
@@ -236,21 +236,21 @@ class Aborted(Resource):
 
 
 class Ref(Resource):
-    """What is known of an object now."""
+    """The current reference of an object."""
 
     def render_GET(self, request: Request) -> bytes:
         self.job(request)
-        return self.say(request, self.reference(request))
+        return self.reply(request, self.reference(request))
 
 
 # --- all of them ----------------------------------------------------------------------------------
 
-_BY_CONTROL: Final = "workers join by their control connection: start one with ciel-worker"
-_NO_TIMINGS: Final = "no timing lists are kept; /metrics has figures"
-_REPORTED: Final = "workers report by their control connection"
+_BY_CONTROL: Final = "workers join over their control connection: start one with ciel-worker"
+_NO_TIMINGS: Final = "no timing lists are kept; see /metrics"
+_REPORTED: Final = "workers report over their control connection"
 GONE: Final = (
     ("/control/gethostname", "GET", "a worker knows its address itself: see its --advertise"),
-    ("/control/worker/{worker}/ping", "POST", "a worker's control connection says that it lives"),
+    ("/control/worker/{worker}/ping", "POST", "workers send heartbeats over their connection"),
     ("/control/worker/{worker}/stopping", "POST", _REPORTED),
     ("/control/task/{job}/{task}/report", "POST", _REPORTED),
     ("/control/task/{job}/{task}/failed", "POST", _REPORTED),
@@ -261,21 +261,21 @@ GONE: Final = (
 
 
 def add_original(routes: Routes, service: MasterService, contents: Contents) -> None:
-    """Add all of these to what is served, but for `/control/shutdown`."""
+    """Add all these resources to the routes. `/control/shutdown` is in `shutdown`."""
     routes.add("/control", Greeting(service))
     routes.add("/control/worker", Workers(service))
     routes.add("/control/worker/versioned", WorkersVersioned(service))
-    routes.add("/control/worker/await_event_count", WorkersAwaited(service))
+    routes.add("/control/worker/await_event_count", WorkersWait(service))
     routes.add("/control/worker/random", AnyWorker(service))
-    routes.add("/control/worker/reset", WorkersForgotten(service))
+    routes.add("/control/worker/reset", WorkersReset(service))
     routes.add("/control/worker/{worker}", Worker(service))
     routes.add("/control/job", Jobs(service, contents))
     routes.add("/control/job/{job}", JobById(service, contents))
-    routes.add("/control/job/{job}/completion", Completion(service))
-    routes.add("/control/job/{job}/resume", Resumed(service))
-    routes.add("/control/job/{job}/poke", Poked(service))
+    routes.add("/control/job/{job}/completion", JobCompletion(service))
+    routes.add("/control/job/{job}/resume", JobResume(service))
+    routes.add("/control/job/{job}/poke", JobPoke(service))
     routes.add("/control/task/{job}/{task}", Task(service))
-    routes.add("/control/task/{job}/{task}/abort", Aborted(service))
+    routes.add("/control/task/{job}/{task}/abort", TaskAbort(service))
     routes.add("/control/ref/{job}/{id}", Ref(service))
     routes.add("/control/data", BlockList(service))
     routes.add("/control/data/{id}", DataByRoute(service))

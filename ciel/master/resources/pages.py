@@ -1,5 +1,5 @@
-"""`/control/browse`: small pages for people, of jobs, tasks and references. Whatever they show is
-escaped, they load nothing and run nothing, and lists come in pages.
+"""`/control/browse`: small HTML pages about jobs, tasks and references. All content is escaped, the
+pages load no resources and run no scripts, and lists are paginated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ciel.access.browser_sessions import BrowserSessions
 from ciel.access.keys import Role
 from ciel.core.refs import Failure, Reference, Value, locations_of
 from ciel.execution.commands import with_command
-from ciel.master.resources.resource import Resource, number_asked
+from ciel.master.resources.resource import Resource, number_argument
 from ciel.master.state.queries import topics, views
 from ciel.net.http import Request, Route, Routes
 from ciel.wire.references import to_array
@@ -32,11 +32,11 @@ _SHOWN_MAX_LENGTH = 300
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """A string that is HTML already, and needs no escaping."""
 
 
 class Page(Resource):
-    """A page; `title` and `body` say what is on it."""
+    """The base class of all pages."""
 
     def page(self, request: Request, title: str, *body: str) -> bytes:
         request.setHeader("Content-Type", "text/html; charset=utf-8")
@@ -50,10 +50,10 @@ class Page(Resource):
 
 
 class JobsPage(Page):
-    """The newest jobs, and the way to older ones."""
+    """The newest jobs, with a link to older ones."""
 
     def render_GET(self, request: Request) -> bytes:
-        before = number_asked(request, "before", 0) or None
+        before = number_argument(request, "before", 0) or None
         found = views.jobs(
             self.machine, self.service.epoch_s, before=before, limit=JOBS_SHOWN, state=None
         )
@@ -72,7 +72,7 @@ class JobPage(Page):
 
     def render_GET(self, request: Request) -> bytes:
         found = self.job(request)
-        first = number_asked(request, "first", 0)
+        first = number_argument(request, "first", 0)
         named = {"job": found.spec.id, "first": first}
         tasks = topics.tasks(self.machine, named)
         about = views.job(found, self.service.epoch_s)
@@ -96,7 +96,7 @@ class JobPage(Page):
 
 
 class TaskPage(Page):
-    """One task, and why it is as it is."""
+    """One task in detail, with the reasons for its state."""
 
     def render_GET(self, request: Request) -> bytes:
         found, task = self.job(request), self.task(request)
@@ -118,16 +118,16 @@ class TaskPage(Page):
 
 
 class RefPage(Page):
-    """What is known of an object."""
+    """One object, with its reference."""
 
     def render_GET(self, request: Request) -> bytes:
         found, ref = self.job(request), self.reference(request)
         node = self.machine.graph.objects.nodes[ref.id]
-        maker = node.producer
+        producer = node.producer
         facts: dict[str, Any] = {"is": type(ref).__name__, **_about(ref)}
-        if maker is not None:
+        if producer is not None:
             facts["made by"] = _link(
-                maker.spec.name or maker.spec.id, "task", maker.spec.job, maker.spec.id
+                producer.spec.name or producer.spec.id, "task", producer.spec.job, producer.spec.id
             )
         facts["reference"] = str(to_array(ref))[:_SHOWN_MAX_LENGTH]
         back = Html(f"<p>{_link(f'job {found.number}', 'job', found.spec.id)}</p>")

@@ -1,5 +1,5 @@
-"""What the master's resources have in common: reading takes a read-only key, all else one that may
-submit; what the engine refuses is said with the status that fits.
+"""The base class and helpers of the master's HTTP resources. Reading needs a read-only key, and
+everything else a key that may submit. Errors of the engine become HTTP errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ciel.master.service import MasterService
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import topics
 from ciel.master.state.queries.object_locations import UnknownObjectError
-from ciel.master.state.queries.topics import UnknownQuestionError
+from ciel.master.state.queries.topics import UnknownQueryError
 from ciel.net.errors import HttpError
 from ciel.net.http import LITTLE_MAX_BYTES, Answer, Request, Route
 from ciel.wire.errors import WireError
@@ -31,17 +31,17 @@ from ciel.wire.references import from_json, to_json
 T = TypeVar("T")
 
 READ_AT_ONCE_MAX_BYTES: Final = 16 * 1024
-"""To make tasks of 1 MiB of JSON takes half a second, in which others are to be served."""
-_UNKNOWN = (UnknownQuestionError, UnknownJobError, UnknownObjectError)
+"""Larger bodies are read in a thread: reading the tasks in 1 MiB of JSON takes half a second."""
+_UNKNOWN = (UnknownQueryError, UnknownJobError, UnknownObjectError)
 _NOT_NOW = (CannotRetryError, JobNotEndedError)
 _NUMBER_MAX = 10**12
 
 
 class Resource(Route):
-    """Something of the master."""
+    """The base class of the master's resources."""
 
     body_limit_bytes = LITTLE_MAX_BYTES
-    """Those that begin jobs take more, and read it aside."""
+    """Resources that submit jobs accept larger bodies, and read them in a thread."""
 
     def __init__(self, service: MasterService) -> None:
         self.service = service
@@ -54,7 +54,7 @@ class Resource(Route):
         return Role.READ if method in ("GET", "HEAD") else self.needs_role
 
     def render(self, request: Request) -> Answer:
-        return refusing(lambda: super(Resource, self).render(request))
+        return with_http_errors(lambda: super(Resource, self).render(request))
 
     def job(self, request: Request) -> Job:
         """Find the job that the path names, or answer 404."""
@@ -65,26 +65,26 @@ class Resource(Route):
         return topics.find_task(self.machine, self.job(request), request.params["task"])
 
     def reference(self, request: Request) -> Reference:
-        """Find out what is known of the object that the path names, or answer 404."""
+        """Return the reference of the object that the path names, or answer 404."""
         object_id = ObjectId(check_id(request.params["id"]))
         node = self.machine.graph.objects.get(object_id)
         if node is None:
             raise HttpError(404, f"no object {object_id} is known")
         return self.machine.graph.objects.reference(object_id)
 
-    def begin(self, job: Submission) -> Job:
-        """Begin a job; raises CielError."""
+    def submit(self, job: Submission) -> Job:
+        """Submit a job; raises CielError."""
         return self.service.act(
-            lambda machine, now_s: machine.begin_job(job.spec, job.tasks, job.wanted, now_s)
+            lambda machine, now_s: machine.submit_job(job.spec, job.tasks, job.wanted, now_s)
         )
 
-    def say(self, request: Request, value: object, status: int = 200) -> bytes:
-        """Answer with a value that may have references in it."""
+    def reply(self, request: Request, value: object, status: int = 200) -> bytes:
+        """Respond with a value that may contain references."""
         return request.reply(to_json(value), status)
 
 
-def refusing(do: Callable[[], T]) -> T:
-    """Do something; what the engine refuses becomes an answer."""
+def with_http_errors(do: Callable[[], T]) -> T:
+    """Call a function; turn errors of the engine into HTTP errors."""
     try:
         return do()
     except _UNKNOWN as error:
@@ -95,19 +95,19 @@ def refusing(do: Callable[[], T]) -> T:
         raise HttpError(400, str(error)) from None
 
 
-def read_aside(
+def read_in_thread(
     size_bytes: int, read: Callable[[], T], then: Callable[[T], Answer]
 ) -> Deferred[bytes]:
-    """Read something of so many bytes, on a thread if it is long, and go on with it. What either
-    refuses becomes an answer.
+    """Call `read`, in a thread if `size_bytes` is large, and then `then` with its result. Errors of
+    the engine in either of them become HTTP errors.
     """
     begin = deferToThread if size_bytes > READ_AT_ONCE_MAX_BYTES else execute
-    done: Deferred[Any] = begin(refusing, read)
-    return done.addCallback(lambda value: refusing(lambda: then(value)))
+    done: Deferred[Any] = begin(with_http_errors, read)
+    return done.addCallback(lambda value: with_http_errors(lambda: then(value)))
 
 
 def body_object(request: Request, *known: str) -> dict[str, Any]:
-    """Return the body, a JSON object with these keys at most, references in it read."""
+    """Return the body, a JSON object that may only have these keys, with decoded references."""
     body = from_json(request.json())
     if not isinstance(body, dict):
         raise HttpError(400, "the body must be a JSON object")
@@ -117,18 +117,18 @@ def body_object(request: Request, *known: str) -> dict[str, Any]:
     return body
 
 
-def number_asked(request: Request, name: str, usual: int, most: int = _NUMBER_MAX) -> int:
-    """Return a whole number from the query."""
+def number_argument(request: Request, name: str, default: int, most: int = _NUMBER_MAX) -> int:
+    """Return a whole number from the query string."""
     text = request.args.get(name.encode(), [b""])[0]
     if not text:
-        return usual
+        return default
     if not text.isdigit() or len(text) > 12 or int(text) > most:
         raise HttpError(400, f"{name} must be a whole number, at most {most}")
     return int(text)
 
 
-def seconds_asked(value: Any, name: str) -> float:
-    """Return a time from a body or a query."""
+def seconds_argument(value: Any, name: str) -> float:
+    """Return a number of seconds from a body or a query string."""
     try:
         seconds = float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):
@@ -138,8 +138,8 @@ def seconds_asked(value: Any, name: str) -> float:
     return seconds
 
 
-def text_asked(request: Request, name: str, known: Mapping[str, object]) -> str | None:
-    """Return a word from the query, None if it is not there."""
+def word_argument(request: Request, name: str, known: Mapping[str, object]) -> str | None:
+    """Return one of the known words from the query string; None if it is not there."""
     if name.encode() not in request.args:
         return None
     text = str(request.args[name.encode()][0].decode("utf-8", "replace"))

@@ -1,5 +1,5 @@
-"""The master's HTTP side: whether it lives, its figures, `/api/v1`, the original's routes, and
-pages for people. It carries no object's bytes.
+"""The master's HTTP server: health, metrics, `/api/v1`, the original's routes, and HTML pages. It
+serves no content of objects.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ciel.master.resources.pages import ROOT as PAGES
 from ciel.master.resources.pages import add_pages
 from ciel.master.resources.shutdown import Shutdown
 from ciel.master.service import MasterService
-from ciel.master.state.queries.metrics import figures
+from ciel.master.state.queries.metrics import collect_metrics
 from ciel.net.exposition import Family, Metrics, gauge
 from ciel.net.gate import Gate
 from ciel.net.http import Request, Route, Routes, SecureSite
 
 
 class Health(Route):
-    """Says that the daemon serves."""
+    """Reports that the daemon is running."""
 
     needs_role = Role.READ
 
@@ -32,10 +32,10 @@ class Health(Route):
 
 
 def master_families(service: MasterService) -> list[Family]:
-    """Tell what the master counts."""
+    """Return all metrics of the master."""
     found = [
         Family(name, kind, text, [({label: at} if label else {}, value) for at, value in values])
-        for name, kind, text, label, values in figures(service.machine)
+        for name, kind, text, label, values in collect_metrics(service.machine)
     ]
     text = "Requests that wait for a job to end, or a worker to come."
     return [*found, gauge("ciel_http_waiting", text, len(service.waiters))]
@@ -48,7 +48,7 @@ def master_routes(
     stop: Callable[[], object],
     browsers: BrowserSessions,
 ) -> Routes:
-    """List everything that a master serves. `stop` ends it."""
+    """Return all routes of a master. `stop` stops the master."""
     routes = Routes()
     routes.add("/healthz", Health())
     routes.add("/metrics", Metrics(lambda: master_families(service)))
@@ -67,7 +67,7 @@ def master_site(
     *,
     open_healthz: bool = False,
 ) -> tuple[Any, Gate]:
-    """Make the site; the gate is to be told the master's own address once it is known."""
+    """Make the site. The caller sets the master's address on the gate once it is known."""
     gate = Gate(key.derive)
     gate.browsers = BrowserSessions(PAGES)
     routes = master_routes(reactor, key, service, stop, gate.browsers)

@@ -1,4 +1,4 @@
-"""The end of a whole cluster by request: its workers first, then the master."""
+"""Shuts down the whole cluster: the workers first, then the master."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ciel.net.http import Request
 
 KILL_TARGET: Final = "/control/kill"
 WORKER_TIMEOUT_S: Final = 2.0
-"""A worker that has not answered by then is not waited for."""
+"""The master does not wait longer for the answer of a worker."""
 
-FAREWELL_S: Final = 0.2
-"""So long the master lives on after that, so that its own answer leaves."""
+STOP_DELAY_S: Final = 0.2
+"""The delay before the master stops, in which its own answer is sent."""
 
 
 class Shutdown(Resource):
-    """Ends all workers, and then the master; answered at once."""
+    """Stops all workers, and then the master; answers at once."""
 
     needs_role = Role.ADMIN
 
@@ -38,14 +38,14 @@ class Shutdown(Resource):
 
     def render_POST(self, request: Request) -> bytes:
         if not self._is_under_way:
-            from twisted.web.client import Agent  # takes 15 ms of each start to load
+            from twisted.web.client import Agent  # the import takes 15 ms
 
             self._is_under_way = True
             agent: Any = Agent(self._reactor, connectTimeout=WORKER_TIMEOUT_S)
-            asked = [self._end(agent, netloc) for netloc in self.service.netlocs()]
-            told = DeferredList(asked, consumeErrors=True)
-            told.addTimeout(WORKER_TIMEOUT_S, self._reactor)
-            told.addBoth(lambda _: self._reactor.callLater(FAREWELL_S, self._stop))
+            requests = [self._end(agent, netloc) for netloc in self.service.netlocs()]
+            stopped = DeferredList(requests, consumeErrors=True)
+            stopped.addTimeout(WORKER_TIMEOUT_S, self._reactor)
+            stopped.addBoth(lambda _: self._reactor.callLater(STOP_DELAY_S, self._stop))
         return request.reply(True)
 
     def _end(self, agent: Any, netloc: str) -> Any:

@@ -1,8 +1,9 @@
-"""Jobs that come by HTTP, whole in one body: read, checked, and made tasks of.
+"""Reads jobs that are submitted over HTTP, each complete in one request body.
 
-Two forms: the original's (a root task with its private data, ciel-interfaces section 4.2), with
-JSON where it had pickle; and ours, a list of tasks that may read each other's outputs. Nothing here
-acts: a body becomes a `Submission`, or an `InvalidSubmissionError`.
+There are two forms. The original's form is a root task with its private data (ciel-interfaces
+section 4.2), in JSON instead of pickle. Our form is a list of tasks that may read each other's
+outputs. A body becomes a `Submission`, or raises `InvalidSubmissionError`; nothing is submitted
+here.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec
 from ciel.core.naming import all_references
 from ciel.core.refs import REFERENCE_TYPES, Future, Reference, Value
 from ciel.core.scheduling import Scheduling, read_scheduling
-from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
+from ciel.core.tasks import DEFAULT_NEEDS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
 from ciel.wire.descriptors import OUTPUTS_MAX, make_task, read_ids
 from ciel.wire.references import from_json, to_json
 
 TASKS_MAX: Final = 1000
-"""In one body: adding so many takes the master some 30 ms."""
+"""The number of tasks in one body: adding them takes the master about 30 ms."""
 NAMES_MAX: Final = 5000
-"""Objects that the tasks of one body read and make; so many take as long again."""
+"""The number of inputs and outputs of the tasks in one body: these take about 30 ms as well."""
 EXECUTOR_MAX_LENGTH: Final = 64
 NAME_MAX_LENGTH: Final = 300
 
 PLAIN_PROGRAMS: Final = frozenset(("stdinout", "env", "environ", "java", "cso"))
-"""Executors whose programs never see an id, so that nothing they write can name an object. Of all
-others it is assumed that what they write does."""
+"""Executors whose programs never see an id, so that their outputs cannot name objects. The outputs
+of all other executors are assumed to name objects."""
 
 _ROOT_KEYS: Final = frozenset(("handler", "dependencies", "task_private", "expected_outputs"))
-_VESTIGES: Final = frozenset(
+_IGNORED_KEYS: Final = frozenset(
     ("event_index", "parent", "scheduling_class", "scheduling_type", "worker_private", "workers")
-)  # of the original's descriptors; they mean nothing here
-_JOURNAL_OPTIONS: Final = frozenset(("journal", "journal_sync_buffer"))  # as those
+)  # keys of the original's descriptors without a meaning here
+_JOURNAL_OPTIONS: Final = frozenset(("journal", "journal_sync_buffer"))  # ignored as well
 _TASK_KEYS: Final = frozenset(("name", "executor", "arguments", "outputs", "needs", "sees_errors"))
 _OUTPUT: Final = "__output__"
 
 
 class InvalidSubmissionError(CielError):
-    """A job cannot be begun as its body says; `where` is the key that is wrong."""
+    """The body of a job is invalid; `where` is the wrong key."""
 
     def __init__(self, where: str, reason: str) -> None:
         self.where = where
@@ -52,7 +53,7 @@ class InvalidSubmissionError(CielError):
 
 
 class Submission(NamedTuple):
-    """A whole job. `outputs`: what each of its named tasks makes."""
+    """A complete job. `outputs`: the outputs of each named task."""
 
     spec: JobSpec
     tasks: tuple[AddTask, ...]
@@ -64,7 +65,7 @@ class Submission(NamedTuple):
 
 
 class Root(NamedTuple):
-    """A root task as the original's clients describe it; `private` may have to be fetched."""
+    """A root task in the original's form. If `private` is a reference, it has to be fetched."""
 
     handler: str
     dependencies: list[Reference]
@@ -74,12 +75,12 @@ class Root(NamedTuple):
 
 
 def read_root(body: Mapping[str, Any]) -> Root:
-    """Read the body of a job in the original's form, references in it read already."""
+    """Read the body of a job in the original's form, with decoded references."""
     root = body.get("root_task")
     if not isinstance(root, dict):
         raise InvalidSubmissionError("root_task", "it must be an object that says what to run")
     for key in root:
-        if key not in _ROOT_KEYS | _VESTIGES:
+        if key not in _ROOT_KEYS | _IGNORED_KEYS:
             raise InvalidSubmissionError(f"root_task.{key:.40}", "unknown")
     handler = _executor(root.get("handler"), "root_task.handler")
     dependencies = root.get("dependencies", [])
@@ -98,8 +99,8 @@ def read_root(body: Mapping[str, Any]) -> Root:
     return Root(handler, dependencies, read_ids(expected), private, scheduling)
 
 
-def begin_root(root: Root, job: JobId, private: Any) -> Submission:
-    """Make a job of its root task, now that its private data is there."""
+def root_submission(root: Root, job: JobId, private: Any) -> Submission:
+    """Make a job from its root task and the private data of that."""
     if not isinstance(private, dict):
         raise InvalidSubmissionError("root_task.task_private", "it must be an object in JSON")
     outputs = root.expected_outputs or (job_output_id(job),)
@@ -111,12 +112,13 @@ def begin_root(root: Root, job: JobId, private: Any) -> Submission:
         if arguments.get("package_ref") is None:
             arguments.pop("package_ref", None)
     inputs = all_references([arguments, root.dependencies])
-    if isinstance(root.private, REFERENCE_TYPES):  # it is in the arguments now
+    if isinstance(root.private, REFERENCE_TYPES):  # the arguments contain it now
         inputs = [ref for ref in inputs if ref.id != root.private.id]
     _check_names(len(inputs) + len(outputs), "root_task")
     task = TaskSpec(
         root_task_id(job), job, job, -1, "", root.handler, tuple([ref.id for ref in inputs]),
-        outputs, USUAL_NEEDS, False, _mentions(root.handler), "", codec.encode(to_json(arguments)),
+        outputs, DEFAULT_NEEDS, False, _mentions(root.handler), "",
+        codec.encode(to_json(arguments)),
     )  # fmt: skip
     _require_room(job, task.id, *outputs)
     known = tuple([ref for ref in inputs if not isinstance(ref, Future)])
@@ -125,23 +127,23 @@ def begin_root(root: Root, job: JobId, private: Any) -> Submission:
 
 
 def _require_room(job: JobId, *made: str) -> None:
-    """Refuse an id of a job of which the names that are made of it would be too long."""
+    """Refuse the id of a job if an id that is derived from it would be too long."""
     longest = max(made, key=len)
     if len(longest) > ID_MAX_LENGTH:
         most = len(job) + ID_MAX_LENGTH - len(longest)
         name = longest.replace(job, "ID")
         raise InvalidIdError(
-            job, f"it has {len(job)} characters, a job's may have {most}: {name} is a name, too"
+            job, f"it has {len(job)} characters, but may have {most}: {name} must be an id, too"
         )
 
 
 def read_content(content: bytes) -> Any:
-    """Read private data: JSON, with references."""
+    """Read private data, which is JSON with references."""
     return from_json(codec.decode(content))
 
 
 def inline_private(root: Root) -> Any:
-    """Return private data that came with the body; None if it lies on a worker."""
+    """Return private data that the body contains; None if it is on a worker."""
     if isinstance(root.private, Value):
         return read_content(root.private.content)
     return root.private if isinstance(root.private, dict) else None
@@ -172,7 +174,7 @@ JOB_KEYS: Final = ("name", "keep", "tasks", "want", "scheduling")
 
 
 def read_job(body: Mapping[str, Any], job: JobId) -> Submission:
-    """Read a job in our form, references in it read already."""
+    """Read a job in our form, with decoded references."""
     name, keep = body.get("name", ""), body.get("keep", False)
     if not isinstance(name, str) or len(name) > JOB_NAME_MAX_LENGTH:
         text = f"it must be a text of at most {JOB_NAME_MAX_LENGTH} characters"
@@ -215,7 +217,7 @@ def _read_task(
         text = f"it must be a text of at most {NAME_MAX_LENGTH} characters"
         raise InvalidSubmissionError(f"{where}.name", text)
     if name in outputs:
-        raise InvalidSubmissionError(f"{where}.name", "another task has it")
+        raise InvalidSubmissionError(f"{where}.name", "another task has this name")
     arguments = task.get("arguments")
     if not isinstance(arguments, dict):
         raise InvalidSubmissionError(f"{where}.arguments", "it must be an object")
@@ -247,12 +249,14 @@ def _output_count(task: Any, where: str) -> int:
 
 def _check_names(count: int, where: str) -> None:
     if count > NAMES_MAX:
-        text = f"more than {NAMES_MAX} objects are read and made up to here: begin several jobs"
+        text = f"the tasks up to here name more than {NAMES_MAX} objects: submit several jobs"
         raise InvalidSubmissionError(where, text)
 
 
 def _with_outputs(value: Any, outputs: Mapping[str, list[ObjectId]], where: str) -> Any:
-    """Replace `{"__output__": TASK}`, or `[TASK, NUMBER]`, by what that earlier task makes."""
+    """Replace `{"__output__": TASK}` or `{"__output__": [TASK, NUMBER]}` by a reference to the
+    output of that earlier task.
+    """
     if isinstance(value, list):
         return [_with_outputs(item, outputs, where) for item in value]
     if not isinstance(value, dict):
@@ -269,7 +273,7 @@ def _output(named: Any, outputs: Mapping[str, list[ObjectId]], where: str) -> Ob
         case [str(task), int(number)]:
             pass
         case _:
-            raise InvalidSubmissionError(where, "it is a task's name, or [name, number]")
+            raise InvalidSubmissionError(where, "it must be a task's name, or [name, number]")
     made = outputs.get(task)
     if made is None:
         raise InvalidSubmissionError(where, f"no earlier task is called {task!r:.40}")
@@ -281,7 +285,7 @@ def _output(named: Any, outputs: Mapping[str, list[ObjectId]], where: str) -> Ob
 def _wanted(
     want: Any, added: list[AddTask], outputs: Mapping[str, list[ObjectId]]
 ) -> tuple[ObjectId, ...]:
-    if want is None:  # all that none of the tasks reads
+    if want is None:  # all outputs that no task of the job reads
         read = {object_id for task, _ in added for object_id in task.inputs}
         made = [object_id for task, _ in added for object_id in task.outputs]
         return tuple([object_id for object_id in made if object_id not in read])
@@ -293,7 +297,7 @@ def _wanted(
 
 def _needs(value: Any, where: str) -> Needs:
     if value is None:
-        return USUAL_NEEDS
+        return DEFAULT_NEEDS
     known = Needs._field_defaults
     if not isinstance(value, dict):
         raise InvalidSubmissionError(where, "it must be an object")

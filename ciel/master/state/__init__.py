@@ -1,1 +1,3 @@
-"""What the master decides: events and the time go in, messages for peers come out. Core only."""
+"""The decisions of the master: events and times go in, messages to peers come out. Imports only
+`ciel.core`.
+"""

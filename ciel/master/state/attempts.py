@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ciel.core.any_inputs import given
+from ciel.core.any_inputs import inputs_of
 from ciel.core.errors import CannotCancelTaskError
 from ciel.core.events import RECALLED, CancelTask, InputsLost, TaskReported
 from ciel.core.failures import label
@@ -14,13 +14,20 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.lost_objects import lose
 from ciel.core.nodes import Ending, TaskNode
-from ciel.core.refs import Fixed, Reference, details_text, is_unlike, locations_of, with_text
+from ciel.core.refs import (
+    Fixed,
+    Reference,
+    details_text,
+    differs_in_content,
+    locations_of,
+    with_text,
+)
 from ciel.core.retries import (
     BACK_OFF_FIRST_S,
     INPUT_LOSSES_MAX,
-    Again,
-    Blame,
     GiveUp,
+    Retry,
+    RetryState,
     after_failure,
     after_worker_loss,
 )
@@ -28,18 +35,18 @@ from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING
 from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.context import Context
-from ciel.master.state.copies import EarlyCopies, Followers
+from ciel.master.state.copies import EarlyCopies, StreamFollowers
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
-from ciel.master.state.retention import UnlistedCopies, is_made_elsewhere
+from ciel.master.state.retention import UnlistedCopies, has_copy_elsewhere
 from ciel.master.state.timeline import Timeline
-from ciel.master.state.workers import Call, WorkerNode
+from ciel.master.state.workers import AttemptKey, WorkerNode
 
 
 class Attempts:
-    """All attempts that count, and the reports that do not count yet.
+    """All current attempts, and the reports that are held.
 
-    A report of success is held while an input of the attempt still grows: the input may break, and
-    then the attempt has read a part of it.
+    A report of success is held while an input of the attempt still grows: if the stream breaks, the
+    attempt has read only a part of it.
     """
 
     def __init__(
@@ -57,26 +64,26 @@ class Attempts:
         self._eager = eager
         self._cancellations = cancellations
         self._delegates = delegates
-        self.held: dict[TaskNode, tuple[WorkerNode, TaskReported]] = {}
+        self.held_reports: dict[TaskNode, tuple[WorkerNode, TaskReported]] = {}
         self.timeline = Timeline()
         self.unlisted = UnlistedCopies(context)
         self._copies = EarlyCopies(context.graph)
-        self._followers = Followers(context.graph)
+        self._followers = StreamFollowers(context.graph)
 
     # --- assignment -------------------------------------------------------------------------------
 
     def assign(self, task: TaskNode, worker: WorkerNode) -> None:
         """Assign a task that is ready to a worker, and send it there."""
-        inputs = given(self._graph.objects, task.spec) if task.spec.inputs else ()
+        inputs = inputs_of(self._graph.objects, task.spec) if task.spec.inputs else ()
         if len(inputs) > INPUTS_WEIGHED_FROM and (too_large := why_too_large(inputs)):
             self._context.fail(task, "INPUTS_TOO_LARGE", too_large)
             return
         attempt = self._graph.assign(task, worker.facts.id)
-        worker.take(task, self._context.now_s)
+        worker.add_attempt(task, self._context.now_s)
         if self._table.suspects:
             inputs = tuple([self._table.without_suspects(ref) for ref in inputs])
         if self._graph.objects.growing:
-            self._followers.told(worker, inputs)
+            self._followers.task_sent(worker, inputs)
         self._context.outbox += worker.assignment(task, attempt, inputs)
         if self._delegates and self._graph.waiting.awaited:
             self._eager.assigned(task)
@@ -85,13 +92,13 @@ class Attempts:
         self, task: TaskNode, worker: WorkerNode, *, is_inline: bool = False, within: bool = False
     ) -> None:
         """Assign a ready task to a worker that has it already: the task was dispatched eagerly, or
-        (`is_inline`) the worker started it by itself, perhaps in the program of its parent
+        (`is_inline`) the worker started it by itself, possibly within the program of its parent
         (`within`).
         """
         self._graph.assign(task, worker.facts.id)
         if is_inline:
             task.attempt = 0
-        worker.take(task, self._context.now_s, within=within)
+        worker.add_attempt(task, self._context.now_s, within=within)
         self._eager.assigned(task)
 
     def start_eager(self, task: TaskNode) -> bool:
@@ -108,7 +115,7 @@ class Attempts:
         return False
 
     def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Return the task of a running attempt; None if the attempt does not count any more."""
+        """Return the task of a running attempt; None if the attempt is superseded."""
         task = self._graph.tasks.get(task_id)
         if task is None or task.state is not ASSIGNED or task.attempt != attempt:
             return self._claim(worker, task_id, attempt) if self._eager.tasks else None
@@ -122,9 +129,9 @@ class Attempts:
         self.confirm(task, worker)
         return task
 
-    def speaker(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Return the task of a running attempt that reports something; cancel the attempt if it
-        does not count any more.
+    def reporting_task(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+        """Return the task of a running attempt that reports something. If the attempt is
+        superseded, cancel it and return None.
         """
         task = self._current(worker, task_id, attempt)
         if task is None and (early := self._eager.find(worker, task_id, attempt)) is not None:
@@ -143,18 +150,18 @@ class Attempts:
             self._table.returned.add(task)
         slots = worker.slots_of(task, task.attempt)
         self._note_end(worker, task, report)
-        worker.give_back(task, task.attempt)
+        worker.remove_attempt(task, task.attempt)
         self._context.touch(task.job)
         if report.fault is not None and report.fault.reason == RECALLED:
             self._graph.requeue(task)
             return
         worker.reported_at_s = self._context.now_s
-        if slots:  # the time of an attempt within another one does not count for the credit
+        if slots:  # an attempt within another one does not change the credit
             worker.credit.learn(report.run_s)
         if report.fault is not None:
             self._failed(worker, task, report)
         elif task in self._graph.streams.reading:
-            self.held[task] = (worker, report)
+            self.held_reports[task] = (worker, report)
         else:
             self._count(task, worker, report)
 
@@ -164,19 +171,19 @@ class Attempts:
         context = self._context
         reason, details = report.fault
         where = f"attempt {task.attempt} failed on worker {worker.facts.id}"
-        blame = context.blame.setdefault(task.spec.id, Blame())
-        verdict = after_failure(blame, task.spec.needs, reason, details)
+        retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
+        verdict = after_failure(retry_state, task.spec.needs, reason, details)
         if (
-            isinstance(verdict, Again) or task.spec.id in context.stories
+            isinstance(verdict, Retry) or task.spec.id in context.histories
         ):  # else the failure says it
             context.record(task, f"{where}: {reason}: {report.fault.text}")
-        if isinstance(verdict, Again):
-            blame.not_before_s = context.now_s + verdict.delay_s
+        if isinstance(verdict, Retry):
+            retry_state.not_before_s = context.now_s + verdict.delay_s
             self._graph.requeue(task)
         else:
             details = verdict.details
-            if task.spec.id in context.stories and not task.spec.needs.retries:
-                count = f"(attempt {task.attempt}; `ciel task explain` tells of those before)"
+            if task.spec.id in context.histories and not task.spec.needs.retries:
+                count = f"(attempt {task.attempt}; see `ciel task explain` for earlier attempts)"
                 details = with_text(details, f"{details_text(details)}\n{count}")
             self._graph.fail(task, verdict.reason, details)
             context.journal.append(report)
@@ -184,29 +191,31 @@ class Attempts:
     def _count(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Accept a report of success: all inputs of the attempt are complete."""
         if self._eager.tasks:
-            self._settles_elsewhere(report.published, task)
+            self._cancel_produced_elsewhere(report.published, task)
         self._graph.finish(task, report.published)
         self._context.journal.append(report)
-        if self._context.blame:
-            self._context.blame.pop(task.spec.id, None)
-        if self._graph.objects.fixed:  # another process of the same name may wait elsewhere already
+        if self._context.retry_states:
+            self._context.retry_states.pop(task.spec.id, None)
+        if self._graph.objects.fixed:  # a process with the same id may wait elsewhere already
             fixed = [ref for ref in report.published if type(ref) is Fixed]
             self.unlisted.add(worker, fixed)
         nodes = self._graph.objects.nodes
-        for ref in report.published:
+        for ref in report.published:  # another producer may have failed: its copy is not listed
             node = nodes.get(ref.id)
-            if node is not None and node.producer is not task:  # the other producer has failed
+            if node is not None and node.producer is not task:
                 self.unlisted.add(worker, (ref,))
 
-    def _settles_elsewhere(self, refs: Iterable[Reference], maker: TaskNode | None) -> None:
+    def _cancel_produced_elsewhere(
+        self, refs: Iterable[Reference], producer: TaskNode | None
+    ) -> None:
         """Cancel eager attempts that wait for objects which were produced elsewhere."""
         for ref in refs:
             node = self._graph.objects.get(ref.id)
-            if node is not None and node.producer is not maker:
-                self._eager.settles_otherwise(ref.id)
+            if node is not None and node.producer is not producer:
+                self._eager.produced_elsewhere(ref.id)
 
     def _reported_late(self, worker: WorkerNode, report: TaskReported) -> None:
-        """Process the report of an attempt that does not count any more."""
+        """Process the report of a superseded attempt."""
         late = worker.assigned.get((report.task, report.attempt))
         if late is not None and late.state in FINISHED and late.attempt == report.attempt:
             self._note_ending(late, worker, report.run_s, report.exit_status)  # it was cancelled
@@ -214,23 +223,19 @@ class Attempts:
         self.unlisted.add(worker, report.published)
         for ref in report.published:
             node = self._graph.objects.nodes.get(ref.id)
-            if node is None or node.producer is None or not is_unlike(node.ref, ref):
+            if node is None or node.producer is None or not differs_in_content(node.ref, ref):
                 continue
-            made = f"attempt {report.attempt} on worker {worker.facts.id} made {ref.id}, too"
-            self._context.record(
-                node.producer, f"{made}, not the same to the byte; the first counts"
-            )
+            made = f"attempt {report.attempt} on worker {worker.facts.id} produced {ref.id}, too"
+            self._context.record(node.producer, f"{made}, with other content; the first counts")
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
-        """Note the end of an attempt that does not count any more: it was cancelled, or its worker
-        was declared dead.
-        """
+        """Note the end of a superseded attempt: a cancelled one, or one of a dead worker."""
         task = worker.assigned.get((task_id, attempt))
         if task is None:
             if (early := self._eager.find(worker, task_id, attempt)) is not None:
                 self._eager.ended(early)
             return
-        worker.give_back(task, attempt)  # also if the task was forgotten since
+        worker.remove_attempt(task, attempt)  # also if the task was forgotten since
         self._cancellations.ended(task.spec.job, (worker.facts.id, task_id, attempt))
 
     def _note_end(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
@@ -252,19 +257,19 @@ class Attempts:
 
     def worker_lost(self, worker: WorkerNode, reason: str, *, died: bool) -> None:
         """Run the attempts of a lost worker again. `died`: its process is known to have ended, so
-        the tasks that it ran may be blamed.
+        the loss counts against the tasks that it ran.
         """
         slots_left = worker.facts.slots
         for (_, attempt), task in worker.assigned.items():
-            # Only the first attempts can have run, and can be the cause of the loss.
+            # Only the oldest attempts can have been running, and have caused the loss.
             slots = worker.slots_of(task, attempt)
             may_have_run = slots_left > 0 or not slots
             slots_left -= slots
             if task.worker != worker.facts.id or task.attempt != attempt:
                 continue  # it was cancelled
             self._attempt_lost(worker, task, reason, may_have_run=may_have_run, died=died)
-        for task in [task for task, (holder, _) in self.held.items() if holder is worker]:
-            del self.held[task]
+        for task in [task for task, (holder, _) in self.held_reports.items() if holder is worker]:
+            del self.held_reports[task]
             self._graph.requeue(task)
         self._copies.lose(worker)
         self._followers.lose(worker)
@@ -274,10 +279,10 @@ class Attempts:
         self, worker: WorkerNode, task: TaskNode, reason: str, *, may_have_run: bool, died: bool
     ) -> None:
         context, worker_id, key = self._context, worker.facts.id, (task.spec.id, task.attempt)
-        verdict: Again | GiveUp = Again(0.0)
+        verdict: Retry | GiveUp = Retry(0.0)
         if may_have_run and died:
-            blame = context.blame.setdefault(task.spec.id, Blame())
-            verdict = after_worker_loss(blame, worker_id)
+            retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
+            verdict = after_worker_loss(retry_state, worker_id)
         context.record(
             task, f"worker {worker_id} was lost ({reason}) during attempt {task.attempt}"
         )
@@ -288,7 +293,7 @@ class Attempts:
         if may_have_run:
             self._note_ending(task, worker, run_s, None)
         context.touch(task.job)
-        if isinstance(verdict, Again):
+        if isinstance(verdict, Retry):
             self._graph.requeue(task)
         else:
             self._graph.fail(task, verdict.reason, verdict.details)
@@ -300,14 +305,14 @@ class Attempts:
         complete.
         """
         streams = self._graph.streams
-        while streams.broken or streams.whole:
-            if streams.broken:
-                self._stop_reading(*streams.broken.pop())
+        while streams.broken_readers or streams.completed_readers:
+            if streams.broken_readers:
+                self._stop_reading(*streams.broken_readers.pop())
             else:
-                task = streams.whole.pop()
-                if task in self.held:
+                task = streams.completed_readers.pop()
+                if task in self.held_reports:
                     self._context.touch(task.job)
-                    self._count(task, *self.held.pop(task))
+                    self._count(task, *self.held_reports.pop(task))
         for worker, ref in self._copies.take_back():
             node = self._graph.objects.get(ref.id)
             if node is not None and node.is_settled:
@@ -318,20 +323,20 @@ class Attempts:
         if task.state is RUNNABLE or task.state is WAITING:
             self._graph.recheck(task)
         elif task.state is ASSIGNED and task.attempt == attempt:
-            self.restart(task, f"what attempt {task.attempt} read broke off: it runs again")
-            self._drop_held(task)
+            self.restart(task, f"an input of attempt {task.attempt} broke off: it runs again")
+            self._drop_held_report(task)
 
-    def followed_in_vain(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
-        """Yield the workers that follow a stream which broke, with the object."""
-        return self._followers.in_vain()
+    def followers_of_broken(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
+        """Yield the workers that still copy a stream that broke, with the object."""
+        return self._followers.of_broken()
 
     # --- stopping ---------------------------------------------------------------------------------
 
-    def stop(self, task: TaskNode, *, aborts: bool = False) -> Call | None:
-        """Cancel the attempt of a task; return the report to be waited for, if the attempt still
-        runs. `aborts`: the attempt counts as failed.
+    def stop(self, task: TaskNode, *, aborts: bool = False) -> AttemptKey | None:
+        """Cancel the attempt of a task. If it still runs, return its key: the worker will report
+        its end. `aborts`: the attempt counts as failed.
         """
-        if task in self.held or task.worker is None:
+        if task in self.held_reports or task.worker is None:
             return None
         self._context.send(task.worker, CancelTask(task.spec.id, task.attempt, aborts))
         return (task.worker, task.spec.id, task.attempt)
@@ -352,29 +357,29 @@ class Attempts:
         if task.state is ASSIGNED:
             self.stop(task)
         self._context.fail(task, "CANCELLED", reason)
-        self._drop_held(task)
+        self._drop_held_report(task)
 
-    def stop_job(self, job: Job, reason: str) -> Iterator[Call | None]:
-        """Cancel all attempts of a job, whose tasks fail with that; yield for each the report to be
-        waited for, if any.
+    def stop_job(self, job: Job, reason: str) -> Iterator[AttemptKey | None]:
+        """Cancel all attempts of a job and fail their tasks. Yield, for each attempt, its key if
+        the worker will report its end, or None.
         """
         yield from self._eager.cancel_job(job)
         for worker in list(self._table.by_id.values()):
             for (_, attempt), task in list(worker.assigned.items()):
                 is_current = (task.worker, task.attempt) == (worker.facts.id, attempt)
                 if task.job is job and is_current and task.state is ASSIGNED:
-                    call = self.stop(task)
+                    stopped = self.stop(task)
                     self._graph.fail(task, "CANCELLED", reason)
-                    yield call
-        for task in [task for task in self.held if task.job is job]:
+                    yield stopped
+        for task in [task for task in self.held_reports if task.job is job]:
             if task.state is ASSIGNED:
                 self._graph.fail(task, "CANCELLED", reason)
-            self._drop_held(task)
+            self._drop_held_report(task)
             yield None
 
     def stop_unneeded(self) -> None:
-        """Cancel attempts that read broken streams, that are not needed, or that were dispatched in
-        vain.
+        """Cancel attempts that read broken streams, attempts that are not needed, and eager
+        attempts that cannot start.
         """
         graph = self._graph
         self.follow_streams()
@@ -383,15 +388,15 @@ class Attempts:
             for task in unneeded:
                 if task.worker is not None and not graph.is_needed(task):
                     self.stop(task)
-                    graph.sleep(task)
-                    self._drop_held(task)
+                    graph.deactivate(task)
+                    self._drop_held_report(task)
             self.follow_streams()
         self._eager.check()
 
-    def _drop_held(self, task: TaskNode) -> None:
+    def _drop_held_report(self, task: TaskNode) -> None:
         """Discard a held report, and delete the objects that the attempt produced."""
-        if task in self.held:
-            worker, report = self.held.pop(task)
+        if task in self.held_reports:
+            worker, report = self.held_reports.pop(task)
             self.unlisted.add(worker, report.published)
 
     # --- objects ----------------------------------------------------------------------------------
@@ -399,16 +404,16 @@ class Attempts:
     def stored(
         self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
     ) -> None:
-        """Note that a worker stores objects. A copy of a growing object counts once its producer
+        """Note that a worker stores objects. A copy of a growing object is listed once its producer
         has completed the object. `kept`: the objects are from before the worker joined. `idle`: no
-        client is about to name them.
+        client will name them.
         """
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
         if self._eager.tasks:
-            self._settles_elsewhere(known, None)
+            self._cancel_produced_elsewhere(known, None)
         for ref in known:
             node = self._graph.objects.get(ref.id)
-            if node is not None and not (kept and is_made_elsewhere(node, worker.facts.netloc)):
+            if node is not None and not (kept and has_copy_elsewhere(node, worker.facts.netloc)):
                 self._graph.publish(ref)
         self.unlisted.add(worker, known, idle=idle)
 
@@ -419,17 +424,17 @@ class Attempts:
             self._superseded(worker, message.task, message.attempt)
             return
         context = self._context
-        worker.give_back(task, task.attempt)
+        worker.remove_attempt(task, task.attempt)
         context.touch(task.job)
         context.record(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
-        blame = context.blame.setdefault(task.spec.id, Blame())
+        retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
         changed = [self._lose_copy(worker, *loss) for loss in message.losses]
         if not any(changed):
-            blame.missing_inputs += 1  # the copies are said to be there: do not retry for ever
-            blame.not_before_s = context.now_s + BACK_OFF_FIRST_S
-        blame.input_losses += 1
-        too_often = blame.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
-        if too_often or blame.missing_inputs > max(3, task.spec.needs.retries):
+            retry_state.missing_inputs += 1  # the table still lists the copies: retry a few times
+            retry_state.not_before_s = context.now_s + BACK_OFF_FIRST_S
+        retry_state.input_losses += 1
+        too_often = retry_state.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
+        if too_often or retry_state.missing_inputs > max(3, task.spec.needs.retries):
             if message.lacks_room:
                 about = f"its inputs do not fit into the store of worker {worker.facts.id}"
                 advice = "give the worker a larger store, or end jobs whose results it keeps"
@@ -443,8 +448,8 @@ class Attempts:
         """Note that a reader could not get an object from a worker; return whether the object table
         has changed since the attempt was assigned.
 
-        A copy that does exist there is deleted, since the table does not list it any more; unless
-        it cannot be recomputed, or is being recomputed there.
+        If the copy exists after all, it is deleted, since the table does not list it any more,
+        unless it cannot be recomputed, or is being recomputed there.
         """
         node = self._graph.objects.get(object_id)
         ref = None if node is None else node.ref
@@ -452,10 +457,10 @@ class Attempts:
             return True
         holder = self._table.at(place)
         places = locations_of(ref)
-        if place not in places:  # the copy is newer, or no worker ever reported one there
+        if place not in places:  # there are newer copies, or none was ever reported there
             return not places or holder is not None
         if holder is not None and holder.suspicion:
-            return True  # it may be back soon: the reader waits for that, see `Dispatcher`
+            return True  # it may reconnect soon: the task waits for that, see `Dispatcher`
         if holder is not None and holder is not reader and node.producer is None:
             return False
         lose(self._graph, object_id, place)

@@ -14,37 +14,40 @@ from typing import Final
 from ciel.core import deferred
 from ciel.core.graph import TaskGraph
 
-STEPS_PER_TURN: Final = 1000
-"""Tasks that may be touched in one turn for operations in slices: 10 ms, or 20 if not compiled."""
+STEPS_PER_TICK: Final = 1000
+"""The number of tasks that operations in slices may touch per tick: this takes 10 ms, or 20 ms if
+not compiled."""
 
 _ENDED: Final = object()
 
 
 class BulkOperations:
-    """The operations that have begun and have not ended; each has its turn."""
+    """The operations that have started and not ended, which run in round-robin order."""
 
     def __init__(self, graph: TaskGraph) -> None:
-        self.steps_per_turn = STEPS_PER_TURN
+        self.steps_per_tick = STEPS_PER_TICK
         self._graph = graph
-        self._begun: deque[Iterator[None]] = deque()
-        graph.steps_left = STEPS_PER_TURN
+        self._started: deque[Iterator[None]] = deque()
+        graph.steps_left = STEPS_PER_TICK
 
     def __bool__(self) -> bool:
-        return bool(self._begun)
+        return bool(self._started)
 
-    def begin(self, operation: Iterator[None]) -> None:
-        """Do the first slice at once, which is all of most operations; raises what that raises."""
+    def start(self, operation: Iterator[None]) -> None:
+        """Run the first slice of an operation at once, which completes most operations. Errors of
+        this slice propagate to the caller.
+        """
         if next(operation, _ENDED) is not _ENDED:
-            self._begun.append(operation)
+            self._started.append(operation)
 
-    def go_on(self) -> None:
-        """Do what is left of the operations, and of what the graph put off, for one turn."""
-        deferred.go_on(self._graph)
-        while self._begun and self._graph.steps_left > 0:
-            operation = self._begun.popleft()
+    def resume(self) -> None:
+        """Continue the deferred work of the graph, and then the operations, for one tick."""
+        deferred.resume(self._graph)
+        while self._started and self._graph.steps_left > 0:
+            operation = self._started.popleft()
             if next(operation, _ENDED) is not _ENDED:
-                self._begun.append(operation)
+                self._started.append(operation)
 
-    def end_turn(self) -> None:
-        """Give the next turn its steps."""
-        self._graph.steps_left = self.steps_per_turn
+    def end_tick(self) -> None:
+        """Reset the number of steps for the next tick."""
+        self._graph.steps_left = self.steps_per_tick

@@ -1,46 +1,46 @@
-"""Tracks the attempts that workers were told to stop and that have not ended yet: a cancelled job
-ends when none of its attempts runs.
+"""Tracks cancelled attempts whose end workers have not reported yet: a cancelled job ends when none
+of its attempts runs.
 """
 
 from __future__ import annotations
 
 from ciel.core.jobs import Job
 from ciel.master.state.context import Context
-from ciel.master.state.workers import Call
+from ciel.master.state.workers import AttemptKey
 
 
 class Cancellations:
     """The attempts of each job that is being cancelled or removed."""
 
-    __slots__ = ("_calls", "_context")
+    __slots__ = ("_attempts", "_context")
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._calls: dict[str, tuple[Job, set[Call]]] = {}  # by job id
+        self._attempts: dict[str, tuple[Job, set[AttemptKey]]] = {}  # by job id
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._attempts)
 
-    def add(self, job: Job, call: Call) -> None:
-        self._calls.setdefault(job.spec.id, (job, set()))[1].add(call)
+    def add(self, job: Job, attempt: AttemptKey) -> None:
+        self._attempts.setdefault(job.spec.id, (job, set()))[1].add(attempt)
 
     def is_pending(self, job: Job) -> bool:
         """Return whether attempts of a job still run."""
-        return job.spec.id in self._calls
+        return job.spec.id in self._attempts
 
-    def ended(self, job_id: str, call: Call) -> None:
+    def ended(self, job_id: str, attempt: AttemptKey) -> None:
         """Note that a worker reported the end of an attempt."""
-        if job_id in self._calls:
-            self._remove(job_id, {call})
+        if job_id in self._attempts:
+            self._remove(job_id, {attempt})
 
     def worker_lost(self, worker_id: str) -> None:
-        """Note that a worker is gone with all its attempts."""
-        for job_id, (_, calls) in list(self._calls.items()):
-            self._remove(job_id, {call for call in calls if call[0] == worker_id})
+        """Note that a worker was lost with all its attempts."""
+        for job_id, (_, attempts) in list(self._attempts.items()):
+            self._remove(job_id, {attempt for attempt in attempts if attempt[0] == worker_id})
 
-    def _remove(self, job_id: str, ended: set[Call]) -> None:
-        job, calls = self._calls[job_id]
-        calls -= ended
-        if not calls:
-            del self._calls[job_id]
+    def _remove(self, job_id: str, ended: set[AttemptKey]) -> None:
+        job, attempts = self._attempts[job_id]
+        attempts -= ended
+        if not attempts:
+            del self._attempts[job_id]
             self._context.touch(job)

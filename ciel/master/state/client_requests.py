@@ -24,7 +24,7 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, JobSpec, JobState, summarise
 from ciel.core.refs import Value
-from ciel.core.removal import never_named
+from ciel.core.removal import unnamed_uploads
 from ciel.core.tasks import TaskState, check_task
 from ciel.master.state.context import Context
 from ciel.master.state.jobs import Jobs
@@ -32,7 +32,7 @@ from ciel.master.state.operations import JobOperations
 
 
 class ClientRequests:
-    """The master as clients see it. A request that cannot be carried out changes nothing."""
+    """Handles the requests of clients. A refused request changes nothing."""
 
     def __init__(self, context: Context, jobs: Jobs, operations: JobOperations) -> None:
         self._context = context
@@ -68,8 +68,8 @@ class ClientRequests:
                 job = self._jobs.find(spec.job)
                 for ref in known:
                     if type(ref) is Value:
-                        ref.content  # noqa: B018  # raises if it is unreadable: workers would fail
-                if job.state is not JobState.COMPLETED:  # all others may be retried as a whole
+                        ref.content  # noqa: B018  # raises if it is invalid: a worker would fail
+                if job.state is not JobState.COMPLETED:  # a job in another state may be retried
                     context.add_task(spec, known, job)
             case WantObjects(job_id, objects):
                 job = self._jobs.find(job_id)
@@ -79,7 +79,7 @@ class ClientRequests:
             case ReleaseObjects(job_id, objects, for_good, uploads):
                 job = self._jobs.find(job_id)
                 if for_good:
-                    context.delete(never_named(self._graph, uploads))
+                    context.delete(unnamed_uploads(self._graph, uploads))
                     self._hand_over(job, objects)
                 else:
                     for object_id in objects:
@@ -107,24 +107,28 @@ class ClientRequests:
         self._context.send(client, JobChanged(summarise(job)))
 
     def _hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
-        """Release objects that their client will not name again. Tasks that have not started do not
-        run for them; finished attempts are counted first.
+        """Release objects that their client will not name again. A task that was not assigned yet
+        does not run for them; the output of an assigned task is released when it is there.
         """
         nodes, released = self._graph.objects.nodes, []
         for object_id in objects:
             node = nodes.get(object_id)
-            maker = None if node is None or node.is_settled else node.producer
-            if maker is not None and maker.state is TaskState.ASSIGNED and object_id in job.wanted:
+            producer = None if node is None or node.is_settled else node.producer
+            if (
+                producer is not None
+                and producer.state is TaskState.ASSIGNED
+                and object_id in job.wanted
+            ):
                 self._jobs.release_later(job, object_id)
             else:
                 released.append(object_id)
         self._operations.hand_over(job, released)
 
-    def begin_job(
+    def submit_job(
         self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...]
     ) -> Job:
-        """Create a whole job, with its tasks and wants, for a client that does not stay. Raises
-        CielError, and then creates nothing.
+        """Create a complete job, with its tasks and wants, for a client without a connection.
+        Raises CielError, and then creates nothing.
         """
         if spec.id in self._jobs.by_id:
             raise CielError(f"there is a job {spec.id} already")
@@ -143,8 +147,9 @@ class ClientRequests:
         return job
 
     def _want(self, job: Job, objects: tuple[ObjectId, ...]) -> list[ObjectSettled]:
-        """Have a job want objects; return the objects to be announced again, since the request may
-        come from another client, or repeat one. For a job that has ended, nothing else happens.
+        """Have a job want objects. Return the settled objects that must be announced again, since
+        the request may come from another client, or repeat an earlier one. An ended job wants
+        nothing new.
         """
         nodes, wanted = self._graph.objects.nodes, job.wanted
         is_active = job.state is JobState.ACTIVE

@@ -1,5 +1,5 @@
-"""What the components of the master's state share: the graph, the workers, the time, and the
-messages that leave at the end of the tick.
+"""The data that the components of the master's state share: the graph, the workers, the time, and
+the messages that are sent at the end of the tick.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
-from ciel.core.retries import Blame
-from ciel.core.task_history import Story
+from ciel.core.retries import RetryState
+from ciel.core.task_history import TaskHistory
 from ciel.core.tasks import TaskSpec, check_task
 from ciel.master.state.workers import WorkerTable
 
 
 class Context:
-    """One for each master. `now_s` is the time of the current event."""
+    """The shared data of one master. `now_s` is the time of the current event."""
 
     __slots__ = (
-        "blame",
         "graph",
+        "histories",
         "journal",
         "now_s",
         "outbox",
-        "stories",
+        "retry_states",
         "table",
         "touched",
     )
@@ -37,23 +37,23 @@ class Context:
         self.graph = TaskGraph()
         self.table = WorkerTable()
         self.now_s = 0.0
-        self.outbox: list[tuple[str, Message]] = []  # each with the peer that it goes to
-        self.journal: list[Message] = []  # what a journal has to keep, in order
-        self.stories: dict[str, Story] = {}  # by task
-        self.blame: dict[str, Blame] = {}  # by task
-        self.touched: dict[str, Job] = {}  # jobs to be judged at the end of the tick
+        self.outbox: list[tuple[str, Message]] = []  # each with its receiver
+        self.journal: list[Message] = []  # the records for the journal, in order
+        self.histories: dict[str, TaskHistory] = {}  # by task
+        self.retry_states: dict[str, RetryState] = {}  # by task
+        self.touched: dict[str, Job] = {}  # jobs to be checked at the end of the tick
 
     def send(self, peer: str, message: Message) -> None:
         """Send a message to a worker (by its id) or a client (by the name of its connection)."""
         self.outbox.append((peer, message))
 
     def touch(self, job: Job) -> None:
-        """Have a job judged at the end of the tick: it may have ended, or made progress."""
+        """Have a job checked at the end of the tick: it may have ended, or made progress."""
         self.touched[job.spec.id] = job
 
     def record(self, task: TaskNode, text: str) -> None:
         """Add a line to the history of a task."""
-        self.stories.setdefault(task.spec.id, Story()).tell(self.now_s, text)
+        self.histories.setdefault(task.spec.id, TaskHistory()).record(self.now_s, text)
 
     def fail(self, task: TaskNode, reason: str, details: object) -> None:
         """Fail a task."""
@@ -74,6 +74,6 @@ class Context:
         if not by_place:
             return
         for worker in self.table.by_id.values():
-            doomed = by_place.get(worker.facts.netloc)
-            if doomed:
-                self.send(worker.facts.id, DropObjects(tuple(dict.fromkeys(doomed))))
+            objects = by_place.get(worker.facts.netloc)
+            if objects:
+                self.send(worker.facts.id, DropObjects(tuple(dict.fromkeys(objects))))

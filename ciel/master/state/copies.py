@@ -1,5 +1,5 @@
-"""Copies of streams: the worker of a reader may have received all of an object before its producer
-has reported that.
+"""Tracks copies of growing objects. The worker of a reader may have received all of an object
+before the producer has reported that it is complete.
 
 The producer may still fail, so such a copy does not make the object complete. It is set aside until
 the object is not a stream any more, and then listed or deleted.
@@ -16,14 +16,14 @@ from ciel.master.state.workers import WorkerNode
 
 
 class EarlyCopies:
-    """What workers said to hold while it still grew elsewhere."""
+    """The copies that workers have reported while the object still grew elsewhere."""
 
     def __init__(self, graph: TaskGraph) -> None:
         self._graph = graph
         self._copies: dict[ObjectId, dict[WorkerNode, Reference]] = {}
 
     def put_aside(self, worker: WorkerNode, refs: Iterable[Reference]) -> list[Reference]:
-        """Take the copies out that come too early; return the others."""
+        """Set aside the copies of objects that still grow; return the remaining copies."""
         others = []
         for ref in refs:
             if ref.id in self._graph.objects.growing:
@@ -33,40 +33,40 @@ class EarlyCopies:
         return others
 
     def take_back(self) -> Iterator[tuple[WorkerNode, Reference]]:
-        """Yield the copies that are early no more, of objects that are there or are not."""
+        """Yield the set-aside copies of objects that do not grow any more, complete or not."""
         graph = self._graph
         for object_id in [o for o in self._copies if o not in graph.objects.growing]:
             yield from self._copies.pop(object_id).items()
 
     def lose(self, worker: WorkerNode) -> None:
-        """A worker is gone with its copies."""
+        """Forget the copies of a lost worker."""
         for object_id, places in list(self._copies.items()):
             places.pop(worker, None)
             if not places:
                 del self._copies[object_id]
 
 
-class Followers:
-    """Workers that were sent a reader of an object while it grew elsewhere.
+class StreamFollowers:
+    """Tracks the workers that copy a growing object from another worker, for a reader.
 
-    If it breaks they follow it no longer. Most notice by themselves that no more comes, but a
-    silent connection tells them nothing; and if they went on following it where nobody reads it any
-    more, the next reader would be given what another attempt had begun.
+    If the stream breaks, the master has these workers stop copying. Most of them notice that the
+    stream broke, but not if the connection only becomes silent. A worker that continued would give
+    the next reader a copy that a failed attempt has started.
     """
 
     def __init__(self, graph: TaskGraph) -> None:
         self._graph = graph
         self._workers: dict[ObjectId, dict[WorkerNode, None]] = {}
 
-    def told(self, worker: WorkerNode, inputs: Iterable[Reference]) -> None:
-        """A worker was sent a task with these inputs."""
+    def task_sent(self, worker: WorkerNode, inputs: Iterable[Reference]) -> None:
+        """Note that a worker was sent a task with these inputs."""
         for ref in inputs:
             if ref.id in self._graph.objects.growing:
                 if worker.facts.netloc not in locations_of(ref):
                     self._workers.setdefault(ref.id, {})[worker] = None
 
-    def in_vain(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
-        """Yield who followed what has broken since, unless somebody has all of it."""
+    def of_broken(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
+        """Yield the workers that copied a stream which broke, unless the object is complete."""
         objects = self._graph.objects
         for object_id in [o for o in self._workers if o not in objects.growing]:
             workers = self._workers.pop(object_id)
@@ -75,6 +75,6 @@ class Followers:
                 yield from [(worker, object_id) for worker in workers]
 
     def lose(self, worker: WorkerNode) -> None:
-        """A worker is gone with what it followed."""
+        """Forget a lost worker."""
         for workers in self._workers.values():
             workers.pop(worker, None)

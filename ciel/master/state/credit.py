@@ -1,15 +1,16 @@
 """Computes how many tasks a worker is given in advance: its slots, and a prefetch that adapts to
 the duration of its tasks.
 
-The queue of a worker should outlast one round trip to the master, so that no slot idles. Each
-further task in the queue is one that an idle worker cannot run.
+The queue of a worker should outlast one round trip to the master, so that no slot idles. A longer
+queue would take tasks away from idle workers.
 """
 
 from __future__ import annotations
 
 PREFETCH_MIN, PREFETCH_MAX = 1, 512
-AHEAD_S = 0.04
-"""How much work a worker should have ahead: a round trip, its wake-ups and a busy master's turn."""
+PREFETCH_S = 0.04
+"""How much work a worker should have queued: enough for a round trip, its wake-ups, and a long tick
+of the master."""
 SMOOTHING = 0.2
 
 
@@ -30,11 +31,11 @@ class Credit:
         self._adapt()
 
     def learn_at_least(self, run_s: float) -> None:
-        """Note that tasks turn out to take longer than was thought, before they have ended."""
+        """Note that running tasks take at least this time, which may exceed the estimate."""
         if run_s > self.task_s:
             self.task_s = run_s
             self._adapt()
 
     def _adapt(self) -> None:
-        ahead = int(AHEAD_S / self.task_s * self.slots)
-        self.limit = self.slots + min(max(ahead, PREFETCH_MIN), PREFETCH_MAX)
+        prefetch = int(PREFETCH_S / self.task_s * self.slots)
+        self.limit = self.slots + min(max(prefetch, PREFETCH_MIN), PREFETCH_MAX)

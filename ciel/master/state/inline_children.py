@@ -1,5 +1,5 @@
-"""Handles the tasks that running tasks create, among them children that workers start by
-themselves: beside their parents, or within the program of a parent (ADR 17 and 20).
+"""Handles the tasks that running tasks create. Workers start some of these children by themselves,
+beside the parent or within its program (ADR 17 and 20).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from ciel.master.state.workers import WorkerNode
 
 
 class InlineChildren:
-    """Inline children that are not needed yet, and what their workers reported about them.
+    """Inline children that are not needed yet, and the messages of their workers about them.
 
     A worker may start a child before the master knows that it is needed: a later message of the
-    same tick may tell. At the end of the tick each of these children is assigned or cancelled.
+    same tick may make it needed. At the end of the tick the master assigns or cancels these
+    children.
     """
 
     def __init__(self, context: Context, attempts: Attempts, *, delegates: bool) -> None:
@@ -35,7 +36,7 @@ class InlineChildren:
         self._attempts = attempts
         self._delegates = delegates
         self._waiting: dict[TaskNode, WorkerNode] = {}
-        self._messages: list[tuple[str, Message]] = []  # about these, each with its worker
+        self._messages: list[tuple[str, Message]] = []  # about these, each with its sender
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._messages)
@@ -46,10 +47,10 @@ class InlineChildren:
         is_new = spec.id not in self._graph.tasks
         try:
             if spec.job != parent.spec.job:
-                raise CielError(f"task {spec.id}: it is spawned into another job")
+                raise CielError(f"task {spec.id}: it was spawned into another job")
             if message.known:
                 publish_early(self._graph, parent, message.known)
-            if not parent.job.called_off:  # else its parent is being cancelled, too
+            if not parent.job.is_cancelled:  # otherwise the parent is being cancelled as well
                 self._context.add_task(spec, message.known, parent.job)
         except CielError as error:
             self._context.send(worker.facts.id, CancelTask(parent.spec.id, parent.attempt))
@@ -58,7 +59,7 @@ class InlineChildren:
         if message.wanted and parent.state is ASSIGNED and task is not None:
             self._graph.running_waits.add(parent, task.spec.outputs)
             self._graph.demand(task.spec.outputs)
-        if message.begun:
+        if message.started:
             self._started(worker, parent, message, is_new=is_new)
 
     def _started(
@@ -77,20 +78,20 @@ class InlineChildren:
             self._waiting[task] = worker
             return
         if message.wanted and parent.state is ASSIGNED:
-            # The outputs that the parent computed from the child do not count either. In the new
+            # The outputs that the parent computes from the child are invalid as well. In the new
             # attempt its children run elsewhere.
-            why = "a child that ran within it was known already: it runs again"
+            why = "a child that ran within its program was known already: it runs again"
             self._attempts.restart(parent, why)
 
     def spawned_late(self, worker: WorkerNode, message: SpawnTask) -> None:
-        """Process a task that an attempt created which does not count any more."""
+        """Process a task that a superseded attempt has created."""
         self._attempts.unlisted.add(worker, message.known)
-        if message.begun:
+        if message.started:
             self._cancel(worker, message.spec)
 
     def postpone(self, worker: WorkerNode, message: Message) -> bool:
-        """Keep a message back that concerns an inline child which is not needed yet, or a task that
-        such a child created; return whether it was one.
+        """Postpone a message about an inline child that is not needed yet, or about a task that
+        such a child created. Return whether the message was postponed.
         """
         if not self._waiting:
             return False
@@ -107,8 +108,8 @@ class InlineChildren:
         return True
 
     def decide(self) -> list[tuple[str, Message]]:
-        """Assign the inline children that can run, and cancel the others; return the messages that
-        were kept back, to be processed now.
+        """Assign the inline children that can run, and cancel all other ones; return the postponed
+        messages, to be processed now.
         """
         waiting, self._waiting = self._waiting, {}
         messages, self._messages = self._messages, []
@@ -131,5 +132,5 @@ class InlineChildren:
         if task is not None:
             if task.state is ASSIGNED and (task.attempt, task.worker) == (0, worker.facts.id):
                 return
-            worker.hold(task, 0)
+            worker.add_superseded(task, 0)
         self._context.send(worker.facts.id, CancelTask(spec.id, 0))

@@ -1,8 +1,8 @@
-"""Checks the tables of a master's machine against each other, as they are at the end of a turn.
+"""Checks that the tables of a master agree with each other at the end of a tick.
 
-The simulator looks after every step; a master looks after an exception that nobody expected, and
-ends if a table contradicts another (ADR 68). A problem is a pair: a task, an object or a worker,
-and its fault.
+The simulator checks after every step. A master checks after an unexpected exception, and exits if
+tables contradict each other (ADR 68). A problem is a pair: a task, object, worker or job, and a
+description.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Problems = Iterator[tuple[str, str]]
 
 
 def problems(master: MasterMachine) -> Problems:
-    """Yield every broken invariant. Takes a second for some 100,000 tasks."""
+    """Yield every broken invariant. This takes one second for about 100,000 tasks."""
     for text in invariants.problems(master.graph):
         yield text.split()[1], text
     yield from _slots(master)
@@ -46,11 +46,11 @@ def _slots(master: MasterMachine) -> Problems:
 
 
 def _books(master: MasterMachine) -> Problems:
-    """Count the reasons to hold each object, and compare them with the counter."""
+    """Count the reasons to hold each object, and compare the number with `ObjectNode.holds`."""
     if master.job_table.removed:
-        return  # what holds the objects of a job is forgotten before they are
+        return  # the tasks of a removed job are forgotten before their objects
     if master.graph.divergent:
-        return  # a child that came second may not have got the outputs that it names
+        return  # a child of a re-execution may not be the producer of the outputs that it names
     holds: defaultdict[str, int] = defaultdict(int)
     for task_id, task in master.graph.tasks.items():
         spec = task.spec
@@ -66,7 +66,7 @@ def _books(master: MasterMachine) -> Problems:
                 holds[input_id] += 1
         if is_free or (parent is not None and parent.mentions is Mentions.ANYTHING):
             for object_id in task.outputs:
-                if _made_or_delegated(master.graph, task, object_id):
+                if _produced_or_delegated(master.graph, task, object_id):
                     holds[object_id] += 1
     for job in master.jobs.values():
         for object_id in job.uploads:
@@ -76,37 +76,37 @@ def _books(master: MasterMachine) -> Problems:
             yield known_id, f"it has {node.holds} holds, there are reasons for {holds[known_id]}"
 
 
-def _made_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) -> bool:
-    """Whether an output is a task's, or was until it or a descendant delegated it."""
-    maker = graph.objects.nodes[object_id].producer
-    while maker is not None and maker is not task:
-        maker = graph.tasks.get(maker.spec.parent)
-    return maker is task
+def _produced_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) -> bool:
+    """Whether a task produces an output, or has delegated it, directly or through descendants."""
+    producer = graph.objects.nodes[object_id].producer
+    while producer is not None and producer is not task:
+        producer = graph.tasks.get(producer.spec.parent)
+    return producer is task
 
 
 def _stalled(master: MasterMachine) -> Problems:
-    """Find what nobody is going to look at again: a runnable task in no queue, a stuck job."""
+    """Find runnable tasks that are in no queue, and jobs that cannot make progress."""
     if master.has_more:
         return
     dispatcher = master.dispatcher
     queued = {task.spec.id for task in dispatcher.ready}
-    queued |= {task.spec.id for task in dispatcher.cramped}
+    queued |= {task.spec.id for task in dispatcher.memory_queue}
     queued |= {task.spec.id for task in dispatcher._stranded}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.bound}
     queued |= {task.spec.id for task in master.graph.runnable}
     for task_id, task in master.graph.tasks.items():
         if task.state is RUNNABLE and task_id not in queued:
-            yield task_id, "it is runnable and stands in no queue"
+            yield task_id, "it is runnable, but in no queue"
     workers = list(master.workers.values())
     is_idle = not any(worker.assigned for worker in workers)
     if is_idle and not all(worker.suspicion for worker in workers):
-        for task in dispatcher.cramped:
+        for task in dispatcher.memory_queue:
             if task.state is RUNNABLE:
-                yield task.spec.id, "it waits for memory, and nobody has anything to do"
+                yield task.spec.id, "it waits for memory, although all workers are idle"
     for job in master.jobs.values():
         if job.state is JobState.ACTIVE and not job.open and job.wanted:
             if not job.unsettled:
-                yield job.spec.id, "it has all that it wants, and has not ended"
+                yield job.spec.id, "all its wanted objects are there, but it has not ended"
             elif not job.is_busy:
-                yield job.spec.id, "nothing of it can run, and it has not ended"
+                yield job.spec.id, "none of its tasks can run, but it has not ended"

@@ -1,4 +1,4 @@
-"""The jobs of a master: the table of them, their states, and what clients are told about them."""
+"""The jobs of a master: their table, their states, and the messages to clients about them."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ JOBS_MAX = 100_000
 
 
 class Jobs:
-    """All jobs, by id; how each moves from state to state; and the clients that watch them."""
+    """All jobs, by id, with their state transitions and the clients that watch them."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.by_id: dict[str, Job] = {}
-        self.removed: dict[str, Job] = {}  # some of their tasks are still there
-        self.count = 0  # of all jobs there ever were
+        self.removed: dict[str, Job] = {}  # removed jobs, some of whose tasks are still known
+        self.count = 0  # of all jobs that ever existed
         self.totals = dict.fromkeys(JobState, 0)
-        self.task_totals = dict.fromkeys(TaskState, 0)  # of all jobs that are there
-        self.ended: list[Job] = []  # since the owner last emptied it
+        self.task_totals = dict.fromkeys(TaskState, 0)  # of all jobs in the table
+        self.ended: list[Job] = []  # emptied by the owner
         self.subscriptions = Subscriptions()
-        self._released_later: dict[ObjectId, Job] = {}  # once a running task has produced them
+        self._released_later: dict[ObjectId, Job] = {}  # released when running tasks produce them
         self._released: list[tuple[Job, ObjectId]] = []
         self._progress_due: dict[str, Job] = {}
         self._progress_at_s = 0.0
@@ -62,7 +62,7 @@ class Jobs:
     def create(self, spec: JobSpec) -> Job:
         """Add a job; raises CielError."""
         if is_selector(spec.id):
-            raise CielError(f"a job cannot have the id {spec.id}, which means jobs otherwise")
+            raise CielError(f"a job cannot have the id {spec.id}, which selects jobs")
         if spec.id in self.removed:
             raise CielError(f"the former job {spec.id} is still being removed; try again soon")
         if len(self.by_id) >= JOBS_MAX:
@@ -75,7 +75,7 @@ class Jobs:
         return job
 
     def move(self, job: Job, state: JobState) -> None:
-        """Change the state of a job; raises CielError if the state cannot follow."""
+        """Change the state of a job; raises CielError if the transition is not allowed."""
         if state not in JOB_TRANSITIONS[job.state]:
             raise CielError(f"job {job.spec.id} is {job.state}: cannot become {state}")
         self.totals[job.state] -= 1
@@ -106,25 +106,25 @@ class Jobs:
         context.journal.append(JobChanged(summarise(job)))
 
     def remove(self, job: Job) -> None:
-        """Remove an ended job from the table; its tasks are still to be forgotten."""
+        """Remove an ended job from the table; its tasks are forgotten later."""
         job_id = job.spec.id
         del self.by_id[job_id]
         self.removed[job_id] = job
         self.totals[job.state] -= 1
         self.subscriptions.disown(job_id)
-        self.subscriptions.dismiss(job_id)
+        self.subscriptions.remove_watchers(job_id)
         self._context.touched.pop(job_id, None)
 
     # --- announcements ----------------------------------------------------------------------------
 
     def announce(self, job: Job) -> None:
         """Send the state of a job to its watchers."""
-        watchers = self.subscriptions.informed(job.spec.id)
+        watchers = self.subscriptions.state_watchers(job.spec.id)
         if watchers:
             message = JobChanged(summarise(job))
             self._context.outbox += [(client, message) for client in watchers]
         if job.state in ENDED:
-            self.subscriptions.dismiss(job.spec.id)
+            self.subscriptions.remove_watchers(job.spec.id)
 
     def announce_later(self, job: Job) -> None:
         """Send the state of a job to its watchers with the next report of progress."""
@@ -142,11 +142,11 @@ class Jobs:
 
     @property
     def progress_due_s(self) -> float | None:
-        """When `announce_progress` has something to send next; None for never."""
+        """The time at which `announce_progress` will next send something; None for never."""
         return self._progress_at_s + PROGRESS_INTERVAL_S if self._progress_due else None
 
     def announce_growing(self, refs: Iterable[Reference]) -> None:
-        """Announce wanted objects to clients that can be read while they grow."""
+        """Announce to clients the wanted objects that can be read while they grow."""
         nodes, outbox = self._context.graph.objects.nodes, self._context.outbox
         for ref in refs:
             node = nodes.get(ref.id)
@@ -157,7 +157,7 @@ class Jobs:
                     outbox += [(client, news) for client in self.subscriptions.of(job.spec.id)]
 
     def announce_settled(self) -> None:
-        """Announce wanted objects to clients that are there, or have failed."""
+        """Announce to clients the wanted objects that are there or have failed."""
         context = self._context
         if not context.graph.settled:
             return
@@ -179,7 +179,7 @@ class Jobs:
                     self._released.append((owner, object_id))
 
     def release_later(self, job: Job, object_id: ObjectId) -> None:
-        """Note that a client releases an object, once a running task has produced it."""
+        """Have an object released as soon as a running task has produced it."""
         self._released_later[object_id] = job
 
     def take_released(self) -> Iterator[tuple[Job, ObjectId]]:
@@ -197,6 +197,6 @@ class Jobs:
         spec = task.spec
         number = spec.ordinal + 1 if spec.parent == spec.job else 0
         about = (spec.job, spec.id, spec.name, number, worker.facts.netloc)
-        to = self.subscriptions.of if printed.is_notice else self.subscriptions.listeners
+        to = self.subscriptions.of if printed.is_notice else self.subscriptions.output_watchers
         for client in to(spec.job):
             self._context.send(client, JobPrinted(*about, *printed[2:]))

@@ -2,7 +2,7 @@
 out.
 
 Every method takes the time, and none does I/O. Messages collect in an outbox as (peer, message)
-pairs. The service calls `end_turn` once after a batch of events: it places tasks, announces results
+pairs. The service calls `end_tick` once after a batch of events: it places tasks, announces results
 and ends jobs, so that ten events cost one pass. Peers are names: the id of a worker, or the name of
 a client's connection.
 
@@ -49,7 +49,7 @@ from ciel.master.state.operations import JobOperations
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
 from ciel.master.state.retention import Kept, drop_unneeded
-from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
+from ciel.master.state.workers import AttemptKey, WorkerFacts, WorkerNode
 
 
 class MasterMachine:
@@ -62,16 +62,17 @@ class MasterMachine:
         suspect_after_s: float = SUSPECT_AFTER_S,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        """`delegates`: workers may start eager successors and children by themselves. A worker is
-        suspected after `suspect_after_s` of silence, and declared dead after `worker_timeout_s`.
+        """`delegates`: workers may start eagerly dispatched tasks and children by themselves. A
+        worker is suspected after `suspect_after_s` of silence, and declared dead after
+        `worker_timeout_s`.
         """
         context = self.context = Context()
         self.graph = context.graph
         self.workers = context.table.by_id
-        self.stories = context.stories
-        self.blame = context.blame
-        self.epoch_s = 0.0  # added to a time of this machine's clock, gives seconds since the epoch
-        self.kept: dict[ObjectId, Kept] = {}  # objects that stay, whatever happens to their jobs
+        self.histories = context.histories
+        self.retry_states = context.retry_states
+        self.epoch_s = 0.0  # this machine's time plus this is the time since the epoch
+        self.kept: dict[ObjectId, Kept] = {}  # objects that stay when their jobs are removed
         self.bulk = BulkOperations(self.graph)
         self.cancellations = Cancellations(context)
         self.eager = EagerDispatch(context)
@@ -94,7 +95,7 @@ class MasterMachine:
         self.clients = ClientRequests(context, self.job_table, self.operations)
         self._delegates = delegates
         if delegates:
-            self.graph.began_waiting = []
+            self.graph.newly_waiting = []
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class MasterMachine:
         return self.context.journal
 
     def take_outbox(self) -> list[tuple[str, Message]]:
-        """Take the messages to be sent, each with the peer that it goes to."""
+        """Take the messages to be sent, each with its receiver."""
         outbox, self.context.outbox = self.context.outbox, []
         return outbox
 
@@ -123,13 +124,13 @@ class MasterMachine:
 
     @property
     def workers_version(self) -> int:
-        """A number that grows whenever a worker joins or is lost."""
+        """A number that increases whenever a worker joins or is lost."""
         return self.membership.joined_count + self.membership.lost_count
 
     # --- workers ----------------------------------------------------------------------------------
 
     def worker_joined(self, facts: WorkerFacts, now_s: float) -> None:
-        """Add a worker, in the place of an earlier one with the same id, address or directory."""
+        """Add a worker; it replaces an earlier one with the same id, address or work directory."""
         self.context.now_s = now_s
         self.membership.joined(facts)
 
@@ -147,18 +148,18 @@ class MasterMachine:
             self.context.now_s = now_s
             self.membership.suspect(worker, f"it lost its connection ({reason})")
 
-    def was_held_up(self, late_s: float) -> None:
-        """Note that the master itself stood still: workers are not blamed for that time."""
-        self.membership.was_held_up(late_s)
+    def was_stalled(self, late_s: float) -> None:
+        """Note that the master itself stalled: that time does not count as silence of workers."""
+        self.membership.was_stalled(late_s)
 
     def worker_lost(self, worker_id: str, reason: str, now_s: float, *, died: bool = False) -> None:
         """Remove a worker, with its attempts and its objects. `died`: its process is known to have
-        ended, so the tasks that it ran may be blamed.
+        ended, so the loss counts against the tasks that it ran.
         """
         self.context.now_s = now_s
         self.membership.lost(worker_id, reason, died=died)
 
-    def worker_said(self, worker_id: str, message: Message, now_s: float) -> None:
+    def worker_sent(self, worker_id: str, message: Message, now_s: float) -> None:
         """Process one message of a worker that has joined."""
         self.context.now_s = now_s
         worker = self.workers.get(worker_id)
@@ -168,24 +169,24 @@ class MasterMachine:
             self.membership.heard(worker, now_s)
         worker.heard_at_s = now_s
         streams = self.graph.streams
-        if streams.broken or streams.whole:
+        if streams.broken_readers or streams.completed_readers:
             self.attempts.follow_streams()
         if self.children and self.children.postpone(worker, message):
             return
-        self._worker_said(worker, message)
-        if streams.broken or streams.whole:
+        self._worker_sent(worker, message)
+        if streams.broken_readers or streams.completed_readers:
             self.attempts.follow_streams()
 
-    def _worker_said(self, worker: WorkerNode, message: Message) -> None:
+    def _worker_sent(self, worker: WorkerNode, message: Message) -> None:
         attempts = self.attempts
         match message:
             case TaskReported():
                 attempts.reported(worker, message)
-                if worker.spared:
-                    spared, worker.spared = worker.spared, {}
-                    attempts.unlisted.add(worker, spared.values())
+                if worker.postponed_deletions:
+                    refs, worker.postponed_deletions = worker.postponed_deletions, {}
+                    attempts.unlisted.add(worker, refs.values())
             case SpawnTask(spec, _, attempt):
-                parent = attempts.speaker(worker, spec.parent, attempt)
+                parent = attempts.reporting_task(worker, spec.parent, attempt)
                 if parent is not None:
                     self.children.spawned(worker, parent, message)
                 else:
@@ -195,7 +196,7 @@ class MasterMachine:
             case ObjectsStored(refs, kept, idle):
                 attempts.stored(worker, refs, kept=kept, idle=idle)
             case StreamsOpened(task_id, attempt, refs):
-                task = attempts.speaker(worker, task_id, attempt)
+                task = attempts.reporting_task(worker, task_id, attempt)
                 if task is not None:
                     open_streams(self.graph, task, refs)
                     self.job_table.announce_growing(refs)
@@ -210,10 +211,8 @@ class MasterMachine:
 
     # --- clients ----------------------------------------------------------------------------------
 
-    def client_said(self, client: str, message: Message, now_s: float) -> None:
-        """Process one message of a client. A message that cannot be carried out is refused, and
-        changes nothing.
-        """
+    def client_sent(self, client: str, message: Message, now_s: float) -> None:
+        """Process one message of a client. A refused message changes nothing."""
         self.context.now_s = now_s
         self.clients.carry_out(client, message)
 
@@ -225,14 +224,14 @@ class MasterMachine:
         """Note that the connection of a client ended: its jobs get a grace period."""
         self.job_table.subscriptions.gone(client, self.jobs, now_s + grace_s)
 
-    def begin_job(
+    def submit_job(
         self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...], now_s: float
     ) -> Job:
-        """Create a whole job, with its tasks and wants, for a client that does not stay. Raises
-        CielError, and then creates nothing.
+        """Create a complete job, with its tasks and wants, for a client without a connection.
+        Raises CielError, and then creates nothing.
         """
         self.context.now_s = now_s
-        return self.clients.begin_job(spec, tasks, wanted)
+        return self.clients.submit_job(spec, tasks, wanted)
 
     def find_job(self, job_id: str) -> Job:
         """Return a job; raises UnknownJobError."""
@@ -256,14 +255,14 @@ class MasterMachine:
 
     def retry_job(self, job: Job, now_s: float) -> None:
         """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
-        impossible. In a large job that turns out later: then the job ends again as before.
+        impossible. In a large job this may be detected later; then the job ends again as before.
         """
         self.context.now_s = now_s
         self.operations.retry(job)
 
     def retry_task(self, task: TaskNode, now_s: float) -> None:
         """Run a failed or cancelled task again, with the failed tasks that it needs; raises
-        CielError if that is impossible. An ended job goes on.
+        CielError if that is impossible. An ended job becomes active again.
         """
         self.context.now_s = now_s
         self.operations.retry_task(task)
@@ -276,7 +275,9 @@ class MasterMachine:
         self.attempts.cancel(task, reason)
 
     def abort(self, task: TaskNode) -> bool:
-        """Abort the attempt of a task, which then counts as failed; return whether there is one."""
+        """Abort the current attempt of a task, which then counts as failed; return False if there
+        is none.
+        """
         return self.attempts.stop(task, aborts=True) is not None
 
     def forget(self, object_id: ObjectId) -> None:
@@ -285,32 +286,33 @@ class MasterMachine:
         self.graph.remove_object(object_id)
         self.context.delete({place: [object_id] for place in places})
 
-    def _stop_job(self, job: Job, reason: str) -> Iterator[Call | None]:
+    def _stop_job(self, job: Job, reason: str) -> Iterator[AttemptKey | None]:
         self.dispatcher.drop_job(job)
         yield from self.attempts.stop_job(job, reason)
 
     # --- the tick ---------------------------------------------------------------------------------
 
-    def end_turn(self, now_s: float) -> None:
+    def end_tick(self, now_s: float) -> None:
         """Place tasks, announce results, end jobs; called once after a batch of events."""
         self.context.now_s = now_s
         self._pass()
-        while self.graph.runnable:  # tasks that see the error of a job that was stuck
+        while self.graph.runnable:  # tasks that read errors of a stuck job can run now
             self._pass()
-        self.bulk.end_turn()
+        self.bulk.end_tick()
 
     def _pass(self) -> None:
         graph, unlisted = self.graph, self.attempts.unlisted
         self.dispatcher.introduce_workers()
         self._settle_children()
         if self.bulk or graph.has_more:
-            self.bulk.go_on()
+            self.bulk.resume()
         self.attempts.stop_unneeded()
-        if unlisted:  # before tasks are sent that are to read other copies
+        if unlisted:  # before the tasks are sent that read other copies of these objects
             unlisted.delete()
         self._collect_runnable()
         self.dispatcher.dispatch()
-        while graph.runnable or graph.streams.broken:  # a lost input was found: it is recomputed
+        # The dispatcher may detect lost inputs, which have to be recomputed.
+        while graph.runnable or graph.streams.broken_readers:
             self.attempts.follow_streams()
             self.eager.check()
             self._collect_runnable()
@@ -331,19 +333,20 @@ class MasterMachine:
 
     @property
     def has_more(self) -> bool:
-        """Whether this tick left work for the next one, which should follow soon."""
+        """Whether this tick has left work for the next one, which should follow at once."""
         return bool(self.bulk) or self.graph.has_more or self.dispatcher.is_cut_short
 
     def _settle_children(self) -> None:
         """Assign or cancel the inline children that are not decided yet."""
         while self.children:
             for worker_id, message in self.children.decide():
-                self.worker_said(worker_id, message, self.context.now_s)
+                self.worker_sent(worker_id, message, self.context.now_s)
 
     def _collect_runnable(self) -> None:
-        """Queue the runnable tasks, or start those that were dispatched eagerly."""
-        for worker, object_id in self.attempts.followed_in_vain():  # before it is read there again
-            self.context.send(worker.facts.id, DropObjects((object_id,), unless_whole=True))
+        """Queue the runnable tasks; assign eagerly dispatched tasks to their workers."""
+        # Copies of broken streams must end before a task on the same worker reads the object again.
+        for worker, object_id in self.attempts.followers_of_broken():
+            self.context.send(worker.facts.id, DropObjects((object_id,), unless_complete=True))
         graph, now_s, ready = self.graph, self.context.now_s, self.dispatcher.ready
         if graph.runnable:
             runnable, graph.runnable = graph.runnable, []
@@ -351,7 +354,9 @@ class MasterMachine:
                 task.ready_at_s = now_s
                 if self.eager.tasks and self.attempts.start_eager(task):
                     continue
-                due_s = not_before_s(task, self.blame.get(task.spec.id) if self.blame else None)
+                due_s = not_before_s(
+                    task, self.retry_states.get(task.spec.id) if self.retry_states else None
+                )
                 if due_s > now_s:
                     ready.push_later(task, due_s)
                 else:
@@ -359,7 +364,7 @@ class MasterMachine:
         ready.wake(now_s)
 
     def _drop(self) -> None:
-        """Have workers delete the objects that nothing needs, and end processes likewise."""
+        """Have workers delete the objects that are not needed, and end such processes."""
         if self.graph.retention.droppable:
             self.context.delete(drop_unneeded(self.graph))
         if self.graph.objects.replaced:
@@ -369,15 +374,15 @@ class MasterMachine:
 
     # --- time -------------------------------------------------------------------------------------
 
-    def tick(self, now_s: float) -> None:
-        """Act on the time: silent workers, jobs without clients; called about once a second."""
+    def check_timeouts(self, now_s: float) -> None:
+        """Check for silent workers and jobs without clients; called twice a second."""
         self.context.now_s = now_s
         self.membership.check_silence()
-        for job_id in self.job_table.subscriptions.forsaken(now_s):
+        for job_id in self.job_table.subscriptions.expired(now_s):
             self.operations.cancel(self.jobs[job_id], "its client is gone")
 
     def due_s(self) -> float | None:
-        """When `end_turn` has to be called next even if no event arrives; None for never."""
+        """The time of the next call of `end_tick` if no event arrives before; None for never."""
         if self.has_more:
             return self.context.now_s
         due = [self.job_table.progress_due_s, self.dispatcher.ready.due_s]

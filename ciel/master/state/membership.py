@@ -43,7 +43,7 @@ class Membership:
         self._losing: dict[str, WorkerNode] = {}  # lost workers, by address
         self.suspect_after_s = suspect_after_s
         self.timeout_s = timeout_s
-        self.joined_count = 0  # of all there ever were
+        self.joined_count = 0  # since the start of the master
         self.lost_count = 0
 
     def joined(self, facts: WorkerFacts) -> None:
@@ -52,7 +52,7 @@ class Membership:
         """
         for other in list(self._workers.values()):
             if other.facts.id == facts.id:
-                self.lost(facts.id, "it joined anew")
+                self.lost(facts.id, "it joined again")
             elif other.facts.netloc == facts.netloc or (
                 facts.spool and other.facts.spool == facts.spool
             ):
@@ -62,7 +62,7 @@ class Membership:
         self._dispatcher.add_worker(WorkerNode(facts, self._context.now_s))
 
     def heard(self, worker: WorkerNode, heard_at_s: float) -> None:
-        """Note when a worker was last heard; if that is recent, end the suspicion of it."""
+        """Note when a worker was last heard; if that is recent, stop suspecting it."""
         worker.heard_at_s = heard_at_s
         if worker.suspicion and self._context.now_s - heard_at_s < self.suspect_after_s:
             worker.suspicion = ""
@@ -75,10 +75,10 @@ class Membership:
             self._dispatcher.suspect(worker)
 
     def check_silence(self) -> None:
-        """Suspect silent workers, and declare dead those that were silent for too long.
+        """Suspect silent workers, and declare a worker dead after a longer silence.
 
-        While no worker is heard, none is declared dead: no other worker could run its tasks, and
-        the master itself may be disconnected.
+        While all workers are silent, the master declares none of them dead: no other worker could
+        run the tasks, and the master itself may be disconnected.
         """
         now_s = self._context.now_s
         for worker in self._workers.values():
@@ -91,14 +91,14 @@ class Membership:
                 if silent_s > self.timeout_s:
                     self.lost(worker.facts.id, f"silent for {silent_s:.1f} s")
 
-    def was_held_up(self, late_s: float) -> None:
-        """Note that the master itself stood still: workers are not blamed for that time."""
+    def was_stalled(self, late_s: float) -> None:
+        """Note that the master itself stalled: that time does not count as silence of workers."""
         for worker in self._workers.values():
             worker.heard_at_s += late_s
 
     def lost(self, worker_id: str, reason: str, *, died: bool = False) -> None:
         """Remove a worker, with its attempts and its objects. `died`: its process is known to have
-        ended, so the tasks that it ran may be blamed.
+        ended, so the loss counts against the tasks that it ran.
         """
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -110,12 +110,12 @@ class Membership:
         self._children.worker_lost(worker)
         graph, place = self._context.graph, worker.facts.netloc
         for object_id in (*graph.objects.fixed, *graph.objects.growing):
-            lose(graph, object_id, place)  # programs depend on processes and streams: at once
-        self._bulk.begin(self._losing_objects(worker))
+            lose(graph, object_id, place)  # at once, since running programs depend on these
+        self._bulk.start(self._losing_objects(worker))
 
     def _losing_objects(self, worker: WorkerNode) -> Iterator[None]:
-        """Mark the objects of a lost worker as lost, in slices. Until the end its address counts as
-        suspected, so that no task is given an input that was there.
+        """Mark the objects of a lost worker as lost, in slices. Until that is done its address
+        counts as suspected, so that no task is sent to read an input there.
         """
         graph, place = self._context.graph, worker.facts.netloc
         for object_id in graph.objects.held_at(place):

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-from ciel.core.endings import LOOKED_AT_PER_STEP, failed_results, saw_error, stuck
+from ciel.core.endings import OBJECTS_PER_STEP, failed_results, saw_error, stuck
 from ciel.core.errors import CannotRetryError, CannotRetryTaskError, JobNotEndedError
 from ciel.core.events import JobChanged, ObjectSettled
 from ciel.core.failures import label
 from ciel.core.ids import ObjectId
-from ciel.core.job_retry import cancel, revive, stop_reviving
+from ciel.core.job_retry import cancel, end_retry, retry_tasks
 from ciel.core.jobs import ENDED, Job, JobState, summarise
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Stream
@@ -23,13 +23,13 @@ from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.context import Context
 from ciel.master.state.jobs import Jobs
 from ciel.master.state.retention import Kept
-from ciel.master.state.workers import Call
+from ciel.master.state.workers import AttemptKey
 
-StopJob = Callable[[Job, str], Iterator[Call | None]]
+StopJob = Callable[[Job, str], Iterator[AttemptKey | None]]
 
 
 class JobOperations:
-    """Starts these operations, and judges at the end of each tick which jobs have ended."""
+    """Starts these operations, and decides at the end of each tick which jobs have ended."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class JobOperations:
         settle_children: Callable[[], None],
         stop_job: StopJob,
     ) -> None:
-        """`kept`: objects that stay, whatever happens to their jobs. `settle_children` assigns or
+        """`kept`: objects that stay when their jobs are removed. `settle_children` assigns or
         cancels the inline children that are not decided yet. `stop_job` cancels all attempts of a
-        job for a reason, and yields for each the report to be waited for, if any.
+        job for a reason, and yields the keys of attempts whose end workers will report, or None.
         """
         self._context = context
         self._graph = context.graph
@@ -53,7 +53,7 @@ class JobOperations:
         self._kept = kept
         self._settle_children = settle_children
         self._stop_job = stop_job
-        self._judged: set[Job] = set()  # being finished or retried: nothing else decides on them
+        self._judged: set[Job] = set()  # being finished or retried, by an operation that decides
 
     def is_judged(self, job: Job) -> bool:
         """Return whether a job is being finished or retried."""
@@ -62,23 +62,23 @@ class JobOperations:
     # --- the end of jobs --------------------------------------------------------------------------
 
     def judge_jobs(self) -> None:
-        """Judge the jobs that something has happened to: they end, or have made progress."""
+        """End the touched jobs that are complete or stuck, and announce the progress of others."""
         context = self._context
         touched, context.touched = context.touched, {}
         for job in touched.values():
             if job.state is JobState.ACTIVE:
-                if job not in self._judged:  # else it is judged when that operation is over
+                if job not in self._judged:  # otherwise that operation touches it again
                     self._judge(job)
             elif job.state is JobState.CANCELLING:
-                if job not in self._graph.ending and not self._cancellations.is_pending(job):
+                if job not in self._graph.cancelling and not self._cancellations.is_pending(job):
                     self._jobs.end(job, JobState.CANCELLED, job.reason)
             elif job.state in ENDED and not job.unsettled:
-                self._jobs.announce(job)  # an object that was lost since its end is there again
+                self._jobs.announce(job)  # an object that was lost after its end is there again
         self._jobs.announce_progress()
 
     def _judge(self, job: Job) -> None:
         if not job.open and job.unsettled == 0:
-            self._bulk.begin(self._finishing(job))
+            self._bulk.start(self._finishing(job))
         elif not job.open and not job.is_busy:
             if self._graph.has_more:
                 self._context.touch(job)  # deferred work may continue the job
@@ -88,22 +88,22 @@ class JobOperations:
             self._jobs.announce_later(job)
 
     def _fail_stuck(self, job: Job) -> None:
-        """Fail a job of which nothing runs or can run, although objects are missing."""
+        """Fail a job that misses objects although none of its tasks runs or can run."""
         missing = stuck(self._graph, job)
         if not missing:
             return  # the job will be touched again
-        text = f"nothing is going to make {', '.join(missing[:3])}"
+        text = f"no task will produce {', '.join(missing[:3])}"
         for object_id in missing:
-            details = f"no task of the job makes {object_id}"
+            details = f"no task of the job produces {object_id}"
             self._graph.publish(Failure(object_id, "NEVER_MADE", details))
-        if job.is_busy:  # tasks that see errors can run with these
+        if job.is_busy:  # tasks that see errors can run now
             self._context.touch(job)
         elif job.unsettled:
             self.fail(job, text)
         else:
             self._context.touch(job)
             self._jobs.announce_settled()
-            self._bulk.begin(self._finishing(job))
+            self._bulk.start(self._finishing(job))
 
     def _finishing(self, job: Job) -> Iterator[None]:
         self._judged.add(job)
@@ -136,16 +136,18 @@ class JobOperations:
     def _end_by_force(self, job: Job, state: JobState, reason: str) -> None:
         if job.state is JobState.ACTIVE:
             self._jobs.move(job, JobState.CANCELLING)
-            self._bulk.begin(self._ending_by_force(job, state, reason))
+            self._bulk.start(self._ending_by_force(job, state, reason))
 
     def undo(self, job: Job, reason: str) -> None:
-        """Cancel and remove a new job of few tasks, at once."""
+        """Cancel and remove a new job with few tasks, at once."""
         self._jobs.move(job, JobState.CANCELLING)
         deque(self._ending_by_force(job, JobState.CANCELLED, reason), maxlen=0)
         self.remove(job)
 
     def _ending_by_force(self, job: Job, state: JobState, reason: str) -> Iterator[None]:
-        """Cancel the tasks of a job, then end it. A cancelled job ends when its programs ended."""
+        """Cancel the tasks of a job, then end it. A cancelled job ends when its programs have
+        ended.
+        """
         job.reason = reason
         yield from self._cancelling(job, reason)
         if state is JobState.FAILED or not self._cancellations.is_pending(job):
@@ -153,11 +155,11 @@ class JobOperations:
 
     def _cancelling(self, job: Job, reason: str) -> Iterator[None]:
         self._settle_children()
-        job.called_off = True
-        self._graph.ending.add(job)
-        for call in self._stop_job(job, reason):
-            if call is not None:
-                self._cancellations.add(job, call)
+        job.is_cancelled = True
+        self._graph.cancelling.add(job)
+        for stopped in self._stop_job(job, reason):
+            if stopped is not None:
+                self._cancellations.add(job, stopped)
             self._graph.steps_left -= 1
             if self._graph.steps_left < 0:
                 yield
@@ -170,16 +172,16 @@ class JobOperations:
         if job.state not in ENDED:
             raise JobNotEndedError(job.number)
         self._jobs.remove(job)
-        self._bulk.begin(self._removal(job))
+        self._bulk.start(self._removal(job))
 
     def _removal(self, job: Job) -> Iterator[None]:
         if any(job.counts[state] for state in ACTIVE):  # lost objects are being recomputed
             yield from self._cancelling(job, "its job was removed")
-        self._graph.ending.add(job)
-        records = (self._context.stories, self._context.blame)
+        self._graph.cancelling.add(job)
+        records = (self._context.histories, self._context.retry_states)
         yield from self._delete_all(remove(self._graph, job, self._kept, records))
-        self._graph.ending.discard(job)
-        for state, count in job.counts.items():  # those that were handed over
+        self._graph.cancelling.discard(job)
+        for state, count in job.counts.items():  # tasks that were forgotten at a handover
             self._jobs.task_totals[state] -= count
         del self._jobs.removed[job.spec.id]
 
@@ -187,8 +189,8 @@ class JobOperations:
         """Forget objects of a job that its client will not name again, with the tasks that only
         they need.
         """
-        operation = hand_over(self._graph, job, objects, self._context.stories)
-        self._bulk.begin(self._delete_all(operation))
+        operation = hand_over(self._graph, job, objects, self._context.histories)
+        self._bulk.start(self._delete_all(operation))
 
     def hand_over_released(self) -> None:
         """Hand over the objects that their client released before they were there."""
@@ -206,35 +208,35 @@ class JobOperations:
 
     def retry(self, job: Job) -> None:
         """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
-        impossible. In a large job that turns out later: then the job ends again as before.
+        impossible. In a large job this may be detected later; then the job ends again as before.
         """
         if job.state is not JobState.CANCELLED and (
-            job.state is not JobState.FAILED or job.called_off
+            job.state is not JobState.FAILED or job.is_cancelled
         ):
-            raise CannotRetryError(job.number, f"it is {job.state}, nothing failed")
+            raise CannotRetryError(job.number, f"it is {job.state}, and no task failed")
         self._retry(job)
 
     def retry_task(self, task: TaskNode) -> None:
         """Run a failed or cancelled task again, with the failed tasks that it needs; raises
-        CielError if that is impossible. An ended job goes on.
+        CielError if that is impossible. An ended job becomes active again.
         """
         job = task.job
         if task.state not in (TaskState.FAILED, TaskState.CANCELLED):
             raise CannotRetryTaskError(label(task), f"it is {task.state}")
-        if job.state is JobState.CANCELLING or (job.state is JobState.FAILED and job.called_off):
+        if job.state is JobState.CANCELLING or (job.state is JobState.FAILED and job.is_cancelled):
             raise CannotRetryTaskError(label(task), f"its job is {job.state}: {job.reason}")
         if job.state is JobState.ACTIVE and not job.spec.detached:
-            why = "its job runs, and whoever waits for it was told of the failure already"
+            why = "its job still runs, and its client was notified of the failure already"
             raise CannotRetryTaskError(label(task), why)
         if job in self._judged:
-            raise CannotRetryTaskError(label(task), "its job is just ending; try again soon")
-        if self._context.blame.pop(task.spec.id, None) is not None:
+            raise CannotRetryTaskError(label(task), "its job is about to end; try again soon")
+        if self._context.retry_states.pop(task.spec.id, None) is not None:
             self._record_retry(task)
         self._retry(job, task.outputs)
 
     def _retry(self, job: Job, objects: Sequence[ObjectId] | None = None) -> None:
         refused: list[CannotRetryError] = []
-        self._bulk.begin(self._retrying(job, refused, objects))
+        self._bulk.start(self._retrying(job, refused, objects))
         if refused:
             raise refused[0]
 
@@ -244,16 +246,18 @@ class JobOperations:
         refused: list[CannotRetryError],
         objects: Sequence[ObjectId] | None = None,
     ) -> Iterator[None]:
-        """Retry a job's failed tasks, or those that make `objects` and what these need."""
+        """Retry a job's failed tasks, or only the failed tasks on which `objects` depend."""
         jobs = self._jobs
-        state, before = job.state, (job.reason, job.ended_at_s, job.called_off)
+        state, before = job.state, (job.reason, job.ended_at_s, job.is_cancelled)
         if state is not JobState.ACTIVE:
             jobs.move(job, JobState.ACTIVE)
         job.reason, job.ended_at_s = "", None
         self._judged.add(job)
         is_late = False
         operation: Iterator[object]
-        operation = self._try_again(job) if objects is None else revive(self._graph, job, objects)
+        operation = (
+            self._retry_all(job) if objects is None else retry_tasks(self._graph, job, objects)
+        )
         try:
             while next(operation, True) is None:
                 is_late = True
@@ -265,48 +269,48 @@ class JobOperations:
             if state is JobState.CANCELLED:
                 jobs.move(job, JobState.CANCELLING)
             jobs.move(job, state)
-            job.reason, job.ended_at_s, job.called_off = before
+            job.reason, job.ended_at_s, job.is_cancelled = before
             if is_late:
                 job.reason = f"{job.reason} ({error})"
                 jobs.announce(job)
         finally:
             self._judged.discard(job)
-            stop_reviving(self._graph, job)
+            end_retry(self._graph, job)
         self._context.touch(job)
 
-    def _try_again(self, job: Job) -> Generator[None, None, None]:
-        graph, blame = self._graph, self._context.blame
+    def _retry_all(self, job: Job) -> Generator[None, None, None]:
+        graph, retry_states = self._graph, self._context.retry_states
         if seer := (yield from saw_error(graph, job)):
-            raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
+            raise CannotRetryError(job.number, f"its task {seer} computed its result from an error")
         for place, task_id in enumerate(job.tasks):
-            if blame.pop(task_id, None) is not None:
+            if retry_states.pop(task_id, None) is not None:
                 self._record_retry(graph.tasks[task_id])
-            if place % LOOKED_AT_PER_STEP == 0:
+            if place % OBJECTS_PER_STEP == 0:
                 graph.steps_left -= 1
                 if graph.steps_left < 0:
                     yield
-        if not (yield from revive(graph, job)):
-            raise CannotRetryError(job.number, "nothing of it failed")
+        if not (yield from retry_tasks(graph, job)):
+            raise CannotRetryError(job.number, "none of its tasks failed")
 
     def _record_retry(self, task: TaskNode) -> None:
         """Record a retry in the history of a task, with the failure before it."""
         refs = [self._graph.objects.reference(object_id) for object_id in task.spec.outputs]
         failure = next((ref for ref in refs if isinstance(ref, Failure)), None)
-        if failure is not None and task.spec.id not in self._context.stories:
+        if failure is not None and task.spec.id not in self._context.histories:
             text = f"attempt {task.attempt} failed: {failure.reason}: {failure.text}"
             self._context.record(task, text)
-        self._context.record(task, "its user had it tried again")
+        self._context.record(task, "its user retried it")
 
     # --- watching ---------------------------------------------------------------------------------
 
     def watch(self, client: str, job: Job, *, prints: bool) -> None:
-        """Have a client watch a job. `prints`: it wants the output of tasks, too."""
+        """Subscribe a client to a job. `prints`: also to the output of its tasks."""
         self._jobs.subscriptions.watch(client, job, prints=prints)
-        self._bulk.begin(self._catching_up(client, job))
+        self._bulk.start(self._catching_up(client, job))
 
     def _catching_up(self, client: str, job: Job) -> Iterator[None]:
-        """Send a client the finished and growing results of a job, and then the job's state. If the
-        job ends meanwhile, the client learns it then.
+        """Send a client the finished and growing results of a job, and then the state of the job,
+        even if the job ends meanwhile.
         """
         self._jobs.subscriptions.catch_up(client, job.spec.id)
         nodes = self._graph.objects.nodes

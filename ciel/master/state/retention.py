@@ -1,5 +1,5 @@
-"""Decides what is deleted: intermediate objects that nothing needs, and copies that the object
-table does not list.
+"""Decides which objects are deleted: intermediate objects that are not needed, and copies that the
+object table does not list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ciel.master.state.workers import WorkerNode
 
 
 class Kept(NamedTuple):
-    """A client has put an object and called it `name`, at this time of the master's clock."""
+    """An object that a client has put under a `name`, at this time of the master's clock."""
 
     name: str
     since_s: float
@@ -42,9 +42,9 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
     return by_place
 
 
-def is_made_elsewhere(node: ObjectNode, place: str) -> bool:
-    """Return whether a task's output has a copy elsewhere than at `place`: another attempt may have
-    produced it, with other contents.
+def has_copy_elsewhere(node: ObjectNode, place: str) -> bool:
+    """Whether a task's output has a copy elsewhere than at `place`: another attempt may have
+    produced it with different content.
     """
     if node.producer is None or node.ref is None:
         return False
@@ -52,8 +52,8 @@ def is_made_elsewhere(node: ObjectNode, place: str) -> bool:
 
 
 class UnlistedCopies:
-    """Objects that workers hold and that the object table may not list there: they are judged at
-    the end of the tick, since a later message may list them, and then deleted.
+    """Copies that workers hold and that the object table may not list. They are checked at the end
+    of the tick, since a later message may list them, and then deleted.
     """
 
     def __init__(self, context: Context) -> None:
@@ -64,7 +64,7 @@ class UnlistedCopies:
         return bool(self._suspects)
 
     def add(self, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool = False) -> None:
-        """Judge copies at the end of the tick. `idle`: no client is about to name them."""
+        """Check copies at the end of the tick. `idle`: no client will name them."""
         self._suspects.append((worker, tuple(refs), idle))
 
     def delete(self) -> None:
@@ -72,8 +72,8 @@ class UnlistedCopies:
         suspects, self._suspects = self._suspects, []
         for worker, refs, idle in suspects:
             if self._context.table.by_id.get(worker.facts.id) is worker:
-                if doomed := _unlisted(self._context.graph, worker, refs, idle=idle):
-                    self._context.send(worker.facts.id, DropObjects(doomed))
+                if unlisted := _unlisted(self._context.graph, worker, refs, idle=idle):
+                    self._context.send(worker.facts.id, DropObjects(unlisted))
 
 
 def _unlisted(
@@ -81,10 +81,10 @@ def _unlisted(
 ) -> tuple[ObjectId, ...]:
     """Return the objects that a worker holds and the table does not list there: errors, outputs of
     superseded attempts, forgotten objects. Two kinds are left out: objects that another attempt may
-    be producing there now, which are spared until it ends; and objects that may be uploads of which
-    no job knows yet, unless they are `idle`.
+    be producing there now, whose deletion is postponed until it ends; and objects that may be
+    uploads that no job has named yet, unless they are `idle`.
     """
-    doomed = []
+    unlisted = []
     netloc = worker.facts.netloc
     for ref in refs:
         if netloc not in locations_of(ref):
@@ -92,19 +92,19 @@ def _unlisted(
         node = graph.objects.get(ref.id)
         if node is None:
             namesake = graph.tasks.get(ref.id.partition(":")[0])
-            if namesake is not None and _may_make(worker, namesake):
-                worker.spared[ref.id] = ref  # it may be an undeclared output
+            if namesake is not None and _may_produce(worker, namesake):
+                worker.postponed_deletions[ref.id] = ref  # it may be an undeclared output
             elif idle or is_output(ref.id):
-                doomed.append(ref.id)
+                unlisted.append(ref.id)
             continue
-        maker = node.producer
-        if maker is not None and _may_make(worker, maker):
-            worker.spared[ref.id] = ref
+        producer = node.producer
+        if producer is not None and _may_produce(worker, producer):
+            worker.postponed_deletions[ref.id] = ref
         elif node.ref is None or netloc not in locations_of(node.ref):
-            doomed.append(ref.id)
-    return tuple(doomed)
+            unlisted.append(ref.id)
+    return tuple(unlisted)
 
 
-def _may_make(worker: WorkerNode, task: TaskNode) -> bool:
+def _may_produce(worker: WorkerNode, task: TaskNode) -> bool:
     """Return whether an attempt at a task may run on a worker now."""
     return task.worker == worker.facts.id or task in worker.eager

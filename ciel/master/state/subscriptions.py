@@ -15,36 +15,36 @@ class Subscriptions:
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}  # by job
-        self._watchers: dict[str, dict[str, bool]] = {}  # job: clients; do they want its output?
-        self._orphans: dict[str, float] = {}  # job: when it is cancelled for want of a client
-        self._catching_up: set[tuple[str, str]] = set()  # clients and jobs
+        self._watchers: dict[str, dict[str, bool]] = {}  # job: client: whether it gets task output
+        self._orphans: dict[str, float] = {}  # job: when it is cancelled if no client takes it
+        self._catching_up: set[tuple[str, str]] = set()  # (client, job) pairs
 
     def of(self, job_id: str) -> Iterable[str]:
         """Return the clients that watch a job."""
         return self._watchers.get(job_id, ())
 
-    def informed(self, job_id: str) -> list[str]:
-        """Return those of them that are sent the state of the job: a client that catches up with
-        the results gets the state after them.
+    def state_watchers(self, job_id: str) -> list[str]:
+        """Return the watchers that get the state of the job now. A client that is still being sent
+        earlier results gets the state after them.
         """
         late = self._catching_up
         watchers = self._watchers.get(job_id, ())
         return [client for client in watchers if not late or (client, job_id) not in late]
 
     def catch_up(self, client: str, job_id: str) -> None:
-        """Note that a client is sent the results of a job that are there already."""
+        """Note that a client is being sent the existing results of a job."""
         self._catching_up.add((client, job_id))
 
     def caught_up(self, client: str, job_id: str) -> None:
         self._catching_up.discard((client, job_id))
 
-    def listeners(self, job_id: str) -> list[str]:
-        """Return those of them that are sent the output of tasks."""
+    def output_watchers(self, job_id: str) -> list[str]:
+        """Return the watchers that get the output of tasks."""
         return [client for client, listens in self._watchers.get(job_id, {}).items() if listens]
 
     def watch(self, client: str, job: Job, *, prints: bool = False) -> None:
-        """Have a client watch a job while there is news to come, recomputed results included. If
-        the job has lost its owner, the client becomes its owner.
+        """Have a client watch a job until there will be no more news, including recomputed results.
+        If the job has lost its owner, the client becomes its owner.
         """
         job_id = job.spec.id
         if job.state not in ENDED or job.unsettled:
@@ -54,8 +54,8 @@ class Subscriptions:
             self._owners[job_id] = client
 
     def own(self, client: str, job: Job) -> None:
-        """Make a client the owner of a job that has not ended. A detached job has an owner until it
-        is closed, since no other client can add the missing tasks.
+        """Make a client the owner of a job that has not ended. A detached job has an owner only
+        until it is closed, since no other client can add the missing tasks.
         """
         if job.state not in ENDED:
             self._orphans.pop(job.spec.id, None)
@@ -73,7 +73,7 @@ class Subscriptions:
             elif jobs[job_id].state is JobState.ACTIVE:
                 self._orphans[job_id] = due_s
 
-    def forsaken(self, now_s: float) -> list[str]:
+    def expired(self, now_s: float) -> list[str]:
         """Return the jobs whose grace period is over, each once."""
         due = [job_id for job_id, due_s in self._orphans.items() if now_s >= due_s]
         for job_id in due:
@@ -85,10 +85,10 @@ class Subscriptions:
         self._owners.pop(job_id, None)
         self._orphans.pop(job_id, None)
 
-    def dismiss(self, job_id: str) -> None:
+    def remove_watchers(self, job_id: str) -> None:
         """Note that there will be no more news of a job."""
         self._watchers.pop(job_id, None)
 
     def jobs(self) -> set[str]:
-        """Return the jobs that it remembers anything of; for tests."""
+        """Return all jobs in these tables, for tests."""
         return {*self._owners, *self._watchers, *self._orphans}

@@ -12,43 +12,43 @@ from ciel.core.nodes import TaskNode
 from ciel.master.state.workers import WorkerNode
 
 SPANS_MAX = 20_000
-"""Attempts that are remembered; some 250 bytes each."""
+"""The number of recorded attempts, of about 250 bytes each."""
 PAGE_MAX = 2000
-LOOKED_AT_MAX: Final = 50_000  # for one page; some 5 ms
+SCANNED_MAX: Final = 50_000  # for one page; about 5 ms
 FORGOTTEN_SHARE: Final = 8
-"""When one in so many may be of a job that was removed, those are looked for; some 5 ms."""
+"""When one span in this number may be of a removed job, such spans are deleted; about 5 ms."""
 
 FIELDS: Final = (
     "job", "task", "name", "executor", "parent", "attempt", "worker", "slots",
     "ready_at_s", "given_at_s", "ended_at_s", "run_s", "fault",
 )  # fmt: skip
-"""Of a span. `slots`: 0 for a task that runs within its parent's program. `ready_at_s`: when it
-could run, 0 if a worker has begun it by itself; `given_at_s`: when a worker was told to;
-`ended_at_s`: when that said that it was over, None if it still runs; `run_s`: how long its program
-took.
+"""The fields of a span. `slots`: 0 for a task that runs within its parent's program. `ready_at_s`:
+when it became runnable, 0 if a worker started it by itself. `given_at_s`: when it was assigned.
+`ended_at_s`: when the worker reported its end, None if it still runs. `run_s`: the run time of its
+program.
 """
 
-Span = tuple[Any, ...]  # not named: the garbage collector soon looks at plain tuples no more
+Span = tuple[Any, ...]  # no named tuple: the garbage collector stops tracking plain tuples
 
 
 class Timeline:
-    """The latest attempts that have ended, numbered from 0 in the order in which they did."""
+    """The latest attempts that have ended, numbered from 0 in the order of their ends."""
 
     def __init__(self) -> None:
-        self.slots: dict[str, int] = {}  # of each worker that is named
+        self.slots: dict[str, int] = {}  # by worker
         self._spans: deque[Span | None] = deque(maxlen=SPANS_MAX)  # None: of a removed job
-        self._removed: set[str] = set()  # jobs whose spans are still there
-        self._removed_spans = 0  # about how many these are
-        self._removed_to = 0  # so many were all of removed jobs: nobody misses them
+        self._removed: set[str] = set()  # removed jobs whose spans are still there
+        self._removed_spans = 0  # about the number of these spans
+        self._removed_to = 0  # all spans before this number were of removed jobs
         self._count = 0
-        self.totals = {"done": 0, "failed": 0, "lost": 0}  # attempts that ended so, of all ever
-        self.run_s = 0.0  # how long the programs of those took
+        self.totals = {"done": 0, "failed": 0, "lost": 0}  # of all attempts, by how they ended
+        self.run_s = 0.0  # the total run time of their programs
 
     def note(
         self, worker: WorkerNode, task: TaskNode, attempt: int, given_at_s: float | None,
         now_s: float, run_s: float, fault: str,
     ) -> None:  # fmt: skip
-        """An attempt is over."""
+        """Record an attempt that has ended."""
         self.slots[worker.facts.id] = worker.facts.slots
         slots = worker.slots_of(task, attempt)
         self._spans.append(_span(worker, task, attempt, slots, given_at_s, now_s, run_s, fault))
@@ -58,7 +58,7 @@ class Timeline:
         self.run_s += run_s
 
     def forget(self, job: Job) -> None:
-        """A job was removed: what it did goes, soon."""
+        """Delete the spans of a removed job, now or later."""
         self._removed.add(job.spec.id)
         self._removed_spans += max(sum(job.counts.values()), 1)
         if self._removed_spans * FORGOTTEN_SHARE < len(self._spans):
@@ -67,7 +67,7 @@ class Timeline:
         spans = [None if span is None or span[0] in removed else span for span in self._spans]
         self._spans.clear()
         if any(spans):
-            self._spans.extend(spans)  # so that those that stay keep their numbers
+            self._spans.extend(spans)  # with None in place of deleted spans: numbers stay the same
             return
         self.slots.clear()
         self._removed_to = self._count
@@ -75,9 +75,9 @@ class Timeline:
     def page(
         self, jobs: Any, first: Any, workers: Iterable[WorkerNode], now_s: float
     ) -> dict[str, Any]:
-        """Return spans of these jobs, from the `first`th on; behind the last also of what runs now.
-        `next` is where to go on, None at the end. With no `first` there are none, and `next` is the
-        number of the next.
+        """Return a page of spans of these jobs, from number `first` on; the last page also contains
+        running attempts. `next` is the `first` of the next page, None at the end. Without `first`,
+        return no spans, and the number of the next span as `next`.
         """
         if not isinstance(first, int):
             return {"spans": [], "next": self._count}
@@ -86,7 +86,7 @@ class Timeline:
         oldest = self._count - len(self._spans)
         place = min(max(first, oldest), self._count)
         spans: list[Span] = []
-        for span in islice(self._spans, place - oldest, place - oldest + LOOKED_AT_MAX):
+        for span in islice(self._spans, place - oldest, place - oldest + SCANNED_MAX):
             place += 1
             if span is not None and span[0] in wanted:
                 spans.append(span)
@@ -121,7 +121,7 @@ def _span(
 
 
 def _running(worker: WorkerNode, wanted: set[str], now_s: float) -> Iterable[Span]:
-    for task in worker.at_work():
+    for task in worker.running_tasks():
         if task.spec.job in wanted:
             given_at_s = worker.given_at_s.get((task.spec.id, task.attempt), now_s)
             slots = worker.slots_of(task, task.attempt)

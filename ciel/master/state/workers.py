@@ -16,13 +16,13 @@ from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.core.tasks import Needs
 from ciel.master.state.credit import Credit
 
-Call = tuple[str, str, int]
-"""An attempt that a worker is to give up: the worker, the task, and its number."""
+AttemptKey = tuple[str, str, int]
+"""Identifies an attempt: the worker, the task, and the number of the attempt."""
 
 
 class WorkerFacts(NamedTuple):
-    """What a worker declares when it joins. `lacking`: executors that it knows but does not offer,
-    with the missing software. `software`: its version.
+    """The description that a worker sends when it joins. `lacking`: executors that it knows but
+    does not offer, with the missing software. `software`: its version.
     """
 
     id: str
@@ -32,9 +32,9 @@ class WorkerFacts(NamedTuple):
     executors: frozenset[str]
     lacking: Mapping[str, str] = MappingProxyType({})
     software: str = ""
-    memory_bytes: int = 0  # for the programs of tasks; 0: nobody knows
-    hostname: str = ""  # for people; `host` tells whether two share files
-    spool: str = ""  # names its work directory, which one process has at a time; empty: unknown
+    memory_bytes: int = 0  # for the programs of tasks; 0: unknown
+    hostname: str = ""  # for users; workers with the same `host` can share files
+    spool: str = ""  # identifies its work directory, which only one process uses; "": unknown
 
 
 class WorkerNode:
@@ -42,7 +42,6 @@ class WorkerNode:
 
     __slots__ = (
         "assigned",
-        "beyond",
         "bound",
         "credit",
         "described",
@@ -52,11 +51,12 @@ class WorkerNode:
         "given_at_s",
         "heard_at_s",
         "memory_used",
+        "over_credit",
         "parked",
+        "postponed_deletions",
         "recalled",
         "reported_at_s",
         "slots_used",
-        "spared",
         "stores",
         "suspicion",
         "within",
@@ -65,23 +65,24 @@ class WorkerNode:
     def __init__(self, facts: WorkerFacts, now_s: float) -> None:
         self.facts = facts
         self.credit = Credit(facts.slots)
-        self.assigned: dict[tuple[str, int], TaskNode] = {}  # one called off may still run
-        self.given_at_s: dict[tuple[str, int], float] = {}  # these
+        self.assigned: dict[tuple[str, int], TaskNode] = {}  # cancelled attempts may still run
+        self.given_at_s: dict[tuple[str, int], float] = {}  # when each was assigned
         self.eager: dict[TaskNode, None] = {}  # dispatched eagerly: they take no slots yet
-        self.beyond: set[tuple[str, int]] = set()  # of `assigned`: given when there was no room
+        self.over_credit: set[tuple[str, int]] = set()  # of `assigned`: beyond the credit
         self.slots_used = 0
         self.memory_used = 0  # bytes
-        self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
-        self.bound: deque[TaskNode] = deque()  # waits for room here, and can run nowhere else
+        self.parked: deque[TaskNode] = deque()  # they wait for room here, since inputs are here
+        self.bound: deque[TaskNode] = deque()  # they wait for room here, and can only run here
         self.within: set[str] = set()  # tasks whose attempt 0, of `assigned`, takes no slot
         self.described: set[JobId] = set()  # jobs whose context it was sent
-        self.recalled: set[tuple[str, int]] = set()  # of `assigned`: it is asked to give them back
-        self.spared: dict[ObjectId, Reference] = {}  # to be deleted unless it is made here now
-        self.disk = DiskQueued(0, 0.0)  # what is to be copied to it waits for that
+        self.recalled: set[tuple[str, int]] = set()  # of `assigned`: the master has recalled them
+        # Copies to be deleted, unless an attempt on this worker turns out to have produced them.
+        self.postponed_deletions: dict[ObjectId, Reference] = {}
+        self.disk = DiskQueued(0, 0.0)  # copies to this worker wait for its disk
         self.stores = StoresReported((), 0)
         self.heard_at_s = now_s
-        self.suspicion = ""  # why it may be gone; empty while it is heard
-        self.reported_at_s = now_s  # when it last ended something, or had nothing
+        self.suspicion = ""  # why it may be lost; empty if it is not suspected
+        self.reported_at_s = now_s  # when it last reported an end, or had no attempts
 
     def __repr__(self) -> str:
         return f"<Worker {self.facts.id} {len(self.assigned)} assigned>"
@@ -89,8 +90,8 @@ class WorkerNode:
     def assignment(
         self, task: TaskNode, attempt: int, inputs: tuple[Reference, ...]
     ) -> list[tuple[str, Message]]:
-        """Return the messages that assign a task: before the first task of a job with a caller's
-        context, that context.
+        """Return the messages that assign a task. The caller context of its job, if there is one,
+        precedes the first task of the job.
         """
         about, own = task.job.spec, self.facts.id
         assign = (own, AssignTask(task.spec, attempt, inputs))
@@ -104,18 +105,18 @@ class WorkerNode:
         return self.slots_used < self.credit.limit and not self.suspicion
 
     @property
-    def has_room_beyond(self) -> bool:
+    def has_room_over_credit(self) -> bool:
         """Whether it may get the first task of a job that runs nothing yet: as many such tasks as
-        it has slots, whatever else it was given.
+        it has slots, beyond its credit.
         """
-        return len(self.beyond) < self.facts.slots and not self.suspicion
+        return len(self.over_credit) < self.facts.slots and not self.suspicion
 
     def has_free(self, needs: Needs) -> bool:
         """Whether a task with these needs would start at once."""
         return needs.slots <= self.facts.slots - self.slots_used and self.has_memory(needs)
 
     def has_memory(self, needs: Needs) -> bool:
-        """Whether it has the memory that a task needs, beside its attempts."""
+        """Whether it has the memory that a task needs, in addition to its attempts."""
         total = self.facts.memory_bytes
         return not total or needs.memory_bytes <= total - self.memory_used or not needs.memory_bytes
 
@@ -132,10 +133,10 @@ class WorkerNode:
 
     def wait_s(self, slots: int) -> float:
         """The expected wait of a task that is given to it now."""
-        ahead = self.slots_used + len(self.parked) + len(self.bound) - self.facts.slots + slots
-        return max(ahead, 0) * self.credit.task_s / self.facts.slots
+        queued = self.slots_used + len(self.parked) + len(self.bound) - self.facts.slots + slots
+        return max(queued, 0) * self.credit.task_s / self.facts.slots
 
-    def take(self, task: TaskNode, now_s: float, *, within: bool = False) -> None:
+    def add_attempt(self, task: TaskNode, now_s: float, *, within: bool = False) -> None:
         """Add an attempt. `within`: it runs in the program of another attempt, and occupies no
         slot.
         """
@@ -155,31 +156,31 @@ class WorkerNode:
         """Return the number of slots that an attempt occupies."""
         return 0 if attempt == 0 and task.spec.id in self.within else task.spec.needs.slots
 
-    def at_work(self) -> list[TaskNode]:
-        """List the tasks that run there now: the oldest ones, as far as its slots reach."""
+    def running_tasks(self) -> list[TaskNode]:
+        """Return the tasks that run there now: the oldest ones that fit into its slots."""
         slots = self.facts.slots
         found = []
         for (_, attempt), task in self.assigned.items():
             needed = self.slots_of(task, attempt)
             if needed > max(slots, 0):
-                break  # nor does anything pass it
+                break  # a worker starts its tasks in order
             slots -= needed
             found.append(task)
         return found
 
-    def hold(self, task: TaskNode, attempt: int) -> None:
-        """Add an attempt that does not count any more, until the worker reports its end."""
+    def add_superseded(self, task: TaskNode, attempt: int) -> None:
+        """Add a superseded attempt, which occupies slots until the worker reports its end."""
         if (task.spec.id, attempt) not in self.assigned:
             self.assigned[task.spec.id, attempt] = task
             self.slots_used += task.spec.needs.slots
             self.memory_used += task.spec.needs.memory_bytes
 
-    def give_back(self, task: TaskNode, attempt: int) -> None:
+    def remove_attempt(self, task: TaskNode, attempt: int) -> None:
         """Remove an attempt, if it is there."""
         self.given_at_s.pop((task.spec.id, attempt), None)
         if self.assigned.pop((task.spec.id, attempt), None) is not None:
             self.recalled.discard((task.spec.id, attempt))
-            self.beyond.discard((task.spec.id, attempt))
+            self.over_credit.discard((task.spec.id, attempt))
             if attempt == 0 and task.spec.id in self.within:
                 self.within.discard(task.spec.id)
                 return
@@ -200,7 +201,7 @@ class WorkerTable:
         self.by_id: dict[str, WorkerNode] = {}
         self.hosts: dict[str, str] = {}  # by address
         self.suspects: frozenset[str] = frozenset()
-        self.returned: set[TaskNode] = set()  # in this tick; other workers run them at once
+        self.returned: set[TaskNode] = set()  # recalled tasks that came back in this tick
         self._by_netloc: dict[str, WorkerNode] = {}
 
     def add(self, worker: WorkerNode) -> None:

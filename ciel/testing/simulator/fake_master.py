@@ -38,7 +38,7 @@ class FakeMaster:
 
     def __init__(self, world: World[FakeWorker], machine: MasterMachine) -> None:
         self.machine = machine
-        machine.bulk.steps_per_turn = world.options.steps_per_turn
+        machine.bulk.steps_per_tick = world.options.steps_per_turn
         self._world = world
         self._links: dict[str, Connection] = {}  # of clients
         self._sessions: dict[str, PeerSession] = {}  # of workers
@@ -52,7 +52,7 @@ class FakeMaster:
 
         def receive(message: Message) -> None:
             before = dict(self.machine.graph.tasks) if isinstance(message, ReleaseObjects) else {}
-            self.machine.client_said(connection.name, message, self._now_s)
+            self.machine.client_sent(connection.name, message, self._now_s)
             self._world.witness.handed_over(self.machine, before)
             self._end_turn_soon()
 
@@ -81,7 +81,7 @@ class FakeMaster:
                 session.count(1)
                 witness = self._world.witness
                 before = witness.standing(self.machine, message)
-                self.machine.worker_said(connection.name, message, self._now_s)
+                self.machine.worker_sent(connection.name, message, self._now_s)
                 witness.reported(self.machine, connection.name, message, before)
                 self._read_journal()
             self._end_turn_soon()
@@ -162,7 +162,7 @@ class FakeMaster:
                     line.connection.close(MASTER)
 
     def _beat(self) -> None:
-        self._change_workers(self.machine.tick)
+        self._change_workers(self.machine.check_timeouts)
         for worker_id, worker in self.machine.workers.items():
             session = self._sessions[worker_id]
             session.confirm()
@@ -201,11 +201,11 @@ class FakeMaster:
             worker_id: set(objects.held_at(worker.facts.netloc)) - objects.growing.keys()
             for worker_id, worker in machine.workers.items()
         }
-        machine.end_turn(self._now_s)
+        machine.end_tick(self._now_s)
         self._read_journal()
         outbox = machine.take_outbox()
         for peer, message in outbox[said_before:]:
-            if isinstance(message, DropObjects) and not message.unless_whole:
+            if isinstance(message, DropObjects) and not message.unless_complete:
                 self._world.witness.released(machine, listed[peer].intersection(message.objects))
         for peer, message in outbox:
             self._send(peer, message)

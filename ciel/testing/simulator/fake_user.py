@@ -79,14 +79,14 @@ class FakeUser:
         wanted = [machine.graph.objects.nodes[object_id] for object_id in job.wanted]
         failed = [node for node in wanted if isinstance(node.ref, Failure) and node.producer]
         was_cancelled = job.state is JobState.CANCELLED
-        can_retry = was_cancelled or (job.state is JobState.FAILED and not job.called_off)
+        can_retry = was_cancelled or (job.state is JobState.FAILED and not job.is_cancelled)
         seer = at_once(saw_error(machine.graph, job))
         is_final = seer is not None  # a task has used an error as its input
         is_excused = witness.is_excused(machine, job)
         refusal = self._master.change("retry", job_id)
         while machine.operations.is_judged(job):  # the machine may refuse it in a later slice
-            machine.bulk.end_turn()
-            machine.bulk.go_on()
+            machine.bulk.end_tick()
+            machine.bulk.resume()
             refusal = job.reason if job.state in _TRIED_AGAIN else ""
         if (refusal and can_retry and failed and not is_final) or not (refusal or can_retry):
             raise Violation(job_id, f"it was tried again: {refusal or 'it was not refused'}")

@@ -52,8 +52,8 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
         return
     for where, known in (
         ("the graph", master.graph.tasks),
-        ("stories", master.stories),
-        ("blame", master.blame),
+        ("histories", master.histories),
+        ("retry states", master.retry_states),
     ):
         for task_id in witness.forgotten_tasks & known.keys():
             yield task_id, f"it was forgotten, and is still known to {where}"
@@ -82,11 +82,11 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
     for task_id, node in master.graph.tasks.items():
         if node.state is ASSIGNED and node.worker is not None:
             is_known = (task_id, node.attempt) in witness.given[node.worker]
-            if not is_known and node not in master.attempts.held:
+            if not is_known and node not in master.attempts.held_reports:
                 yield task_id, f"it is assigned to {node.worker}, which was not told"
     for problem in master.eager.problems():
         yield problem.split()[1], problem
-    for node in master.attempts.held:
+    for node in master.attempts.held_reports:
         if node.state is not ASSIGNED or node not in master.graph.streams.reading:
             yield node.spec.id, f"it is {node.state}, and its report is held"
 
@@ -105,10 +105,10 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
     if master.outbox:
         yield master.outbox[0][0], f"its master has not said all: {master.outbox}"
     for name, left in (
-        ("cancelled", list(master.cancellations._calls)),
+        ("cancelled", list(master.cancellations._attempts)),
         ("delayed", [str(due_s) for due_s in (master.dispatcher.ready.due_s,) if due_s]),
         ("subscriptions", list(master.job_table.subscriptions.jobs())),
-        ("held", [task.spec.id for task in master.attempts.held]),
+        ("held", [task.spec.id for task in master.attempts.held_reports]),
         ("eager", [task.spec.id for task in master.eager.tasks]),
         ("early copies", list(master.attempts._copies._copies)),
         ("followers", list(master.attempts._followers._workers)),

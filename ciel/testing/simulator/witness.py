@@ -151,7 +151,7 @@ class Witness:
                 self.given[worker_id].discard((task, 0))  # the master has no such task
             case CancelTask(task, attempt):
                 self.cancelled[worker_id].add((task, attempt))
-            case DropObjects(objects, unless_whole=False):
+            case DropObjects(objects, unless_complete=False):
                 place = master.workers[worker_id].facts.netloc
                 for object_id in objects:
                     if place in locations_of(master.graph.objects.reference(object_id)):
@@ -186,7 +186,7 @@ class Witness:
             for ref in message.known:
                 if not isinstance(ref, Stream | Future):
                     self._told_early.add((maker, ref.id))
-            if message.begun:
+            if message.started:
                 self.given[worker_id].add((message.spec.id, 0))
             return
         if not isinstance(message, TaskReported | InputsLost):

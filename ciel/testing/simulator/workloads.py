@@ -27,9 +27,9 @@ from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobSpec
 from ciel.core.refs import Fixed, Future, Reference, Value
 from ciel.core.scheduling import (
+    DEFAULT_SCHEDULING,
     LOCALITY,
     POLICIES,
-    USUAL_SCHEDULING,
     Scheduling,
     read_scheduling,
 )
@@ -302,7 +302,7 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
 
 def _draw_scheduling(options: Options, chance: Random) -> Scheduling:
     if chance.random() >= options.policy_share:
-        return USUAL_SCHEDULING
+        return DEFAULT_SCHEDULING
     policy = chance.choice(POLICIES)
     if policy != LOCALITY:
         return read_scheduling(policy)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
-from ciel.core.any_inputs import given
+from ciel.core.any_inputs import inputs_of
 from ciel.core.events import CopyTimed, MeetWorkers, Message, Neighbour, RecallTasks
 from ciel.core.failures import size_text
 from ciel.core.graph import TaskGraph
@@ -15,70 +15,67 @@ from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Fixed, locations_of
-from ciel.core.scheduling import LOCALITY, SWEETHEART_FACTOR, USUAL_SCHEDULING
-from ciel.core.tasks import PRIORITY_MIN, USUAL_NEEDS
+from ciel.core.scheduling import DEFAULT_SCHEDULING, LOCALITY, SWEETHEART_FACTOR
+from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN
 from ciel.master.state.placement.random_placement import draw
 from ciel.master.state.placement.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode, WorkerTable
 
-HELD_BACK_MAX = 64
-"""How many tasks that nobody can take now are looked past in a turn: order matters more than
-filling up.
-"""
+UNPLACED_MAX = 64
+"""The number of unplaceable tasks that are skipped per tick: order matters more than full slots."""
 
 STALE_MAX = 5000
-"""How many tasks that stand in line and are over are looked past in a turn: 1 to 3 ms."""
+"""The number of stale queue entries that are removed per tick: this takes 1 to 3 ms."""
 
-PASSED_MAX = 16
-"""How many tasks that wait for memory are looked past in a turn."""
+SKIPPED_MAX = 16
+"""The number of tasks that wait for memory and are skipped per tick."""
 
 LACKING_MAX = 5
-"""How many reasons are told for which workers that know an executor do not offer it."""
+"""The number of reasons listed in the failure of a task whose executor no worker offers."""
 
 Assign = Callable[[TaskNode, WorkerNode], None]
 Refuse = Callable[[TaskNode, str, str], None]
-Say = Callable[[str, Message], None]
+Send = Callable[[str, Message], None]
 
 RECALL_AFTER_S = 0.1
-"""Tasks that would wait so long behind others, or did, go to a worker that has nothing to do."""
+"""A queued task that is expected to wait so long, or has, is recalled for an idle worker."""
 
 
 class Dispatcher:
     """Holds the runnable tasks, and assigns them to workers that have room.
 
-    A task without inputs to be copied goes to any worker in turn. A task with inputs goes to the
-    worker with the lowest cost, or as the policy of its job says. If that worker has no room now,
-    the task is parked there; an idle worker may take it from there.
+    Tasks without inputs to be copied are distributed round-robin. A task with inputs is assigned to
+    the worker with the lowest cost, or according to the policy of its job. If that worker has no
+    room now, the task is parked there; an idle worker may steal it.
 
-    Tasks that need memory stand in a queue of their own. A task that cannot have its memory yet is
-    not overtaken by others that need memory of the same workers; tasks without such needs do not
-    wait for it.
+    Tasks that need memory have a queue of their own. If a task cannot get its memory yet, it blocks
+    later tasks that need memory of the same workers, but no tasks without such needs.
     """
 
     def __init__(
-        self, graph: TaskGraph, table: WorkerTable, assign: Assign, refuse: Refuse, say: Say
+        self, graph: TaskGraph, table: WorkerTable, assign: Assign, refuse: Refuse, send: Send
     ) -> None:
         self._graph = graph
         self._table = table
         self._assign = assign
         self._refuse = refuse
-        self._say = say
+        self._send = send
         self.workers = table.by_id
-        self._joined: dict[str, WorkerNode] = {}  # in this turn
-        self._gone: dict[str, None] = {}  # the locations of workers that were lost in this turn
+        self._joined: dict[str, WorkerNode] = {}  # in this tick
+        self._gone: dict[str, None] = {}  # the addresses of workers that were lost in this tick
         self._has_lost = False
         self._everywhere: frozenset[str] = frozenset()  # executors that all workers offer
         self.bandwidths = Bandwidths()
-        self._chance = Random(0)  # for policies: of equal events, equal decisions
+        self._random = Random(0)  # with a seed: equal events lead to equal decisions
         self.ready = ReadyQueue(graph)
-        self.cramped = ReadyQueue(graph)  # that ask for memory
-        self._passed: list[TaskNode] = []  # of those, in this turn
-        self._barred: set[WorkerNode] = set()  # whose memory one of these waits for
-        self._has_spare = False  # at the end of the turn a worker had room that nobody could take
-        self.is_cut_short = False  # the last turn met as many as it may that stand in line in vain
-        self._stale = 0  # these
-        self._waited_for: dict[WorkerNode, None] = {}  # those with parked or bound tasks, at least
-        self._stranded: list[TaskNode] = []  # an input of theirs is nowhere else
+        self.memory_queue = ReadyQueue(graph)  # tasks that need memory
+        self._skipped: list[TaskNode] = []  # tasks of `memory_queue` without memory, in this tick
+        self._blocked: set[WorkerNode] = set()  # workers whose memory a skipped task waits for
+        self._has_spare = False  # a worker had room at the end of the tick
+        self.is_cut_short = False  # the tick ended early because of stale queue entries
+        self._stale = 0  # the number of stale entries in this tick
+        self._waited_for: dict[WorkerNode, None] = {}  # includes all with parked or bound tasks
+        self._stranded: list[TaskNode] = []  # an input is only on a suspected worker
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -99,9 +96,7 @@ class Dispatcher:
             self.trust(worker)
 
     def introduce_workers(self) -> None:
-        """Tell the workers which workers joined and were lost in this tick, before they get any
-        task.
-        """
+        """Tell all workers which ones joined and were lost in this tick, before they get tasks."""
         if not self._joined and not self._has_lost:
             return
         offers = {worker.facts.executors for worker in self.workers.values()}
@@ -111,14 +106,14 @@ class Dispatcher:
         joined, self._joined = self._joined, {}
         gone, self._gone, self._has_lost = tuple(self._gone), {}, False
         everyone = tuple([Neighbour(netloc, host) for netloc, host in self._table.hosts.items()])
-        welcome = MeetWorkers(everyone, afresh=True)
+        welcome = MeetWorkers(everyone, is_complete=True)
         came = tuple([Neighbour(w.facts.netloc, w.facts.host) for w in joined.values()])
         news = MeetWorkers(came, gone)
         for worker_id in self.workers:
             if worker_id in joined:
-                self._say(worker_id, welcome)
+                self._send(worker_id, welcome)
             elif came or gone:
-                self._say(worker_id, news)
+                self._send(worker_id, news)
 
     def suspect(self, worker: WorkerNode) -> None:
         """Give a worker no more tasks, and move the tasks parked there to other workers."""
@@ -128,8 +123,8 @@ class Dispatcher:
         worker.parked.clear()
 
     def trust(self, worker: WorkerNode) -> None:
-        """End the suspicion of a worker that is heard again, or lost: tasks that waited for that go
-        on.
+        """Stop suspecting a worker that is heard again or lost; requeue the tasks that waited for
+        it.
         """
         self._table.suspects -= {worker.facts.netloc}
         stranded, self._stranded = self._stranded, []
@@ -143,11 +138,11 @@ class Dispatcher:
         if not self._graph.is_ready(task):
             return False
         if self._table.suspects and task.spec.inputs:
-            for ref in given(self._graph.objects, task.spec):
+            for ref in inputs_of(self._graph.objects, task.spec):
                 places = locations_of(ref)
                 if places and places <= self._table.suspects and type(ref) is not Fixed:
                     self._stranded.append(task)
-                    task.reason = f"{ref.id} is only at {min(places)}, which is not heard now"
+                    task.reason = f"{ref.id} is only at {min(places)}, which is silent now"
                     return False
         return True
 
@@ -160,20 +155,20 @@ class Dispatcher:
     # --- dispatch ---------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
-        """Assign as many tasks as there is room for; within a priority the order is kept."""
+        """Assign as many tasks as there is room for, in the order of the queue."""
         ready, has_parked = self.ready, self._has_parked()
         self.is_cut_short = False
         self._stale = 0
-        if not self.workers or not (ready or self.cramped or has_parked):
+        if not self.workers or not (ready or self.memory_queue or has_parked):
             return
-        priority = ready.priority if has_parked or self.cramped else PRIORITY_MIN
+        priority = ready.priority if has_parked or self.memory_queue else PRIORITY_MIN
         if has_parked:
             self._serve_parked(priority)
         having_room = [worker for worker in self.workers.values() if worker.has_room]
         roomy = deque(sorted(having_room, key=lambda worker: worker.load))
-        if self.cramped:
-            self._serve_cramped(roomy, priority)
-        held_back: list[TaskNode] = []
+        if self.memory_queue:
+            self._serve_memory_queue(roomy, priority)
+        unplaced: list[TaskNode] = []
         while roomy and ready:
             task = ready.pop()
             if not self._may_run(task):
@@ -181,47 +176,47 @@ class Dispatcher:
                     break
                 continue
             if not self._place(task, roomy):
-                held_back.append(task)
-                if len(held_back) >= HELD_BACK_MAX:
+                unplaced.append(task)
+                if len(unplaced) >= UNPLACED_MAX:
                     break
             elif roomy and not roomy[-1].has_room:
                 roomy.pop()
-        for task in reversed(held_back):
+        for task in reversed(unplaced):
             ready.push_first(task)
-        if self.cramped or self._passed:
-            self._serve_cramped(roomy, PRIORITY_MIN)
-            for task in reversed(self._passed):
-                self.cramped.push_first(task)
-            self._passed.clear()
-            self._barred.clear()
+        if self.memory_queue or self._skipped:
+            self._serve_memory_queue(roomy, PRIORITY_MIN)
+            for task in reversed(self._skipped):
+                self.memory_queue.push_first(task)
+            self._skipped.clear()
+            self._blocked.clear()
         if has_parked and priority > PRIORITY_MIN:
             self._serve_parked(PRIORITY_MIN)
         if ready and not roomy:
-            self._let_in()
+            self._start_new_jobs()
         if roomy and not ready:
             self._steal_parked([worker for worker in roomy if worker.has_room])
         self._has_spare = bool(roomy)
         self._table.returned.clear()
 
-    def _let_in(self) -> None:
-        """Give the first task of each job that runs nothing to a worker beyond its credit. There it
-        overtakes the tasks given in advance, so it waits for running tasks only.
+    def _start_new_jobs(self) -> None:
+        """Assign the first task of each job that runs nothing to a worker, beyond its credit. The
+        worker runs it before queued tasks, so it waits only for running tasks.
         """
         workers = self.workers.values()
-        while any(worker.has_room_beyond for worker in workers):
+        while any(worker.has_room_over_credit for worker in workers):
             task = self.ready.pop_new()
             if task is None:
                 return
             if not self._may_run(task):
                 continue
             needs = task.spec.needs
-            has_policy = task.job.spec.scheduling is not USUAL_SCHEDULING
+            has_policy = task.job.spec.scheduling is not DEFAULT_SCHEDULING
             is_bound = has_policy or needs.memory_bytes or self._graph.fixed.location_of(task)
-            able = [] if is_bound else [w for w in self._able(task) if w.has_room_beyond]
+            able = [] if is_bound else [w for w in self._able(task) if w.has_room_over_credit]
             if able:
                 worker = min(able, key=lambda worker: worker.wait_s(needs.slots))
                 self._assign(task, worker)
-                worker.beyond.add((task.spec.id, task.attempt))
+                worker.over_credit.add((task.spec.id, task.attempt))
             elif self._graph.is_ready(task):
                 self.ready.push_first(task)
                 return
@@ -232,9 +227,9 @@ class Dispatcher:
         """
         spec = task.spec
         needs = spec.needs
-        is_plain = needs is USUAL_NEEDS or (needs.slots == 1 and not needs.memory_bytes)
+        is_plain = needs is DEFAULT_NEEDS or (needs.slots == 1 and not needs.memory_bytes)
         if is_plain and not spec.inputs and spec.executor in self._everywhere:
-            if task.job.spec.scheduling is USUAL_SCHEDULING:
+            if task.job.spec.scheduling is DEFAULT_SCHEDULING:
                 roomy.rotate(-1)
                 self._assign(task, roomy[-1])
                 return True
@@ -242,29 +237,27 @@ class Dispatcher:
             self._place_at(task, places, roomy)
             return True
         if needs.memory_bytes:
-            self.cramped.push(task)
-            self._serve_cramped(roomy, needs.priority)
+            self.memory_queue.push(task)
+            self._serve_memory_queue(roomy, needs.priority)
             return True
         able = self._able(task)
         return not able or self._place_among(task, able, roomy)
 
     def _is_time_up(self) -> bool:
-        """Note that a task was tried in vain; return whether the others of its queue wait for the
-        next tick.
-        """
+        """Count a stale queue entry; return whether the rest waits for the next tick."""
         self._stale += 1
         self.is_cut_short = self._stale >= STALE_MAX
         return self.is_cut_short
 
     def drop_job(self, job: Job) -> None:
-        """Forget the queued tasks of a job: none of them is to start."""
+        """Forget the queued tasks of a job, so that none of them starts."""
         self.ready.drop_job(job)
-        self.cramped.drop_job(job)
+        self.memory_queue.drop_job(job)
 
-    def _serve_cramped(self, roomy: deque[WorkerNode], priority: int) -> None:
-        """Place tasks that need memory, as far as it reaches, down to a priority."""
-        line, passed, barred = self.cramped, self._passed, self._barred
-        while line and roomy and len(passed) < PASSED_MAX and len(barred) < len(self.workers):
+    def _serve_memory_queue(self, roomy: deque[WorkerNode], priority: int) -> None:
+        """Place tasks that need memory, while there is enough, down to a priority."""
+        line, skipped, blocked = self.memory_queue, self._skipped, self._blocked
+        while line and roomy and len(skipped) < SKIPPED_MAX and len(blocked) < len(self.workers):
             if line.priority < priority:
                 return
             task = line.pop()
@@ -272,11 +265,11 @@ class Dispatcher:
                 if self._is_time_up():
                     return
                 continue
-            able = [worker for worker in able if worker not in barred]
+            able = [worker for worker in able if worker not in blocked]
             having = [worker for worker in able if worker.has_memory(task.spec.needs)]
             if not having or not self._place_among(task, having, roomy):
-                passed.append(task)
-                barred.update(able)
+                skipped.append(task)
+                blocked.update(able)
             elif not roomy[-1].has_room:
                 roomy.pop()
 
@@ -290,9 +283,9 @@ class Dispatcher:
         if task in self._table.returned:
             able = [w for w in roomy if w in able and w.has_free(needs)] or able
         if how.policy != LOCALITY:
-            worker, task.reason = draw(how.policy, able, needs.slots, self._chance)
+            worker, task.reason = draw(how.policy, able, needs.slots, self._random)
         elif loads := loads_of(
-            given(self._graph.objects, task.spec),
+            inputs_of(self._graph.objects, task.spec),
             how.option("sweetheart_factor", SWEETHEART_FACTOR),
         ):
             candidates = [_candidate(worker, needs.slots) for worker in able]
@@ -318,7 +311,7 @@ class Dispatcher:
         """Assign or park a task at the worker where its process waits."""
         worker = self._table.at(min(places))
         if len(places) > 1 or worker is None:
-            details = f"what it goes on with is at {', '.join(sorted(places))}"
+            details = f"the process in which it continues is at {', '.join(sorted(places))}"
             self._refuse(task, "NO_WORKER_FITS", details)
         elif not worker.can_hold(task.spec.needs):
             self._refuse_as_too_large(task, [worker])
@@ -331,9 +324,7 @@ class Dispatcher:
             self._waited_for[worker] = None
 
     def _able(self, task: TaskNode) -> list[WorkerNode]:
-        """List the workers that can run a task at all. The task fails if there are workers, but
-        none that can.
-        """
+        """Return the workers that could run a task if they were idle; if none could, fail it."""
         spec = task.spec
         offering = [w for w in self.workers.values() if spec.executor in w.facts.executors]
         if not offering:
@@ -372,7 +363,7 @@ class Dispatcher:
         self._refuse(task, "NO_WORKER_FITS", details)
 
     def _lacking(self, executor: str) -> str:
-        """List why workers that know an executor do not offer it, each reason once."""
+        """List the reasons why workers that know an executor do not offer it, each one once."""
         whose: dict[str, list[str]] = {}
         for worker in self.workers.values():
             if (why := worker.facts.lacking.get(executor)) is not None:
@@ -404,11 +395,11 @@ class Dispatcher:
                 if worker.has_memory(task.spec.needs):
                     self._assign(task, worker)
                 else:
-                    self.cramped.push_first(task)
+                    self.memory_queue.push_first(task)
 
     def _steal_parked(self, roomy: Iterable[WorkerNode]) -> None:
-        """Let idle workers take tasks that are parked at others. A worker with a free slot takes a
-        task if its cost is lower there than the wait.
+        """Let idle workers take tasks that are parked at others. A worker that is not idle but has
+        a free slot takes a task if the cost is lower there.
         """
         for worker in roomy:
             is_idle = not worker.assigned
@@ -426,11 +417,11 @@ class Dispatcher:
                 ):
                     victim.parked.append(task)
                     break
-                task.reason = f"it had room, and worker {victim.facts.id} none"
+                task.reason = f"it had room, and worker {victim.facts.id} had none"
                 self._assign(task, worker)
 
     def _is_cheaper(self, task: TaskNode, worker: WorkerNode, victim: WorkerNode) -> bool:
-        loads = loads_of(given(self._graph.objects, task.spec))
+        loads = loads_of(inputs_of(self._graph.objects, task.spec))
         candidates = [_candidate(other, task.spec.needs.slots) for other in (victim, worker)]
         best = rank(loads, candidates, self._table.hosts, self.bandwidths)[0]
         return best.location == worker.facts.netloc
@@ -439,8 +430,8 @@ class Dispatcher:
         """Have workers return tasks that have been queued there for long, while other workers are
         idle.
 
-        A task given in advance may be queued behind one that takes hours. Only the worker knows
-        which have started, so the master recalls the last ones given, each of them once.
+        A task may be queued on a worker behind a task that takes hours. Only the worker knows which
+        tasks have started, so the master recalls the latest tasks, each of them once.
         """
         if (self.ready and not self._has_spare) or len(self.workers) < 2:
             return
@@ -451,24 +442,24 @@ class Dispatcher:
         ]
         room = sum(w.credit.limit - w.slots_used for w in idle)
         for worker in self.workers.values() if idle else ():
-            ahead = worker.slots_used - worker.facts.slots - len(worker.recalled)
-            if ahead <= 0 or room <= 0 or worker.suspicion:
+            queued = worker.slots_used - worker.facts.slots - len(worker.recalled)
+            if queued <= 0 or room <= 0 or worker.suspicion:
                 continue
-            wait_s = ahead * worker.credit.task_s / worker.facts.slots
+            wait_s = queued * worker.credit.task_s / worker.facts.slots
             silent_s = now_s - worker.reported_at_s
             if max(wait_s, silent_s) < RECALL_AFTER_S:
                 continue
             worker.credit.learn_at_least(silent_s)
-            keys = self._last_given(worker, min(ahead, room), idle)
+            keys = self._last_given(worker, min(queued, room), idle)
             if keys:
                 room -= len(keys)
                 worker.recalled.update(keys)
-                self._say(worker.facts.id, RecallTasks(tuple(keys)))
+                self._send(worker.facts.id, RecallTasks(tuple(keys)))
 
     def _last_given(
         self, worker: WorkerNode, count: int, takers: Iterable[WorkerNode]
     ) -> list[tuple[TaskId, int]]:
-        """Return the last attempts given to a worker that one of the takers could run."""
+        """Return the latest attempts of a worker that one of the takers could run."""
         keys: list[tuple[TaskId, int]] = []
         fixed = self._graph.objects.fixed
         for key, task in reversed(worker.assigned.items()):
@@ -492,7 +483,7 @@ def _candidate(worker: WorkerNode, slots: int) -> Candidate:
 
 
 def _park(worker: WorkerNode, task: TaskNode) -> None:
-    """Have a task wait for room at a worker, behind the tasks of its priority."""
+    """Queue a task at a worker until there is room, behind the tasks of its priority."""
     line, priority = worker.parked, task.spec.needs.priority
     place = len(line)
     while place and line[place - 1].spec.needs.priority < priority:

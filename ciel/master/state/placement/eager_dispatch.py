@@ -1,7 +1,7 @@
 """Dispatches tasks eagerly: if one worker will produce all missing inputs of a task, the master
 sends the task to that worker in advance, and the worker starts it by itself.
 
-In the graph the task still waits. When its inputs are there, the graph assigns it without another
+In the graph the task still waits. When its inputs are there, the master assigns it without another
 message; if they are produced elsewhere or fail, the master cancels the attempt. The attempt has the
 next number of its task, so that late reports about it do no harm.
 """
@@ -18,95 +18,100 @@ from ciel.core.nodes import TaskNode
 from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Sweetheart, locations_of
 from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING
 from ciel.master.state.context import Context
-from ciel.master.state.workers import Call, WorkerNode
+from ciel.master.state.workers import AttemptKey, WorkerNode
 
 EAGER_MAX = 64
-"""How many a worker has at most; when half of them are left it gets more."""
+"""The maximum number of eager tasks per worker; it gets more when half of them are left."""
 INPUTS_MAX = 16
-"""A task with more inputs waits for all of them, as a rule for long: it is not looked at."""
+"""Tasks with more inputs are not dispatched eagerly: they usually wait for a long time."""
 SUCCESSORS_MAX = 128
-"""How many of those that wait for one object are looked at."""
+"""The number of readers of one object that are considered."""
 FAR_MAX_BYTES = 1_000_000
-"""An input that is larger and lies elsewhere is a reason to run elsewhere, too."""
+"""A task with a larger input on another worker is not dispatched eagerly: it may run better
+there."""
 
-VAIN_MAX = 2
-"""What went ahead in vain so often waits until it can run: where tasks delegate, makers change."""
-VAIN_KEPT_MAX = 1000
+WASTED_MAX = 2
+"""After so many cancelled eager attempts, a task is dispatched only when it can run: if tasks
+delegate, producers change often."""
+WASTED_KEPT_MAX = 1000
 
 
 class EagerDispatch:
     """The waiting tasks that were dispatched to a worker in advance, and what becomes of them."""
 
     def __init__(self, context: Context) -> None:
-        self.tasks: dict[TaskNode, WorkerNode] = {}  # makers before those that read what they make
+        self.tasks: dict[TaskNode, WorkerNode] = {}  # producers before their readers
         self._graph = context.graph
         self._workers = context.table.by_id
-        self._blame = context.blame
+        self._retry_states = context.retry_states
         self._context = context
-        self._vain: dict[TaskNode, int] = {}  # how often one went ahead in vain, since it last ran
-        self._makers: dict[TaskNode, None] = {}  # whose successors are to be looked at
-        self._cut_off: dict[WorkerNode, dict[TaskNode, None]] = {}  # the same, when there is room
+        self._wasted: dict[TaskNode, int] = {}  # cancelled eager attempts since it last ran
+        self._producers: dict[TaskNode, None] = {}  # their readers may be dispatched now
+        # Producers whose readers may be dispatched when the worker has room again.
+        self._without_room: dict[WorkerNode, dict[TaskNode, None]] = {}
 
     # --- sending ----------------------------------------------------------------------------------
 
     def assigned(self, task: TaskNode) -> None:
-        """Note that a task was assigned: the tasks that wait for it may follow eagerly."""
-        if self._vain:
-            self._vain.pop(task, None)
+        """Note that a task was assigned: its readers may be dispatched eagerly."""
+        if self._wasted:
+            self._wasted.pop(task, None)
         awaited = self._graph.waiting.awaited
         for object_id in task.outputs:
             if object_id in awaited:
-                self._makers[task] = None
+                self._producers[task] = None
                 return
 
     def send(self) -> None:
         """Send eager tasks; called once per tick, after all other placement."""
         graph = self._graph
-        if graph.began_waiting:
-            began, graph.began_waiting = graph.began_waiting, []
-            for task in began:
-                self._note_maker(task)
-        for worker in list(self._cut_off):
+        if graph.newly_waiting:
+            waiting, graph.newly_waiting = graph.newly_waiting, []
+            for task in waiting:
+                self._note_producer(task)
+        for worker in list(self._without_room):
             if len(worker.eager) <= EAGER_MAX // 2:
-                self._makers.update(self._cut_off.pop(worker))
-        makers, self._makers = list(self._makers), {}
-        for maker in makers:  # which grows meanwhile
-            place = self._place_of(maker)
+                self._producers.update(self._without_room.pop(worker))
+        producers, self._producers = list(self._producers), {}
+        for producer in producers:  # the list grows in the loop
+            place = self._place_of(producer)
             if place is not None:
-                makers += self._send_successors(maker, place)
+                producers += self._send_successors(producer, place)
 
-    def _note_maker(self, task: TaskNode) -> None:
+    def _note_producer(self, task: TaskNode) -> None:
         if task.state is WAITING and len(task.spec.inputs) <= INPUTS_MAX:
             nodes = self._graph.objects.nodes
             for object_id in task.spec.inputs:
                 node = nodes[object_id]
                 if node.ref is None and node.producer is not None:
                     if self._place_of(node.producer) is not None:
-                        self._makers[node.producer] = None
+                        self._producers[node.producer] = None
                     return
 
-    def _place_of(self, maker: TaskNode | None) -> WorkerNode | None:
+    def _place_of(self, producer: TaskNode | None) -> WorkerNode | None:
         """Return the worker on which a task will certainly produce its outputs. The reader of a
         stream does not count yet.
         """
-        if maker is None:
+        if producer is None:
             return None
-        if maker.state is ASSIGNED and maker.worker is not None:
-            return None if maker in self._graph.streams.reading else self._workers[maker.worker]
-        return self.tasks.get(maker)
+        if producer.state is ASSIGNED and producer.worker is not None:
+            return (
+                None if producer in self._graph.streams.reading else self._workers[producer.worker]
+            )
+        return self.tasks.get(producer)
 
-    def _send_successors(self, maker: TaskNode, worker: WorkerNode) -> list[TaskNode]:
-        """Dispatch tasks that wait for a task, as many as could follow it at once; return them."""
+    def _send_successors(self, producer: TaskNode, worker: WorkerNode) -> list[TaskNode]:
+        """Dispatch readers of a task, as many as the worker has slots; return them."""
         sent: list[TaskNode] = []
         room = worker.facts.slots
-        for object_id in maker.outputs:
+        for object_id in producer.outputs:
             waiters = self._graph.waiting.awaited.get(object_id, ())
             for task in list(islice(waiters, SUCCESSORS_MAX)):
                 if task in self.tasks:
                     room -= 1
                 elif room > 0 and self._can_follow(task, worker):
                     if len(worker.eager) >= EAGER_MAX:
-                        self._cut_off.setdefault(worker, {})[maker] = None
+                        self._without_room.setdefault(worker, {})[producer] = None
                         return sent
                     self._send(task, worker)
                     sent.append(task)
@@ -115,13 +120,17 @@ class EagerDispatch:
 
     def _can_follow(self, task: TaskNode, worker: WorkerNode) -> bool:
         spec, facts = task.spec, worker.facts
-        if task.state is not WAITING or len(spec.inputs) > INPUTS_MAX or spec.id in self._blame:
+        if (
+            task.state is not WAITING
+            or len(spec.inputs) > INPUTS_MAX
+            or spec.id in self._retry_states
+        ):
             return False
-        if task.job.called_off:  # it is cancelled in slices, and this task not yet
+        if task.job.is_cancelled:  # the job is cancelled in slices, and this task is still waiting
             return False
-        if spec.any_count or spec.needs.delay_s:  # what it is given follows from when it begins
+        if spec.any_count or spec.needs.delay_s:  # its inputs depend on the time of its start
             return False
-        if self._vain and self._vain.get(task, 0) >= VAIN_MAX:
+        if self._wasted and self._wasted.get(task, 0) >= WASTED_MAX:
             return False
         if worker.suspicion or spec.executor not in facts.executors:
             return False
@@ -136,9 +145,9 @@ class EagerDispatch:
             if isinstance(ref, Concrete | Sweetheart) and facts.netloc not in ref.locations:
                 if ref.size_bytes is None or ref.size_bytes > FAR_MAX_BYTES:
                     return False
-        return self._is_made_at(task, worker)
+        return self._is_produced_at(task, worker)
 
-    def _is_made_at(self, task: TaskNode, worker: WorkerNode) -> bool:
+    def _is_produced_at(self, task: TaskNode, worker: WorkerNode) -> bool:
         """Whether one worker will produce all missing inputs of a task."""
         nodes = [self._graph.objects.nodes[object_id] for object_id in task.spec.inputs]
         return all(
@@ -149,7 +158,7 @@ class EagerDispatch:
     def _send(self, task: TaskNode, worker: WorkerNode) -> None:
         self.tasks[task] = worker
         worker.eager[task] = None
-        task.reason = "its inputs are made there"
+        task.reason = "its inputs are produced there"
         reference = self._graph.objects.reference
         inputs = tuple([reference(object_id) for object_id in task.spec.inputs])
         for peer, message in worker.assignment(task, task.attempt + 1, inputs):
@@ -163,8 +172,8 @@ class EagerDispatch:
         """
         if self.tasks.get(task) is not worker:
             return False
-        if task.state is WAITING and self._graph.spreading:
-            deferred.tell_at_once(self._graph, task)
+        if task.state is WAITING and self._graph.notifying:
+            deferred.notify_now(self._graph, task)
         if not self._graph.is_ready(task):
             return False
         for object_id in task.spec.inputs:
@@ -174,7 +183,7 @@ class EagerDispatch:
             if type(ref) in STREAMS:
                 if worker.facts.netloc not in locations_of(ref):
                     return False
-                self._graph.disturbed = True  # what follows it must not rely on it yet
+                self._graph.disturbed = True  # its own eager readers must be checked again
         self._forget(task)
         return True
 
@@ -189,48 +198,48 @@ class EagerDispatch:
         """Note that a worker has ended an eager attempt."""
         self._forget(task)
         task.attempt += 1
-        self._vain[task] = self._vain.get(task, 0) + 1
-        self._graph.disturbed = True  # others may be there since it was to make their inputs
+        self._wasted[task] = self._wasted.get(task, 0) + 1
+        self._graph.disturbed = True  # its readers may have been dispatched because of it
 
-    def cancel(self, task: TaskNode) -> Call:
-        """Cancel an eager attempt; the worker has it until it reports its end."""
+    def cancel(self, task: TaskNode) -> AttemptKey:
+        """Cancel an eager attempt; it occupies the worker until the worker reports its end."""
         worker = self.tasks[task]
         self.ended(task)
-        worker.hold(task, task.attempt)
+        worker.add_superseded(task, task.attempt)
         self._context.send(worker.facts.id, CancelTask(task.spec.id, task.attempt))
         return (worker.facts.id, task.spec.id, task.attempt)
 
-    def cancel_job(self, job: Job) -> set[Call]:
+    def cancel_job(self, job: Job) -> set[AttemptKey]:
         """Cancel all eager attempts of a job."""
         return {self.cancel(task) for task in list(self.tasks) if task.job is job}
 
     def job_removed(self, job: Job) -> None:
         """Forget the tasks of a removed job."""
-        if self._vain:
-            self._vain = {task: n for task, n in self._vain.items() if task.job is not job}
+        if self._wasted:
+            self._wasted = {task: n for task, n in self._wasted.items() if task.job is not job}
 
-    def settles_otherwise(self, object_id: ObjectId) -> None:
+    def produced_elsewhere(self, object_id: ObjectId) -> None:
         """Note that an object was produced elsewhere than expected."""
         for task in self._graph.waiting.waiters_of(object_id):
             if task in self.tasks:
                 self.cancel(task)
 
     def check(self) -> None:
-        """Cancel eager attempts that cannot start where they were sent, after something went
-        differently.
-        """
+        """Cancel eager attempts that cannot start on their workers, if the graph was disturbed."""
         while self._graph.disturbed:
             self._graph.disturbed = False
-            if len(self._vain) > VAIN_KEPT_MAX:
-                self._vain = {t: count for t, count in self._vain.items() if t.state is WAITING}
+            if len(self._wasted) > WASTED_KEPT_MAX:
+                self._wasted = {t: count for t, count in self._wasted.items() if t.state is WAITING}
             for task, worker in list(self.tasks.items()):
                 is_due = task.state is RUNNABLE
-                if not is_due and not (task.state is WAITING and self._is_made_at(task, worker)):
+                if not is_due and not (
+                    task.state is WAITING and self._is_produced_at(task, worker)
+                ):
                     self.cancel(task)
 
     def worker_lost(self, worker: WorkerNode) -> None:
         """Forget the eager attempts of a lost worker."""
-        self._cut_off.pop(worker, None)
+        self._without_room.pop(worker, None)
         for task in list(worker.eager):
             self.ended(task)
 
@@ -242,11 +251,11 @@ class EagerDispatch:
         found = []
         for task, worker in self.tasks.items():
             if task not in worker.eager or self._workers.get(worker.facts.id) is not worker:
-                found.append(f"A1 {task.spec.id} was sent ahead to {worker}, which is not so")
-            if task.state is not WAITING or not self._is_made_at(task, worker):
-                found.append(f"A2 {task.spec.id} is {task.state}, and ahead on {worker}")
+                found.append(f"A1 {task.spec.id} is eager on {worker}, which does not list it")
+            if task.state is not WAITING or not self._is_produced_at(task, worker):
+                found.append(f"A2 {task.spec.id} is {task.state}, and eager on {worker}")
         for worker in self._workers.values():
             for task in worker.eager:
                 if self.tasks.get(task) is not worker:
-                    found.append(f"A1 {worker} has {task.spec.id} ahead, which is not so")
+                    found.append(f"A1 {worker} lists {task.spec.id} as eager, but it is not")
         return found

@@ -10,15 +10,15 @@ from ciel.master.state.workers import WorkerNode
 
 
 def draw(
-    policy: str, able: Sequence[WorkerNode], slots: int, chance: Random
+    policy: str, able: Sequence[WorkerNode], slots: int, random: Random
 ) -> tuple[WorkerNode, str]:
-    """Return a worker for a task of so many slots, and why it is that one."""
+    """Return a random worker for a task that needs `slots`, and the reason for users."""
     if policy == RANDOM:
-        drawn = chance.choices(able, [worker.facts.slots for worker in able])[0]
+        drawn = random.choices(able, [worker.facts.slots for worker in able])[0]
         return drawn, f"the policy random drew it among {len(able)}"
     if len(able) == 1:
         return able[0], "no other worker can run it"
-    best, other = sorted(chance.sample(able, 2), key=lambda worker: worker.wait_s(slots))
+    best, other = sorted(random.sample(able, 2), key=lambda worker: worker.wait_s(slots))
     return best, (
         f"the policy tworandom drew it and worker {other.facts.id}, and it has a slot sooner: in "
         f"about {best.wait_s(slots):.3g} s, not {other.wait_s(slots):.3g} s"

@@ -1,17 +1,16 @@
-"""Runnable tasks that no worker has yet: highest priority first, jobs in turn.
+"""Queues the runnable tasks that no worker has yet: by priority, then round-robin over jobs.
 
-Of one priority, each job that has tasks gets one turn after the other, however many it has and
-however early they came: a short job need not wait for the end of a long one. A job of which nothing
-runs may even send its first task before there is room for it (`pop_new`).
+Within a priority, jobs take turns, however many tasks they have and however early these came: a
+short job does not wait for the end of a long one. The first task of a job that runs nothing can
+even be assigned beyond a worker's credit (`pop_new`).
 
-A job that goes on ends sooner, and needs less room, if what it has begun is brought to its end
-before anything is begun: otherwise a task that reads what others made would wait behind all that
-make something new, and what it reads would lie about meanwhile, to be lost with its worker. So a
-job's turn is taken by a task of the highest *rank* that it has: of those that are farthest down the
-graph, in the order in which they came. Every so often it is taken by one of the lowest rank, so
-that nobody waits for ever behind what goes on without end.
+A job ends sooner, and needs less space, if its tasks that read intermediate objects run before
+tasks that produce new ones. Otherwise readers would wait behind all new producers, and intermediate
+objects would be stored for longer and could be lost with their workers. So the next task of a job
+is one of the highest *rank*, its depth in the graph; within a rank, the oldest. Every eighth task
+is one of the lowest rank, so that no task starves in a job whose graph grows for ever.
 
-Those that are tried again after a failure, or are to be held back, come when their delay is over.
+Retried tasks and delayed tasks enter the queue when their delay is over.
 """
 
 from __future__ import annotations
@@ -28,37 +27,37 @@ from ciel.core.nodes import TaskNode
 from ciel.core.tasks import PRIORITY_MIN, TaskState
 
 DELAYED_MIN = 1000
-"""So many are held back before it is looked which of them nobody needs any more."""
+"""With at least this number of delayed tasks, the queue checks which tasks are still needed."""
 
 LOWEST_EVERY = 8
-"""Of so many turns of a job, one is taken by a task of the lowest rank."""
+"""One in this number of tasks of a job is taken from the lowest rank."""
 
 
-class _JobLine:
+class _JobQueue:
     """The tasks of one job and priority, by rank; within a rank, returned tasks come first."""
 
-    __slots__ = ("_by_rank", "_ranks", "_turns")
+    __slots__ = ("_by_rank", "_popped", "_ranks")
 
     def __init__(self) -> None:
-        self._by_rank: dict[int, deque[TaskNode]] = {}  # twice the rank, and one more for the first
+        self._by_rank: dict[int, deque[TaskNode]] = {}  # key: twice the rank, plus 1 for retries
         self._ranks: list[int] = []  # lowest first
-        self._turns = 0
+        self._popped = 0
 
     def push(self, task: TaskNode) -> None:
         rank = 2 * task.rank + (task.attempt > 0)
-        line = self._by_rank.get(rank)
-        if line is None:
-            line = self._by_rank[rank] = deque()
+        queue = self._by_rank.get(rank)
+        if queue is None:
+            queue = self._by_rank[rank] = deque()
             insort(self._ranks, rank)
-        line.append(task)
+        queue.append(task)
 
     def pop(self) -> TaskNode:
-        self._turns += 1
-        place = 0 if self._turns % LOWEST_EVERY == 0 else -1
+        self._popped += 1
+        place = 0 if self._popped % LOWEST_EVERY == 0 else -1
         rank = self._ranks[place]
-        line = self._by_rank[rank]
-        task = line.popleft()
-        if not line:
+        queue = self._by_rank[rank]
+        task = queue.popleft()
+        if not queue:
             del self._by_rank[rank], self._ranks[place]
         return task
 
@@ -72,16 +71,16 @@ class _JobLine:
         return sum(map(len, self._by_rank.values()))
 
 
-class _Line:
+class _PriorityQueue:
     """The tasks of one priority."""
 
-    __slots__ = ("count", "first", "jobs", "new", "turns")
+    __slots__ = ("count", "first", "jobs", "new", "rotation")
 
     def __init__(self) -> None:
-        self.first: deque[TaskNode] = deque()  # that were put back
-        self.jobs: dict[Job, _JobLine] = {}
-        self.turns: deque[Job] = deque()  # each of them once, the next one first
-        self.new: dict[Job, None] = {}  # of them: no task was taken, and none ran when one came
+        self.first: deque[TaskNode] = deque()  # tasks that could not be placed, and were put back
+        self.jobs: dict[Job, _JobQueue] = {}
+        self.rotation: deque[Job] = deque()  # the keys of `jobs`, the next one first
+        self.new: dict[Job, None] = {}  # jobs that ran nothing when their first task was queued
         self.count = 0
 
     def __len__(self) -> int:
@@ -90,8 +89,8 @@ class _Line:
     def push(self, task: TaskNode) -> None:
         own = self.jobs.get(task.job)
         if own is None:
-            own = self.jobs[task.job] = _JobLine()
-            self.turns.append(task.job)
+            own = self.jobs[task.job] = _JobQueue()
+            self.rotation.append(task.job)
             if not task.job.counts[TaskState.ASSIGNED]:
                 self.new[task.job] = None
         own.push(task)
@@ -100,12 +99,12 @@ class _Line:
     def pop(self) -> TaskNode:
         if self.first:
             return self.first.popleft()
-        job = self.turns[0]
+        job = self.rotation[0]
         task = self._pop_of(job)
         if job not in self.jobs:
-            self.turns.popleft()
-        elif len(self.turns) > 1:
-            self.turns.rotate(-1)
+            self.rotation.popleft()
+        elif len(self.rotation) > 1:
+            self.rotation.rotate(-1)
         return task
 
     def pop_new(self) -> TaskNode | None:
@@ -118,7 +117,7 @@ class _Line:
             if not job.counts[TaskState.ASSIGNED]:
                 task = self._pop_of(job)
                 if job not in self.jobs:
-                    self.turns.remove(job)
+                    self.rotation.remove(job)
                 return task
         return None
 
@@ -133,18 +132,18 @@ class _Line:
 
 
 class ReadyQueue:
-    """The queue of runnable tasks. Entries are hints: the caller asks the graph whether they still
-    hold.
+    """The queue of runnable tasks. Entries may be stale: the caller checks whether a task can still
+    be assigned.
     """
 
-    __slots__ = ("_count", "_delayed", "_delayed_max", "_graph", "_lines", "_order", "_sequence")
+    __slots__ = ("_count", "_delayed", "_delayed_max", "_graph", "_order", "_queues", "_sequence")
 
     def __init__(self, graph: TaskGraph) -> None:
         self._graph = graph
-        self._lines: dict[int, _Line] = {}  # by priority
+        self._queues: dict[int, _PriorityQueue] = {}  # by priority
         self._order: list[int] = []  # negated priorities, a heap
         self._count = 0
-        self._delayed: list[tuple[float, int, TaskNode]] = []  # a heap, by when they come
+        self._delayed: list[tuple[float, int, TaskNode]] = []  # a heap, by due time
         self._delayed_max = DELAYED_MIN
         self._sequence = 0
 
@@ -153,21 +152,21 @@ class ReadyQueue:
 
     def __iter__(self) -> Iterator[TaskNode]:
         """Yield all entries in no particular order; for tests."""
-        for line in self._lines.values():
-            yield from line.first
-            for own in line.jobs.values():
+        for queue in self._queues.values():
+            yield from queue.first
+            for own in queue.jobs.values():
                 yield from own
         yield from [task for _, _, task in self._delayed]
 
     def count_from(self, priority: int) -> int:
         """Count the tasks of a priority or a higher one."""
-        return sum(len(line) for own, line in self._lines.items() if own >= priority)
+        return sum(len(queue) for own, queue in self._queues.items() if own >= priority)
 
     def push(self, task: TaskNode) -> None:
         spec = task.spec
         if spec.inputs or spec.parent != spec.job:
             task.rank = self._rank_of(task)
-        self._line(task).push(task)
+        self._queue_of(task).push(task)
         self._count += 1
 
     def _rank_of(self, task: TaskNode) -> int:
@@ -179,74 +178,74 @@ class ReadyQueue:
         rank = parent.rank + 1 if parent is not None else 0
         for object_id in task.spec.inputs:
             node = objects.get(object_id)
-            maker = None if node is None else node.producer
-            if maker is not None and maker.rank >= rank:
-                rank = maker.rank + 1
+            producer = None if node is None else node.producer
+            if producer is not None and producer.rank >= rank:
+                rank = producer.rank + 1
         return rank
 
     def push_later(self, task: TaskNode, due_s: float) -> None:
-        """Hold a task back until `wake` is called at `due_s` or later."""
+        """Delay a task until `wake` is called at `due_s` or later."""
         self._sequence += 1
-        if len(self._delayed) >= self._delayed_max:  # perhaps nobody needs most of them any more
+        if len(self._delayed) >= self._delayed_max:  # most of them may not be needed any more
             self._delayed = [entry for entry in self._delayed if self._graph.is_ready(entry[2])]
             heapify(self._delayed)
             self._delayed_max = max(DELAYED_MIN, 2 * len(self._delayed))
         heappush(self._delayed, (due_s, self._sequence, task))
 
     def wake(self, now_s: float) -> None:
-        """Add the held-back tasks whose time has come."""
+        """Queue the delayed tasks that are due."""
         while self._delayed and self._delayed[0][0] <= now_s:
             self.push(heappop(self._delayed)[2])
 
     @property
     def due_s(self) -> float | None:
-        """When `wake` has work next; None if no task is held back."""
+        """The time at which `wake` has work next; None if no task is delayed."""
         return self._delayed[0][0] if self._delayed else None
 
     def push_first(self, task: TaskNode) -> None:
-        """Return a task that could not be placed; it stays the next one of its priority."""
-        self._line(task).first.appendleft(task)
+        """Put back a task that could not be placed, as the next one of its priority."""
+        self._queue_of(task).first.appendleft(task)
         self._count += 1
 
     def drop_job(self, job: Job) -> None:
-        """Forget the tasks of a job, except returned and held-back ones."""
-        for line in self._lines.values():
-            own = line.jobs.pop(job, None)
+        """Forget the tasks of a job, except tasks that were put back or are delayed."""
+        for queue in self._queues.values():
+            own = queue.jobs.pop(job, None)
             if own is not None:
-                line.new.pop(job, None)
-                line.turns.remove(job)
-                line.count -= len(own)
+                queue.new.pop(job, None)
+                queue.rotation.remove(job)
+                queue.count -= len(own)
                 self._count -= len(own)
 
-    def _line(self, task: TaskNode) -> _Line:
+    def _queue_of(self, task: TaskNode) -> _PriorityQueue:
         priority = task.spec.needs.priority
-        line = self._lines.get(priority)
-        if line is None:
-            line = self._lines[priority] = _Line()
+        queue = self._queues.get(priority)
+        if queue is None:
+            queue = self._queues[priority] = _PriorityQueue()
             heappush(self._order, -priority)
-        return line
+        return queue
 
     def pop(self) -> TaskNode:
         """Remove and return the next task; raises IndexError if there is none."""
         while True:
             priority = -self._order[0]
-            line = self._lines[priority]
-            if line.first or line.turns:
+            queue = self._queues[priority]
+            if queue.first or queue.rotation:
                 self._count -= 1
-                return line.pop()
+                return queue.pop()
             heappop(self._order)
-            del self._lines[priority]
+            del self._queues[priority]
 
     def pop_new(self) -> TaskNode | None:
         """Remove and return a task of a job of which nothing runs, at the highest priority of such
         jobs; None if there is none.
         """
-        line = self._lines.get(self.priority)
-        task = None if line is None else line.pop_new()
+        queue = self._queues.get(self.priority)
+        task = None if queue is None else queue.pop_new()
         self._count -= task is not None
         return task
 
     @property
     def priority(self) -> int:
         """The priority of the next task; the lowest possible if there is none."""
-        return max([p for p, line in self._lines.items() if len(line)], default=PRIORITY_MIN)
+        return max([p for p, queue in self._queues.items() if len(queue)], default=PRIORITY_MIN)

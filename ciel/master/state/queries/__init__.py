@@ -1,1 +1,1 @@
-"""Answers what clients, HTTP and people ask about the state of a master."""
+"""Answers queries about the state of a master, for clients, HTTP and users."""

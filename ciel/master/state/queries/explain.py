@@ -28,10 +28,10 @@ _WAYS = {
 
 
 def describe(machine: MasterMachine, task: TaskNode, now_s: float) -> dict[str, Any]:
-    """Tell all that is known of one task."""
+    """Describe one task in detail."""
     spec = task.spec
     reference = machine.graph.objects.reference
-    story = machine.stories.get(spec.id)
+    task_history = machine.histories.get(spec.id)
     return {
         "task": spec.id,
         "job": task.job.number,
@@ -49,15 +49,15 @@ def describe(machine: MasterMachine, task: TaskNode, now_s: float) -> dict[str, 
         "outputs": [reference(object_id) for object_id in spec.outputs[:_INPUTS_MAX]],
         "children": len(task.children or ()),
         "why": why(machine, task, now_s),
-        "story": story.lines(now_s) if story else [],
+        "story": task_history.lines(now_s) if task_history else [],
     }
 
 
 def why(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
-    """Say why a task is in the state it is in."""
+    """Explain why a task is in its state, one line for each reason."""
     match task.state:
         case TaskState.DORMANT:
-            return ["nobody wants what it makes, so it does not run"]
+            return ["no job or task needs its outputs, so it does not run"]
         case TaskState.WAITING:
             return _why_waiting(machine, task)
         case TaskState.RUNNABLE:
@@ -65,16 +65,16 @@ def why(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
         case TaskState.ASSIGNED:
             return _why_assigned(machine, task, now_s)
         case TaskState.DONE:
-            ended = f"it ended well at attempt {task.attempt}"
+            ended = f"it succeeded at attempt {task.attempt}"
             if not task.attempt:
-                ended = "it ended well where its parent ran, whose worker began it by itself"
+                ended = "it succeeded on the worker of its parent, which started it by itself"
             placed = _placed(task, "placed there")
             return [ended, *placed, *_handed_over(machine, task), *_failures(machine, task)]
-    return _failures(machine, task) or ["its results, and with them why, are forgotten"]
+    return _failures(machine, task) or ["its results are forgotten, and with them the reason"]
 
 
 def _failures(machine: MasterMachine, task: TaskNode) -> list[str]:
-    """Say of the first output that is an error, and not another task's, why it is."""
+    """Return the failure of the first output that is an error of this task."""
     nodes = machine.graph.objects.nodes
     for object_id in task.spec.outputs:
         node = nodes.get(object_id)
@@ -84,50 +84,53 @@ def _failures(machine: MasterMachine, task: TaskNode) -> list[str]:
 
 
 def _handed_over(machine: MasterMachine, task: TaskNode) -> list[str]:
-    """Name the task that makes what a task was to make."""
+    """Name the task to which a task delegated an output."""
     nodes = machine.graph.objects.nodes
     for object_id in task.spec.outputs:
         node = nodes.get(object_id)
         if node is not None and node.producer is not None and node.producer is not task:
-            heir = node.producer
-            return [f"{object_id} was left to {label(heir)}, which {_standing(machine, heir)}"]
+            producer = node.producer
+            return [
+                f"{object_id} was delegated to {label(producer)}, which "
+                f"{_standing(machine, producer)}"
+            ]
     return []
 
 
 def _runs(machine: MasterMachine, task: TaskNode) -> bool:
-    """Whether a program of a task runs now, and it is not still in a worker's line."""
-    if task.state is not TaskState.ASSIGNED or task in machine.attempts.held:
+    """Whether a program of a task runs now, and the task is not just queued on its worker."""
+    if task.state is not TaskState.ASSIGNED or task in machine.attempts.held_reports:
         return False
     worker = machine.workers.get(task.worker or "")
-    if worker is None or task not in worker.at_work():
+    if worker is None or task not in worker.running_tasks():
         return False
     return not _away(machine, task, worker)
 
 
 def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
-    if task in machine.attempts.held:
+    if task in machine.attempts.held_reports:
         return _why_held(machine, task)
     worker = machine.workers.get(task.worker or "")
     if worker is None:
-        return [f"it was given to worker {task.worker}, which is gone"]
+        return [f"it was assigned to worker {task.worker}, which is gone"]
     facts, key = worker.facts, (task.spec.id, task.attempt)
     age_s = now_s - worker.given_at_s.get(key, now_s)
     placed = _placed(task, "placed there")
-    which = f"as attempt {task.attempt}" if task.attempt else "begun there by its parent"
+    which = f"as attempt {task.attempt}" if task.attempt else "started there by its parent"
     if _runs(machine, task):
-        lines = [f"it runs on worker {facts.id}, {which}; given to it {age_s:.1f} s ago", *placed]
+        lines = [f"it runs on worker {facts.id}, {which}; assigned {age_s:.1f} s ago", *placed]
         for object_id in machine.graph.running_waits.of(task)[:_INPUTS_MAX]:
-            lines.append(f"it waits in its middle for {object_id}, {_maker(machine, object_id)}")
+            lines.append(f"its program waits for {object_id}, {_producer_text(machine, object_id)}")
         return lines + _full_store(worker)
-    lines = [f"it was given to worker {facts.id} {which}, and waits there for its turn", *placed]
-    if task not in worker.at_work():
+    lines = [f"it was assigned to worker {facts.id} {which}, and is queued there", *placed]
+    if task not in worker.running_tasks():
         lines.append(f"worker {facts.id}: {_load(worker)}")
     if key in worker.recalled:
-        lines.append("it was asked back, since other workers have nothing to do")
+        lines.append("it was recalled, since other workers are idle")
     away = _away(machine, task, worker)
     for ref in away[:_INPUTS_MAX]:
         size, places = size_text(ref.size_bytes), " ".join(sorted(ref.locations))
-        lines.append(f"{ref.id} is on its way to it{size and f', {size}'}, from {places}")
+        lines.append(f"the worker fetches {ref.id}{size and f', {size}'}, from {places}")
         lines += _plans(machine, ref, worker)
     if len(away) > _INPUTS_MAX:
         lines.append(f"and {len(away) - _INPUTS_MAX} more")
@@ -137,22 +140,22 @@ def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
 def _away(
     machine: MasterMachine, task: TaskNode, worker: WorkerNode
 ) -> list[Concrete | Sweetheart]:
-    """List what a worker has to fetch before a task can begin there."""
+    """Return the inputs that a worker has to fetch before a task can start there."""
     refs = [machine.graph.objects.reference(object_id) for object_id in task.spec.inputs]
     stored = [ref for ref in refs if isinstance(ref, Concrete | Sweetheart)]
     return [ref for ref in stored if worker.facts.netloc not in locations_of(ref)]
 
 
 def _plans(machine: MasterMachine, ref: Concrete | Sweetheart, worker: WorkerNode) -> list[str]:
-    """Say in which order a worker tries the ways to an input (CIB-3)."""
+    """List the ways to fetch an input, in the order in which a worker tries them (CIB-3)."""
     hosts = {each.facts.netloc: each.facts.host for each in machine.workers.values()}
     plans = plans_for(ref, worker.facts.netloc, worker.facts.host, hosts)
     ways = [f"{_WAYS[type(plan)]} {plan.netloc}" for plan in plans[:_INPUTS_MAX]]
-    return [f"to be had, in this order: {', '.join(ways)}"] if ways else []
+    return [f"it tries, in this order: {', '.join(ways)}"] if ways else []
 
 
 def _full_store(worker: WorkerNode) -> list[str]:
-    """Say which levels of a worker's store are full: writers wait, then fail."""
+    """List the levels of a worker's store that are full: writers wait, then fail."""
     lines = []
     for level in worker.stores.levels:
         capacity_bytes = level.get("capacity_bytes")
@@ -161,35 +164,36 @@ def _full_store(worker: WorkerNode) -> list[str]:
             used, capacity = size_text(used_bytes), size_text(capacity_bytes)
             lines.append(
                 f"the store of worker {worker.facts.id} is full ({used} of {capacity} in "
-                f"{level.get('name')}): who writes there waits till something goes, else fails"
+                f"{level.get('name')}): writers wait until there is space, or fail"
             )
     return lines
 
 
 def _why_waiting(machine: MasterMachine, task: TaskNode) -> list[str]:
-    """Name the inputs that are missing, and what the first of them waits for, and so on."""
+    """List the missing inputs, and the chain of tasks for which the first of them waits."""
     lines = []
     missing = _missing(machine, task.spec.needed)
     for object_id in missing[:_INPUTS_MAX]:
-        lines.append(f"it waits for {object_id}, {_maker(machine, object_id)}")
+        lines.append(f"it waits for {object_id}, {_producer_text(machine, object_id)}")
     if len(missing) > _INPUTS_MAX:
         lines.append(f"and for {len(missing) - _INPUTS_MAX} more")
     if (worker := machine.eager.tasks.get(task)) is not None:
-        lines.append(f"it was sent ahead to worker {worker.facts.id}, and begins there at once")
+        eager = f"it was dispatched eagerly to worker {worker.facts.id}"
+        lines.append(f"{eager}, and starts there as soon as it can")
     if machine.graph.waiting.is_awaited(choice_of(task.spec)):
         lines += _why_choosing(machine, task)
         missing += _missing(machine, task.spec.alternatives)
     seen = {task.spec.id}
     while missing and len(seen) < _CHAIN_MAX:
         node = machine.graph.objects.get(missing[0])
-        maker = None if node is None else node.producer
-        if maker is None or maker.state is not TaskState.WAITING or maker.spec.id in seen:
+        producer = None if node is None else node.producer
+        if producer is None or producer.state is not TaskState.WAITING or producer.spec.id in seen:
             break
-        seen.add(maker.spec.id)
-        missing = _missing(machine, maker.spec.inputs)
+        seen.add(producer.spec.id)
+        missing = _missing(machine, producer.spec.inputs)
         if missing:
-            whom = maker.spec.name or maker.spec.id
-            lines.append(f"{whom} waits for {missing[0]}, {_maker(machine, missing[0])}")
+            whom = producer.spec.name or producer.spec.id
+            lines.append(f"{whom} waits for {missing[0]}, {_producer_text(machine, missing[0])}")
     return lines
 
 
@@ -198,7 +202,7 @@ def _why_choosing(machine: MasterMachine, task: TaskNode) -> list[str]:
     lines = [f"it waits for any of {len(alternatives)} objects:"]
     for object_id in alternatives[:_INPUTS_MAX]:
         has_failed = isinstance(machine.graph.objects.reference(object_id), Failure)
-        what = "which has failed" if has_failed else _maker(machine, object_id)
+        what = "which has failed" if has_failed else _producer_text(machine, object_id)
         lines.append(f"{object_id}, {what}")
     if len(alternatives) > _INPUTS_MAX:
         lines.append(f"or {len(alternatives) - _INPUTS_MAX} more")
@@ -210,12 +214,12 @@ def _missing(machine: MasterMachine, objects: Iterable[ObjectId]) -> list[Object
     return [object_id for object_id in objects if not nodes[object_id].is_consumable]
 
 
-def _maker(machine: MasterMachine, object_id: str) -> str:
+def _producer_text(machine: MasterMachine, object_id: str) -> str:
     node = machine.graph.objects.get(object_id)
     task = None if node is None else node.producer
     if task is None:
-        return "which no task makes yet"
-    return f"made by {label(task)}, which {_standing(machine, task)}"
+        return "which no task produces yet"
+    return f"produced by {label(task)}, which {_standing(machine, task)}"
 
 
 def _standing(machine: MasterMachine, task: TaskNode) -> str:
@@ -226,10 +230,10 @@ def _standing(machine: MasterMachine, task: TaskNode) -> str:
 def _why_held(machine: MasterMachine, task: TaskNode) -> list[str]:
     growing = list(machine.graph.streams.reading.get(task, ()))
     more = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""
-    maker = _maker(machine, growing[0]) if growing else ""
+    producer = _producer_text(machine, growing[0]) if growing else ""
     return [
-        f"attempt {task.attempt} ended well on worker {task.worker}; its report "
-        f"is held until {', '.join(growing[:1])} is whole{more}, {maker}"
+        f"attempt {task.attempt} succeeded on worker {task.worker}; its report "
+        f"is held until {', '.join(growing[:1])} is complete{more}, {producer}"
     ]
 
 
@@ -237,58 +241,58 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
     workers = list(machine.workers.values())
     if not workers:
         return ["it could run, but there is no worker; start one with ciel-worker"]
-    blame = machine.blame.get(task.spec.id)
-    wait_s = not_before_s(task, blame) - now_s
+    retry_state = machine.retry_states.get(task.spec.id)
+    wait_s = not_before_s(task, retry_state) - now_s
     if wait_s > 0:
-        if blame is None:
-            return [f"it is held back for {wait_s:.1f} s more, as whoever made it has asked for"]
-        return [f"attempt {task.attempt} came to nothing; it is tried again in {wait_s:.1f} s"]
+        if retry_state is None:
+            return [f"it is delayed for {wait_s:.1f} s more, as its creator requested"]
+        return [f"attempt {task.attempt} failed; the task is retried in {wait_s:.1f} s"]
     for worker in workers:
         if task in worker.parked or task in worker.bound:
             lines = [f"it waits for room on worker {worker.facts.id}: {_load(worker)}"]
             return lines + _placed(task, "it should run there")
     needs = task.spec.needs
     if needs.memory_bytes:
-        return _why_cramped(machine, task, workers)
+        return _why_no_memory(machine, task, workers)
     able = [worker for worker in workers if needs.slots <= worker.facts.slots]
     if any(worker.has_room for worker in able):
-        lines = ["it can run, and is in line for a worker that has room:"]
+        lines = ["it can run, and is queued for a worker that has room:"]
     else:
-        lines = ["it could run, but every worker has as much as it can take:"]
+        lines = ["it could run, but no worker has room:"]
     lines += [f"worker {worker.facts.id}: {_load(worker)}" for worker in able[:_INPUTS_MAX]]
-    ahead = machine.dispatcher.ready.count_from(needs.priority)
-    return [*lines, f"{ahead} tasks of its priority or a higher one are in line, itself included"]
+    count = machine.dispatcher.ready.count_from(needs.priority)
+    return [*lines, f"{count} tasks of its priority or a higher one are queued, including itself"]
 
 
 def _placed(task: TaskNode, where: str) -> list[str]:
-    """Say by which policy a task was placed, at what price; nothing if any worker was as good."""
+    """Explain the placement of a task by its policy; nothing if all workers were equally good."""
     if not task.reason:
         return []
     return [f"{where} since {task.reason} (policy {task.job.spec.scheduling.policy})"]
 
 
-def _why_cramped(
+def _why_no_memory(
     machine: MasterMachine, task: TaskNode, workers: Sequence[WorkerNode]
 ) -> list[str]:
-    """Say how much memory is missing, where."""
-    asked = task.spec.needs.memory_bytes
+    """List how much memory each worker has left."""
+    needed = task.spec.needs.memory_bytes
     able = [w for w in workers if task.spec.executor in w.facts.executors]
-    lines = [f"it asks for {size_text(asked)} of memory, which no worker has to spare now:"]
+    lines = [f"it needs {size_text(needed)} of memory, which no worker has free now:"]
     for worker in able[:_INPUTS_MAX]:
         total = worker.facts.memory_bytes
         spare = size_text(max(total - worker.memory_used, 0)) or "nothing"
-        has = f"{spare} of {size_text(total)} to spare" if total else "memory enough"
+        has = f"{spare} of {size_text(total)} free" if total else "enough memory"
         lines.append(f"worker {worker.facts.id}: {has}, {_load(worker)}")
-    ahead = machine.dispatcher.cramped.count_from(task.spec.needs.priority)
-    return [*lines, f"{ahead} tasks of its priority or a higher one wait so, itself included"]
+    count = machine.dispatcher.memory_queue.count_from(task.spec.needs.priority)
+    return [*lines, f"{count} tasks of its priority or a higher one wait, including itself"]
 
 
 def _load(worker: WorkerNode) -> str:
     facts = worker.facts
     running = min(worker.slots_used, facts.slots)
-    ahead = worker.slots_used - running
-    text = f"{running} of {facts.slots} slots taken, {ahead} more given ahead"
+    queued = worker.slots_used - running
+    text = f"{running} of {facts.slots} slots taken, {queued} more queued"
     if worker.disk.wait_s:
         bytes_, wait_s = worker.disk
-        text += f", {size_text(bytes_)} to pass through its disk (about {wait_s:.3g} s)"
+        text += f", {size_text(bytes_)} queued for its disk (about {wait_s:.3g} s)"
     return text

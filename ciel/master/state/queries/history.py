@@ -13,24 +13,24 @@ from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 
 PAYLOAD_MAX_BYTES: Final = 16 << 10
-"""Longer payloads are not told: few command lines are, and a listing has a thousand of them."""
-WORKERS_TOLD_MAX: Final = 1000
+"""Longer payloads are left out: few command lines are longer, and a listing has 1,000 tasks."""
+WORKERS_LISTED_MAX: Final = 1000
 
 
 def ran(machine: MasterMachine, task: TaskNode) -> dict[str, Any]:
-    """Tell where a task's latest attempt ran, when, for how long, and how its program ended. Times
-    are seconds since the epoch; all is None that is not known yet.
+    """Describe a task's latest attempt: where it ran, when, for how long, and how its program
+    ended. Times are seconds since the epoch; unknown values are None.
     """
     ending = task.ending
     if task.worker is not None or ending is None:
         node = machine.workers.get(task.worker or "")
         hostname = None if node is None else node.facts.hostname
-        return _told(task.worker, hostname, None, None, None)
+        return _row(task.worker, hostname, None, None, None)
     ended_at_s = ending.ended_at_s + machine.epoch_s
-    return _told(ending.worker, ending.hostname, ended_at_s, ending.run_s, ending.exit_status)
+    return _row(ending.worker, ending.hostname, ended_at_s, ending.run_s, ending.exit_status)
 
 
-def _told(
+def _row(
     worker: str | None, hostname: str | None, ended_at_s: float | None, run_s: float | None,
     exit_status: int | None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -48,7 +48,7 @@ def _told(
 
 
 def payload_text(spec: TaskSpec) -> str | None:
-    """Return a task's payload; None if it is too long to be told, or no text."""
+    """Return a task's payload as text; None if it is too long or not UTF-8."""
     if len(spec.payload) > PAYLOAD_MAX_BYTES:
         return None
     try:
@@ -58,7 +58,7 @@ def payload_text(spec: TaskSpec) -> str | None:
 
 
 def first_task(job: Job) -> dict[str, Any] | None:
-    """Tell what the first task of a job was asked to run, also when it is forgotten."""
+    """Describe the first task of a job, even if it is forgotten."""
     spec = job.first
     if spec is None:
         return None
@@ -66,5 +66,7 @@ def first_task(job: Job) -> dict[str, Any] | None:
 
 
 def ran_on(job: Job) -> dict[str, int]:
-    """Count the attempts of a job that ended on each worker, for so many workers at most."""
-    return dict(list(job.ran_on.items())[:WORKERS_TOLD_MAX])
+    """Count the attempts of a job that ended on each worker, for at most `WORKERS_LISTED_MAX`
+    workers.
+    """
+    return dict(list(job.ran_on.items())[:WORKERS_LISTED_MAX])

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 from ciel.master.state.machine import MasterMachine
 
 
-class Figure(NamedTuple):
-    """A figure; several of one name differ by the value of their one label."""
+class Metric(NamedTuple):
+    """A metric. If it has several values, they differ by the value of its one label."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -20,39 +20,39 @@ class Figure(NamedTuple):
     values: Iterable[tuple[str, float]]
 
 
-def figures(machine: MasterMachine) -> list[Figure]:
+def collect_metrics(machine: MasterMachine) -> list[Metric]:
     """Return all metrics of a master."""
     workers, members = machine.workers.values(), machine.membership
     slots = sum(node.facts.slots for node in workers)
     busy = sum(min(node.slots_used, node.facts.slots) for node in workers)
-    ahead = sum(max(node.slots_used - node.facts.slots, 0) for node in workers)
+    queued = sum(max(node.slots_used - node.facts.slots, 0) for node in workers)
     jobs = [(str(state), count) for state, count in machine.job_table.totals.items()]
     tasks = [(str(state), count) for state, count in machine.job_table.task_totals.items()]
     attempts = machine.timeline.totals
     return [
-        _gauge("ciel_workers", "Workers that are there.", len(machine.workers)),
+        _gauge("ciel_workers", "Connected workers.", len(machine.workers)),
         _counter("ciel_workers_joined_total", "Workers that joined.", members.joined_count),
         _counter("ciel_workers_lost_total", "Workers that were lost.", members.lost_count),
         _gauge("ciel_slots", "Slots of all workers.", slots),
-        _gauge("ciel_slots_busy", "Slots for which there is a task.", busy),
-        _gauge("ciel_slots_ahead", "Slots' worth of tasks that workers have in line.", ahead),
-        Figure("ciel_jobs", "gauge", "Jobs that are there, by state.", "state", jobs),
-        _counter("ciel_jobs_total", "Jobs that were begun.", machine.job_table.count),
-        Figure("ciel_tasks", "gauge", "Tasks of these jobs, by state.", "state", tasks),
-        Figure(
-            "ciel_attempts_total", "counter", "Attempts that ended, by how they did.", "ending",
+        _gauge("ciel_slots_busy", "Slots with an assigned task.", busy),
+        _gauge("ciel_slots_ahead", "Slots' worth of tasks that are queued on workers.", queued),
+        Metric("ciel_jobs", "gauge", "Known jobs, by state.", "state", jobs),
+        _counter("ciel_jobs_total", "Jobs that were submitted.", machine.job_table.count),
+        Metric("ciel_tasks", "gauge", "Tasks of these jobs, by state.", "state", tasks),
+        Metric(
+            "ciel_attempts_total", "counter", "Attempts that ended, by outcome.", "ending",
             attempts.items(),
         ),
         _counter(
-            "ciel_program_seconds_total", "How long their programs took.", machine.timeline.run_s
+            "ciel_program_seconds_total", "Run time of their programs.", machine.timeline.run_s
         ),
-        _gauge("ciel_objects", "Objects that are known.", len(machine.graph.objects)),
+        _gauge("ciel_objects", "Known objects.", len(machine.graph.objects)),
     ]  # fmt: skip
 
 
-def _gauge(name: str, text: str, value: float) -> Figure:
-    return Figure(name, "gauge", text, "", [("", value)])
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return Metric(name, "gauge", text, "", [("", value)])
 
 
-def _counter(name: str, text: str, value: float) -> Figure:
-    return Figure(name, "counter", text, "", [("", value)])
+def _counter(name: str, text: str, value: float) -> Metric:
+    return Metric(name, "counter", text, "", [("", value)])

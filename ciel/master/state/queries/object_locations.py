@@ -1,10 +1,11 @@
-"""What the master tells of objects, and those that it keeps whatever becomes of jobs.
+"""Answers queries about objects, and keeps objects independently of jobs.
 
-    object {object}             all that is known of one object, with its reference
-    objects {first, kept}       a page of all objects, or of those that are kept
+    object {object}             one object in detail, with its reference
+    objects {first, kept}       a page of all objects, or of kept objects
 
-An object is named by its id; one that is kept also by the name it was put under, if no other has
-that, or by `last`. `keep {name, reference}` and `discard {object}` change which are kept.
+Queries name an object by its id. A kept object can also be named by the name under which it was
+put, if that is unique, or by `last`. The changes `keep {name, reference}` and `discard {object}`
+start and stop keeping an object.
 """
 
 from __future__ import annotations
@@ -34,42 +35,42 @@ LISTED_MAX = 1000
 KEPT_MAX: Final = 100_000
 NAME_MAX_LENGTH: Final = 200
 NEWEST: Final = "last"
-_MEANT_OTHERWISE = frozenset((NEWEST, "all"))
+_RESERVED_NAMES = frozenset((NEWEST, "all"))
 _SHOWN_MAX_LENGTH = 150
 _CANDIDATES_MAX = 5
 
 
 class UnknownObjectError(CielError):
-    """No object, or more than one, is meant by what was asked."""
+    """A selector matches no object, or more than one."""
 
 
 class CannotKeepError(CielError):
-    """An object cannot be kept, or let go, as it was asked."""
+    """An object cannot be kept or discarded as requested."""
 
 
 # --- changes --------------------------------------------------------------------------------------
 
 
 def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str, Any]:
-    """Keep an upload that no job has: until it is discarded, with or without jobs that read it."""
+    """Keep an upload that no job knows yet, until it is discarded. Jobs may read it meanwhile."""
     if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
         raise CannotKeepError(f"a name is a text of at most {NAME_MAX_LENGTH} characters")
-    if name in _MEANT_OTHERWISE:
+    if name in _RESERVED_NAMES:
         raise CannotKeepError(f"an object cannot be called {name}")
     if not isinstance(ref, Value | Concrete | Sweetheart) or not ref.id.startswith(UPLOAD_PREFIX):
-        raise CannotKeepError("only what was uploaded to workers can be kept")
+        raise CannotKeepError("only objects that were uploaded to workers can be kept")
     node = machine.graph.objects.get(ref.id)
     if node is not None and (node.ref is not None or node.producer is not None):
         raise CannotKeepError(f"{ref.id} is known already")
     if len(machine.kept) >= KEPT_MAX:
-        raise CannotKeepError(f"{KEPT_MAX} objects are kept already; ciel object rm lets some go")
+        raise CannotKeepError(f"{KEPT_MAX} objects are kept already; ciel object rm removes some")
     if not isinstance(ref, Value):
         there = {worker.facts.netloc for worker in machine.workers.values()} & locations_of(ref)
         if not there:
-            raise CannotKeepError("the workers that took it are gone; put it again")
+            raise CannotKeepError("the workers that stored it are gone; put it again")
         ref = Concrete(ref.id, ref.size_bytes, frozenset(there))
     elif len(ref.content) > INLINE_MAX_BYTES:
-        raise CannotKeepError(f"more than {INLINE_MAX_BYTES} bytes lie with workers, not here")
+        raise CannotKeepError(f"content of more than {INLINE_MAX_BYTES} bytes must be on a worker")
     machine.kept[ref.id] = Kept(name, now_s)
     machine.graph.objects.ensure(ref.id).holds += 1
     machine.graph.publish(ref)
@@ -77,34 +78,34 @@ def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str,
 
 
 def discard(machine: MasterMachine, object_id: ObjectId) -> dict[str, Any]:
-    """Let an object go that is kept. Jobs that read it have it until they are removed; without any
-    it is deleted now.
+    """Stop keeping an object. If jobs read it, it stays until they are removed; otherwise it is
+    deleted now.
     """
     if object_id not in machine.kept:
         shown = shown_name(object_id)
-        raise CannotKeepError(f"{shown} was not put by anybody: it goes with the job that made it")
+        raise CannotKeepError(f"{shown} was not put: it is deleted with the job that produced it")
     del machine.kept[object_id]
     node = machine.graph.objects.nodes[object_id]
     node.holds -= 1
     readers = [job.number for job in machine.jobs.values() if object_id in job.foreign]
-    if not (readers or node.holds or node.others or node.wanters):
+    if not (readers or node.holds or node.users or node.wanters):
         machine.forget(object_id)
     return {"object": object_id, "read_by": readers}
 
 
-# --- questions ------------------------------------------------------------------------------------
+# --- queries --------------------------------------------------------------------------------------
 
 
 def shown_name(name: Any) -> str:
-    """Return what somebody asked for, as one line of an error quotes it."""
+    """Return a selector as one line, for an error message."""
     text = str(name)[:_SHOWN_MAX_LENGTH]
     return text if text.isprintable() else ascii(text)
 
 
 def find(machine: MasterMachine, selector: Any) -> ObjectId:
-    """Return the id of the object that is meant; raises UnknownObjectError."""
+    """Return the id of the object that a selector means; raises UnknownObjectError."""
     if isinstance(selector, str):
-        if selector == NEWEST and machine.kept:  # whatever else may have that id
+        if selector == NEWEST and machine.kept:  # takes precedence over an object with this id
             return next(reversed(machine.kept))
         if selector in machine.graph.objects.nodes:
             return ObjectId(selector)
@@ -117,22 +118,22 @@ def find(machine: MasterMachine, selector: Any) -> ObjectId:
                 f"{len(named)} objects are called {selector}; name one by its id: {shown}"
             )
     shown = shown_name(selector)
-    raise UnknownObjectError(f"no object {shown} is known; `ciel object list` lists what was put")
+    raise UnknownObjectError(f"no object {shown} is known; `ciel object list` lists kept objects")
 
 
 def describe(machine: MasterMachine, object_id: ObjectId, now_s: float) -> dict[str, Any]:
-    """Tell of an object: what became of it, where it lies, who makes and who wants it."""
+    """Describe an object: its state, its locations, its producer, and the jobs that want it."""
     node = machine.graph.objects.nodes[object_id]
     kept = machine.kept.get(object_id)
-    maker = node.producer
+    producer = node.producer
     state, size_bytes = standing(node)
     return {
         "object": object_id,
         "state": state,
         "size_bytes": size_bytes,
         "at": [] if node.ref is None else sorted(locations_of(node.ref)),
-        "made_by": None if maker is None else maker.spec.id,
-        "job": None if maker is None else maker.job.number,
+        "made_by": None if producer is None else producer.spec.id,
+        "job": None if producer is None else producer.job.number,
         "wanted_by": [job.number for job in node.wanters],
         "name": None if kept is None else kept.name,
         "age_s": None if kept is None else round(now_s - kept.since_s, 3),
@@ -140,7 +141,7 @@ def describe(machine: MasterMachine, object_id: ObjectId, now_s: float) -> dict[
 
 
 def standing(node: ObjectNode) -> tuple[str, int | None]:
-    """Return how an object stands, in a word, and its size if that is known."""
+    """Return the state of an object, as a word, and its size if that is known."""
     ref = node.ref
     if ref is None or not node.is_consumable:
         was_there = node.producer is not None and node.producer.state is TaskState.DONE
@@ -153,9 +154,9 @@ def standing(node: ObjectNode) -> tuple[str, int | None]:
 
 
 def listed(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
-    """List objects in the order in which they were heard of first, a page at a time; only those
-    that are kept if that is asked. `next` is where to go on, None at the end. What is forgotten
-    meanwhile may have the next page begin a little later.
+    """Return a page of objects, in the order in which they became known, or of kept objects. `next`
+    is the `first` of the next page, None at the end. If objects are forgotten between two queries,
+    the next page may skip some.
     """
     everything = machine.kept if arguments.get("kept") else machine.graph.objects.nodes
     start = start_of(arguments.get("first"), len(everything))
@@ -166,12 +167,12 @@ def listed(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> d
 
 
 def start_of(first: Any, total: int) -> int:
-    """Return where a page begins that is asked for from `first` on."""
+    """Return the start of a page from a client's `first`, which may be invalid."""
     return min(first, total) if isinstance(first, int) and first > 0 else 0
 
 
 def answer(machine: MasterMachine, selector: Any, now_s: float) -> dict[str, Any]:
-    """Tell all that is known of an object, with its reference."""
+    """Describe an object, with its reference."""
     object_id = find(machine, selector)
     reference: Reference = machine.graph.objects.reference(object_id)
     return {**describe(machine, object_id, now_s), "reference": reference}

@@ -1,24 +1,24 @@
-"""What the master tells those who ask: status, workers, jobs and their tasks.
+"""Answers queries about the cluster, its workers, jobs and tasks, and carries out changes.
 
-    status, workers, stores     all of the cluster; all workers; what their stores hold and did
+    status, workers, stores     the whole cluster; all workers; the contents and counters of stores
     jobs {limit, first, last, state}
-                                summaries of the newest jobs, oldest first; of such numbers, or in
-                                that state, only
-    jobs {job}                  the summary of one job, quickly, however large it is
-    job {job}                   one job: its summary, its results, what failed, its first tasks
-    results {job, first}        a page of what it wants, with the names of the tasks that make it
+                                summaries of the newest jobs, oldest first; only those with numbers
+                                from `first` to `last`, or in a state
+    jobs {job}                  the summary of one job; quick even if the job is large
+    job {job}                   one job: its summary, its results, its failures, its first tasks
+    results {job, first}        a page of its wanted objects, with the names of their tasks
     tasks {job, first, state, elements}
-                                a page of its tasks; of a state, or of [first, last, step], only
-    progress {job}              how many of its tasks of each kind are done, run, and so on, as far
-                                as it has counted
-    graph {job, first}          a page of its tasks with what they read and make
+                                a page of its tasks; only those in a state, or of the elements
+                                [first, last, step]
+    progress {job}              its tasks of each kind, counted by state
+    graph {job, first}          a page of its tasks with their inputs and outputs
     task {job, task}, task {object}
-                                all that is known of one task, or of the one that makes an object
-    trace {jobs, first}         a page of what their attempts did when
+                                one task in detail, or the producer of an object
+    trace {jobs, first}         a page of their attempts, with times
     object, objects             see `object_locations`
 
-A job is named by its number, its id, its name, or `last`; a task by its name, its id, or its
-number. Only `change` changes anything.
+Queries name a job by its number, its id, its name, or `last`, and a task by its name, its id, or
+its number. Only `change` changes the machine.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from ciel.master.state.queries import explain, history, object_locations
 
 RESULTS_MAX = 1000
 FAILURES_MAX = 100
-ROOM_CHARACTERS = 1 << 20  # of references in one answer: a failure may have much to say
-JOBS_LISTED_MAX = 1000  # in one answer; some 15 ms
+ROOM_CHARACTERS = 1 << 20  # of references in one answer: failures may have long messages
+JOBS_LISTED_MAX = 1000  # in one answer; about 15 ms
 TASKS_LISTED_MAX = 1000
-TASKS_OF_JOB_MAX = 10  # that come with what is told of a job
-TASKS_LOOKED_AT_MAX = 10_000  # for one page; some 5 ms
-TASKS_COUNTED_MAX = 5_000  # by kind, for one answer; some 10 ms
-RESULTS_LOOKED_AT_MAX = 100_000  # for errors; some 20 ms
-NAMES_LOOKED_AT_MAX = 50_000  # for a task that is called so; some 10 ms
-GRAPH_PAGE_MAX = 4000  # in the room that one object takes; some 10 ms
+TASKS_OF_JOB_MAX = 10  # in the answer to `job`
+TASKS_SCANNED_MAX = 10_000  # for one page; about 5 ms
+TASKS_COUNTED_MAX = 5_000  # by kind, for one answer; about 10 ms
+RESULTS_SCANNED_MAX = 100_000  # for errors; about 20 ms
+NAMES_SCANNED_MAX = 50_000  # for a task with a given name; about 10 ms
+GRAPH_PAGE_MAX = 4000  # the size of a page, in objects; about 10 ms
 _GRAPH_TEXT_MAX_LENGTH = 1000
 _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
 
@@ -55,12 +55,12 @@ _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
 R = TypeVar("R", bound=Reference)
 
 
-class UnknownQuestionError(CielError):
-    """A question that cannot be answered; the text says why."""
+class UnknownQueryError(CielError):
+    """A query cannot be answered; the message says why."""
 
 
 def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
-    """Describe every worker that is there."""
+    """Describe all workers."""
     return [
         {
             "worker": worker.facts.id,
@@ -85,7 +85,7 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
 
 
 def stores(machine: MasterMachine) -> list[dict[str, Any]]:
-    """Tell of every level of every worker's store, the quickest of each first."""
+    """Describe every level of every worker's store, the fastest level of a store first."""
     return [
         {"worker": node.facts.id, "netloc": node.facts.netloc, **level,
          "disk_waiting": node.stores.disk_waiting}
@@ -107,10 +107,10 @@ def status(machine: MasterMachine, now_s: float) -> dict[str, Any]:
 
 
 def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
-    """List jobs, the newest last; only those numbered `first` to `last`, or in `state`, or one, if
-    that is asked.
+    """List jobs, the newest last; only those with numbers from `first` to `last`, or in `state`, or
+    only one, if these are given.
 
-    Raises UnknownQuestionError for one that is not there.
+    Raises UnknownQueryError if that one job is unknown.
     """
     if (selector := arguments.get("job")) is not None:
         return [list(summarise(find(machine, selector)))]
@@ -125,7 +125,7 @@ def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
 
 
 def find(machine: MasterMachine, selector: Any) -> Job:
-    """Find a job by number, id, name (the newest that has it), or `last`."""
+    """Find a job by its number, its id, its name (the newest job of this name), or `last`."""
     everyone = machine.jobs
     if selector == "last" and everyone:
         return next(reversed(everyone.values()))
@@ -140,49 +140,51 @@ def find(machine: MasterMachine, selector: Any) -> Job:
             if job.spec.name == selector:
                 return job
     shown = object_locations.shown_name(selector)
-    raise UnknownQuestionError(f"there is no job {shown}; `ciel job list` lists those there are")
+    raise UnknownQueryError(f"there is no job {shown}; `ciel job list` lists those there are")
 
 
 def _number(selector: Any) -> int | None:
-    """Return the number that a selector is, if it is one."""
+    """Return a selector as a number; None if it is none."""
     if isinstance(selector, str) and selector.isdecimal() and len(selector) < _SHOWN_MAX_LENGTH:
         return int(selector)
     return selector if isinstance(selector, int) else None
 
 
 def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
-    """Find a task of a job by its name (an element's number), its id, or its place from 1."""
+    """Find a task of a job by its name (for an element, its number), its id, or its position from
+    1.
+    """
     tasks = machine.graph.tasks
     if isinstance(selector, str) and selector in tasks and tasks[selector].job is job:
         return tasks[selector]
     place = (_number(selector) or 0) if isinstance(selector, str) else 0
     near = tasks.get(job.tasks[place - 1]) if 0 < place <= len(job.tasks) else None
     if near is not None and near.spec.name == selector:
-        return near  # as in most arrays; else all of them have to be looked at
-    for task_id in islice(job.tasks, NAMES_LOOKED_AT_MAX):
+        return near  # the usual case in arrays; otherwise all tasks have to be searched
+    for task_id in islice(job.tasks, NAMES_SCANNED_MAX):
         task = tasks.get(task_id)
         if task is not None and task.spec.name == selector:
             return task
     if near is not None:
         return near
     shown = object_locations.shown_name(selector)
-    if len(job.tasks) > NAMES_LOOKED_AT_MAX:
-        some = f"none of the first {NAMES_LOOKED_AT_MAX} tasks of job {job.number} is called"
-        raise UnknownQuestionError(f"{some} {shown}; name it by its id or its number")
-    raise UnknownQuestionError(f"job {job.number} has no task {shown}{_gone(job)}")
+    if len(job.tasks) > NAMES_SCANNED_MAX:
+        some = f"none of the first {NAMES_SCANNED_MAX} tasks of job {job.number} is called"
+        raise UnknownQueryError(f"{some} {shown}; name it by its id or its number")
+    raise UnknownQueryError(f"job {job.number} has no task {shown}{_gone(job)}")
 
 
-def find_maker(machine: MasterMachine, object_id: Any) -> TaskNode:
-    """Find the task that makes an object."""
+def find_producer(machine: MasterMachine, object_id: Any) -> TaskNode:
+    """Find the producer of an object."""
     node = machine.graph.objects.get(object_id) if isinstance(object_id, str) else None
     if node is None or node.producer is None:
         shown = object_locations.shown_name(object_id)
-        raise UnknownQuestionError(f"no task is known that makes {shown}")
+        raise UnknownQueryError(f"no task is known that produces {shown}")
     return node.producer
 
 
 def _gone(job: Job) -> str:
-    """Say why a job may lack what one looks for."""
+    """Explain why a task of a job may not be found."""
     if not job.handed_over:
         return ""
     return (
@@ -192,19 +194,21 @@ def _gone(job: Job) -> str:
 
 
 def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
-    """Describe one job: its summary, its results, what failed with its story, what it was asked to
-    run, where it ran, and how its first tasks ended.
+    """Describe one job: its summary, its results and failures, its first task, the workers that ran
+    it, and how its first tasks ended.
     """
     found = find(machine, selector)
     reference = machine.graph.objects.reference
     results = _within_room(reference(o) for o in islice(found.wanted, RESULTS_MAX))
     failures = list(_within_room(islice(_failures(machine, found), FAILURES_MAX)))
-    makers = [machine.graph.objects.nodes[failure.id].producer for failure in failures]
+    producers = [machine.graph.objects.nodes[failure.id].producer for failure in failures]
     return {
         "summary": list(summarise(found)),
         "results": list(results),
         "failures": [list(failure) for failure in failures],
-        "failed_tasks": [None if maker is None else maker.spec.name for maker in makers],
+        "failed_tasks": [
+            None if producer is None else producer.spec.name for producer in producers
+        ],
         "open": found.open,
         "first_task": history.first_task(found),
         "ran_on": history.ran_on(found),
@@ -213,7 +217,7 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
 
 
 def _within_room(refs: Iterable[R]) -> Iterator[R]:
-    """Yield references, one at least, until an answer is as long as it may be."""
+    """Yield at least one reference, and more until an answer has the maximum length."""
     room = ROOM_CHARACTERS
     for ref in refs:
         yield ref
@@ -226,20 +230,20 @@ def _within_room(refs: Iterable[R]) -> Iterator[R]:
 
 
 def _failures(machine: MasterMachine, job: Job) -> Iterator[Failure]:
-    """Yield which of a job's results are errors, as far as may be looked."""
+    """Yield the errors among the first `RESULTS_SCANNED_MAX` results of a job."""
     counts = job.counts
     may_have = counts[TaskState.FAILED] or counts[TaskState.CANCELLED]
     if may_have or job.state is JobState.FAILED:
-        for object_id in islice(job.wanted, RESULTS_LOOKED_AT_MAX):
+        for object_id in islice(job.wanted, RESULTS_SCANNED_MAX):
             ref = machine.graph.objects.reference(object_id)
             if isinstance(ref, Failure):
                 yield ref
 
 
 def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
-    """List tasks of a job in the order of their creation, a page at a time: from the `first`th,
-    only those in `state`, or of `elements`, if these are given. `next` is where to go on, None at
-    the end.
+    """Return a page of tasks of a job, in the order of their creation, from position `first` on;
+    only those in `state` or of `elements`, if these are given. `next` is the `first` of the next
+    page, None at the end.
     """
     found = find(machine, arguments.get("job"))
     first, state = arguments.get("first"), arguments.get("state")
@@ -249,7 +253,7 @@ def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
     )
     elements = _elements(arguments.get("elements"))
     start = first if isinstance(first, int) and first > 0 else 0
-    page = found.tasks[start : start + TASKS_LOOKED_AT_MAX]
+    page = found.tasks[start : start + TASKS_SCANNED_MAX]
     nodes = machine.graph.tasks
     rows: list[dict[str, Any]] = []
     position = start
@@ -278,7 +282,7 @@ def _elements(value: Any) -> range | None:
 
 
 def _element(task: TaskNode, position: int) -> int:
-    """Return by which number one means a task: its element's, else its place in the job."""
+    """Return the number of a task: the number of its element, or its position in the job."""
     name = task.spec.name
     return int(name) if name.isascii() and name.isdecimal() and len(name) < 20 else position
 
@@ -311,15 +315,16 @@ def _result(ref: Reference) -> dict[str, Any]:
 
 
 def graph(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
-    """List tasks of a job in the order of their creation with their inputs and outputs, each as
-    [object, state, size in bytes or None, the task that makes it, whether the job wants it].
+    """Return a page of tasks of a job, in the order of their creation, with their inputs and
+    outputs. Each of these is [object, state, size in bytes or None, its producer, whether the job
+    wants it].
 
-    `next` is where to go on, None at the end. A task of very many objects comes in parts: then the
-    next page begins with the same task, and objects that were not told of yet.
+    `next` is the `first` of the next page, None at the end. A task with very many objects is split:
+    the next page then starts with the same task and its remaining objects.
     """
     found = find(machine, arguments.get("job"))
-    place, told = _place(arguments.get("first"))
-    end = min(place + TASKS_LOOKED_AT_MAX, len(found.tasks))
+    place, returned = _read_place(arguments.get("first"))
+    end = min(place + TASKS_SCANNED_MAX, len(found.tasks))
     nodes = machine.graph.tasks
     rows: list[dict[str, Any]] = []
     room = GRAPH_PAGE_MAX
@@ -328,8 +333,8 @@ def graph(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> di
         place += 1
         if task is not None:
             spec = task.spec
-            inputs = spec.inputs[told : told + room]
-            before = max(told - len(spec.inputs), 0)
+            inputs = spec.inputs[returned : returned + room]
+            before = max(returned - len(spec.inputs), 0)
             outputs = spec.outputs[before : before + room - len(inputs)]
             row = _graph_row(machine, place, task, now_s)
             row["inputs"] = [_object_row(machine, found, object_id) for object_id in inputs]
@@ -337,24 +342,26 @@ def graph(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> di
             rows.append(row)
             texts_length = sum(map(len, row["why"])) + sum(map(len, row["story"]))
             room -= len(inputs) + len(outputs) + 3 + texts_length // 100
-            told += len(inputs) + len(outputs)
-            if told < len(spec.inputs) + len(spec.outputs):
+            returned += len(inputs) + len(outputs)
+            if returned < len(spec.inputs) + len(spec.outputs):
                 place -= 1
                 break
-        told = 0
+        returned = 0
     return {
         "tasks": rows,
-        "next": [place, told] if place < len(found.tasks) else None,
+        "next": [place, returned] if place < len(found.tasks) else None,
         "job": found.number,
         "handed_over": found.handed_over,
     }
 
 
-def _place(value: Any) -> tuple[int, int]:
-    """Read where a page of the graph begins: how many tasks, and objects of the next, were told."""
+def _read_place(value: Any) -> tuple[int, int]:
+    """Read the start of a page of the graph: the number of tasks before, and of objects of the next
+    task that were returned already.
+    """
     match value:
-        case [int(place), int(told)] if place >= 0 and told >= 0:
-            return place, told
+        case [int(place), int(returned)] if place >= 0 and returned >= 0:
+            return place, returned
     return 0, 0
 
 
@@ -364,14 +371,14 @@ def _graph_row(
     spec = task.spec
     made_at = locations_of(machine.graph.objects.reference(spec.outputs[0]))
     failed = task.state is TaskState.FAILED
-    story = machine.stories.get(spec.id)
-    lines = story.lines(now_s) if story else []
+    task_history = machine.histories.get(spec.id)
+    lines = task_history.lines(now_s) if task_history else []
     return {
         **_facts(position, task),
         "parent": None if spec.parent == spec.job else spec.parent,
         "at": next(iter(made_at)) if len(made_at) == 1 else None,
         "why": _cut(explain.why(machine, task, now_s) if failed else []),
-        "story": _cut(lines if len(lines) > 1 or not failed else []),  # else it says the same
+        "story": _cut(lines if len(lines) > 1 or not failed else []),  # one line repeats `why`
     }
 
 
@@ -379,23 +386,23 @@ def _cut(lines: list[str]) -> list[str]:
     return [line[:_GRAPH_TEXT_MAX_LENGTH] for line in lines]
 
 
-def _object_row(machine: MasterMachine, asked: Job, object_id: str) -> list[Any]:
+def _object_row(machine: MasterMachine, job: Job, object_id: str) -> list[Any]:
     node = machine.graph.objects.get(object_id)
     if node is None:
         return [object_id, "expected", None, None, False]
     state, size_bytes = object_locations.standing(node)
-    maker = None if node.producer is None else node.producer.spec.id
-    return [object_id, state, size_bytes, maker, asked in node.wanters]
+    producer = None if node.producer is None else node.producer.spec.id
+    return [object_id, state, size_bytes, producer, job in node.wanters]
 
 
 def progress(machine: MasterMachine, selector: Any) -> dict[str, Any]:
-    """Count the tasks of a job by kind: in each state, and how many of those assigned run now.
-    Unless all are `counted`, there are more, and who asks again is told of more.
+    """Count the tasks of a job by kind and state, and the assigned tasks that run now. If not all
+    tasks are `counted` yet, each further query counts more of them.
     """
     found = find(machine, selector)
     counted = found.count_by_kind(machine.graph.tasks, TASKS_COUNTED_MAX)
     running = Counter(
-        Kind.of(task.spec) for worker in machine.workers.values() for task in worker.at_work()
+        Kind.of(task.spec) for worker in machine.workers.values() for task in worker.running_tasks()
         if task.job is found
     )  # fmt: skip
     kinds = [
@@ -410,8 +417,8 @@ def progress(machine: MasterMachine, selector: Any) -> dict[str, Any]:
 
 
 def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
-    """List what a job wants in the order in which it was wanted, a page at a time: for each the
-    name of its task, and a reference. `next` is where to go on, None at the end.
+    """Return a page of the objects that a job wants, oldest wants first: for each the name of its
+    task and its reference. `next` is the `first` of the next page, None at the end.
     """
     found = find(machine, arguments.get("job"))
     start = object_locations.start_of(arguments.get("first"), len(found.wanted))
@@ -419,8 +426,8 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
     page = islice(found.wanted, start, start + RESULTS_MAX)
     rows = []
     for ref in _within_room(objects.reference(object_id) for object_id in page):
-        maker = objects.nodes[ref.id].producer
-        rows.append(["" if maker is None else maker.spec.name, ref])
+        producer = objects.nodes[ref.id].producer
+        rows.append(["" if producer is None else producer.spec.name, ref])
     end = start + len(rows)
     return {
         "results": rows,
@@ -431,7 +438,7 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
 
 
 def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:
-    """Change what somebody asked to have changed; raises CielError, and then nothing was."""
+    """Carry out a change that a client requests. Raises CielError, and then changes nothing."""
     arguments = argument if isinstance(argument, dict) else {}
     if topic in object_locations.CHANGES:
         done = object_locations.change(machine, topic, arguments, now_s)
@@ -453,13 +460,13 @@ def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             machine.journal.append(Change(0, topic, named))
             return {"task": task.spec.id, "name": task.spec.name, "state": str(task.state)}
         case _:
-            raise UnknownQuestionError(f"this master cannot change {topic[:_SHOWN_MAX_LENGTH]!r}")
+            raise UnknownQueryError(f"this master cannot change {topic[:_SHOWN_MAX_LENGTH]!r}")
     machine.journal.append(Change(0, topic, {"job": found.spec.id}))
     return {"summary": list(summarise(found))}
 
 
 def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:
-    """Answer a question, references not encoded yet; raises UnknownQuestionError."""
+    """Answer a query; references in the answer are not encoded. Raises UnknownQueryError."""
     arguments = argument if isinstance(argument, dict) else {}
     match topic:
         case "status":
@@ -488,9 +495,9 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             which = (arguments.get("jobs"), arguments.get("first"))
             return machine.timeline.page(*which, machine.workers.values(), now_s)
         case "task" if "object" in arguments:
-            maker = find_maker(machine, arguments["object"])
-            return explain.describe(machine, maker, now_s)
+            producer = find_producer(machine, arguments["object"])
+            return explain.describe(machine, producer, now_s)
         case "task":
             task = find_task(machine, find(machine, arguments.get("job")), arguments.get("task"))
             return explain.describe(machine, task, now_s)
-    raise UnknownQuestionError(f"this master knows nothing about {topic!r}")
+    raise UnknownQueryError(f"this master knows nothing about {topic!r}")

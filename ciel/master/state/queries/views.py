@@ -1,8 +1,7 @@
-"""JSON views of jobs, tasks and workers for HTTP: ours, and those of the original CIEL.
+"""JSON views of jobs, tasks and workers for HTTP, in our form and in the original CIEL's form.
 
-The original's state names are kept, although it had others: a job that is being cancelled is still
-ACTIVE, and a job with an error among its results is FAILED. `epoch_s` converts a time of the
-master's clock into one since the epoch.
+Our states are mapped to the original's, of which there were fewer: a job that is being cancelled is
+still ACTIVE. `epoch_s` plus a time of the master's clock is the time since the epoch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
 
 LISTED_MAX: Final = 1000
-"""Of what a description has a list of; pages tell the rest."""
+"""The maximum length of a list in a description; pages contain the rest."""
 
 ORIGINAL_JOB_STATES: Final = {
     JobState.ACTIVE: "ACTIVE",
@@ -43,24 +42,24 @@ ORIGINAL_TASK_STATES: Final = {
 
 
 def job(found: Job, epoch_s: float) -> dict[str, Any]:
-    """Tell how a job stands."""
+    """Describe a job."""
     return _row(found, summarise(found), epoch_s)
 
 
-def _row(found: Job, told: JobSummary, epoch_s: float) -> dict[str, Any]:
-    ended_at_s = None if told.ended_at_s is None else round(told.ended_at_s + epoch_s, 3)
+def _row(found: Job, summary: JobSummary, epoch_s: float) -> dict[str, Any]:
+    ended_at_s = None if summary.ended_at_s is None else round(summary.ended_at_s + epoch_s, 3)
     return {
-        "id": told.id,
-        "number": told.number,
-        "name": told.name,
-        "state": told.state,
-        "reason": told.reason,
-        "counts": told.counts,
-        "created_at_s": round(told.created_at_s + epoch_s, 3),
+        "id": summary.id,
+        "number": summary.number,
+        "name": summary.name,
+        "state": summary.state,
+        "reason": summary.reason,
+        "counts": summary.counts,
+        "created_at_s": round(summary.created_at_s + epoch_s, 3),
         "ended_at_s": ended_at_s,
-        "wanted": told.wanted,
-        "unsettled": told.unsettled,
-        "handed_over": told.handed_over,
+        "wanted": summary.wanted,
+        "unsettled": summary.unsettled,
+        "handed_over": summary.handed_over,
         "open": found.open,
         "detached": found.spec.detached,
         "keep": found.spec.keep,
@@ -70,8 +69,8 @@ def _row(found: Job, told: JobSummary, epoch_s: float) -> dict[str, Any]:
 def jobs(
     machine: MasterMachine, epoch_s: float, *, before: int | None, limit: int, state: str | None
 ) -> dict[str, Any]:
-    """List jobs, the newest first, a page at a time: those with numbers below `before`. `next` is
-    the `before` of the next page, None at the end.
+    """Return a page of jobs with numbers below `before`, the newest first. `next` is the `before`
+    of the next page, None at the end.
     """
     rows: list[dict[str, Any]] = []
     last = None
@@ -90,7 +89,7 @@ def jobs(
 
 
 def original_job(machine: MasterMachine, found: Job) -> dict[str, Any]:
-    """Describe a job as the original did; references not encoded yet."""
+    """Describe a job as the original did; references are not encoded."""
     root = root_task_id(found.spec.id)
     first = root if root in machine.graph.tasks else next(iter(found.tasks), None)
     outputs = list(islice(found.wanted, LISTED_MAX))
@@ -112,12 +111,12 @@ def _settled(machine: MasterMachine, object_id: ObjectId) -> Reference | None:
 
 
 def original_task(machine: MasterMachine, task: TaskNode, epoch_s: float) -> dict[str, Any]:
-    """Describe a task as the original's long form did. Its arguments are nobody's but its
-    executor's, so `task_private` is None.
+    """Describe a task as the original's long form did. `task_private` is None, since only the
+    executor can decode the arguments.
     """
     spec = task.spec
     reference = machine.graph.objects.reference
-    story = machine.stories.get(spec.id)
+    task_history = machine.histories.get(spec.id)
     return {
         "task_id": spec.id,
         "job": spec.job,
@@ -131,13 +130,15 @@ def original_task(machine: MasterMachine, task: TaskNode, epoch_s: float) -> dic
         "state": ORIGINAL_TASK_STATES[task.state],
         "children": list(islice((task.children or {}).values(), LISTED_MAX)),
         "worker": task.worker,
-        "history": [[at_s + epoch_s, text] for at_s, text in story.chapters] if story else [],
+        "history": [[at_s + epoch_s, text] for at_s, text in task_history.events]
+        if task_history
+        else [],
         "profiling": {},
     }
 
 
 def original_worker(node: WorkerNode, epoch_s: float) -> dict[str, Any]:
-    """Describe a worker as the original did. One that failed is not there any more."""
+    """Describe a worker as the original did. A failed worker is not listed."""
     facts = node.facts
     return {
         "worker_id": facts.id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ciel.core.tasks import USUAL_NEEDS
+from ciel.core.tasks import DEFAULT_NEEDS
 from ciel.executors.programs.python.objects.outputs import encoded
 from ciel.python.calls import (
     AS_STREAM,
@@ -105,7 +105,7 @@ class Submission:
         request |= {
             name: value
             for name, value in needs._asdict().items()
-            if value != getattr(USUAL_NEEDS, name)
+            if value != getattr(DEFAULT_NEEDS, name)
         }
         return request
 

@@ -33,7 +33,7 @@ _ALIKE: Sequence[tuple[str, str]] = (
     (r"\b(took|wanted) [\d.]+ MiB", r"\1 N MiB"),
     (r"\b0x[0-9a-f]+\b", "0xADDRESS"),
     (r"\(there are: .*\)", "(there are: …)"),
-    (r"\b\d+ more given ahead", "N more given ahead"),
+    (r"\b\d+ more queued", "N more queued"),
     (r"\b\d+ tasks of its priority", "N tasks of its priority"),
     (r"\b(time:|up for) .*", r"\1 T"),
     (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),

@@ -86,8 +86,8 @@ class Scene:
         """
         graph = self.graph
         stopped: list[str] = []
-        while graph.streams.broken:
-            task, attempt = graph.streams.broken.pop()
+        while graph.streams.broken_readers:
+            task, attempt = graph.streams.broken_readers.pop()
             if task.state is TaskState.RUNNABLE or task.state is TaskState.WAITING:
                 graph.recheck(task)
             elif task.state is TaskState.ASSIGNED and task.attempt == attempt:

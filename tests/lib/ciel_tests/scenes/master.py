@@ -61,7 +61,7 @@ class Cluster:
 
     def says(self, *messages: Message, client: str = CLIENT) -> None:
         for message in messages:
-            self.machine.client_said(client, message, self.now_s)
+            self.machine.client_sent(client, message, self.now_s)
         self.end_turn()
 
     def job(
@@ -79,7 +79,7 @@ class Cluster:
 
     def worker_says(self, worker: str, *messages: Message) -> None:
         for message in messages:
-            self.machine.worker_said(worker, message, self.now_s)
+            self.machine.worker_sent(worker, message, self.now_s)
         self.end_turn()
 
     def done(self, worker: str, spec: TaskSpec, *published: Reference, attempt: int = 1) -> None:
@@ -111,11 +111,11 @@ class Cluster:
         self.now_s += seconds
         for worker in heard or list(self.machine.workers):
             self.machine.worker_heard(worker, self.now_s, self.now_s)
-        self.machine.tick(self.now_s)
+        self.machine.check_timeouts(self.now_s)
         self.end_turn()
 
     def end_turn(self) -> None:
-        self.machine.end_turn(self.now_s)
+        self.machine.end_tick(self.now_s)
         validate(self.machine.graph)
 
     # --- messages ---------------------------------------------------------------------------------

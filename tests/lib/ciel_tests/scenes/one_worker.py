@@ -25,7 +25,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Concrete, Reference, Value
-from ciel.core.tasks import USUAL_NEEDS, Needs, TaskSpec
+from ciel.core.tasks import DEFAULT_NEEDS, Needs, TaskSpec
 from ciel.execution.environment import Callers
 from ciel.execution.executor import Executor
 from ciel.execution.kept import KeptAttempts
@@ -149,7 +149,7 @@ class OneWorker:
 
     def task(
         self, executor: str, arguments: dict[str, Any], *, n_outputs: int = 1,
-        needs: Needs = USUAL_NEEDS, name: str = "",
+        needs: Needs = DEFAULT_NEEDS, name: str = "",
     ) -> TaskSpec:  # fmt: skip
         """Make a task that differs from all earlier ones."""
         self._number += 1
@@ -268,14 +268,14 @@ class Talker(OneWorker):
 
     puppet_path = ""
 
-    def puppet(self, *actions: str, needs: Needs = USUAL_NEEDS, **arguments: Any) -> Key:
+    def puppet(self, *actions: str, needs: Needs = DEFAULT_NEEDS, **arguments: Any) -> Key:
         """Assign a task whose program executes these actions."""
         command = [self.puppet_path, *actions]
         return self.assign(self.task("proc", {"command": command, **arguments}, needs=needs))
 
     def python(
         self, script: str, *pargs: Any, n_outputs: int = 1, inputs: Iterable[Reference] = (),
-        needs: Needs = USUAL_NEEDS,
+        needs: Needs = DEFAULT_NEEDS,
     ) -> Key:  # fmt: skip
         """Assign a task of a program that serves with `run(task)`."""
         head = f"import sys; sys.path.insert(0, {str(SDK)!r}); import ciel_task as c, os, time\n"
