@@ -1,3 +1,3 @@
-"""The version of this release. A module of its own, since modules below the client need it."""
+"""The version of this package, in a module of its own that anything may import."""
 
 __version__ = "0.1.0"
