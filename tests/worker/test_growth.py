@@ -1,4 +1,4 @@
-"""What running programs write is looked at, and bounded."""
+"""Limits on the files that running programs write."""
 
 import os
 from collections.abc import Iterator

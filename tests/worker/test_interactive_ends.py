@@ -1,4 +1,4 @@
-"""Programs that talk on a real worker, and are ended: what is left of them."""
+"""Interactive programs on a real worker that are killed or fail: nothing is left of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ciel.testing.puppet_words import (
 )
 from ciel.worker.interactive.process import Patience
 
-# --- called off -----------------------------------------------------------------------------------
+# --- cancelled ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("actions", [(STAY,), (*START, STAY), (*START, "i15", STAY)], ids=str)
@@ -67,7 +67,7 @@ def test_a_task_that_takes_too_long_is_ended(worker: Talker) -> None:
 def test_a_warm_program_that_is_killed_for_its_silence_is_not_replaced(
     start: Start, tmp_path: Path
 ) -> None:
-    """As if it had been gone before it was told its task, again and again."""
+    """Pretend that it was gone before it could read its task, again and again."""
     worker = start(slots=3)
     actions = (*OPEN, "h", f"w{tmp_path}/go", PUBLISH, KEEP, STAY)
     keys = [worker.puppet(*actions) for _ in range(3)]
@@ -104,7 +104,9 @@ def test_what_a_failed_task_had_stored_is_deleted(worker: Talker) -> None:
 
 
 def test_what_was_there_before_outlives_a_failed_task(worker: Talker) -> None:
-    """An output that was made before, as an input of others, and is made again with another."""
+    """An output that exists, as an input of other tasks, and is written again with
+    other content.
+    """
     script = """def run(task):
         task.publish(0, b"x" * 5000)
         raise ValueError"""
@@ -122,7 +124,7 @@ def test_what_was_there_before_outlives_a_failed_task(worker: Talker) -> None:
     assert worker.store.get(again.outputs[0]) == b"x" * 5000
 
 
-# --- what is kept, and what cannot be started -----------------------------------------------------
+# --- kept files, and programs that cannot be started ----------------------------------------------
 
 
 def test_files_of_a_failed_task_are_kept(worker: Talker) -> None:
@@ -257,7 +259,7 @@ def test_a_worker_that_ends_lets_go_of_everything(
 
 
 def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:
-    """What programs do, by name, and the words of the fault; no words if it is no fault."""
+    """Actions of programs, by name, and the text of the fault; empty if they are correct."""
     return {
         "good": ((*START, *GOOD), ""),
         "warm": ((*START, PUBLISH, KEEP, "l"), ""),
@@ -278,7 +280,7 @@ def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:
 def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.worker.state.recent.RECENT_MAX", 50)  # what it may remember
+    monkeypatch.setattr("ciel.worker.state.recent.RECENT_MAX", 50)  # entries
     worker = start(slots=4, patience=Patience(idle_s=0.2))
     ends = bad_ends()
     chance = random.Random(5)

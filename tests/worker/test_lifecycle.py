@@ -42,7 +42,7 @@ class Once(Executor):
 
 
 class Strategy:
-    """Notes what it should start."""
+    """Notes each start."""
 
     def __init__(self) -> None:
         self.started: list[tuple[Any, str]] = []
@@ -95,7 +95,7 @@ class Attempt:
 
 
 class Scene:
-    """A life cycle, and what it has reported."""
+    """A life cycle, and its reports."""
 
     def __init__(self, path: Path) -> None:
         self.reports: list[Any] = []

@@ -1,4 +1,6 @@
-"""The worker's machine in scenes: children that begin where their parents run, and choices."""
+"""The worker's machine in scenes: children that start on their parent's worker, and
+any-of inputs.
+"""
 
 from __future__ import annotations
 

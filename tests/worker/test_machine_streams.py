@@ -1,4 +1,4 @@
-"""The worker's machine in scenes: streams, and what programs that talk leave."""
+"""The worker's machine in scenes: streams, and processes that wait in the middle of a task."""
 
 from __future__ import annotations
 
