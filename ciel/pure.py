@@ -40,7 +40,7 @@ def changed_since_compiled(package: Path) -> bool:
     return any(
         (source := module.with_name(f"{module.name.partition('.')[0]}.py")).exists()
         and source.stat().st_mtime > min(compiled_s)
-        for pattern in ("*/*.so", "*/state/*.so")
+        for pattern in ("*/*.so", "*/*/*.so")
         for module in package.glob(pattern)
     )
 
