@@ -530,7 +530,7 @@ def test_a_program_may_wait_before_its_start(worker: Worker) -> None:
     assert float(outcome.content) >= begun_s + 0.2
 
 
-def test_what_is_called_off_before_its_start_ends_at_once(worker: Worker) -> None:
+def test_what_is_cancelled_before_its_start_ends_at_once(worker: Worker) -> None:
     key = worker.begin("slow", {"delay_s": 1000.0})
     worker.in_reactor(worker.attempts.kill, key, force=False)
     fault = worker.end(key).fault
@@ -555,7 +555,7 @@ def test_others_are_served_while_large_arguments_are_read(worker: Worker) -> Non
     assert worker.end(key).published == ()
 
 
-def test_what_is_called_off_while_its_arguments_are_read_ends_at_once(worker: Worker) -> None:
+def test_what_is_cancelled_while_its_arguments_are_read_ends_at_once(worker: Worker) -> None:
     key = worker.begin("thoughtful", {"ignored": "x" * 100_000})
     assert worker.thoughtful.asked.wait(20)
     worker.in_reactor(worker.attempts.kill, key, force=False)

@@ -44,7 +44,7 @@ from ciel.worker.interactive.process import Patience
 
 
 @pytest.mark.parametrize("actions", [(STAY,), (*START, STAY), (*START, "i15", STAY)], ids=str)
-def test_a_task_that_is_called_off_ends(worker: Talker, actions: tuple[str, ...]) -> None:
+def test_a_task_that_is_cancelled_ends(worker: Talker, actions: tuple[str, ...]) -> None:
     key = worker.puppet(*actions)
     wait_for(lambda: worker.programs(), "the program")
     begun_s = time.monotonic()
@@ -81,7 +81,7 @@ def test_a_warm_program_that_is_killed_for_its_silence_is_not_replaced(
     wait_for(lambda: len(worker.programs()) == 2, "two programs")
 
 
-def test_a_program_that_was_called_off_serves_nobody_again(worker: Talker, tmp_path: Path) -> None:
+def test_a_program_that_was_cancelled_serves_nobody_again(worker: Talker, tmp_path: Path) -> None:
     """The signal that was sent to it may reach it in the middle of another task."""
     key = worker.puppet(*START, "i15", f"t{tmp_path}/runs", f"w{tmp_path}/go", PUBLISH, KEEP, "l")
     pid_of(tmp_path / "runs")

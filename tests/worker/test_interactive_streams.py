@@ -102,7 +102,7 @@ def expect_lost(worker: Talker, key: Key, object_id: str, *words: str) -> None:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_a_stream_is_begun_anew_before_the_attempt_has_ended_that_was_called_off(
+def test_a_stream_is_begun_anew_before_the_attempt_has_ended_that_was_cancelled(
     start: Start, tmp_path: Path, is_cancelled: bool
 ) -> None:
     worker = start(slots=3)

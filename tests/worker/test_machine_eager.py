@@ -124,7 +124,7 @@ def ordered(played: Played) -> list[tuple[str, int]]:
     return found
 
 
-def test_brief_programs_are_prepared_ahead_and_wait_for_each_other() -> None:
+def test_brief_programs_are_launched_ahead_and_wait_for_each_other() -> None:
     played = Played(slots=2)
     brief(played)
     busy(played, 30)
@@ -154,7 +154,7 @@ def test_programs_that_take_their_time_are_not() -> None:
     ],
     ids=["wide", "with inputs", "with a time limit", "once more"],
 )
-def test_only_plain_programs_are_prepared_ahead(spec: TaskSpec, attempt: int) -> None:
+def test_only_plain_programs_are_launched_ahead(spec: TaskSpec, attempt: int) -> None:
     played = Played(slots=2)
     brief(played)
     busy(played, 2)
@@ -283,7 +283,7 @@ def test_successors_of_what_was_not_made_are_given_back(
     played.comes(report(A, fault=fault), given_back(READS_A), given_back(last))
 
 
-def test_successors_of_what_is_called_off_before_it_began_are_given_back(played: Played) -> None:
+def test_successors_of_what_is_cancelled_before_it_began_are_given_back(played: Played) -> None:
     played.run(B)
     for call_off in (played.cancel, played.recall):
         played.assign(A)
