@@ -1,7 +1,7 @@
 """The interface of executors whose programs exchange calls with their worker while they run.
 
-Such an executor answers `begin` with `Talk`. The worker starts the program, or reuses one that is
-idle, and has the executor create a conversation, which answers the calls of one task.
+Such an executor answers `begin` with `Talk`. The worker starts the program, or reuses an idle one,
+and has the executor create a conversation, which answers the calls of one task.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Conversation(Protocol):
 
     @property
     def subject(self) -> str:
-        """Name what has failed, for people; empty: the program, by its command."""
+        """A name for people of the part that fails; empty: the program, by its command."""
 
     def called(self, calls: Iterable[Call]) -> None:
         """Answer calls of the program, in their order."""
@@ -50,9 +50,9 @@ class Conversation(Protocol):
 
 
 class ConversingExecutor(Protocol):
-    """What an executor with `talks` offers besides the methods of `Executor`."""
+    """The additional interface of an executor with `talks`."""
 
     def converse(self, attempt: Attempt, say: Say) -> Conversation:
-        """Create the conversation of an attempt whose program is sent `start_task` next. What the
-        program may ask for, the conversation requests from `attempt`.
+        """Create the conversation of an attempt whose program is sent `start_task` next. The
+        conversation turns the program's calls into requests to `attempt`.
         """

@@ -1,4 +1,4 @@
-"""Processes that are attached: which may be, and what is noticed of them."""
+"""Attached processes: which may be attached, and how the worker notices their end."""
 
 # MemoryReactor has no annotations.
 # mypy: allow-untyped-calls
@@ -42,7 +42,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Watched:
-    """A guest, and what was told of it."""
+    """An attached process, and the reports of it."""
 
     def __init__(self, in_reactor: Any, pid: int) -> None:
         self.told: list[Left] = []
@@ -110,7 +110,7 @@ def test_who_is_not_there_or_not_ours_is_refused(process: subprocess.Popen[bytes
 
 
 def test_one_of_another_user_is_refused() -> None:
-    """Also one that is ours and acts as another."""
+    """Also a process of this user that acts as another user."""
     if os.geteuid() != 0:
         assert refusal(1)[0] == 403
         return

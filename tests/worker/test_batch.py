@@ -1,4 +1,4 @@
-"""Attempts with real programs, a real store and a real launcher."""
+"""Batch programs with a real store and a real launcher."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LARGE = b"a line of text\n" * 100_000
 
 
 class Broken(Executor):
-    """Somebody's executor that raises."""
+    """A third-party executor that raises."""
 
     name = "broken"
 
@@ -68,7 +68,7 @@ class Broken(Executor):
 
 
 class Slow(Executor):
-    """Has its program wait before it begins."""
+    """Delays the start of its program."""
 
     name = "slow"
 
@@ -77,7 +77,7 @@ class Slow(Executor):
 
 
 class Thoughtful(Executor):
-    """Begins when it may."""
+    """Blocks in `begin` until the test lets it go on."""
 
     name = "thoughtful"
 
@@ -91,7 +91,7 @@ class Thoughtful(Executor):
 
 
 class Outcome:
-    """What was told of one attempt."""
+    """The reports of one attempt."""
 
     def __init__(self) -> None:
         self.published: tuple[Reference, ...] = ()
@@ -107,7 +107,7 @@ class Outcome:
 
 
 class Worker:
-    """Hosting with all it needs; it is told of the ends of its attempts."""
+    """Runs attempts, and receives their reports."""
 
     def __init__(self, in_reactor: Any, store: FileStore, path: Path) -> None:
         self.in_reactor, self.store, self.path = in_reactor, store, path
@@ -218,7 +218,9 @@ class Worker:
         return self.end(self.begin(executor, arguments, *inputs))
 
     def run(self, *line: Any, inputs: tuple[Reference, ...] = (), **args: Any) -> Outcome:
-        """Run a program with `inputs` on its standard input; those in `line` are inputs too."""
+        """Run a program with `inputs` on its standard input; references in `line`
+        are inputs, too.
+        """
         listed = [*inputs, *(item for item in line if not isinstance(item, str | int))]
         listed += args.get("files", {}).values()
         arguments = {"args": {"command_line": list(line), "inputs": list(inputs), **args}}
@@ -232,7 +234,7 @@ class Worker:
         return stored(object_id, HERE, size_bytes=len(content))
 
     def left(self) -> list[str]:
-        """What lies about of attempts, apart from objects and what is kept."""
+        """The files of attempts, apart from objects and kept files."""
         scratch = self.path.glob("spool/scratch/*/*")
         temporaries = self.path.glob("store/incoming/*/*")
         used = [path for path in (*scratch, *temporaries) if _is_used(path)]
@@ -240,7 +242,7 @@ class Worker:
 
 
 def _is_used(path: Path) -> bool:
-    """Whether something lies there; what is empty waits for another attempt."""
+    """Whether a path has content; empty ones wait for another attempt."""
     try:
         return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
     except FileNotFoundError:  # just removed
@@ -528,7 +530,7 @@ def test_a_program_may_wait_before_its_start(worker: Worker) -> None:
     assert float(outcome.content) >= begun_s + 0.2
 
 
-def test_what_is_called_off_before_its_start_ends_at_once(worker: Worker) -> None:
+def test_what_is_cancelled_before_its_start_ends_at_once(worker: Worker) -> None:
     key = worker.begin("slow", {"delay_s": 1000.0})
     worker.in_reactor(worker.attempts.kill, key, force=False)
     fault = worker.end(key).fault
@@ -553,7 +555,7 @@ def test_others_are_served_while_large_arguments_are_read(worker: Worker) -> Non
     assert worker.end(key).published == ()
 
 
-def test_what_is_called_off_while_its_arguments_are_read_ends_at_once(worker: Worker) -> None:
+def test_what_is_cancelled_while_its_arguments_are_read_ends_at_once(worker: Worker) -> None:
     key = worker.begin("thoughtful", {"ignored": "x" * 100_000})
     assert worker.thoughtful.asked.wait(20)
     worker.in_reactor(worker.attempts.kill, key, force=False)

@@ -1,4 +1,4 @@
-"""Real programs talk, or do whatever else programs do."""
+"""Channels to real programs, which follow the protocol or do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ciel.wire.errors import EncodeError
 from ciel.wire.limits import CALL_MAX_BYTES
 from ciel.worker.interactive.channel import ProgramChannel, send_descriptor
 
-# What every program begins with: it is given the four arguments, and opens nothing by itself.
+# The beginning of every program: it gets the four arguments, and opens nothing by itself.
 PROGRAM = """
 import json, os, struct, sys, time
 _, said, _, told = sys.argv[1:]
@@ -397,7 +397,7 @@ def test_an_owner_that_fails_breaks_the_channel(running_reactor: Any, tmp_path: 
 def test_an_event_of_an_earlier_descriptor_of_the_same_number_changes_nothing(
     talk: Conversation,
 ) -> None:
-    """The reactor may have such events at hand when descriptors are closed and opened in a turn."""
+    """The reactor may have such events when descriptors are closed and opened in one tick."""
     lost: Any = TwistedFailure(ConnectionDone())  # type: ignore[no-untyped-call]  # Twisted's own
     outgoing = talk.channel._outgoing
 

@@ -1,4 +1,4 @@
-"""Disk jobs wait for their device: in this process by its policy, and for others on this host."""
+"""Disk jobs wait for their device: by the policy of this process, and for other processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WITHIN_S = 20.0
 class Jobs:
     """Disk jobs on two devices that nobody else has: `here`, and `there`."""
 
-    here, there = "/tmp", "/proc"  # of which it is made up on what they lie
+    here, there = "/tmp", "/proc"  # with invented devices
 
     def __init__(self, in_reactor: Any, policy: str, kind: Kind) -> None:
         self.run = in_reactor

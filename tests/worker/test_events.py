@@ -1,4 +1,4 @@
-"""The log of what has happened: numbers, bounds, and who waits for more."""
+"""The log of recent events: numbers, bounds, and requests that wait for more."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_who_waits_hears_in_time_that_there_is_no_more() -> None:
 
 
 class Turning(Clock):
-    """Counts how often it was asked to go on in the next turn."""
+    """Counts how often it has scheduled a call for the next tick."""
 
     turns = 0
 

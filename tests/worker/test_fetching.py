@@ -1,4 +1,4 @@
-"""One worker gets objects from another's real site into its own real store."""
+"""One worker fetches objects from another's real site into its own real store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTENT = bytes(range(256)) * 10_000
 
 
 class Parties:
-    """A holder, and a fetcher with a store of its own."""
+    """A holder, and a fetcher with its own store."""
 
     def __init__(
         self, in_reactor: Any, own: ObjectStore, held: FileStore, path: Path, *, is_near: bool
@@ -40,7 +40,7 @@ class Parties:
         self.timed = self._fetcher.timed
 
     def fetch(self, ref: Concrete, *plans: Plan) -> tuple[Any, ...]:
-        """Fetch; what the owner is told, once."""
+        """Fetch; return the only report."""
         return self._fetcher.fetch(ref, *plans)
 
     def ref(self, size_bytes: int | None = len(CONTENT)) -> Concrete:

@@ -1,5 +1,5 @@
-"""Programs that a parent forks, with a real launcher on a real reactor: whatever becomes of the
-parent, each program runs once and its end is told.
+"""Programs that a parent forks, with a real launcher on a real reactor: whatever happens to the
+parent, each program runs once, and its end is reported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WHO = "print(b'serve' in open('/proc/self/cmdline', 'rb').read().split(b'\\0'))"
 
 
 class Forked:
-    """Has lines of Python run, and keeps what is told of their ends, by number."""
+    """Runs lines of Python, and keeps the reports of their ends, by number."""
 
     def __init__(self, in_reactor: Any, directory: Path) -> None:
         self.in_reactor = in_reactor

@@ -1,4 +1,4 @@
-"""Files that grow, written by real programs, and those who wait for them."""
+"""Growing files, written by real programs, and their waiting readers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Grown:
 
 
 def write(writer: ObjectWriter, content: bytes) -> None:
-    """Append as a program does, which was told a name."""
+    """Append to a path, as a program does."""
     with open(str(writer.path), "ab") as file:
         file.write(content)
 

@@ -1,4 +1,4 @@
-"""What running programs write is looked at, and bounded."""
+"""Limits on the files that running programs write."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ciel.worker.limits.growth import (
     LOOK_S,
     STDERR_LEFT_BYTES,
     STDERR_MAX_BYTES,
-    Growing,
+    GrowingFiles,
     GrowthWatch,
     is_too_long,
     shorten,
@@ -57,7 +57,7 @@ def write(output: ObjectWriter, size_bytes: int) -> None:
 def test_an_output_is_charged_as_it_grows(
     watched: Watched, store: FileStore, output: ObjectWriter
 ) -> None:
-    watched.watch.add(KEY, Growing((), {0: output}))
+    watched.watch.add(KEY, GrowingFiles((), {0: output}))
     for size_bytes in (4096, CAPACITY_BYTES // 2, CAPACITY_BYTES):
         write(output, size_bytes)
         watched.clock.advance(LOOK_S)
@@ -68,7 +68,7 @@ def test_an_output_is_charged_as_it_grows(
 def test_an_output_that_outgrows_its_store_is_told_of_once(
     watched: Watched, store: FileStore, output: ObjectWriter
 ) -> None:
-    watched.watch.add(KEY, Growing((), {0: output}))
+    watched.watch.add(KEY, GrowingFiles((), {0: output}))
     write(output, CAPACITY_BYTES + 1)
     watched.clock.pump([LOOK_S] * 3)
     (error,) = watched.outgrown
@@ -80,19 +80,19 @@ def test_a_program_that_replaced_its_output_is_charged_for_what_is_there_now(
 ) -> None:
     (tmp_path / "own").write_bytes(bytes(CAPACITY_BYTES + 1))
     (tmp_path / "own").rename(str(output.path))
-    watched.watch.add(KEY, Growing((), {0: output}))
+    watched.watch.add(KEY, GrowingFiles((), {0: output}))
     watched.clock.advance(LOOK_S)
     assert len(watched.outgrown) == 1
 
 
 def test_nobody_looks_when_nothing_runs(watched: Watched, output: ObjectWriter) -> None:
-    watched.watch.add(KEY, Growing((), {0: output}))
+    watched.watch.add(KEY, GrowingFiles((), {0: output}))
     watched.watch.remove(KEY)
     write(output, CAPACITY_BYTES + 1)
     watched.clock.advance(LOOK_S)
     assert watched.outgrown == []
     assert watched.clock.getDelayedCalls() == []
-    watched.watch.add(KEY, Growing((), {0: output}))
+    watched.watch.add(KEY, GrowingFiles((), {0: output}))
     watched.watch.close()
     assert watched.clock.getDelayedCalls() == []
 
@@ -102,8 +102,8 @@ def test_an_output_that_cannot_be_looked_at_does_not_end_the_watch(
 ) -> None:
     closed, good = store.begin("a"), store.begin("b")
     closed.abort()
-    watched.watch.add((TaskId("a"), 1), Growing((), {0: closed}))
-    watched.watch.add((TaskId("b"), 1), Growing((), {0: good}))
+    watched.watch.add((TaskId("a"), 1), GrowingFiles((), {0: closed}))
+    watched.watch.add((TaskId("b"), 1), GrowingFiles((), {0: good}))
     write(good, CAPACITY_BYTES + 1)
     watched.clock.advance(LOOK_S)
     assert len(watched.outgrown) == 1
@@ -138,7 +138,7 @@ def test_a_complaint_that_is_no_file_is_let_be(tmp_path: Path) -> None:
 
 def test_who_wants_the_lines_is_called_at_each_look(watched: Watched) -> None:
     calls: list[int] = []
-    watched.watch.add(KEY, Growing((), {}, lambda: calls.append(1)))
+    watched.watch.add(KEY, GrowingFiles((), {}, lambda: calls.append(1)))
     watched.clock.pump([LOOK_S] * 3)
     assert len(calls) == 3
     watched.watch.remove(KEY)

@@ -1,4 +1,4 @@
-"""Programs that talk on a real worker: those that do well, and that stay."""
+"""Interactive programs on a real worker: tasks that succeed, and processes that are kept."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ def test_a_program_that_would_go_on_and_then_goes_has_failed(worker: Talker) -> 
     "tail", [TAIL, 's["tail_spawn",{"executor_name":"proc","command":"x"}]'], ids=["fixed", "other"]
 )
 def test_an_output_that_is_handed_over_must_not_be_half_written(worker: Talker, tail: str) -> None:
-    """Whoever it was handed to makes it; what is there of it would come first."""
+    """The child produces the output. A part that the parent has written would come first."""
     keep = EXIT.replace('"no"', '"must_keep"') if tail == TAIL else EXIT
     fault = worker.fault(worker.puppet(*START, 'a["open_output",{"index":0}]', tail, keep, STAY))
     assert "with output 0 still open" in fault.details

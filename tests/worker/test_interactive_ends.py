@@ -1,4 +1,4 @@
-"""Programs that talk on a real worker, and are ended: what is left of them."""
+"""Interactive programs on a real worker that are killed or fail: nothing is left of them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from ciel_tests.scenes.puppet_words import (
     waiting,
 )
 
-# --- called off -----------------------------------------------------------------------------------
+# --- cancelled ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("actions", [(STAY,), (*START, STAY), (*START, "i15", STAY)], ids=str)
-def test_a_task_that_is_called_off_ends(worker: Talker, actions: tuple[str, ...]) -> None:
+def test_a_task_that_is_cancelled_ends(worker: Talker, actions: tuple[str, ...]) -> None:
     key = worker.puppet(*actions)
     wait_for(lambda: worker.programs(), "the program")
     begun_s = time.monotonic()
@@ -67,7 +67,7 @@ def test_a_task_that_takes_too_long_is_ended(worker: Talker) -> None:
 def test_a_warm_program_that_is_killed_for_its_silence_is_not_replaced(
     start: Start, tmp_path: Path
 ) -> None:
-    """As if it had been gone before it was told its task, again and again."""
+    """Pretend that it was gone before it could read its task, again and again."""
     worker = start(slots=3)
     actions = (*OPEN, "h", f"w{tmp_path}/go", PUBLISH, KEEP, STAY)
     keys = [worker.puppet(*actions) for _ in range(3)]
@@ -81,7 +81,7 @@ def test_a_warm_program_that_is_killed_for_its_silence_is_not_replaced(
     wait_for(lambda: len(worker.programs()) == 2, "two programs")
 
 
-def test_a_program_that_was_called_off_serves_nobody_again(worker: Talker, tmp_path: Path) -> None:
+def test_a_program_that_was_cancelled_serves_nobody_again(worker: Talker, tmp_path: Path) -> None:
     """The signal that was sent to it may reach it in the middle of another task."""
     key = worker.puppet(*START, "i15", f"t{tmp_path}/runs", f"w{tmp_path}/go", PUBLISH, KEEP, "l")
     pid_of(tmp_path / "runs")
@@ -104,7 +104,9 @@ def test_what_a_failed_task_had_stored_is_deleted(worker: Talker) -> None:
 
 
 def test_what_was_there_before_outlives_a_failed_task(worker: Talker) -> None:
-    """An output that was made before, as an input of others, and is made again with another."""
+    """An output that exists, as an input of other tasks, and is written again with
+    other content.
+    """
     script = """def run(task):
         task.publish(0, b"x" * 5000)
         raise ValueError"""
@@ -122,7 +124,7 @@ def test_what_was_there_before_outlives_a_failed_task(worker: Talker) -> None:
     assert worker.store.get(again.outputs[0]) == b"x" * 5000
 
 
-# --- what is kept, and what cannot be started -----------------------------------------------------
+# --- kept files, and programs that cannot be started ----------------------------------------------
 
 
 def test_files_of_a_failed_task_are_kept(worker: Talker) -> None:
@@ -257,7 +259,7 @@ def test_a_worker_that_ends_lets_go_of_everything(
 
 
 def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:
-    """What programs do, by name, and the words of the fault; no words if it is no fault."""
+    """Actions of programs, by name, and the text of the fault; empty if they are correct."""
     return {
         "good": ((*START, *GOOD), ""),
         "warm": ((*START, PUBLISH, KEEP, "l"), ""),
@@ -278,7 +280,7 @@ def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:
 def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.worker.state.recent.RECENT_MAX", 50)  # what it may remember
+    monkeypatch.setattr("ciel.worker.state.recent.RECENT_MAX", 50)  # entries
     worker = start(slots=4, patience=Patience(idle_s=0.2))
     ends = bad_ends()
     chance = random.Random(5)

@@ -1,4 +1,4 @@
-"""Programs that talk badly on a real worker: what becomes of their tasks and of them."""
+"""Interactive programs on a real worker that break the protocol: their tasks fail, and they end."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Writing:
 
 
 def expect_lost(worker: Talker, key: Key, object_id: str, *words: str) -> None:
-    """Expect an attempt to end since what it read is broken."""
+    """Expect an attempt to end because the stream that it read is broken."""
     lost = worker.end(key)
     assert isinstance(lost, InputsLost), lost
     assert lost.losses == ((object_id, "127.0.0.1:8001"),)
@@ -102,7 +102,7 @@ def expect_lost(worker: Talker, key: Key, object_id: str, *words: str) -> None:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_a_stream_is_begun_anew_before_the_attempt_has_ended_that_was_called_off(
+def test_a_stream_is_begun_anew_before_the_attempt_has_ended_that_was_cancelled(
     start: Start, tmp_path: Path, is_cancelled: bool
 ) -> None:
     worker = start(slots=3)
@@ -207,7 +207,7 @@ def test_a_program_that_was_sent_for_what_is_to_come_reads_along(
 
 
 def test_two_pipes_of_one_object_are_both_read_to_the_end(worker: Talker, tmp_path: Path) -> None:
-    """Opening it again, or closing one of them, must not look like the end to the other."""
+    """To open it twice, or to close it once, must not look like its end to the second reader."""
     script = """def run(task):
         first = task.open_stream(task.args[0], 1, must_block=True)
         second = task.open_stream(task.args[0], 1, must_block=True)
@@ -349,7 +349,9 @@ def test_what_broke_off_is_made_and_read_again(worker: Talker, tmp_path: Path, n
 
 
 def test_a_wrong_call_behind_one_that_waits_ends_its_task(worker: Talker, tmp_path: Path) -> None:
-    """What is found only when something comes is found by nobody who was called."""
+    """The worker finds the error once the wait ends: in a callback, not in a call
+    of the program.
+    """
     wrong = {
         "no output": "task.tell('publish_string', index=7, str='')",
         "no method": "task.tell('nonsense')",

@@ -1,4 +1,4 @@
-"""Each part of what a failed attempt left is kept within a bound."""
+"""The files of a failed attempt are kept up to maximum sizes."""
 
 import re
 from pathlib import Path

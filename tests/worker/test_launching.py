@@ -20,7 +20,7 @@ End = ProgramExited | ProgramFailed
 
 
 class Launched:
-    """Starts shell scripts, and keeps what is told of their ends, by number."""
+    """Starts shell scripts, and keeps the reports of their ends, by number."""
 
     def __init__(self, in_reactor: Any) -> None:
         self.in_reactor = in_reactor
@@ -58,7 +58,7 @@ def launched(in_reactor: Any) -> Iterator[Launched]:
 
 
 def is_alive(pid: str) -> bool:
-    """Whether a process runs; one that nobody has reaped yet does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return bool(Path("/proc", pid, "cmdline").read_bytes())
     except OSError:

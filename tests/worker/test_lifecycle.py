@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -16,7 +16,7 @@ from ciel.core.refs import details_text
 from ciel.execution.executor import Action, Executor, Program, Run, Task
 from ciel.execution.kept import KeptAttempts
 from ciel.storage.errors import NoSpaceError
-from ciel.storage.interface import DISK, MEMORY
+from ciel.storage.interface import DISK, MEMORY, StoreLevel
 from ciel.testing.builders import a_task, inline
 from ciel.worker.attempts import lifecycle as module
 from ciel.worker.attempts.attempts import Attempts
@@ -26,10 +26,6 @@ from ciel.worker.state.orders import Key, StartAttempt
 
 FAULT = TaskFault("RUNTIME_EXCEPTION", "it failed")
 NO_SPACE = TaskFault("NO_SPACE", "it has no room")
-
-
-class Level(NamedTuple):
-    name: str
 
 
 class Once(Executor):
@@ -42,7 +38,7 @@ class Once(Executor):
 
 
 class Strategy:
-    """Notes what it should start."""
+    """Notes each start."""
 
     def __init__(self) -> None:
         self.started: list[tuple[Any, str]] = []
@@ -95,13 +91,15 @@ class Attempt:
 
 
 class Scene:
-    """A life cycle, and what it has reported."""
+    """A life cycle, and its reports."""
 
     def __init__(self, path: Path) -> None:
         self.reports: list[Any] = []
         self.levels = [MEMORY, DISK]
         self.pool = ScratchPool(path)
-        store = SimpleNamespace(levels=lambda: [Level(name) for name in self.levels])
+        store = SimpleNamespace(
+            levels=lambda: tuple([StoreLevel(name, None, 0, 0, 0) for name in self.levels])
+        )
         place: Any = SimpleNamespace(
             reactor=Clock(), owner=self, worker="w1", netloc="here:1", store=store,
             kept=KeptAttempts(path / "kept"), scratch=self.pool, executors={"once": Once()},

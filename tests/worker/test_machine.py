@@ -44,7 +44,7 @@ from ciel_tests.scenes.worker import (
 # --- slots and order ------------------------------------------------------------------------------
 
 
-def test_c4_the_first_task_of_a_job_passes_what_was_sent_ahead(played: Played) -> None:
+def test_c4_the_first_task_of_a_job_passes_what_was_dispatched_eagerly(played: Played) -> None:
     other = a_task("other", job="2" * 32)
     played.run(A)
     played.assign(B)
@@ -303,7 +303,7 @@ def test_a_program_that_stays_is_killed_by_force_once(played: Played) -> None:
     played.comes(report(A, fault=CANCELLED))
 
 
-def test_a_called_off_attempt_that_ends_well_after_all_leaves_no_object(played: Played) -> None:
+def test_a_cancelled_attempt_that_ends_well_after_all_leaves_no_object(played: Played) -> None:
     played.run(A)
     played.cancel(A)
     played.ended(A, stored("a", HERE))
@@ -315,7 +315,7 @@ def test_a_called_off_attempt_that_ends_well_after_all_leaves_no_object(played: 
     assert played.machine.due_s() is None
 
 
-def test_a_called_off_attempt_deletes_no_object_that_was_there_before(played: Played) -> None:
+def test_a_cancelled_attempt_deletes_no_object_that_was_there_before(played: Played) -> None:
     played.run(A)
     played.machine.uploaded(ObjectId("a"), played.now_s)
     played.cancel(A)
@@ -323,7 +323,7 @@ def test_a_called_off_attempt_deletes_no_object_that_was_there_before(played: Pl
     played.comes(KillAttempt(A.id, 1, force=False), report(A, fault=CANCELLED))
 
 
-def test_a_called_off_attempt_whose_inputs_are_gone_was_called_off(played: Played) -> None:
+def test_a_cancelled_attempt_whose_inputs_are_gone_was_cancelled(played: Played) -> None:
     played.run(A)
     played.cancel(A)
     played.machine.inputs_gone((A.id, 1), ((ObjectId("x"), HERE),), "why", played.now_s)

@@ -1,4 +1,6 @@
-"""The worker's machine in scenes: children that begin where their parents run, and choices."""
+"""The worker's machine in scenes: children that start on their parent's worker, and
+any-of inputs.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,7 @@ def test_no_child_overtakes_what_waits_for_a_slot() -> None:
     played.comes(SpawnTask(child_of(A), (), 1, False))
 
 
-def test_a_child_that_has_begun_is_called_off_like_any_attempt() -> None:
+def test_a_child_that_has_begun_is_cancelled_like_any_attempt() -> None:
     played = Played(slots=2, starts_locally="stdinout")
     played.run(A)
     spawn(played, child_of(A))
@@ -140,7 +142,7 @@ def test_who_calls_off_a_child_that_runs_within_another_ends_the_program() -> No
     played.comes(KillAttempt(child.id, 0, force=False))
 
 
-def test_nothing_begins_within_what_is_called_off() -> None:
+def test_nothing_begins_within_what_is_cancelled() -> None:
     played = Played(slots=1, starts_locally="stdinout")
     played.run(A)
     played.cancel(A)
@@ -151,7 +153,7 @@ def test_nothing_begins_within_what_is_called_off() -> None:
     played.comes(DeleteObjects((ObjectId("child:pub:0"),)))
 
 
-def test_what_ran_within_what_was_called_off_does_not_begin_here_beside_that() -> None:
+def test_what_ran_within_what_was_cancelled_does_not_begin_here_beside_that() -> None:
     """Its program may not be gone yet when the next attempt creates the same child."""
     played = Played(slots=3, starts_locally="stdinout")
     played.run(A)

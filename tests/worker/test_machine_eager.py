@@ -1,4 +1,4 @@
-"""The worker's machine in scenes: what comes before its time, and when the master is told."""
+"""The worker's machine in scenes: eager dispatch, launches ahead, and the time of reports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_children_of_a_running_attempt_are_reported_others_are_not(played: Playe
     played.comes(KillAttempt(A.id, 1, force=False))
 
 
-# --- when the master is told ----------------------------------------------------------------------
+# --- the time of reports --------------------------------------------------------------------------
 
 
 def busy(played: Played, count: int) -> list[TaskSpec]:
@@ -104,7 +104,7 @@ def test_all_is_told_before_an_attempt_begins_that_is_not_the_first(played: Play
     assert len(played.machine.take_reports(played.now_s)) == 1
 
 
-# --- programs that are prepared ahead -------------------------------------------------------------
+# --- programs that are launched ahead -------------------------------------------------------------
 
 
 def brief(played: Played, count: int = 40, run_s: float = 0.001) -> None:
@@ -124,7 +124,7 @@ def ordered(played: Played) -> list[tuple[str, int]]:
     return found
 
 
-def test_brief_programs_are_prepared_ahead_and_wait_for_each_other() -> None:
+def test_brief_programs_are_launched_ahead_and_wait_for_each_other() -> None:
     played = Played(slots=2)
     brief(played)
     busy(played, 30)
@@ -154,7 +154,7 @@ def test_programs_that_take_their_time_are_not() -> None:
     ],
     ids=["wide", "with inputs", "with a time limit", "once more"],
 )
-def test_only_plain_programs_are_prepared_ahead(spec: TaskSpec, attempt: int) -> None:
+def test_only_plain_programs_are_launched_ahead(spec: TaskSpec, attempt: int) -> None:
     played = Played(slots=2)
     brief(played)
     busy(played, 2)
@@ -177,7 +177,7 @@ def test_beside_a_wide_program_so_many_run_as_there_are_slots_left() -> None:
     assert ordered(played) == [("t3", 0)]
 
 
-# --- what is to be given back ---------------------------------------------------------------------
+# --- recalled attempts ----------------------------------------------------------------------------
 
 
 def test_what_has_not_begun_is_given_back_and_what_runs_goes_on(played: Played) -> None:
@@ -199,7 +199,7 @@ def test_what_has_not_begun_is_given_back_and_what_runs_goes_on(played: Played) 
     played.comes(report(first))
 
 
-# --- what is sent ahead of its inputs -------------------------------------------------------------
+# --- attempts that are dispatched before their inputs exist ---------------------------------------
 
 GIVEN_BACK = TaskFault(RECALLED, "what it waits for is not made here")
 GONE = ((X, HERE),)
@@ -228,7 +228,7 @@ def test_a_worker_that_goes_on_tells_after_a_moment(played: Played) -> None:
     """Each report wakes the master, which the next task in a chain has no need of."""
 
     def tells(number: int) -> int:
-        """Return how many reports are told as a task of the chain ends."""
+        """Return how many reports leave as a task of the chain ends."""
         spec = chain[number]
         made = (inline(f"out{number}"),)
         played.machine.ended((spec.id, 1), made, None, 0.001, played.now_s)
@@ -283,7 +283,7 @@ def test_successors_of_what_was_not_made_are_given_back(
     played.comes(report(A, fault=fault), given_back(READS_A), given_back(last))
 
 
-def test_successors_of_what_is_called_off_before_it_began_are_given_back(played: Played) -> None:
+def test_successors_of_what_is_cancelled_before_it_began_are_given_back(played: Played) -> None:
     played.run(B)
     for call_off in (played.cancel, played.recall):
         played.assign(A)
@@ -316,7 +316,7 @@ def test_successors_of_what_could_not_get_its_inputs_are_given_back(played: Play
 
 
 def test_who_lacks_two_things_is_ended_once(played: Played) -> None:
-    """What could not be fetched, and what was to be made of it."""
+    """An input cannot be fetched, and another attempt waits for the output."""
     x = stored("x", THERE)
     both = a_task("both", inputs=["x", "also"])
     played.assign(READS_X, x)
@@ -327,7 +327,7 @@ def test_who_lacks_two_things_is_ended_once(played: Played) -> None:
 
 
 def test_a_successor_waits_for_the_attempt_that_makes_its_input_still(two: Played) -> None:
-    """Another one of the same task was called off."""
+    """Another attempt at the same task was cancelled."""
     two.run(A)
     two.run(B)
     two.assign(A, attempt=2)

@@ -1,4 +1,4 @@
-"""The worker's machine in scenes: streams, and what programs that talk leave."""
+"""The worker's machine in scenes: streams, and processes that wait in the middle of a task."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_copy_that_breaks_off_ends_its_readers(played: Played) -> None:
     played.comes(lost(READS_X, ("x", THERE)))
 
 
-def test_streams_of_an_attempt_that_is_called_off_are_not_told(played: Played) -> None:
+def test_streams_of_an_attempt_that_is_cancelled_are_not_told(played: Played) -> None:
     played.run(A)
     played.cancel(A)
     opens(played, A, "a")
@@ -276,7 +276,7 @@ def test_processes_that_wait_end_with_their_master(played: Played) -> None:
     played.comes(EndProcesses((FIXED.id,)))
 
 
-def test_a_process_that_waits_for_an_attempt_that_was_called_off_is_ended(played: Played) -> None:
+def test_a_process_that_waits_for_an_attempt_that_was_cancelled_is_ended(played: Played) -> None:
     played.run(A)
     played.cancel(A)
     played.ended(A, FIXED)

@@ -1,4 +1,4 @@
-"""What programs take of memory is looked at, with real programs."""
+"""Memory limits, with real programs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Programs:
         return self.directory / name
 
     def look(self) -> None:
-        """Look some times, and wait for what was then measured."""
+        """Check several times, and wait for the measurements."""
         for _ in range(3):
             self.in_reactor(self.clock.advance, 20 * LOOK_S)
             wait_for(lambda: not self.is_measuring(), "the measurement")
@@ -110,7 +110,7 @@ class Programs:
         )
 
     def caught(self) -> tuple[int, int]:
-        """Look until one is told of: its number, and what it took."""
+        """Check until a program is reported; return its number, and its memory."""
 
         def is_told() -> bool:
             self.look()

@@ -1,5 +1,5 @@
-"""Children that run within their parent's program: what is reported of each of them, and what
-becomes of those around one that ends badly.
+"""Children that run inline in their parent's program: the report of each, and the outer attempts
+after a failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ciel_tests.scenes.one_worker import SDK, OneWorker
 
 
 class _Nested(ProcExecutor):
-    """Programs that are told nothing but what they are to do."""
+    """Programs that get nothing but their instructions."""
 
     name = "nested"
 
@@ -221,7 +221,7 @@ def test_a_program_whose_task_has_failed_stays_warm(lab: Lab) -> None:
 
 
 def test_who_dies_within_a_child_fails_that_and_gives_the_others_back(lab: Lab) -> None:
-    """Whoever was at work has to do with it; the others run again, and their children elsewhere."""
+    """The innermost attempt fails; the outer ones run again, with their children elsewhere."""
     key = lab.program(
         "begin(task, 0); begin(task, 1); task._channel.flush(); os.kill(os.getpid(), 9)"
     )

@@ -1,4 +1,4 @@
-"""Which warm process serves a task, and which has been idle for too long."""
+"""The choice of a warm process for a task, and the end of idle ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_only_a_process_of_the_same_kind_serves() -> None:
 
 
 def test_the_one_that_was_busy_last_serves_first() -> None:
-    """The others come to their end by being idle."""
+    """So the rest stay idle and expire."""
     pool = Pool()
     for number in (1, 2, 3):
         pool.put(number, "a", (), float(number))

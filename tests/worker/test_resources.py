@@ -1,4 +1,4 @@
-"""A worker's site on a real port, asked over real connections."""
+"""A worker's site on a real port, with requests over real connections."""
 
 from __future__ import annotations
 
@@ -494,7 +494,7 @@ def test_g10_a_size_that_no_file_can_have_is_refused_with_the_promised_json(
 ) -> None:
     said = b'{"size_bytes": %d}' % size_bytes
     status, _, body = served.ask("POST", "/control/upload/x", said)
-    assert status in (400, 507), body  # by the file system's limit, or by what it has left
+    assert status in (400, 507), body  # by the limit of the file system, or by its free space
     assert list(json.loads(body)) == ["error"]
     assert (being_written(tmp_path), served.store.usage().reserved_bytes) == ([], 0)
 

@@ -1,4 +1,4 @@
-"""How much is held for readers, and for how long: answers to readers that take nothing."""
+"""Responses to readers that take nothing: how much memory they take, and for how long."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reader:
             self.producer.pauseProducing()
 
     def take(self) -> None:
-        """Take what was held; there is room for another piece."""
+        """Read the buffered piece, which leaves room for another."""
         self.producer.resumeProducing()
 
     def forceAbortClient(self) -> None:  # noqa: N802

@@ -1,4 +1,4 @@
-"""Real programs read what is fed."""
+"""Real programs read from feeders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_count() -> int:
 
 @pytest.fixture
 def feed(in_reactor: Any, tmp_path: Path) -> Iterator[Callable[..., tuple[bytes, Feeder]]]:
-    """Feed contents to a command; what it printed, and the feeder."""
+    """Feed contents to a command; return its output and the feeder."""
 
     def feed(*contents: bytes | None, command: str = "cat") -> tuple[bytes, Feeder]:
         paths = [tmp_path / str(number) for number in range(len(contents))]

@@ -1,4 +1,4 @@
-"""What a worker has its master know of its store, and what it lets the store drop."""
+"""The reports of a worker about its store, and the objects that it lets the store drop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ A, B = ObjectId("a"), ObjectId("b")
 
 
 class Advised(FileStore):
-    """Keeps what it was told."""
+    """Keeps the callbacks that it gets."""
 
     def advise(self, can_be_had_again: Any, dropped: Any, turn: Any) -> None:
         self.can_be_had_again, self.dropped, self.turn = can_be_had_again, dropped, turn
@@ -73,7 +73,7 @@ class Reactor(Clock):
 
 
 class Scene:
-    """A worker with a store, a clock and a master that only listens."""
+    """A worker with a store, a clock and a connection that collects messages."""
 
     def __init__(self, store: Advised) -> None:
         self.clock, self.peer = Reactor(), Peer()

@@ -1,4 +1,4 @@
-"""What grows at one worker is read at another, over real sites, stores and connections."""
+"""Objects that grow at one worker and are read at another, over real sites and connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Make = Callable[..., DataWorker]
 
 @pytest.fixture
 def make(in_reactor: Any, tmp_path: Path) -> Iterator[Make]:
-    """Make workers, each with a store of its own."""
+    """Make workers, each with its own store."""
     made: list[tuple[DataWorker, FileStore]] = []
 
     def make(**options: str) -> DataWorker:
@@ -253,7 +253,7 @@ class Deaf:
         with connection:
             connection.recv(65536)
             connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
-            connection.recv(1)  # until the other side hangs up
+            connection.recv(1)  # until the client hangs up
 
 
 def test_a_holder_that_is_silent_and_does_not_answer_is_given_up(
@@ -298,7 +298,7 @@ def test_a_producer_may_be_silent_for_as_long_as_its_worker_answers(
     assert reader.end_of_fetch() == ("x", len(CONTENT))
 
 
-# --- readers that are no workers ------------------------------------------------------------------
+# --- readers other than workers -------------------------------------------------------------------
 
 
 def ask(worker: DataWorker, object_id: str, method: str = "GET", fields: str = "") -> socket.socket:

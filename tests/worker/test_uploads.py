@@ -1,4 +1,4 @@
-"""What people bring and pin: what the machine makes of it, and the file that remembers pins."""
+"""Uploads and pins: the decisions of the machine, and the file that stores pins."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def deleted(machine: WorkerMachine) -> list[ObjectId]:
     ]
 
 
-def test_what_was_brought_long_ago_is_told_apart_from_what_is_new(machine: WorkerMachine) -> None:
+def test_what_was_uploaded_long_ago_is_told_apart_from_what_is_new(machine: WorkerMachine) -> None:
     machine.uploaded(X, 0.0)
     machine.uploaded(Y, 10.0)
     assert machine.uploads.unnamed(NEW_FOR_S - 1) == []
     assert machine.uploads.unnamed(NEW_FOR_S) == [X]
-    machine.uploaded(X, NEW_FOR_S)  # somebody wants it again
+    machine.uploaded(X, NEW_FOR_S)  # another upload of it
     assert machine.uploads.unnamed(NEW_FOR_S + 10) == [Y]
     assert machine.uploads.unnamed(NEW_FOR_S + 10, older_than_s=0) == [Y, X]
 
 
-def test_what_is_deleted_was_never_brought(machine: WorkerMachine) -> None:
+def test_what_is_deleted_was_never_uploaded(machine: WorkerMachine) -> None:
     machine.uploaded(X, 0.0)
     machine.master_said(DropObjects((X,)), 1.0)
     assert (deleted(machine), machine.uploads.unnamed(NEW_FOR_S)) == ([X], [])
 
 
-def test_what_is_left_from_an_earlier_life_was_brought_if_no_task_made_it(
+def test_what_is_left_from_an_earlier_life_was_uploaded_if_no_task_made_it(
     machine: WorkerMachine,
 ) -> None:
     machine.uploads.found((X, ObjectId(f"{'0' * 32}:out:0")), 0.0)
@@ -75,7 +75,7 @@ def test_what_is_pinned_is_not_read_in_place_of_what_was_made_since(machine: Wor
     assert [type(order) for order in machine.orders] == [FetchObject]
 
 
-def test_an_attempt_that_is_called_off_for_a_reason_is_reported_with_it(
+def test_an_attempt_that_is_cancelled_for_a_reason_is_reported_with_it(
     machine: WorkerMachine,
 ) -> None:
     running, queued = a_task("a"), a_task("b")

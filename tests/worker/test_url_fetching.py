@@ -22,7 +22,9 @@ CONTENT = bytes(range(256)) * 1000
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Has `/good`, half of `/half`, and nothing else; `/held` is answered once it is let go."""
+    """Serves `/good`, half of `/half`, and nothing else; it answers `/held` once the test allows
+    it.
+    """
 
     held = threading.Event()
 

@@ -42,7 +42,7 @@ from ciel.worker.attempts.lifecycle import Lifecycle
 from ciel.worker.attempts.notices import Notices
 from ciel.worker.attempts.program_files import ProgramFiles
 from ciel.worker.attempts.scratch import Scratch
-from ciel.worker.limits.growth import Growing as GrowingFiles
+from ciel.worker.limits.growth import GrowingFiles
 from ciel.worker.state.orders import CANCELLED, Key, StartAttempt
 from ciel.worker.streams.growing import Growing
 

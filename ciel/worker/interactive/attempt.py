@@ -25,7 +25,7 @@ from ciel.worker.attempts.scratch import Scratch
 from ciel.worker.attempts.strategy import Strategy
 from ciel.worker.attempts.workplace import Losses
 from ciel.worker.interactive.channel import send_descriptor
-from ciel.worker.limits.growth import Growing as GrowingFiles
+from ciel.worker.limits.growth import GrowingFiles
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streams.growing import Growing, Hold, lasting_path
 from ciel.worker.streams.stdin_feeder import Piping, pipe

@@ -4,11 +4,10 @@ program costs more than everything else, and a reply is often followed by the ne
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ciel.net.turns import START, DelayedCall, Turns
 from ciel.wire.calls import encode_call
-from ciel.worker.interactive.channel import ProgramChannel
 
 HOLD_S: Final = 0.02
 """A program that has completed its task gets the last replies after this time, or with its next
@@ -16,10 +15,16 @@ task: it can only wait, so it is woken once.
 """
 
 
+class FrameSink(Protocol):
+    """Sends frames; a `ProgramChannel` does."""
+
+    def say_bytes(self, frame: bytes) -> None: ...
+
+
 class Outbox:
     """The frames for one program."""
 
-    def __init__(self, channel: ProgramChannel, outgoing: OutgoingFrames) -> None:
+    def __init__(self, channel: FrameSink, outgoing: OutgoingFrames) -> None:
         self.is_urgent = True  # the program has a task; False: it waits for its next one
         self._channel = channel
         self._outgoing = outgoing

@@ -295,9 +295,11 @@ class Process:
         self._report(attempt)
 
     def _report(self, attempt: InteractiveAttempt) -> None:
-        """Report an attempt whose program is well."""
+        """Report an attempt whose program has completed it."""
         fault = self._verdict
         if fault is None or not self._run_again_on_disk(attempt, fault):
+            if self.end is not None:
+                self._lifecycle.remove(self.scratch)
             self._lifecycle.report(attempt.key, self._published, fault, self._run_s)
 
     def _run_again_on_disk(self, attempt: InteractiveAttempt, fault: TaskFault) -> bool:
@@ -383,7 +385,6 @@ class Process:
         over = None if self.conversation is None else self.conversation.over
         if over is not None and self.fault is None:
             self._release(attempt)
-            self._lifecycle.remove(self.scratch)
             self._report(attempt)
             return
         if self._was_gone:

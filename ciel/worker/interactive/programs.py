@@ -21,7 +21,7 @@ from ciel.worker.interactive.channel import ProgramChannel
 from ciel.worker.interactive.outgoing import OutgoingFrames
 from ciel.worker.interactive.process import USUAL_PATIENCE, Patience, Process
 from ciel.worker.interactive.starting import attach, kind_of, start
-from ciel.worker.limits.growth import Growing as GrowingFiles
+from ciel.worker.limits.growth import GrowingFiles
 from ciel.worker.state.orders import StartAttempt
 from ciel.worker.state.pool import Pool
 

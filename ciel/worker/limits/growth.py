@@ -31,7 +31,7 @@ STDERR_LEFT_BYTES = 1 << 20
 log = Logger()
 
 
-class Growing(NamedTuple):
+class GrowingFiles(NamedTuple):
     """The growing files of one attempt. `outputs` may change; empty if the store has no limit.
     `printed` is called in each interval, as there may be more in `printed_paths`.
     """
@@ -49,10 +49,10 @@ class GrowthWatch:
     def __init__(self, reactor: Any, outgrown: Callable[[Key, NoSpaceError], None]) -> None:
         self._reactor = reactor
         self._outgrown = outgrown
-        self._growing: dict[Key, Growing] = {}
+        self._growing: dict[Key, GrowingFiles] = {}
         self._due: DelayedCall | None = None
 
-    def add(self, key: Key, growing: Growing) -> None:
+    def add(self, key: Key, growing: GrowingFiles) -> None:
         """Start to check the files of an attempt."""
         self._growing[key] = growing
         if self._due is None:

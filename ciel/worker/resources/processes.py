@@ -40,7 +40,7 @@ class Processes(_Processes):
     """Lists the ids of attached processes, and attaches another one."""
 
     def render_GET(self, request: Request) -> Answer:
-        return request.reply([guest.id for guest, _ in self._operations.attached()])
+        return request.reply([attached.id for attached, _ in self._operations.attached()])
 
     def render_POST(self, request: Request) -> Answer:
         if not _is_from_here(request):
@@ -49,38 +49,38 @@ class Processes(_Processes):
         if len(self._operations.attached()) >= ATTACHED_MAX:
             raise HttpError(503, f"{ATTACHED_MAX} processes are attached here; end or cancel some")
         try:
-            guest = AttachedProcess(self._reactor, pid, JobId(secrets.token_hex(16)))
+            attached = AttachedProcess(self._reactor, pid, JobId(secrets.token_hex(16)))
         except AttachRefusedError as error:
             raise HttpError(error.status, str(error)) from None
-        return self._attach(request, guest)
+        return self._attach(request, attached)
 
-    def _attach(self, request: Request, guest: AttachedProcess) -> Deferred[bytes]:
+    def _attach(self, request: Request, attached: AttachedProcess) -> Deferred[bytes]:
         try:
-            attached = self._operations.attach(guest)
+            done = self._operations.attach(attached)
         except OSError as error:
-            guest.close()
+            attached.close()
             raise HttpError(500, f"no FIFOs can be made: {error.strerror}") from None
 
         def answer(_: Any) -> bytes:
             for known, channel in self._operations.attached():
-                if known is guest:
-                    return request.reply(_facts(guest, channel))
-            raise HttpError(404, f"{guest.name} has ended")
+                if known is attached:
+                    return request.reply(_facts(attached, channel))
+            raise HttpError(404, f"{attached.name} has ended")
 
         def refused(failure: Failure) -> bytes:
             failure.trap(CielError)
             raise HttpError(503, failure.getErrorMessage())
 
-        return attached.addCallbacks(answer, refused)
+        return done.addCallbacks(answer, refused)
 
 
 class ProcessById(_Processes):
     """Describes an attached process."""
 
     def render_GET(self, request: Request) -> Answer:
-        for guest, channel in self._operations.attached():
-            if guest.id == request.params["id"]:
-                return request.reply(_facts(guest, channel))
+        for attached, channel in self._operations.attached():
+            if attached.id == request.params["id"]:
+                return request.reply(_facts(attached, channel))
         raise HttpError(404, "no process of that id is attached here")
 
 
@@ -100,10 +100,10 @@ def _is_from_here(request: Request) -> bool:
     return is_loopback(host) or (bool(host) and host == own.host.removeprefix("::ffff:"))
 
 
-def _facts(guest: AttachedProcess, channel: ProgramChannel) -> dict[str, Any]:
+def _facts(attached: AttachedProcess, channel: ProgramChannel) -> dict[str, Any]:
     _, to_worker, _, from_worker = channel.arguments
     return {
-        "id": guest.id, "protocol": PROTOCOL, "pid": guest.pid, "job_id": guest.job,
+        "id": attached.id, "protocol": PROTOCOL, "pid": attached.pid, "job_id": attached.job,
         "to_worker_fifo": to_worker, "from_worker_fifo": from_worker,
     }  # fmt: skip
 

@@ -310,9 +310,9 @@ class WorkerMachine:
         """End an attempt that has not started, and the attempts that wait here for its outputs."""
         self._waiting.forget(attempt.key, [ref.id for ref in attempt.inputs])
         self._close(attempt, report)
-        self._disappoint(attempt.spec.outputs)
+        self._give_back_waiters(attempt.spec.outputs)
 
-    def _disappoint(self, outputs: Iterable[ObjectId]) -> None:
+    def _give_back_waiters(self, outputs: Iterable[ObjectId]) -> None:
         """Give attempts back to the master that wait for outputs which no task here produces."""
         pending = list(outputs)
         while pending:
@@ -549,7 +549,7 @@ class WorkerMachine:
         no other task waits for it. The report of the task says so, and precedes the reports of its
         outputs.
         """
-        if not self._hears(key, known, now_s):
+        if not self._may_create(key, known, now_s):
             return
         inputs = None
         if wanted is None:
@@ -569,13 +569,13 @@ class WorkerMachine:
     ) -> None:
         """The program of a running attempt has created a task, and runs it inline in no slot."""
         self._local_starts.note(spec.id)  # also if it is not reported any more
-        if self._hears(key, known, now_s):
+        if self._may_create(key, known, now_s):
             self._report(SpawnTask(spec, known, key[1], True, True))
             child = Attempt(AssignTask(spec, 0, known))
             child.slots, child.memory_bytes, child.phase = 0, 0, Phase.RUNNING
             self._attempts[child.key] = child
 
-    def _hears(self, key: Key, known: tuple[Reference, ...], now_s: float) -> bool:
+    def _may_create(self, key: Key, known: tuple[Reference, ...], now_s: float) -> bool:
         """Whether an attempt may create tasks; add the outputs that it has published for them."""
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not Phase.RUNNING:
@@ -632,7 +632,7 @@ class WorkerMachine:
                     self._release(ref.id, now_s)
             elif isinstance(ref, Fixed):
                 self._fixed[ref.id] = None
-        self._disappoint(attempt.spec.outputs)
+        self._give_back_waiters(attempt.spec.outputs)
         for object_id in attempt.streams:
             lost = ((object_id, self.netloc),)
             self._break_off(object_id, lost, f"{object_id}: its producer ended badly", now_s)
