@@ -58,15 +58,13 @@ class OptionError(CielError, ValueError):
 
 class Options(NamedTuple):
     """How calls of a function run. `needs`: see `core.tasks`. `returns`: how many values it
-    returns, each a future of its own. `python`: the interpreter, by default the workers'. `memo`:
-    its result may be kept across jobs; recorded, and of no effect yet.
+    returns, each a future of its own. `python`: the interpreter, by default the workers'.
     """
 
     needs: Needs = USUAL_NEEDS
     name: str = ""
     returns: int = 1
     python: str = ""
-    memo: bool = False
 
 
 USUAL: Final = Options()
@@ -119,12 +117,6 @@ def _text(option: str, value: Any) -> str:
     return value[:NAME_MAX_LENGTH] if option == "name" else value
 
 
-def _truth(option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(option, f"it must be True or False, not {value!r:.40}")
-    return value
-
-
 _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "returns": _whole(1, RETURNS_MAX),
     "retries": _whole(0, RETRIES_MAX),
@@ -135,7 +127,6 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "memory_bytes": _whole(0, MEMORY_MAX_BYTES),
     "slots": _whole(1, SLOTS_MAX),
     "priority": _whole(PRIORITY_MIN, PRIORITY_MAX),
-    "memo": _truth,
     "name": _text,
     "python": _text,
 }
@@ -293,7 +284,6 @@ def task(  # type: ignore[overload-overlap]  # 1 is a number as others are
     memory_bytes: int | None = None,
     slots: int | None = None,
     priority: int | None = None,
-    memo: bool | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
@@ -311,7 +301,6 @@ def task(
     memory_bytes: int | None = None,
     slots: int | None = None,
     priority: int | None = None,
-    memo: bool | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> _MakesSeveral: ...
@@ -324,9 +313,8 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     tried again; `retry_on`: only after these kinds of failure; `retry_delay_s`: how soon for the
     first time. `timeout_s`: when it is sent SIGTERM; `kill_grace_s`: how much later SIGKILL.
     `memory_bytes`: of its own, not in stores; so much is kept free for it, and above that it is
-    killed. `slots`: how many it takes. `priority`: higher runs first. `memo`: its result may be
-    kept across jobs (of no effect yet). `name`: for people. `python`: the interpreter.
-    Raises OptionError.
+    killed. `slots`: how many it takes. `priority`: higher runs first. `name`: for people. `python`:
+    the interpreter. Raises OptionError.
     """
     read = read_options(USUAL, options)
     if function is None:
