@@ -35,14 +35,13 @@ class OptionError(CielError, ValueError):
 class Options(NamedTuple):
     """The options of a function's calls. `needs`: see `core.tasks`. `returns`: the number of values
     that the function returns; each has a future. `python`: the interpreter, by default the
-    workers'. `memo`: the result may be kept across jobs; it has no effect yet.
+    workers'.
     """
 
     needs: Needs = DEFAULT_NEEDS
     name: str = ""
     returns: int = 1
     python: str = ""
-    memo: bool = False
 
 
 USUAL: Final = Options()
@@ -95,12 +94,6 @@ def _text(option: str, value: Any) -> str:
     return value[:NAME_MAX_LENGTH] if option == "name" else value
 
 
-def _truth(option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(option, f"it must be True or False, not {value!r:.40}")
-    return value
-
-
 _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "returns": _whole(1, RETURNS_MAX),
     "retries": _whole(0, RETRIES_MAX),
@@ -111,7 +104,6 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "memory_bytes": _whole(0, MEMORY_MAX_BYTES),
     "slots": _whole(1, SLOTS_MAX),
     "priority": _whole(PRIORITY_MIN, PRIORITY_MAX),
-    "memo": _truth,
     "name": _text,
     "python": _text,
 }

@@ -159,7 +159,6 @@ def task(  # type: ignore[overload-overlap]  # 1 is an int, too
     memory_bytes: int | None = None,
     slots: int | None = None,
     priority: int | None = None,
-    memo: bool | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
@@ -177,7 +176,6 @@ def task(
     memory_bytes: int | None = None,
     slots: int | None = None,
     priority: int | None = None,
-    memo: bool | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> _MakesSeveral: ...
@@ -191,8 +189,7 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     delay of the first retry. `timeout_s`: after so long it is sent SIGTERM; `kill_grace_s`: and so
     much later SIGKILL. `memory_bytes`: the private memory that it may use; the worker
     reserves so much, and kills a task that exceeds it. `slots`: how many it occupies. `priority`:
-    higher runs first. `memo`: the result may be kept across jobs (it has no effect yet). `name`:
-    for people. `python`: the interpreter. Raises OptionError.
+    higher runs first. `name`: for people. `python`: the interpreter. Raises OptionError.
     """
     read = read_options(USUAL, options)
     if function is None:
