@@ -54,7 +54,7 @@ demo: $(RUNTIME)
 test: dev
 	@$(RUN)/pytest -n 3 --dist loadfile
 
-# The tests near a file, without clusters: `make test-near FILE=ciel/core/graph.py`.
+# The tests near a file, without clusters: `make test-near FILE=ciel/core/retries.py`.
 test-near: dev
 	@.ci/near $(FILE)
 

@@ -17,9 +17,9 @@ from contextlib import nullcontext
 
 from benchmarks.graph import BATCH, JOB, make_batch, make_spec
 from ciel.core.events import AddTask, AssignTask, Message, SubmitJob, TaskReported, WantObjects
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.jobs import Job, JobSpec
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Value
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine

@@ -13,7 +13,7 @@ import resource
 import time
 import tracemalloc
 
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import JobId, child_id, output_ids
 from ciel.core.jobs import Job, JobSpec
 from ciel.core.refs import Value

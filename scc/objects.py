@@ -6,12 +6,13 @@ import errno
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import xxhash
 
+from ciel.scc.copies import Copies
 from ciel.scc.drafts import Draft
-from ciel.scc.fifos import Served
+from ciel.scc.fifos import Fifos, Served
 from ciel.scc.shapes import Info, ShmfsError
 from ciel.scc.shmfs import File
 from ciel.storage.errors import (
@@ -24,9 +25,6 @@ from ciel.storage.errors import (
     StoreSystemError,
 )
 from ciel.storage.interface import Chunk, ObjectInfo, ObjectReader, ObjectWriter
-
-if TYPE_CHECKING:
-    from ciel.scc.store import SccStore
 
 _NO_ROOM = {
     "NO_INODES": "all files of its image are in use",
@@ -66,12 +64,32 @@ def recorded(info: Info) -> str | None:
     return f"{info.tag:016x}" if info.tag else None
 
 
+class OwningStore(Protocol):
+    """What readers and writers use of their store, `store.SccStore`."""
+
+    copies: Copies
+    readers: Users
+    scheme: str
+    block_bytes: int
+    is_in_place: bool
+
+    def fifos(self) -> Fifos: ...
+    def file_name(self, object_id: str) -> str: ...
+    def require_open(self) -> None: ...
+    def new_file(self, object_id: str) -> File: ...
+    def new_draft(self, object_id: str) -> Draft: ...
+    def free_bytes(self) -> int: ...
+    def charge(self, more_bytes: int) -> None: ...
+    def done_writing(self, writer: SccWriter, charged_bytes: int) -> None: ...
+    def publish(self, file: File, info: ObjectInfo) -> ObjectInfo: ...
+
+
 class SccReader(ObjectReader):
     """A committed object, open in place. `path` names a sealed copy: it can be opened while the
     reader is open, and longer if the store keeps the copy.
     """
 
-    def __init__(self, store: SccStore, object_id: str, file: File) -> None:
+    def __init__(self, store: OwningStore, object_id: str, file: File) -> None:
         info = file.info()
         self.object_id = object_id
         self.size_bytes = info.size_bytes
@@ -142,7 +160,7 @@ class SccWriter(ObjectWriter):
     or a descriptor, into a draft, for which the image only reserves space.
     """
 
-    def __init__(self, store: SccStore, object_id: str, hint_bytes: int) -> None:
+    def __init__(self, store: OwningStore, object_id: str, hint_bytes: int) -> None:
         self.object_id = object_id
         self._store = store
         self._pid = os.getpid()

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ciel.core.failures import size_text
+from ciel.core.graph.failures import size_text
 from ciel.shm.arena import ROOT, Arena, arena_path, open_arena, plain, remove_arena
 from ciel.shm.upkeep import Upkeep, prefault_bytes
 from ciel.storage import leases

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ciel.core.nodes import TaskNode
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.refs import details_text, with_text
 from ciel.core.tasks import NOT_RETRIED, Needs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ciel.core.failures import size_text
+from ciel.core.graph.failures import size_text
 from ciel.core.refs import Reference, Value
 
 INPUTS_WEIGHED_FROM = 1000

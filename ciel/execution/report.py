@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from ciel.core.failures import size_text
+from ciel.core.graph.failures import size_text
 from ciel.storage.errors import NoSpaceError
 
 STDERR_TAIL_BYTES = 4096

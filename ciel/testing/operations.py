@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
-from ciel.core.removal import Deletions
+from ciel.core.graph.removal import Deletions
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from rich.pretty import pretty_repr
 import ciel
 from ciel.client.errors import QueryError
 from ciel.client.views.explanation import Explanation
-from ciel.core.failures import size_text
+from ciel.core.graph.failures import size_text
 from ciel.python.failures import TEXT_MAX_CHARACTERS, error_text, pack_error
 from ciel.python.showing import FRAMES_MAX, VALUE_MAX_CHARACTERS, Shown, short
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ciel.core.early_outputs import publish_early
 from ciel.core.errors import InvalidTaskError
+from ciel.core.graph.early_outputs import publish_early
+from ciel.core.graph.invariants import validate
+from ciel.core.graph.job_retry import cancel
+from ciel.core.graph.lost_objects import lose_location
+from ciel.core.graph.removal import hand_over, remove
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
-from ciel.core.job_retry import cancel
-from ciel.core.lost_objects import lose_location
 from ciel.core.refs import Fixed, Future
-from ciel.core.removal import hand_over, remove
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_task, inline, stored
 from ciel.testing.operations import at_once, deleted

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ciel.core.endings import failed_results, stuck
-from ciel.core.graph import UNBOUNDED
+from ciel.core.graph.endings import failed_results, stuck
+from ciel.core.graph.invariants import validate
+from ciel.core.graph.job_retry import cancel, end_retry, retry_tasks
+from ciel.core.graph.lost_objects import lose
+from ciel.core.graph.removal import remove
+from ciel.core.graph.task_graph import UNBOUNDED
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
-from ciel.core.job_retry import cancel, end_retry, retry_tasks
-from ciel.core.lost_objects import lose
 from ciel.core.refs import Tombstone
-from ciel.core.removal import remove
 from ciel.core.tasks import Mentions, TaskState
 from ciel.testing.builders import a_chain, a_job, a_task, failed, inline, stored
 from ciel.testing.operations import at_once, deleted

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from ciel.core.errors import InvalidTransitionError
+from ciel.core.graph.invariants import validate
+from ciel.core.graph.lost_objects import lose_location
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
-from ciel.core.lost_objects import lose_location
 from ciel.core.refs import Concrete, Future, Stream
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.testing.builders import a_chain, a_fan, a_task, stored

@@ -10,13 +10,13 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ciel.core.early_outputs import introduce, open_streams
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.early_outputs import introduce, open_streams
+from ciel.core.graph.invariants import validate
+from ciel.core.graph.lost_objects import drop, lose_location
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId, TaskId
-from ciel.core.invariants import validate
 from ciel.core.jobs import Job, JobSpec
-from ciel.core.lost_objects import drop, lose_location
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Concrete, Failure, Stream, Value
 from ciel.core.tasks import (
     ASSIGNED,

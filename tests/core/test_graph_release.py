@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ciel.core.graph.invariants import validate
+from ciel.core.graph.lost_objects import drop
+from ciel.core.graph.removal import hand_over
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
-from ciel.core.lost_objects import drop
 from ciel.core.refs import Future
-from ciel.core.removal import hand_over
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_chain, a_task, inline, stored
 from ciel.testing.operations import deleted

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from ciel.core import any_inputs
-from ciel.core.early_outputs import open_streams
+from ciel.core.graph import any_inputs
+from ciel.core.graph.early_outputs import open_streams
+from ciel.core.graph.invariants import validate
+from ciel.core.graph.job_retry import cancel
+from ciel.core.graph.lost_objects import lose
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
-from ciel.core.job_retry import cancel
-from ciel.core.lost_objects import lose
 from ciel.core.refs import Future, Reference, Stream
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_chain, a_task, failed, inline, stored

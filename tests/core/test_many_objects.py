@@ -7,9 +7,9 @@ from __future__ import annotations
 import gc
 import os
 
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.invariants import validate
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
 from ciel.testing.builders import a_job, a_task, inline
 from ciel.testing.homes import private_bytes
 

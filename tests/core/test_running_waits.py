@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.running_waits import RunningWaits
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
-from ciel.core.running_waits import RunningWaits
 from ciel.testing.builders import a_job_spec, a_task
 
 X, Y = ObjectId("x"), ObjectId("y")

@@ -1,4 +1,4 @@
-from ciel.core.task_history import EVENTS_MAX, TEXT_MAX_LENGTH, TaskHistory
+from ciel.core.graph.task_history import EVENTS_MAX, TEXT_MAX_LENGTH, TaskHistory
 
 
 def test_a_history_lists_events_with_ages_oldest_first() -> None:

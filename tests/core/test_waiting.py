@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.core.waiting import LIST_MAX_LENGTH, Waiting
+from ciel.core.graph.waiting import LIST_MAX_LENGTH, Waiting
 
 OBJECTS = ("a", "b", "c")
 waiters, objects = st.integers(0, 40), st.sampled_from(OBJECTS)

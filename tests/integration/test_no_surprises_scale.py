@@ -20,7 +20,7 @@ from ciel.access.access_file import read as read_access
 from ciel.access.keys import Role
 from ciel.client.errors import TaskFailedError
 from ciel.client.jobs.client import JobClient
-from ciel.core import graph
+from ciel.core.graph import task_graph
 from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions
 from ciel.testing.homes import HandCluster, Home, private_bytes, wait_for
@@ -163,7 +163,7 @@ def test_g13_memory_of_a_removed_job_is_returned_to_the_system(tmp_path: Path) -
         assert full > before + (100 << 20)
         # Without compiled modules, small objects that outlive the job keep 0.65 to 0.75 of the
         # memory.
-        share = 0.5 if graph.__file__.endswith(".so") else 0.85
+        share = 0.5 if task_graph.__file__.endswith(".so") else 0.85
         wait_for(
             lambda: private_bytes(cluster.master.pid) < before + (full - before) * share,
             "the memory of the job is given back",

@@ -18,8 +18,8 @@ from ciel.core.events import (
     TaskFault,
     TaskReported,
 )
+from ciel.core.graph.invariants import validate
 from ciel.core.ids import ObjectId, attached_process_id, root_task_id
-from ciel.core.invariants import validate
 from ciel.core.jobs import Job, JobState
 from ciel.core.refs import Fixed
 from ciel.core.tasks import Mentions, Needs, TaskSpec, TaskState

@@ -13,8 +13,8 @@ from ciel.core.events import (
     TaskReported,
     WatchJob,
 )
+from ciel.core.graph.invariants import validate
 from ciel.core.ids import JobId
-from ciel.core.invariants import validate
 from ciel.core.jobs import JobState
 from ciel.core.refs import Concrete
 from ciel.core.tasks import TaskSpec, TaskState

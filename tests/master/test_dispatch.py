@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ciel.core.early_outputs import introduce
 from ciel.core.events import CopyTimed, DiskQueued, Message, RecallTasks
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.early_outputs import introduce
+from ciel.core.graph.invariants import validate
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
-from ciel.core.nodes import TaskNode
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling

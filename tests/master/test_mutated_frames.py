@@ -36,8 +36,8 @@ from ciel.core.events import (
     WantObjects,
     WatchJob,
 )
+from ciel.core.graph.invariants import validate
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.invariants import validate
 from ciel.core.refs import Failure, Fixed, Stream
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import topics

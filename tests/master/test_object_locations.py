@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ciel.core.events import AddTask, CloseJob, DropObjects, SubmitJob, TaskReported, WantObjects
+from ciel.core.graph.invariants import validate
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
 from ciel.core.refs import Reference, Sweetheart
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import object_locations, topics

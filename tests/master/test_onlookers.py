@@ -21,9 +21,9 @@ from ciel.core.events import (
     WantObjects,
     WatchJob,
 )
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, Kind
-from ciel.core.nodes import TaskNode
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state import timeline
 from ciel.master.state.machine import MasterMachine

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
 from ciel.core.tasks import PRIORITY_MIN, TaskSpec, TaskState
 from ciel.master.state.placement.ready import DELAYED_MIN, LOWEST_EVERY, ReadyQueue
 from ciel.testing.builders import a_chain, a_fan, a_job, a_task

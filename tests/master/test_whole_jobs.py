@@ -6,8 +6,8 @@ import pytest
 
 from ciel.core.errors import CielError
 from ciel.core.events import AddTask, AssignTask, MeetWorkers, SubmitJob, TaskFault, TaskReported
+from ciel.core.graph.invariants import validate
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.invariants import validate
 from ciel.core.jobs import JobState
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state.machine import MasterMachine

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from ciel.core.events import AssignTask, Message, ReleaseObjects, SpawnTask, TaskReported
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import ObjectNode
+from ciel.core.graph.retention import Retention
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import ObjectNode
 from ciel.core.refs import Future
-from ciel.core.retention import Retention
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode

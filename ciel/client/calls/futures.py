@@ -13,7 +13,7 @@ from ciel.access.settings import MasterLocation
 from ciel.client.calls.lots import Lot, Lots
 from ciel.client.calls.pending import PendingCall
 from ciel.client.locks import Condition
-from ciel.core.failures import size_text
+from ciel.core.graph.failures import size_text
 from ciel.core.refs import Reference, Value, locations_of
 from ciel.python.contents import Outcome
 from ciel.python.failures import packing_error

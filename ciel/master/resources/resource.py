@@ -13,9 +13,9 @@ from twisted.internet.threads import deferToThread
 
 from ciel.access.keys import Role
 from ciel.core.errors import CannotRetryError, CielError, JobNotEndedError, UnknownJobError
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId, check_id
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
 from ciel.master.resources.submissions import Submission
 from ciel.master.service import MasterService

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ciel.core.any_inputs import inputs_of
 from ciel.core.errors import CannotCancelTaskError
 from ciel.core.events import RECALLED, CancelTask, InputsLost, TaskReported
-from ciel.core.failures import label
+from ciel.core.graph.any_inputs import inputs_of
+from ciel.core.graph.failures import label
+from ciel.core.graph.lost_objects import lose
+from ciel.core.graph.nodes import Ending, TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.lost_objects import lose
-from ciel.core.nodes import Ending, TaskNode
 from ciel.core.refs import (
     Fixed,
     Reference,

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from ciel.core import deferred
-from ciel.core.graph import TaskGraph
+from ciel.core.graph import deferred
+from ciel.core.graph.task_graph import TaskGraph
 
 STEPS_PER_TICK: Final = 1000
 """The number of tasks that operations in slices may touch per tick: this takes 10 ms, or 20 ms if

@@ -21,10 +21,10 @@ from ciel.core.events import (
     WantObjects,
     WatchJob,
 )
+from ciel.core.graph.removal import unnamed_uploads
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, JobSpec, JobState, summarise
 from ciel.core.refs import Value
-from ciel.core.removal import unnamed_uploads
 from ciel.core.tasks import TaskState, check_task
 from ciel.master.state.context import Context
 from ciel.master.state.jobs import Jobs

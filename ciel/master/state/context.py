@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ciel.core.early_outputs import introduce
 from ciel.core.events import AddTask, DropObjects, Message
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.early_outputs import introduce
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
+from ciel.core.graph.task_history import TaskHistory
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
 from ciel.core.retries import RetryState
-from ciel.core.task_history import TaskHistory
 from ciel.core.tasks import TaskSpec, check_task
 from ciel.master.state.workers import WorkerTable
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Failure, Reference, locations_of
 from ciel.master.state.workers import WorkerNode

@@ -4,7 +4,6 @@ beside the parent or within its program (ADR 17 and 20).
 
 from __future__ import annotations
 
-from ciel.core.early_outputs import publish_early
 from ciel.core.errors import CielError
 from ciel.core.events import (
     CancelTask,
@@ -14,7 +13,8 @@ from ciel.core.events import (
     StreamsOpened,
     TaskReported,
 )
-from ciel.core.nodes import TaskNode
+from ciel.core.graph.early_outputs import publish_early
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.tasks import ASSIGNED, TaskSpec
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.context import Context

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ciel.core import invariants
-from ciel.core.graph import TaskGraph
+from ciel.core.graph import invariants
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure
 from ciel.core.tasks import FINISHED, RUNNABLE, Mentions
 from ciel.master.state.machine import MasterMachine

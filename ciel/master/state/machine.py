@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ciel.core.early_outputs import open_streams
 from ciel.core.events import (
     CLIENT_GRACE_S,
     SUSPECT_AFTER_S,
@@ -33,9 +32,10 @@ from ciel.core.events import (
     TaskPrinted,
     TaskReported,
 )
+from ciel.core.graph.early_outputs import open_streams
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobSpec
-from ciel.core.nodes import TaskNode
 from ciel.core.retries import not_before_s
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.bulk import BulkOperations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ciel.core.events import SUSPECT_AFTER_S, WORKER_TIMEOUT_S
-from ciel.core.lost_objects import lose, lose_location
+from ciel.core.graph.lost_objects import lose, lose_location
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.context import Context

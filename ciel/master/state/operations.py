@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-from ciel.core.endings import OBJECTS_PER_STEP, failed_results, saw_error, stuck
 from ciel.core.errors import CannotRetryError, CannotRetryTaskError, JobNotEndedError
 from ciel.core.events import JobChanged, ObjectSettled
-from ciel.core.failures import label
+from ciel.core.graph.endings import OBJECTS_PER_STEP, failed_results, saw_error, stuck
+from ciel.core.graph.failures import label
+from ciel.core.graph.job_retry import cancel, end_retry, retry_tasks
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.removal import hand_over, remove
 from ciel.core.ids import ObjectId
-from ciel.core.job_retry import cancel, end_retry, retry_tasks
 from ciel.core.jobs import ENDED, Job, JobState, summarise
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Stream
-from ciel.core.removal import hand_over, remove
 from ciel.core.tasks import ACTIVE, TaskState
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.cancellations import Cancellations

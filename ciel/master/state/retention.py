@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ciel.core.events import DropObjects
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.lost_objects import drop
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import ObjectNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId, is_output
-from ciel.core.lost_objects import drop
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import ObjectNode
 from ciel.core.refs import Reference, locations_of
 from ciel.master.state.context import Context
 from ciel.master.state.workers import WorkerNode

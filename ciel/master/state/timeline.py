@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
 
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
 from ciel.master.state.workers import WorkerNode
 
 SPANS_MAX = 20_000

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ciel.core.events import AssignTask, DescribeJob, DiskQueued, Message, StoresReported
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.core.tasks import Needs
 from ciel.master.state.credit import Credit

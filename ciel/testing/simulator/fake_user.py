@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ciel.core.endings import saw_error
+from ciel.core.graph.endings import saw_error
 from ciel.core.jobs import ENDED, Job, JobState
 from ciel.core.refs import Failure
 from ciel.testing.operations import at_once

@@ -19,9 +19,9 @@ from ciel.core.events import (
     SpawnTask,
     TaskReported,
 )
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Future, Reference, Stream, locations_of
 from ciel.core.retries import WORKER_LOSSES_MAX
 from ciel.core.tasks import ACTIVE, ASSIGNED, FAILED, TaskSpec

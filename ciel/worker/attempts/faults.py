@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from twisted.logger import Logger
 
 from ciel.core.events import RECALLED, TaskFault
-from ciel.core.failures import size_text
+from ciel.core.graph.failures import size_text
 from ciel.core.refs import details_text
 from ciel.execution.executor import Executor
 from ciel.execution.report import command_text, full_device_text, no_room_text, unicode_text

@@ -29,6 +29,7 @@ from ciel.core.events import (
     TaskPrinted,
     TaskReported,
 )
+from ciel.core.graph.waiting import Waiting
 from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.plans import Plan, plans_for
@@ -44,7 +45,6 @@ from ciel.core.refs import (
     locations_of,
 )
 from ciel.core.tasks import TaskSpec
-from ciel.core.waiting import Waiting
 from ciel.worker.state.local_starts import LocalStarts
 from ciel.worker.state.orders import (
     ABORTED,

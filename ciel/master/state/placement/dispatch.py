@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
-from ciel.core.any_inputs import inputs_of
 from ciel.core.events import CopyTimed, MeetWorkers, Message, Neighbour, RecallTasks
-from ciel.core.failures import size_text
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.any_inputs import inputs_of
+from ciel.core.graph.failures import size_text
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import TaskId
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Fixed, locations_of
 from ciel.core.scheduling import DEFAULT_SCHEDULING, LOCALITY, SWEETHEART_FACTOR

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from itertools import islice
 
-from ciel.core import deferred
 from ciel.core.events import CancelTask
+from ciel.core.graph import deferred
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Sweetheart, locations_of
 from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING
 from ciel.master.state.context import Context

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
 from ciel.core.tasks import PRIORITY_MIN, TaskState
 
 DELAYED_MIN = 1000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ciel.core.any_inputs import choice_of
-from ciel.core.failures import label, size_text
+from ciel.core.graph.any_inputs import choice_of
+from ciel.core.graph.failures import label, size_text
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
-from ciel.core.nodes import TaskNode
 from ciel.core.plans import HttpPlan, LinkPlan, StreamPlan, plans_for
 from ciel.core.refs import Concrete, Failure, Sweetheart, locations_of
 from ciel.core.retries import not_before_s

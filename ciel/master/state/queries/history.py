@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any, Final
 
 from ciel.core.errors import CielError
+from ciel.core.graph.objects import ObjectNode
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
-from ciel.core.objects import ObjectNode
 from ciel.core.refs import (
     INLINE_MAX_BYTES,
     Concrete,

@@ -30,8 +30,8 @@ from typing import Any, TypeVar
 
 from ciel.core.errors import CielError
 from ciel.core.events import Change
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.jobs import Job, JobState, Kind, summarise, summarise_briefly
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine

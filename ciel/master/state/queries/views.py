@@ -9,9 +9,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Final
 
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId, root_task_id
 from ciel.core.jobs import Job, JobState, JobSummary, summarise, summarise_briefly
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
 from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ciel.core.early_outputs import introduce, open_streams
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.early_outputs import introduce, open_streams
+from ciel.core.graph.invariants import validate
+from ciel.core.graph.lost_objects import drop, lose
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
 from ciel.core.jobs import Job
-from ciel.core.lost_objects import drop, lose
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Reference, Stream
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.testing.builders import a_job, stored

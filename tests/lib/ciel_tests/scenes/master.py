@@ -26,8 +26,8 @@ from ciel.core.events import (
     TaskReported,
     WantObjects,
 )
+from ciel.core.graph.invariants import validate
 from ciel.core.ids import ObjectId
-from ciel.core.invariants import validate
 from ciel.core.jobs import Job
 from ciel.core.refs import Failure, Reference, Stream
 from ciel.core.tasks import TaskSpec, TaskState

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
-from ciel.core.nodes import TaskNode
 
 
 class RunningWaits:

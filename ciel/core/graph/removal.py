@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
-from ciel.core.graph import INPUTS_PER_STEP, TaskGraph
+from ciel.core.graph.lost_objects import drop
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import NOBODY, ObjectNode
+from ciel.core.graph.task_graph import INPUTS_PER_STEP, TaskGraph
+from ciel.core.graph.task_history import TaskHistory
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
 from ciel.core.jobs import Job
-from ciel.core.lost_objects import drop
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import NOBODY, ObjectNode
 from ciel.core.refs import Failure, Reference, locations_of
-from ciel.core.task_history import TaskHistory
 from ciel.core.tasks import ACTIVE, DONE, Mentions
 
 Deletions = dict[str, list[ObjectId]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ciel.core.graph.nodes import TaskNode
+    from ciel.core.graph.objects import ObjectTable
     from ciel.core.ids import ObjectId
-    from ciel.core.nodes import TaskNode
-    from ciel.core.objects import ObjectTable
     from ciel.core.refs import Failure
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import ObjectNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import ObjectNode
 from ciel.core.refs import Failure
 from ciel.core.tasks import CANCELLED, FAILED
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 
-from ciel.core.endings import OBJECTS_PER_STEP
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.endings import OBJECTS_PER_STEP
+from ciel.core.graph.lost_objects import OBJECT_LOST, recompute
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.lost_objects import OBJECT_LOST, recompute
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure
 from ciel.core.tasks import CANCELLED, DONE, FAILED, Mentions
 

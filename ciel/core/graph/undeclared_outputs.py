@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import ObjectTable
+from ciel.core.graph.retention import Retention
 from ciel.core.ids import ObjectId, TaskId, root_task_id
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import ObjectTable
 from ciel.core.refs import Future, Reference
-from ciel.core.retention import Retention
 
 
 class UndeclaredOutputs:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import ObjectTable
+from ciel.core.graph.retention import Retention
 from ciel.core.ids import ObjectId
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import ObjectTable
-from ciel.core.retention import Retention
 from ciel.core.tasks import CANCELLED, FAILED
 
 

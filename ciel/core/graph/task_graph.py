@@ -33,20 +33,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from ciel.core import any_inputs
-from ciel.core.any_inputs import AnyInputs
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError
-from ciel.core.failures import label, no_output_text, propagated
-from ciel.core.fixed import FixedProcesses
+from ciel.core.graph import any_inputs
+from ciel.core.graph.any_inputs import AnyInputs
+from ciel.core.graph.failures import label, no_output_text, propagated
+from ciel.core.graph.fixed import FixedProcesses
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import NOBODY, ObjectNode, ObjectTable
+from ciel.core.graph.redelegation import Redelegation
+from ciel.core.graph.retention import Retention
+from ciel.core.graph.running_waits import RunningWaits
+from ciel.core.graph.streams import Streams
+from ciel.core.graph.undeclared_outputs import UndeclaredOutputs
+from ciel.core.graph.waiting import Waiting
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
-from ciel.core.redelegation import Redelegation
 from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
-from ciel.core.retention import Retention
-from ciel.core.running_waits import RunningWaits
-from ciel.core.streams import Streams
 from ciel.core.tasks import (
     ACTIVE,
     ASSIGNED,
@@ -61,8 +63,6 @@ from ciel.core.tasks import (
     TaskSpec,
     TaskState,
 )
-from ciel.core.undeclared_outputs import UndeclaredOutputs
-from ciel.core.waiting import Waiting
 
 UNBOUNDED = 1 << 60
 """The steps of an owner that never interrupts the graph."""

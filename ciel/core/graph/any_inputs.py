@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ciel.core.failures import propagated
+from ciel.core.graph.failures import propagated
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import ObjectNode, ObjectTable
+from ciel.core.graph.waiting import Waiting
 from ciel.core.ids import ObjectId
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import ObjectNode, ObjectTable
 from ciel.core.refs import Failure, Future, Reference
 from ciel.core.tasks import ACTIVE, TaskSpec
-from ciel.core.waiting import Waiting
 
 
 class AnyInputs:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ciel.core.graph import TaskGraph
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
 from ciel.core.refs import STREAMS, Fixed, Future, Reference
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from ciel.core import any_inputs
-from ciel.core.failures import propagated
+from ciel.core.graph import any_inputs
+from ciel.core.graph.failures import propagated
 from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
 
 if TYPE_CHECKING:
-    from ciel.core.graph import TaskGraph
+    from ciel.core.graph.nodes import TaskNode
+    from ciel.core.graph.task_graph import TaskGraph
     from ciel.core.ids import ObjectId
-    from ciel.core.nodes import TaskNode
 
 NOTIFIED_AT_ONCE: Final = 100
 """The number of readers of one object that are notified before the steps left are checked again."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import ObjectNode, ObjectTable
 from ciel.core.ids import ObjectId
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import ObjectNode, ObjectTable
 from ciel.core.refs import Concrete, Value
 from ciel.core.tasks import FINISHED, Mentions
 

@@ -11,12 +11,12 @@ of these tasks is left, the process is released for good.
 
 from __future__ import annotations
 
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import ObjectTable
+from ciel.core.graph.retention import Retention
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import ObjectTable
 from ciel.core.refs import Failure, Fixed, locations_of
-from ciel.core.retention import Retention
 from ciel.core.tasks import ACTIVE, RUNNABLE, WAITING
 
 

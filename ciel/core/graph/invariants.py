@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ciel.core import any_inputs
 from ciel.core.errors import InvariantError
-from ciel.core.graph import TaskGraph
+from ciel.core.graph import any_inputs
+from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, WAITING, TaskState
 
 

@@ -29,7 +29,7 @@ from ciel.core.refs import (
 )
 
 if TYPE_CHECKING:
-    from ciel.core.nodes import TaskNode
+    from ciel.core.graph.nodes import TaskNode
 
 NOBODY: tuple[Job, ...] = ()
 _SETTLED = frozenset((Value, Concrete, Sweetheart, Failure, Fixed))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.objects import ObjectTable
 from ciel.core.ids import ObjectId
-from ciel.core.nodes import TaskNode
-from ciel.core.objects import ObjectTable
 from ciel.core.tasks import ACTIVE, ASSIGNED
 
 
