@@ -133,11 +133,7 @@ def parser() -> argparse.ArgumentParser:
         default="adaptive",
         help="disk jobs at a time, for each disk: off, a number, or adaptive (default)",
     )
-    add(
-        "--spool",
-        metavar="DIR",
-        help="directory of objects and scratch files (default: a new temporary one)",
-    )
+    add("--spool", metavar="DIR", help="objects and scratch files (default: a temporary directory)")
     add_kill_grace(parse)
     add(
         "--no-delegation",
