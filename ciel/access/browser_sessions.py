@@ -1,7 +1,7 @@
 """Lets a browser read pages: a link that works once becomes a cookie.
 
-A browser cannot send the header that proves a key. So `ciel browse` opens a link with a ticket, and
-the daemon answers it with a cookie. The cookie permits only to read pages below one path, and only
+A browser cannot send the header that proves a key. It enters by a link with a ticket, and the
+daemon answers with a cookie. The cookie permits only to read pages below one path, and only
 from this host, since it could be intercepted on a network.
 """
 

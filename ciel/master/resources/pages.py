@@ -195,7 +195,7 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> Html:
 
 
 class Entrance(Route):
-    """Where the link of `ciel browse` leads: gives the browser its cookie, and sends it on to the
+    """Where a link with a ticket leads: gives the browser its cookie, and sends it on to the
     page that the query names, or to the list of jobs.
     """
 
