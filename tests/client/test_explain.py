@@ -55,9 +55,9 @@ def test_a_future_is_explained_from_its_beginning_to_its_end(client: ciel.Client
     assert f"it waits for {running.task}:out:0, produced by task sleep" in waiting.why[0]
     others = [client.run(["true"], priority=-1) for _ in range(30)]
     said = ""  # until the tasks are placed, the worker has room
-    while "could run, but every worker has as much" not in said:
+    while "could run, but no worker has room" not in said:
         said = explained(client, others[-1], "runnable").why[0]
-    assert explained(client, others[0], "assigned").why[0].endswith("waits there for its turn")
+    assert explained(client, others[0], "assigned").why[0].endswith("and is queued there")
     client.cancel([reader, first])
     assert client.explain(first).why == ("it was cancelled here",)
     assert others[-1].result(WAIT_S) == b""

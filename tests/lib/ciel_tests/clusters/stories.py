@@ -29,7 +29,8 @@ _NAMED: Sequence[tuple[str, str]] = (
 _ALIKE: Sequence[tuple[str, str]] = (
     (r"\bjob (wait )?\d+\b", r"job \1N"),
     (r"\b[\d.]+ s ago", "T s ago"),
-    (r"\btried again in [\d.]+ s", "tried again in T s"),
+    (r"\bretried in [\d.]+ s", "retried in T s"),
+    (r"\bciel \d[\w.]*, up for", "ciel VERSION, up for"),
     (r"\b(took|wanted) [\d.]+ MiB", r"\1 N MiB"),
     (r"\b0x[0-9a-f]+\b", "0xADDRESS"),
     (r"\(there are: .*\)", "(there are: …)"),

@@ -189,6 +189,8 @@ def _mistake(block: Block, tested_elsewhere: Sequence[str]) -> str:
     if block.not_run:
         known = block.not_run in REASONS
         return "" if known else f"'not run' takes one of these reasons: {', '.join(REASONS)}"
+    if kind.startswith("{"):
+        return ""  # a directive of the site
     if block.name or kind in (*SHELLS, "python", "output", *tested_elsewhere):
         return ""
     if kind in NO_EXAMPLES:
