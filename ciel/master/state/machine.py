@@ -183,8 +183,8 @@ class MasterMachine:
             case TaskReported():
                 attempts.reported(worker, message)
                 if worker.postponed_deletions:
-                    refs, worker.postponed_deletions = worker.postponed_deletions, {}
-                    attempts.unlisted.add(worker, refs.values())
+                    postponed, worker.postponed_deletions = worker.postponed_deletions, {}
+                    attempts.unlisted.add(worker, postponed.values())
             case SpawnTask(spec, _, attempt):
                 parent = attempts.reporting_task(worker, spec.parent, attempt)
                 if parent is not None:
