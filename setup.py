@@ -221,9 +221,7 @@ setup(
         "ciel.executors.sdk": ["c/*", "java/*"],
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },
-    exclude_package_data={
-        "ciel.scc": ["fuse/*", "include/*", "models/*", "src/*", "tests/*", "tools/*"]
-    },
+    include_package_data=False,  # git's list of files would bring tests and sources in C
     setup_requires=[] if ASKED_TO_COMPILE == "0" else COMPILER,
     cffi_modules=[f"scc/build_ffi.py:{name}" for name in PARTS["MODULES"] if HAS_PYTHON_HEADERS],
     data_files=[("bin", [str(TOOLS_HOME / program) for program in PROGRAMS])],
