@@ -14,7 +14,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-near test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-near map test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -57,6 +57,10 @@ test: dev
 # The tests near a file, without clusters: `make test-near FILE=ciel/core/retries.py`.
 test-near: dev
 	@.ci/near $(FILE)
+
+# Every module with the first sentence of its docstring; `make map IN=ciel/worker`: those of one package.
+map:
+	@.ci/map $(IN)
 
 test-under-load: dev
 	@.ci/under-load

@@ -7,6 +7,7 @@ become pages of the site; a link to anything else becomes its path.
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 from ciel import __version__
@@ -35,7 +36,9 @@ linkcheck_timeout = 30
 
 
 def copy_project_pages(app):
-    """Bring the documents that lie outside of `docs/` into its folder `project`."""
+    """Bring the documents that lie outside of `docs/` into its folder `project`, and generate the
+    lists of decisions and of modules.
+    """
     for name in PROJECT_PAGES:
         page = Path(app.srcdir, "project", name)
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -44,6 +47,8 @@ def copy_project_pages(app):
     index = "# Decisions\n\nWhy ciel is as it is, in the order in which it was decided.\n\n"
     index += "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(rows) + "\n```\n"
     Path(app.srcdir, "decisions.md").write_text(index)
+    modules = subprocess.run([ROOT / ".ci/map", "--markdown"], stdout=subprocess.PIPE, check=True)
+    Path(app.srcdir, "modules.md").write_bytes(modules.stdout)
 
 
 def resolve_links(app, docname, source):
