@@ -132,6 +132,17 @@ def test_objects_are_wanted_once(acceptor: AcceptorLike, client: Client) -> None
     assert len(said(acceptor, WantObjects)) == 1
 
 
+def test_a_job_wants_and_releases_a_single_object(acceptor: AcceptorLike, client: Client) -> None:
+    acceptor.reply = makes_everything
+    with client.job() as job:
+        ref = job.run(["true"])
+        job.want(ref)
+        job.result(ref)
+        job.release(ref)
+    assert said(acceptor, WantObjects)[0].objects == (ref.id,)
+    assert said(acceptor, ReleaseObjects)[0].objects == (ref.id,)
+
+
 def test_released_objects_are_neither_wanted_nor_remembered(
     acceptor: AcceptorLike, client: Client
 ) -> None:

@@ -79,6 +79,11 @@ def archive_of(output: Reference) -> Future:
     return Future(ObjectId(f"{output.id.removesuffix(':out:0')}:out:1"))
 
 
+def several(refs: Reference | Iterable[Reference]) -> Iterable[Reference]:
+    """Return the references that a caller names: a reference is a tuple, too, of its fields."""
+    return (refs,) if isinstance(refs, Reference) else refs
+
+
 class Session(Protocol):
     """The part of a client that jobs use."""
 
@@ -301,14 +306,16 @@ class Job(Shown):
             return Value.of(ObjectId(f"{self.id}:package"), content)
         return self._client.upload_content(content, "the list of the package")
 
-    def want(self, refs: Iterable[Reference], tell: deque[Reference] | None = None) -> None:
-        """Have these objects produced; one call for many objects is faster. When an object is
+    def want(
+        self, refs: Reference | Iterable[Reference], tell: deque[Reference] | None = None
+    ) -> None:
+        """Have one or more objects produced; one call for many objects is faster. When an object is
         settled, and each time that it is recomputed, its reference is also appended to `tell`.
         """
         objects: list[ObjectId] = []
         try:
             with self._changed:
-                objects = [ref.id for ref in refs if ref.id not in self._wanted]
+                objects = [ref.id for ref in several(refs) if ref.id not in self._wanted]
                 objects = list(dict.fromkeys(objects))
                 self._wanted.update(dict.fromkeys(objects, tell))
             for start in range(0, len(objects), _WANTED_AT_ONCE):
@@ -321,11 +328,11 @@ class Job(Shown):
                     self._settled.pop(object_id, None)
             raise
 
-    def release(self, refs: Iterable[Reference], *, for_good: bool = False) -> None:
-        """Release these objects. `for_good`: no task will refer to them again, so the client and
-        the master forget them, however many they are.
+    def release(self, refs: Reference | Iterable[Reference], *, for_good: bool = False) -> None:
+        """Release one or more objects. `for_good`: no task will refer to them again, so the client
+        and the master forget them, however many they are.
         """
-        refs = list(refs)
+        refs = list(several(refs))
         objects = self.forget(refs)
         uploads: dict[ObjectId, Reference] = {}
         if for_good:  # an upload is never wanted
