@@ -12,6 +12,8 @@ import struct
 import subprocess
 import termios
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -218,6 +220,16 @@ def test_status_does_not_show_the_clock_of_the_master(up: Up) -> None:
     status = up.facts("status")
     assert {key for key in status if key.endswith("_s")} == {"up_s"}
     assert 0 <= status["up_s"] < 1000
+
+
+def test_browse_prints_a_link_that_lets_one_browser_in(up: Up, array: str) -> None:
+    _, link, _ = up.ciel("browse", "--no-open")
+    cookies = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with cookies.open(link.strip(), timeout=20) as answer:
+        assert "/control/browse/job/" in answer.url
+        assert "jobs</h1>" in answer.read().decode()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(link.strip(), timeout=20)
 
 
 def test_waiting_for_several_jobs_returns_the_worst_status(up: Up, array: str) -> None:
