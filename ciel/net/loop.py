@@ -7,12 +7,14 @@ due at once in the same heap as timers. For many events this costs more than the
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.main import installReactor
 
 from ciel.net.rounds import is_due, iterate, wait_s
+from ciel.net.turns import PauseGauge
 
 
 class Loop(EPollReactor):
@@ -26,7 +28,13 @@ class Loop(EPollReactor):
         self.calls: list[Callable[[], object]] = []
         self.look_s = 0.0
         self.short_waits = 0
+        self.gauge: PauseGauge | None = None
+        self.woke_s = 0.0  # when the latest wait ended
         super().__init__()
+
+    def measure(self, gauge: PauseGauge) -> None:
+        """Report how long iterations take, from now on."""
+        self.gauge, self.woke_s = gauge, time.monotonic()
 
     def soon(self, call: Callable[[], object]) -> None:
         """Call `call` after all ready descriptors are served, before the next wait."""

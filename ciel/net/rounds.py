@@ -47,10 +47,14 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
         _call_soon(loop)
         timeout_s = 0
     selectables: dict[int, Any] = loop._selectables
+    if loop.gauge is not None:
+        loop.gauge.record(time.monotonic() - loop.woke_s)
     try:
         ready = _wait(loop, -1.0 if timeout_s is None else timeout_s, len(selectables))
     except InterruptedError:
         return
+    finally:
+        loop.woke_s = time.monotonic()
     for descriptor, event in ready:
         selectable = selectables.get(descriptor)  # an earlier one may have closed it
         if selectable is not None:

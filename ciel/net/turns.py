@@ -108,10 +108,6 @@ class Turns:
             self._schedule_end()
 
 
-GAUGE_INTERVAL_S: Final = 0.025
-"""By how much a pause may be underestimated. Forty measurements take about 1 ms of CPU a second."""
-
-
 PAUSE_MAX_S: Final = 0.05
 """Longer pauses are defects, and logged as warnings (architecture, control plane)."""
 PAUSE_NOTED_S: Final = 0.01
@@ -119,31 +115,18 @@ PAUSE_NOTED_S: Final = 0.01
 
 
 class PauseGauge:
-    """Measures the longest time for which the event loop was blocked, at most one interval too low.
+    """Records the longest time for which an event loop worked without waiting for descriptors.
 
-    It starts a timer every interval. If the timer fires late, a call has blocked the loop.
+    The loop measures each iteration (`rounds`), so an idle process is not woken for it.
     """
 
-    def __init__(self, reactor: Clock, interval_s: float = GAUGE_INTERVAL_S) -> None:
-        self._reactor = reactor
-        self._interval_s = interval_s
-        self._due_s = 0.0
-        self._timer: DelayedCall | None = None
+    def __init__(self) -> None:
         self.longest_s = 0.0
 
-    def start(self) -> None:
-        self._due_s = self._reactor.seconds() + self._interval_s
-        self._timer = self._reactor.callLater(self._interval_s, self._measure)
-
-    def stop(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-
-    def _measure(self) -> None:
-        pause_s = self._reactor.seconds() - self._due_s
+    def record(self, pause_s: float) -> None:
+        """Note that an iteration took this long."""
         if pause_s > self.longest_s:
             self.longest_s = pause_s
             if pause_s > PAUSE_NOTED_S:
                 level = LogLevel.warn if pause_s > PAUSE_MAX_S else LogLevel.info
                 _log.emit(level, "nobody was served for {pause:.3f} s", pause=pause_s)
-        self.start()

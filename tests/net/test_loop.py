@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from ciel.net.loop import Loop
 from ciel.net.rounds import SHORT_WAITS_MIN
-from ciel.net.turns import Turns
+from ciel.net.turns import PauseGauge, Turns
 
 
 @pytest.fixture
@@ -208,3 +209,15 @@ def test_timers_work_as_in_other_reactors(loop: Any, noted: list[str]) -> None:
     assert loop.timeout() == 0
     loop.runUntilCurrent()
     assert noted == ["timer"]
+
+
+def test_the_loop_measures_its_work_and_not_its_waits(
+    loop: Any, first: Reading, noted: list[str]
+) -> None:
+    gauge = PauseGauge()
+    loop.measure(gauge)
+    loop.soon(lambda: time.sleep(0.1))
+    loop.doIteration(0)
+    loop.doIteration(1.0)
+    loop.doIteration(0)
+    assert 0.1 <= gauge.longest_s < 1.0

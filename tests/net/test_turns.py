@@ -7,7 +7,7 @@ import pytest
 from twisted.internet.task import Clock
 
 import ciel
-from ciel.net.turns import START, TELL, PauseGauge, Turns, use_monotonic_clock
+from ciel.net.turns import START, TELL, Turns, use_monotonic_clock
 
 
 def test_a_call_runs_once_at_the_end_of_the_tick() -> None:
@@ -94,17 +94,6 @@ def test_flush_ends_the_tick_now_and_only_once() -> None:
     turns.at_end(lambda: ran.append("ran"))
     turns.flush()
     assert ran == ["ran"]
-    assert clock.getDelayedCalls() == []
-
-
-def test_the_gauge_records_the_longest_pause() -> None:
-    clock = Clock()
-    gauge = PauseGauge(clock, interval_s=0.1)
-    gauge.start()
-    for step_s in (0.1, 0.1, 0.35, 0.1):
-        clock.advance(step_s)
-    assert gauge.longest_s == pytest.approx(0.25)
-    gauge.stop()
     assert clock.getDelayedCalls() == []
 
 

@@ -73,18 +73,17 @@ def run(
     except (DaemonError, OSError) as error:
         return _refuse_to_start(name, error)
     stop_on_signals(reactor, daemon.stop)
-    gauge = PauseGauge(reactor)
 
     def told(line: dict[str, Any]) -> None:
         daemon.told(line)
-        gauge.start()  # pauses before it opened delayed no client
+        reactor.measure(PauseGauge())  # pauses before it opened delayed no client
 
     try:
         if options.embedded:
             Lifeline(reactor, told, daemon.stop, daemon.fail)
         else:
             daemon.open_alone()
-            gauge.start()
+            reactor.measure(PauseGauge())
     except start_errors as error:
         daemon.stop()
         return _refuse_to_start(name, error)
