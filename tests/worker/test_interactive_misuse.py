@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -9,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ciel.core.ids import JobId
+from ciel.core.refs import Fixed
+from ciel.testing.builders import JOB
 from ciel.testing.homes import wait_for
+from ciel.worker.interactive.attached import AttachedProcess
 from ciel.worker.interactive.process import Patience
-from ciel_tests.scenes.one_worker import Talker
+from ciel_tests.scenes.one_worker import HERE, Talker
 from ciel_tests.scenes.puppet_words import (
     EXIT,
     FRAME,
@@ -81,6 +86,22 @@ def test_a_program_that_does_not_take_part_fails_in_time(
     assert words in fault.details
     worker.expect_free()
     worker.expect_nothing_runs()
+
+
+def test_an_attached_process_that_never_opens_its_pipes_frees_its_slot(start: Start) -> None:
+    worker = start(patience=Patience(attached_s=0.3))
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        attached = worker.in_reactor(
+            AttachedProcess, worker.in_reactor.reactor, sleeper.pid, JobId(JOB)
+        )
+        worker.in_reactor(worker.interactive.attach, attached)
+        fixed = Fixed(attached.id, HERE)
+        key = worker.assign(worker.task("proc", {"fixed": fixed}), fixed)
+        fault = worker.fault(key)
+        assert "it did not read its first task within 0.3 s" in fault.details
+        worker.expect_free()
+        assert sleeper.poll() is None  # it is not this worker's process
+        sleeper.kill()
 
 
 def test_the_reactor_never_waits_for_a_program(start: Start) -> None:

@@ -60,11 +60,13 @@ End = ProgramExited | ProgramFailed | Left
 
 
 class Patience(NamedTuple):
-    """Time limits: for a new program to read its first task; for a program to end after its last
-    task; and for an idle one to get another task.
+    """Time limits: for a new program to read its first task; for an attached process to do so,
+    whose pipes a person may open by hand; for a program to end after its last task; and for an idle
+    one to get another task.
     """
 
     first_call_s: float = 30.0
+    attached_s: float = 600.0
     leave_s: float = 2.0
     idle_s: float = IDLE_MAX_S
 
@@ -164,12 +166,14 @@ class Process:
 
     def expect_first_call(self) -> None:
         """Give the program some time to read its first task."""
-        self._due_in(self._patience.first_call_s, self._check_first_call)
+        patience = self._patience
+        limit_s = patience.first_call_s if self.attached is None else patience.attached_s
+        self._due_in(limit_s, lambda: self._check_first_call(limit_s))
 
-    def _check_first_call(self) -> None:
+    def _check_first_call(self, limit_s: float) -> None:
         self._due = None
         if not self.channel.has_spoken and not self.channel.has_listened:
-            text = f"it did not read its first task within {self._patience.first_call_s:g} s"
+            text = f"it did not read its first task within {limit_s:g} s"
             self._fail(TaskFault("RUNTIME_ERROR", text))
 
     def started(self, pid: int) -> None:
@@ -209,6 +213,8 @@ class Process:
         except Exception as error:  # third-party executors may raise anything
             self._fail(executor_fault(attempt.executor, error))
         self._limit_memory()
+        if self.attached is not None and self.fault is None:
+            self.expect_first_call()
 
     def calls_came(self, channel: ProgramChannel, calls: list[Call]) -> None:
         """As `ChannelOwner` says."""
