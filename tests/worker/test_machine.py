@@ -6,6 +6,7 @@ import pytest
 
 from ciel.core.events import (
     KILL_GRACE_S,
+    AssignTask,
     DropObjects,
     MeetWorkers,
     Neighbour,
@@ -16,7 +17,7 @@ from ciel.core.events import (
 from ciel.core.ids import ObjectId
 from ciel.core.plans import HttpPlan
 from ciel.testing.builders import a_task, failed, inline, stored
-from ciel.worker.state.machine import PASSED_PER_SLOT
+from ciel.worker.state.machine import FETCHES_PER_TICK, PASSED_PER_SLOT
 from ciel.worker.state.orders import (
     DeleteObjects,
     FetchObject,
@@ -207,6 +208,33 @@ def test_several_wait_for_one_fetch() -> None:
     played.comes()
     played.fetched("x")
     played.comes(start(READS_TWO, x, y), start(READS_X, x), copied("x"))
+
+
+def test_a_worker_orders_the_fetches_of_many_inputs_over_several_ticks() -> None:
+    played = Played()
+    machine = played.machine
+    inputs = [stored(f"i:{number}", THERE) for number in range(2 * FETCHES_PER_TICK + 1)]
+    spec = a_task("reader", inputs=[ref.id for ref in inputs])
+    machine.master_said(AssignTask(spec, 1, tuple(inputs)), 0.0)
+    assert len(machine.take_orders()) == FETCHES_PER_TICK
+    assert machine.due_s() == 0.0
+    machine.tick(1.0)
+    assert len(machine.take_orders()) == FETCHES_PER_TICK
+    machine.tick(2.0)
+    assert [order.ref for order in machine.take_orders()] == inputs[-1:]
+    assert machine.due_s() is None
+
+
+def test_fetches_that_a_cancelled_attempt_has_not_ordered_yet_are_left_out() -> None:
+    played = Played()
+    machine = played.machine
+    inputs = [stored(f"i:{number}", THERE) for number in range(FETCHES_PER_TICK + 1)]
+    spec = a_task("reader", inputs=[ref.id for ref in inputs])
+    machine.master_said(AssignTask(spec, 1, tuple(inputs)), 0.0)
+    machine.take_orders()
+    machine.cancel((spec.id, 1), CANCELLED, 0.0)
+    machine.tick(1.0)
+    assert machine.take_orders() == []
 
 
 def test_a_failed_fetch_ends_all_who_wait_for_it_and_names_the_places(played: Played) -> None:

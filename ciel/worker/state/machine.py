@@ -68,6 +68,8 @@ from ciel.worker.state.recent import Recent
 from ciel.worker.state.slots import Slots
 from ciel.worker.state.uploads import Uploads
 
+FETCHES_PER_TICK = 500
+"""How many fetches an attempt causes at once; to order one takes about 15 us."""
 OFFERED_AT_ONCE = 1000
 """Objects of the store in one report to a new master. It costs each side some 5 ms."""
 
@@ -127,6 +129,7 @@ class WorkerMachine:
         self.uploads = Uploads()
         self._hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
+        self._to_fetch: deque[Reference] = deque()  # awaited, and not ordered yet
         self._fetching: dict[ObjectId, Reference] = {}
         self._queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
         self._sequence = 0
@@ -246,6 +249,7 @@ class WorkerMachine:
         self._end_processes(self._fixed)
         self.discard_reports()
         self._to_offer.clear()
+        self._to_fetch.clear()
 
     def _abandon(self, objects: Iterable[ObjectId]) -> None:
         """Stop copying streams of other workers that broke, though the connection may still be
@@ -285,8 +289,16 @@ class WorkerMachine:
                 self._give_up(attempt, given_back(attempt))
                 return
         self._waiting.wait(attempt.key, [ref.id for ref in missing])
-        for ref in missing:
-            if not isinstance(ref, Future):
+        self._to_fetch.extend([ref for ref in missing if not isinstance(ref, Future)])
+        self._fetch_some()
+
+    def _fetch_some(self) -> None:
+        """Order the next fetches. An attempt may have 100,000 inputs: the fetches of the others
+        follow in later ticks, so that the worker serves its other tasks meanwhile.
+        """
+        for _ in range(min(len(self._to_fetch), FETCHES_PER_TICK)):
+            ref = self._to_fetch.popleft()
+            if self._waiting.is_awaited(ref.id):  # else its attempt was cancelled, or it is here
                 self.fetch(ref)
 
     def _is_made_here(self, object_id: ObjectId) -> bool:
@@ -727,7 +739,8 @@ class WorkerMachine:
             self._break_off(object_id, lost, f"{object_id}: its producer is being ended", now_s)
 
     def tick(self, now_s: float) -> None:
-        """Act on the time limits that have passed."""
+        """Act on the time limits that have passed, and order further fetches."""
+        self._fetch_some()
         while self._deadlines and self._deadlines[0][0] <= now_s:
             key = heappop(self._deadlines)[1]
             attempt = self._attempts.get(key)
@@ -742,6 +755,8 @@ class WorkerMachine:
 
     def due_s(self) -> float | None:
         """When `tick`, and then `take_reports`, is due next; None if neither is."""
+        if self._to_fetch:
+            return 0.0
         while self._deadlines and self._deadlines[0][1] not in self._attempts:
             heappop(self._deadlines)
         due_s = self._deadlines[0][0] if self._deadlines else None
