@@ -221,7 +221,7 @@ def test_a_worker_orders_the_fetches_of_many_inputs_over_several_ticks() -> None
     machine.tick(1.0)
     assert len(machine.take_orders()) == FETCHES_PER_TICK
     machine.tick(2.0)
-    assert [order.ref for order in machine.take_orders()] == inputs[-1:]
+    assert machine.take_orders() == [FetchObject(inputs[-1], machine.plans_for(inputs[-1]))]
     assert machine.due_s() is None
 
 
