@@ -1,6 +1,7 @@
 # `make demo` runs a real job, `make test` runs the tests. Both first install everything that they need.
 # They run the sources uncompiled; `make compiled` compiles the modules that are compiled in wheels.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+export PYTHON
 VENV := .venv
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
@@ -60,7 +61,7 @@ test-near: dev
 
 # Every module with the first sentence of its docstring; `make map IN=ciel/worker`: those of one package.
 map:
-	@.ci/map $(IN)
+	@$(PYTHON) .ci/map $(IN)
 
 test-under-load: dev
 	@.ci/under-load

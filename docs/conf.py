@@ -8,6 +8,7 @@ become pages of the site; a link to anything else becomes its path.
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from ciel import __version__
@@ -47,8 +48,8 @@ def copy_project_pages(app):
     index = "# Decisions\n\nWhy ciel is as it is, in the order in which it was decided.\n\n"
     index += "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(rows) + "\n```\n"
     Path(app.srcdir, "decisions.md").write_text(index)
-    modules = subprocess.run([ROOT / ".ci/map", "--markdown"], stdout=subprocess.PIPE, check=True)
-    Path(app.srcdir, "modules.md").write_bytes(modules.stdout)
+    modules = subprocess.check_output([sys.executable, ROOT / ".ci/map", "--markdown"])
+    Path(app.srcdir, "modules.md").write_bytes(modules)
 
 
 def resolve_links(app, docname, source):
