@@ -57,7 +57,7 @@ test: dev
 
 # The tests near a file, without clusters: `make test-near FILE=ciel/core/retries.py`.
 test-near: dev
-	@.ci/near $(FILE)
+	@$(PYTHON) .ci/near $(FILE)
 
 # Every module with the first sentence of its docstring; `make map IN=ciel/worker`: those of one package.
 map:
