@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: where the rooms lie, and how what is written in C is compiled.
+"""The parts of the build that pyproject.toml cannot express: the places of packages, and C code.
 
 Rooms at the top of the tree are imported as `ciel.<room>`. The links in `ciel/` serve static tools
 and running from a checkout; the build does not depend on them.
@@ -107,7 +107,7 @@ def compiled_by_mypyc():
 
 
 def libfuse_flags():
-    """What the mount is compiled with, or nothing where libfuse3 is not: it is an extra."""
+    """Return the compiler's options for the mount, or nothing on hosts without libfuse3."""
     asked = ["pkg-config", "--cflags", "--libs", "fuse3"]
     try:
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
@@ -200,7 +200,7 @@ class BuildApart(build_ext):
 
     def run(self):
         super().run()
-        for library in Path("ciel").glob("compiled_*.so"):  # made anew, or found to be as it was
+        for library in Path("ciel").glob("compiled_*.so"):  # built, or found to be up to date
             library.touch()
 
     def build_extension(self, ext):

@@ -80,6 +80,6 @@ def resolve_links(app, docname, source):
 
 
 def setup(app):
-    """Register what is above."""
+    """Register the functions above."""
     app.connect("builder-inited", copy_project_pages)
     app.connect("source-read", resolve_links)

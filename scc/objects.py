@@ -65,7 +65,7 @@ def recorded(info: Info) -> str | None:
 
 
 class OwningStore(Protocol):
-    """What readers and writers use of their store, `store.SccStore`."""
+    """The part of the store (`store.SccStore`) that readers and writers use."""
 
     copies: Copies
     readers: Users

@@ -111,7 +111,7 @@ class _Writer:
         self.unread: dict[str, Reference] = {}
         self._places: dict[int, int] = {}
         self._pending: list[tuple[int, Any, bool]] = []
-        self._kept: list[Any] = []  # so that no other object gets the identity of one that was seen
+        self._kept: list[Any] = []  # so that no new object gets the identity of a known one
 
     def begin(self) -> dict[str, Any]:
         origins: list[Any] = []

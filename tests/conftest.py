@@ -168,7 +168,7 @@ def _our_processes(session: bytes) -> dict[int, str]:
 
 
 def _left_behind(files_before: set[Path]) -> list[Any]:
-    """Wait until no process or file of the tests is left; return those that stay nevertheless."""
+    """Wait until no process or file of the tests is left; return the remaining ones."""
     until_s = time.monotonic() + LEAVE_WITHIN_S
     while True:
         time.sleep(0.05)  # a process that has just started has no name yet

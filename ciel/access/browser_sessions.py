@@ -47,5 +47,5 @@ class BrowserSessions:
 
 
 def _digest(token: str) -> bytes:
-    """Return what is compared: the time of a look-up by digest tells nothing about a token."""
+    """Return the digest of a token: the time to find it reveals nothing about the token."""
     return sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -19,7 +19,7 @@ NONCE_BYTES = 32
 
 
 class Role(StrEnum):
-    """What a peer may do; a process with the cluster key itself has the role `ADMIN`."""
+    """The rights of a peer; a process with the cluster key itself has the role `ADMIN`."""
 
     ADMIN = "admin"
     SUBMIT = "submit"

@@ -40,7 +40,7 @@ class Capabilities:
     nameable: bool
     """Readers and writers have a `path` which a child process can open."""
     streaming: bool
-    """The writer can read, before commit, what has been written so far."""
+    """The writer can read its content before commit."""
     shared_between_processes: bool
     """Several processes may open the same store at once."""
     bounded: bool
@@ -223,7 +223,7 @@ class ObjectWriter(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Discard what was written and free its space; after commit or abort, do nothing."""
+        """Discard the content and free its space; after commit or abort, do nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -138,7 +138,7 @@ class TaskHost:
             arguments["cont_ref"] = self._store("cont", text)
         else:
             arguments["cont_text"] = text
-        # Futures, since the master knows better what is known of these objects.
+        # Futures, since the master has newer references of these objects.
         arguments["extra_dependencies"] = [Future(ref.id) for ref in written.awaited]
         if written.any_of:
             arguments["any_dependencies"] = [Future(ref.id) for ref in written.any_of]

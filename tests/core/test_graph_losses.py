@@ -161,7 +161,7 @@ def test_a_chain_of_twenty_thousand_can_become_dormant_and_can_fail() -> None:
     assert scene.error(f"c{LONG - 1}").reason == "DEPENDENCY_FAILED"
 
 
-# --- objects that are no longer wanted ------------------------------------------------------------
+# --- released objects -----------------------------------------------------------------------------
 
 
 def test_unwanting_puts_everything_upstream_to_sleep() -> None:

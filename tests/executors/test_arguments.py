@@ -1,4 +1,4 @@
-"""What programs are asked for with, whichever executor runs them."""
+"""The arguments with which tasks of any executor request a program."""
 
 from __future__ import annotations
 

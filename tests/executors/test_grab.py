@@ -1,4 +1,4 @@
-"""`grab`: what is asked for, and its program, with servers and a worker of the test's own."""
+"""The `grab` executor: its arguments, and its program with real servers and a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WEB = "http://example.org/a"
 THERE = "swbs://host:8001/upload:1"
 
 
-# --- what is asked for ----------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 def begun(task: Callable[..., Task], *urls: str, **more: Any) -> Any:
@@ -155,7 +155,7 @@ class Grabbing:
                 return [published[index] for index in range(len(urls))]
 
     def contents(self, *urls: str) -> list[bytes]:
-        """Have a task done; what it fetched."""
+        """Run a task; return the content that it fetched."""
         found = self(*urls)
         assert isinstance(found, list), found
         return [(self.directory / ref.id).read_bytes() for ref in found]
@@ -234,7 +234,7 @@ def test_each_url_becomes_an_object_and_references_stay(
     assert found == [stored("4", "w:1"), there, stored("5", "w:1"), stored("6", "w:1")]
     contents = [(tmp_path / name).read_bytes() for name in "456"]
     assert contents == [b"x" * 3_000_000, b"in a file", b""]
-    # The same process serves the next task, and ends when there are no more.
+    # The same process serves the next task, and ends after the last one.
     assert grab.contents(f"{web}/to/{web}/to/{web}/bytes/5") == [b"xxxxx"]
     grab.say("die", {"reason": "Garbage collected"})
     assert grab.program.wait(20) == 0

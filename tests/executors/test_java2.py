@@ -1,4 +1,4 @@
-"""A JVM that talks: how it is started, for which tasks it is kept, and what it can be told."""
+"""The `java2` executor: starting a JVM, keeping it for later tasks, and answering its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Languages that are set up by a few words: what their programs are, and what they are told."""
+"""Executors of languages that a few words set up: their programs, and the messages to these."""
 
 from __future__ import annotations
 

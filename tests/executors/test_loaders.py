@@ -1,4 +1,4 @@
-"""What loads a class or a function: its command line, what it is told, and what a host lacks."""
+"""Loaders of classes and functions: command lines, messages, and hosts that lack a program."""
 
 from __future__ import annotations
 

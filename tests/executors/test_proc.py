@@ -94,7 +94,7 @@ def test_what_cannot_be_begun(task: Callable[..., Task], arguments: dict[str, An
         ProcExecutor().begin(task(arguments))
 
 
-# --- what is answered, and what is not ------------------------------------------------------------
+# --- calls with and without an answer -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_what_cannot_be_begun(task: Callable[..., Task], arguments: dict[str, An
     ids=str,
 )
 def test_silences(talk: Begin, method: str, args: dict[str, Any]) -> None:
-    """Whoever answers one of these has its program take it for the answer to the next."""
+    """The program would take an answer to one of these calls for that to its next call."""
     one = talk(inline("x"))
     one.call("open_output", may_stream=True)
     one.silent(method, **args)
@@ -184,7 +184,7 @@ def test_what_is_not_there_would_block(talk: Begin, method: str) -> None:
 
 
 def test_a_future_is_echoed_back_for_what_became_of_it(talk: Begin) -> None:
-    """The program holds what it was told long ago."""
+    """The program still has an object that it received long ago."""
     one = talk(inline("value", b"1"), stored("there", HERE), outputs=("a", "b"))
     one.store.put("there", b"2")
     one.store.put("by-another", b"3")

@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> Iterator[FileStore]:
 
 
 class Dialogue(Transcript):
-    """A conversation about a task, and what was said by us."""
+    """A conversation about a task, and the calls that the executor sent."""
 
     def __init__(self, task: Task, store: FileStore, path: Path) -> None:
         super().__init__()

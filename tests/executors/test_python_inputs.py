@@ -1,4 +1,4 @@
-"""What a Python program keeps at hand from task to task."""
+"""Inputs that a Python program keeps from task to task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_was_read_stays_as_long_as_its_object(cache: Cache) -> None:
     cache.keep_value("a", 0, b"x" * 30)
     assert cache.value("a", 0) == b"x" * 30
     assert cache.value("a", 1) is None
-    cache.keep("b", stored(40))  # there is no room for both
+    cache.keep("b", stored(40))  # the two do not fit
     assert cache.value("a", 0) is None
     assert cache.find("a") is None
     assert cache.keys() == [[["b"], ""]]

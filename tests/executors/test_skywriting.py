@@ -1,4 +1,4 @@
-"""`swi`: what its program is told, what a spawn of one may say, and the conversation about children
+"""The `swi` executor: messages to its program, arguments of a spawn, and the calls about children
 that run within the program.
 """
 
@@ -39,7 +39,7 @@ def told(task: Task) -> dict[str, Any]:
     return dict(action.arguments)
 
 
-# --- what the program is told ---------------------------------------------------------------------
+# --- messages to the program ----------------------------------------------------------------------
 
 
 def test_a_script_is_told_with_what_it_finds_around_it(task: MakeTask) -> None:

@@ -102,7 +102,7 @@ def test_a_signal_within_a_block_is_handled_after_it() -> None:
 
 @pytest.fixture
 def channel(tmp_path: Path) -> Iterator[tuple[Channel, int]]:
-    """A program's end, and the reading end of what it says."""
+    """A program's side of its channel, and our end that reads its calls."""
     said, told = str(tmp_path / "said"), str(tmp_path / "told")
     os.mkfifo(said)
     os.mkfifo(told)

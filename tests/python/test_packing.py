@@ -203,7 +203,7 @@ class ApiError(Exception):
 
 
 class DoubledError(Exception):
-    """Can be made of its own `args`, and says then something else."""
+    """Can be rebuilt from its `args`, but then has another text."""
 
     def __init__(self, code: int, message: str = "no") -> None:
         super().__init__(f"{code}: {message}")

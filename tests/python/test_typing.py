@@ -1,4 +1,4 @@
-"""What mypy finds in a program that uses the API, and what it does not."""
+"""The errors that mypy reports in programs that use the API."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def main() -> None:
     options = {"capacity": "2MiB", "block": "4096", "cores": "1", "spill": "no"}
     with open_scc(options, Path()) as store:
         other = Path("/dev/shm/other")
-        with other.open("wb", buffering=0) as file:  # somebody takes all the rest
+        with other.open("wb", buffering=0) as file:  # another client takes the remaining blocks
             while True:
                 try:
                     file.write(bytes(4096))

@@ -1,4 +1,4 @@
-"""What is compiled is what the headers say."""
+"""The compiled modules agree with the headers."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Cores that share one memory: what one has committed the others have by looking."""
+"""Cores that share one memory: each finds the objects that another core has committed."""
 
 import errno
 import os
@@ -60,7 +60,7 @@ def used(store: SccStore) -> int:
     return store.usage().used_bytes
 
 
-# --- finding ------------------------------------------------------------------------------------
+# --- finding --------------------------------------------------------------------------------------
 
 
 def test_what_a_core_commits_another_finds_without_a_copy(cores: list[SccStore]) -> None:
@@ -128,7 +128,7 @@ def test_an_object_of_another_kind_of_store_is_not_adopted(
             disk.adopt("b", shared.source, checksum=digest(CONTENT), size_bytes=len(CONTENT))
 
 
-# --- who maps, and who needs a name --------------------------------------------------------------
+# --- who maps, and who needs a name ---------------------------------------------------------------
 
 
 def test_a_view_lies_in_the_memory_and_pins_it(cores: list[SccStore]) -> None:
@@ -179,7 +179,7 @@ def test_a_copy_is_kept_for_the_next_reader_until_its_object_is_deleted(
     assert cores[0].levels()[0].copied_bytes == len(CONTENT)
     cores[0].delete("a")
     assert not path.exists()
-    for number in range(8):  # there is no room for so many
+    for number in range(8):  # so many do not fit
         cores[0].put(f"o{number}", CONTENT)
         with cores[0].open(f"o{number}") as reader:
             assert Path(reader.path).read_bytes() == CONTENT
@@ -288,7 +288,7 @@ def test_what_a_program_writes_by_name_is_counted_as_copied(cores: list[SccStore
     assert [path for path in (DIRECTORY / "incoming").rglob("*") if path.is_file()] == []
 
 
-# --- coming and going ---------------------------------------------------------------------------
+# --- coming and going -----------------------------------------------------------------------------
 
 
 def test_who_names_no_core_is_given_the_first_that_is_free(cores: list[SccStore]) -> None:
@@ -373,7 +373,7 @@ def test_two_who_start_at_once_make_one_image() -> None:
         os.close(fd)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

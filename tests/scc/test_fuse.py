@@ -1,4 +1,4 @@
-"""shmfs as a directory. Where it cannot be mounted, `ciel shmfs mount` has to say why."""
+"""shmfs as a directory. On hosts that cannot mount it, `ciel shmfs mount` says why."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def mounts_at(place: Path) -> bytes:
 
 
 def guardian_of(process: subprocess.Popen[str]) -> int:
-    """Return a pidfd of what unmounts once this process is no more."""
+    """Return a pidfd of the process that unmounts when this process has ended."""
     (pid,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return os.pidfd_open(int(pid))
 

@@ -27,7 +27,7 @@ from ciel.testing.channel_suite import MpbChannelSuite
 from ciel.testing.homes import wait_for
 
 TAKEN_AT = 128 + 2 * 256 + 384 + 128
-"""Where core 1 says how much it took of what core 0 gave, and who says so."""
+"""The word in which core 1 counts the bytes that it took from core 0, and its writer."""
 
 
 class TestMessages(MpbChannelSuite):
@@ -131,7 +131,7 @@ def test_bells_ring_for_those_who_sleep_for_what_happened(pair: Pair) -> None:
     assert rang(pair.bells[1]) == 0  # once for a sleep
     one.say_asleep(BYTES)
     assert other.read() == b"xyz"
-    assert rang(pair.bells[0]) == 0  # room is not what it sleeps for
+    assert rang(pair.bells[0]) == 0  # it does not wait for room
     one.write(b"w")
     one.say_asleep(BYTES | ROOM)
     assert other.read() == b"w"
@@ -160,7 +160,7 @@ def test_who_writes_in_the_name_of_the_living_ends_the_way(pair: Pair) -> None:
     one.write(b"x")
     os.pwrite(pair.memory, struct.pack("=Q", 9 << 36), TAKEN_AT)
     assert one.look(BYTES) < 0
-    assert one.look(0) == 0  # who wants nothing need not be told in every turn
+    assert one.look(0) == 0  # a side that waits for nothing needs no wake-up in each iteration
     for call in (one.read, lambda: one.write(b"y")):
         with pytest.raises(CoreGoneError):
             call()

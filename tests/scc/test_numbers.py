@@ -1,4 +1,4 @@
-"""How many files, names and handles an image has, and what is said when there are no more."""
+"""Numbers of files, names and handles in an image, and the errors when they are used up."""
 
 import gc
 import os

@@ -38,7 +38,7 @@ QUESTION = encode_frames([encode(Ask(1, "status", "x"))])
 
 
 class Owner:
-    """Answers questions, and keeps what it was told."""
+    """Answers queries, and records the messages that it received."""
 
     def __init__(self) -> None:
         self.peers: list[ControlPeer] = []

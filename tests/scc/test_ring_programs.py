@@ -17,7 +17,7 @@ from ciel.testing.homes import descriptors_of, wait_for
 from ciel.wire.calls import Call
 from ciel.worker.interactive.channel import ProgramChannel, channel_environment
 
-# It says back what it is told, by the SDK's own channel.
+# The program echoes each call, by the channel of the SDK.
 ECHO = """
 import json, os, sys, time
 from ciel.executors.sdk import ciel_ring, ciel_task
@@ -35,7 +35,7 @@ ENOUGH = 30  # exchanges, after which it has offered a ring
 
 
 class Talk:
-    """A worker's end of a conversation, with a program at the other."""
+    """A worker's end of a conversation with a real program."""
 
     def __init__(self, in_reactor: Any, directory: Path, channels: Channels | None) -> None:
         self.run = in_reactor

@@ -1,4 +1,4 @@
-"""What the shm tools make of damaged images, odd names, limits, and one another."""
+"""The shm tools with damaged images, unusual names, limits, and with each other."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def load(image: Image, directory: Path, name: str, size: int = 1) -> None:
     path.unlink()
 
 
-# --- images --------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", SUPERBLOCK)
@@ -203,7 +203,7 @@ def test_an_image_is_called_by_a_plain_name(name: str) -> None:
             told = image.refusal(tool, f"--name={name}", status=2)
             assert told.endswith(f"a plain name, or a path that begins with a slash, not '{name}'")
         image.environ["SHMFS_NAME"] = name
-        if name:  # an empty variable is one that is not set
+        if name:  # an empty variable counts as not set
             assert "a plain name" in image.refusal("shmfsck", status=2)
 
 

@@ -37,7 +37,7 @@ def test_the_documented_conversation_takes_place(programs: Start, tmp_path: Path
 
 
 def test_every_call_is_listed() -> None:
-    _, _, after = PAGE.partition("## What a program says")
-    table, _, _ = after.partition("\n## ")
+    _, _, after = PAGE.partition("### Messages from the program")
+    table, _, _ = after.partition("\n### ")
     listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert sorted(listed) == sorted(Conversation.METHODS)

@@ -43,7 +43,7 @@ def main() -> None:
         for index in range(100):
             with store.begin(f"hinted{index}", size_hint_bytes=2**20) as writer:
                 writer.write(b"x")
-                writer.commit()  # or what it did not need would fill the device
+                writer.commit()  # or the unneeded part of the reservation would fill the device
         empty(store)
 
         with pytest.raises(NoSpaceError) as refused:

@@ -14,7 +14,7 @@ from typing import Any
 
 import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]  # installed by hand
 
-os.environ["CIEL_PURE"] = "1"  # nothing guides a fuzzer through what is compiled
+os.environ["CIEL_PURE"] = "1"  # a fuzzer gets no coverage from compiled code
 import ciel.pure  # noqa: F401  # what finds sources, before what instruments them
 
 with atheris.instrument_imports():
@@ -30,7 +30,7 @@ EXAMPLES: tuple[Message, ...] = (
     Ok(4, "/dev/shm/a", 4096, "sha256:0"),
     Fail(5, Code.BUSY, "a:out:0", "later"),
 )
-"""What a fuzzer begins with: it would take long to find each kind."""
+"""The first inputs of the fuzzer, one of each kind: it would take long to find them."""
 
 
 def fuzz_one_input(raw: bytes) -> None:

@@ -33,7 +33,7 @@ def expect_parts(store: ObjectStore) -> None:
 
 
 def write_wide(store: ObjectStore) -> None:
-    """Who may wait for room is in memory then."""
+    """A writer that may wait for space is in memory then."""
     with store.begin("wide", size_hint_bytes=12 * MIB) as writer:
         path = Path(str(writer.path))
         assert path.is_relative_to("/dev/shm")

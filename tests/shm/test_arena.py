@@ -132,7 +132,7 @@ def test_an_arena_is_had_or_not(tmp_path: Path) -> None:
 
 
 def settled(store: ShmStore) -> Segments:
-    """Wait for what is touched ahead, then give it back, so that only recycled memory is there."""
+    """Wait for the pages touched in advance, then free them: only recycled memory is left."""
     segments = segments_of(store)
     until(lambda: segments.kept_bytes == upkeep.prefault_bytes(CAPACITY_BYTES))
     segments.drop()
@@ -145,7 +145,7 @@ def test_memory_is_touched_ahead_and_used(store: ShmStore) -> None:
     content = os.urandom(2 * MIB)
     store.put("a", content)
     assert segments.recycled == 1
-    assert segments.kept_bytes == 0  # what it did not need of it was given back
+    assert segments.kept_bytes == 0  # the unneeded part of it was freed
     assert store.get("a") == content
     assert store.usage().used_bytes == 2 * MIB
 

@@ -1,4 +1,4 @@
-"""What a program sees when its daemon is slow, stopped, wrong or gone."""
+"""A client program whose daemon is slow, stopped, wrong or gone."""
 
 from __future__ import annotations
 

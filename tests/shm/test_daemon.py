@@ -1,4 +1,4 @@
-"""Real daemons, asked by real programs; what is wrong with a connection is its own trouble."""
+"""Real daemons with real client programs; a faulty connection disturbs no other one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemons that find each other, come, go, stop and are killed while they are asked."""
+"""Daemons that find each other, and that join, leave, stop and die during requests."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_slow_loads_never_block_another(in_reactor: Any, own: FileStore, tmp_pat
 
 
 def ended(in_reactor: Any, daemon: Daemon, netloc: str, name: str) -> Found | Exception:
-    """What came of asking a neighbour."""
+    """The outcome of a request to a peer."""
     try:
         found: Found = in_reactor(daemon.ask, netloc, name)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a daemon decides: single steps first, then any order of events at all."""
+"""The decisions of a daemon: single steps first, then events in any order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def answers(orders: list[Order]) -> list[Response]:
 
 
 class Asked:
-    """A machine that was asked for something, by connection `a`, and its orders."""
+    """A machine that has a request of connection `a`, and its orders."""
 
     def __init__(self, *messages: Request, source: str = "a") -> None:
         self.requests = Requests()

@@ -45,7 +45,7 @@ def put(store: ShmStore, object_id: str, size_bytes: int = SIZE_BYTES) -> bytes:
     return content
 
 
-# Who takes it
+# Takes it
 
 
 def test_a_deleted_object_leaves_its_memory_to_the_next(

@@ -80,7 +80,7 @@ class KeepsMemory(Spoiled):
 
 
 class LosesTheCramped(MasterMachine):
-    """Forgets who waits for memory."""
+    """Forgets the tasks that wait for memory."""
 
     def end_tick(self, now_s: float) -> None:
         super().end_tick(now_s)
@@ -113,7 +113,7 @@ class _HoldsNothing(Retention):
 
 
 class ForgetsWhatIsRead(MasterMachine):
-    """Does not mind who reads what is handed over."""
+    """Ignores the readers of an object that it hands over."""
 
     def client_sent(self, client: str, message: Message, now_s: float) -> None:
         for object_id in message.objects if isinstance(message, ReleaseObjects) else ():
@@ -241,7 +241,7 @@ class HidesDivergence(MasterMachine):
 
 
 class Forgiving(TaskGraph):
-    """Takes a task that comes with other outputs for the one that it knows under that id."""
+    """Takes a task with other outputs for the known task of that id."""
 
     def add(self, spec: TaskSpec, job: Job) -> TaskNode:
         known = self.tasks.get(spec.id)

@@ -163,7 +163,7 @@ def test_every_effect_happens_once(stops: Stops) -> None:
     assert (len(host.calls), host.included) == (2, ["mapreduce"])
 
 
-# --- what is handed on ----------------------------------------------------------------------------
+# --- delegation -----------------------------------------------------------------------------------
 
 
 def test_exec_says_that_a_task_is_small_and_spawn_exec_does_not(host: ScriptHost) -> None:
@@ -187,7 +187,7 @@ def test_one_bare_reference_makes_a_list_of_exec_only(
     assert found == [[ref], [ref], ref]
 
 
-# --- what is too large ----------------------------------------------------------------------------
+# --- limits of size -------------------------------------------------------------------------------
 
 
 def builtin(name: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What every construct of the language means, by small programs with the values that they have.
+"""Each construct of the language, in small programs with their expected values.
 
 Each runs in three ways: without a stop, stopping where an object is not there, and stopping at
 every dereference; the outcome has to be the same.
@@ -26,7 +26,7 @@ LIBRARY = 'function twice(x) { return x + x; } lib_name = "lib"; return "ignored
 
 
 class World(ScriptHost):
-    """What the programs find: executors that are easy to foretell, a package, and the web."""
+    """The world of the programs: executors with predictable results, a package, and the web."""
 
     def __init__(self, stops: Stops) -> None:
         super().__init__(stops)

@@ -26,7 +26,7 @@ INNER = "__"  # what scripts are not meant to name
 
 
 class Block(NamedTuple):
-    """What stands between fences. `line` is that of its first."""
+    """A block between fences. `line` is the number of its first line."""
 
     page: str
     line: int
@@ -46,7 +46,7 @@ def blocks(page: str, *kinds: str) -> Iterator[Block]:
 
 
 def sections(page: str) -> dict[str, str]:
-    """What stands below each heading."""
+    """Return the text below each heading."""
     parts = re.split(r"^#+ (.*)$", (DOCS / page).read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -55,7 +55,7 @@ def sections(page: str) -> dict[str, str]:
 
 
 def productions(text: str) -> dict[str, str]:
-    """What each name of a grammar stands for, comments and layout aside."""
+    """Return the definition of each name of a grammar, without comments and layout."""
     plain = re.sub(r"\(\*.*?\*\)", "", text, flags=re.DOTALL)
     found: dict[str, str] = {}
     for name, body in re.findall(r"^(\w+)\s*=(.*?);\s*$", plain, re.DOTALL | re.MULTILINE):

@@ -38,7 +38,7 @@ y = (a)div b;
 """
 
 Span = tuple[int, str, str]
-"""Line (from 1), a text in it, and what it is."""
+"""A line (from 1), a text in it, and the kind of that text."""
 
 
 def built_ins() -> set[str]:

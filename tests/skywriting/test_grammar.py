@@ -219,7 +219,7 @@ _TOKENS = ("name", "number", "text")
 
 
 def read_grammar() -> dict[str, Part]:
-    """Read grammar.txt, but for what it says of single words."""
+    """Read grammar.txt, without its definitions of single words."""
     text = (HERE.parent.parent / "skywriting" / "grammar.txt").read_text()
     text = text[text.index("(* statements *)") :]
     text = re.sub(r"\(\*.*?\*\)", "", text, flags=re.DOTALL)
@@ -265,7 +265,7 @@ class Recogniser:
         self.known: dict[tuple[str, int], set[int]] = {}
 
     def ends(self, part: Part, at: int) -> set[int]:
-        """Where a part that begins in a place may end."""
+        """Return the places at which a part that starts at a place may end."""
         kind, inner = part
         if kind == "word":
             return {at + 1} if self.kinds[at : at + 1] == [inner] else set()

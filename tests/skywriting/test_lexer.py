@@ -1,4 +1,4 @@
-"""Text to tokens: what each piece is, where it stands, and what it means."""
+"""Text to tokens: the kind, the place and the value of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The standard includes: what they ask for, and where their texts come from."""
+"""The standard includes: their texts, and the tasks that they create."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees back to text: what is printed means the same, and is printed the same again."""
+"""Trees back to text: a printed script has the same meaning, and is printed the same again."""
 
 from __future__ import annotations
 

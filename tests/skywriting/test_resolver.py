@@ -1,4 +1,4 @@
-"""What a function reads and assigns, and what is wrong with a tree."""
+"""The variables that a function reads and assigns, and the errors in a tree."""
 
 from __future__ import annotations
 

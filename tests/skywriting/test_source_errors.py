@@ -1,4 +1,4 @@
-"""What is wrong with a text is told, all at once, where it is; and nothing else ever happens."""
+"""All errors in a script are reported at once, each with its place; no other error occurs."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def parsed(text: str) -> Script:
 
 
 def check_any(text: str) -> None:
-    """Whatever a text is: it is refused with sound problems, or it can be shown and read again."""
+    """Any text is refused with valid errors, or can be printed and parsed again."""
     problems = problems_of(text)
     assert len(problems) <= PROBLEMS_MAX
     assert len({(problem.offset, problem.message) for problem in problems}) == len(problems)

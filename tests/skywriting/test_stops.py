@@ -49,7 +49,7 @@ class World:
         self.stops = stops
         self.contents: dict[str, bytes] = {}
         self.calls: dict[str, Any] = {}
-        self.tasks: dict[str, bytes] = {}  # what was spawned, by its name
+        self.tasks: dict[str, bytes] = {}  # the spawned tasks, by name
         self.lines: dict[str, list[str]] = {}  # what each task printed
         self.sizes: list[int] = []  # of continuations
         self.deeds = 0
@@ -100,7 +100,7 @@ class World:
 
 
 class Task:
-    """What one task sees of the world."""
+    """The world as one task sees it."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -332,7 +332,7 @@ class Author:
 
 
 class Scope:
-    """Which variables there are."""
+    """Return the variables."""
 
     def __init__(self, *kinds: list[str]) -> None:
         self.integers, self.lists, self.refs, self.functions, self.dicts = map(list, kinds)

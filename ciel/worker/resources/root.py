@@ -133,7 +133,7 @@ class WorkerSite:
         self.routes.add("/kept/{name}", KeptOutput(kept))
 
     def serve_controls(self, controls: Controls, metrics: WorkerMetrics) -> None:
-        """Serve what acts on the worker, and what it has counted."""
+        """Serve the routes that act on the worker, and its metrics."""
         add_controls(self.routes, controls)
         add_processes(self.routes, controls.reactor, controls.operations)
         self.routes.add("/api/v1/counters", Counters(metrics.counts))
