@@ -55,7 +55,7 @@ COMPILED_ALONE = (
     "ciel/net/control.py",
     "ciel/net/rounds.py",
     "ciel/net/sessions.py",
-    "ciel/net/turns.py",
+    "ciel/net/ticks.py",
     "ciel/testing/fake_attempt.py",
     "ciel/worker/attempt_reports.py",
     "ciel/worker/attempts/attempts.py",

@@ -29,7 +29,7 @@ from ciel.client.client import Client
 from ciel.client.errors import QueryError
 from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions
-from ciel.net.turns import PAUSE_NOTED_S
+from ciel.net.ticks import PAUSE_NOTED_S
 
 JOBS = 10_000
 TASKS_EACH = 90

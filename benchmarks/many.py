@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.programs import RUNS, Scene, scene
 from ciel.client.client import Client
-from ciel.net.turns import PAUSE_NOTED_S
+from ciel.net.ticks import PAUSE_NOTED_S
 
 WATCH_INTERVAL_S = 0.025
 MANY_RUNS = 100_000

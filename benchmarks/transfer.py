@@ -33,7 +33,7 @@ from twisted.web.static import File, NoRangeStaticProducer
 from ciel.core.ids import ObjectId
 from ciel.core.plans import HttpPlan
 from ciel.core.refs import Concrete
-from ciel.net.turns import use_monotonic_clock
+from ciel.net.ticks import use_monotonic_clock
 from ciel.shm.store import open_shm
 from ciel.storage.files import open_disk
 from ciel.testing.data_worker import DataWorker

@@ -11,10 +11,10 @@ from typing import Protocol
 import xxhash
 
 from ciel.scc.copies import Copies
-from ciel.scc.drafts import Draft
 from ciel.scc.fifos import Fifos, Served
 from ciel.scc.shapes import Info, ShmfsError
 from ciel.scc.shmfs import File
+from ciel.scc.uncommitted import UncommittedFile
 from ciel.storage.errors import (
     CorruptObjectError,
     NoSpaceError,
@@ -77,7 +77,7 @@ class OwningStore(Protocol):
     def file_name(self, object_id: str) -> str: ...
     def require_open(self) -> None: ...
     def new_file(self, object_id: str) -> File: ...
-    def new_draft(self, object_id: str) -> Draft: ...
+    def new_draft(self, object_id: str) -> UncommittedFile: ...
     def free_bytes(self) -> int: ...
     def charge(self, more_bytes: int) -> None: ...
     def done_writing(self, writer: SccWriter, charged_bytes: int) -> None: ...
@@ -166,7 +166,7 @@ class SccWriter(ObjectWriter):
         self._pid = os.getpid()
         self._is_open = True
         self._file: File | None = None
-        self._draft: Draft | None = None
+        self._draft: UncommittedFile | None = None
         self._written_bytes = 0
         self._charged_bytes = 0
         self._digest = xxhash.xxh3_64()
@@ -337,7 +337,7 @@ class SccWriter(ObjectWriter):
         available_bytes = self._store.free_bytes() + self._charged_bytes
         return translated(error, self.object_id, wanted_bytes, available_bytes)
 
-    def _in_draft(self) -> Draft:
+    def _in_draft(self) -> UncommittedFile:
         """Continue in a draft, which starts with the content written so far."""
         self._require_open()
         if self._draft is None:
@@ -360,7 +360,7 @@ class SccWriter(ObjectWriter):
         content = file.writable(self._viewed_bytes)
         return self._viewed_bytes, str(xxhash.xxh3_64(content).hexdigest())
 
-    def _copy_in(self, draft: Draft) -> tuple[int, str]:
+    def _copy_in(self, draft: UncommittedFile) -> tuple[int, str]:
         """Fill the file from the draft. May be called again if a commit failed."""
         if self._shared:
             draft.expect_all()

@@ -1,8 +1,9 @@
 """The store `scc`: objects in memory that several cores share, with or without coherent caches.
 
 All workers that name the same instance share one image (`shmfs`). Each worker is a core with its
-own object names (`seats`). A core finds an object of another core by looking up its name, and links
-it under a second name. So no bytes are copied, and each core keeps and deletes its own names.
+own object names (`core_registration`). A core finds an object of another core by looking up its
+name, and links it under a second name. So no bytes are copied, and each core keeps and deletes its
+own names.
 Readers that map memory read in place. A program that needs a file gets a sealed copy (`copies`), or
 writes a file that is copied in (`drafts`); the store counts copied bytes.
 
@@ -27,7 +28,7 @@ import xxhash
 from ciel.core.ids import check_id
 from ciel.scc.builds import BUILDS
 from ciel.scc.copies import Copies
-from ciel.scc.drafts import Draft
+from ciel.scc.core_registration import CoreRegistration
 from ciel.scc.fifos import Fifos
 from ciel.scc.instances import (
     BLOCK_BYTES,
@@ -45,9 +46,9 @@ from ciel.scc.instances import (
     remove_instance,
 )
 from ciel.scc.objects import SccReader, SccWriter, Users, recorded, translated
-from ciel.scc.seats import Seat
 from ciel.scc.shapes import Info, ShmfsError
 from ciel.scc.shmfs import File
+from ciel.scc.uncommitted import UncommittedFile
 from ciel.storage import leases
 from ciel.storage.errors import (
     CannotAdoptError,
@@ -106,7 +107,7 @@ def open_cores(options: Mapping[str, str]) -> SccStore:
         build=build,
     )
     _check_shape(layout)
-    core = _number(options, "core", 0, CORES_MAX - 1, -1)  # Seat checks the upper limit
+    core = _number(options, "core", 0, CORES_MAX - 1, -1)  # CoreRegistration checks the upper limit
     instance = options.get("instance") or secrets.token_hex(8)
     return SccStore(instance, layout, None if core < 0 else core)
 
@@ -137,12 +138,14 @@ class SccStore(ObjectStore):
         try:
             self._fullness = Fullness(ROOT)
             place = self._image.client, self._image.geometry.client_count
-            self._seat = Seat(self._hold_fd, core, layout.cores, place, self._forget)
+            self._registration = CoreRegistration(
+                self._hold_fd, core, layout.cores, place, self._forget
+            )
             self._image.sweep()
             self._temporaries = Temporaries(self._hold_fd, f"{ROOT}/{name}", self._fullness)
         except BaseException:
-            if hasattr(self, "_seat"):
-                self._seat.close()
+            if hasattr(self, "_registration"):
+                self._registration.close()
             self._image.close()
             os.close(self._hold_fd)
             remove_instance(instance)
@@ -206,7 +209,7 @@ class SccStore(ObjectStore):
     def discover(self, object_id: str) -> ObjectInfo | None:
         check_id(object_id)
         self.require_open()
-        for other in self._seat.others():
+        for other in self._registration.others():
             if (found := self._share(f"{other}:{object_id}", object_id)) is not None:
                 return found
         return None
@@ -227,7 +230,10 @@ class SccStore(ObjectStore):
         reserved_bytes = self._reserved_bytes
         used_bytes = self._capacity_bytes - self.free_bytes() - reserved_bytes
         return StoreUsage(
-            self._capacity_bytes, max(0, used_bytes), reserved_bytes, self._seat.object_count
+            self._capacity_bytes,
+            max(0, used_bytes),
+            reserved_bytes,
+            self._registration.object_count,
         )
 
     def levels(self) -> tuple[StoreLevel, ...]:
@@ -253,7 +259,7 @@ class SccStore(ObjectStore):
 
     def claim(self) -> None:
         self.require_open()
-        core = self._seat.core
+        core = self._registration.core
         if self._owner_fd >= 0:
             return
         try:
@@ -278,7 +284,7 @@ class SccStore(ObjectStore):
                 self._fifos.close()
             self._temporaries.close()
             self.copies.close()
-        self._seat.close()
+        self._registration.close()
         self._image.close()
         for fd in (self._owner_fd, self._hold_fd):
             if fd >= 0:
@@ -300,7 +306,7 @@ class SccStore(ObjectStore):
 
     def file_name(self, object_id: str) -> str:
         """Return the name of an object of this core."""
-        return f"{self._seat.name}:{check_id(object_id)}"
+        return f"{self._registration.name}:{check_id(object_id)}"
 
     def free_bytes(self) -> int:
         """Return the free space, which all cores share."""
@@ -323,10 +329,10 @@ class SccStore(ObjectStore):
         except ShmfsError as error:
             raise translated(error, object_id) from error
 
-    def new_draft(self, object_id: str) -> Draft:
+    def new_draft(self, object_id: str) -> UncommittedFile:
         """Create a file that a program can write."""
         try:
-            return Draft(self._temporaries, object_id, self._fullness)
+            return UncommittedFile(self._temporaries, object_id, self._fullness)
         except OSError as error:
             raise StoreSystemError("begin", error.errno or errno.EIO) from error
 
@@ -349,7 +355,7 @@ class SccStore(ObjectStore):
                 if (kept := self._kept_instead(info.object_id, info.checksum)) is not None:
                     return kept
                 continue
-            self._seat.count(1)
+            self._registration.count(1)
             return info
         raise StoreSystemError("commit", errno.EBUSY)
 
@@ -364,7 +370,7 @@ class SccStore(ObjectStore):
             raise translated(error, object_id) from error
 
     def _own_names(self) -> Iterator[str]:
-        prefix = f"{self._seat.name}:"
+        prefix = f"{self._registration.name}:"
         for name, info in self._image.names():
             if name.startswith(prefix) and info.is_committed:
                 yield name.removeprefix(prefix)
@@ -387,7 +393,7 @@ class SccStore(ObjectStore):
             if error.reason == "NOT_FOUND":
                 return False
             raise
-        self._seat.count(-1)
+        self._registration.count(-1)
         return True
 
     def _record(self, file: File) -> str:
@@ -451,7 +457,7 @@ class SccStore(ObjectStore):
                 if self._kept_instead(found.object_id, found.checksum) is not None:
                     return True
                 continue
-            self._seat.count(1)
+            self._registration.count(1)
             if _is_same(self._image.stat(own), info):
                 return True
             self._unlink(own)  # the name had moved to another file before it was linked

@@ -14,6 +14,7 @@ from twisted.logger import Logger
 
 from ciel.shm.messages import Code, Ok
 from ciel.shm.requests import Place, Refusal, Seen, Slow
+from ciel.storage.device_semaphores import Claim, TokenError
 from ciel.storage.devices import device_of
 from ciel.storage.errors import (
     CorruptObjectError,
@@ -24,7 +25,6 @@ from ciel.storage.errors import (
 )
 from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
 from ciel.storage.sharing import Found, copy_in, link
-from ciel.storage.tokens import Claim, TokenError
 
 log = Logger()
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
 from ciel.cli.main import main
-from ciel.net.turns import use_monotonic_clock
+from ciel.net.ticks import use_monotonic_clock
 
 IS_CI = os.environ.get("CIEL_CI") == "1"
 IS_LONG = os.environ.get("CIEL_LONG") == "1"

@@ -35,7 +35,7 @@ def make_ticket(key: Key, method: str, netloc: str, target: str, now_s: float) -
     return f"{TICKET_SCHEME} {key.role}:{issued}:{nonce}:{mac}"
 
 
-class TicketGate:
+class TicketCheck:
     """Accepts each ticket once. Each listener, whose address is `netloc`, has one.
 
     It stores a limited number of used tickets. When full, it drops the oldest one, and then refuses

@@ -1,4 +1,4 @@
-"""Turns every end of a command into an exit status and one clear text, never a traceback.
+"""Ticks every end of a command into an exit status and one clear text, never a traceback.
 
 The first Ctrl-C cancels the command's job and waits until its programs have ended; a second one
 ends the command at once.

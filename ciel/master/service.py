@@ -33,8 +33,8 @@ from ciel.master.state.workers import WorkerFacts
 from ciel.master.waiters import Waiters
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
+from ciel.net.ticks import DelayedCall, Ticks
 from ciel.net.transports import probe
-from ciel.net.turns import DelayedCall, Turns
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json
 
@@ -71,7 +71,7 @@ class MasterService:
     def __init__(
         self,
         reactor: Any,
-        turns: Turns,
+        ticks: Ticks,
         journal: Journal,
         about: dict[str, Any],
         machine: MasterMachine,
@@ -81,7 +81,7 @@ class MasterService:
         self.machine = machine
         self._probe_address = probe_address
         self._reactor = reactor
-        self._turns = turns
+        self._ticks = ticks
         self._journal = journal
         self._about = about  # facts for `status` that the machine does not know
         self._started_at_s = time.time()
@@ -138,7 +138,7 @@ class MasterService:
             self._peers[name] = peer
             if isinstance(token, str):
                 self._peers[name] = self._sessions[False, token] = PeerSession(name, peer, token)
-        self._turns.at_end(self._end_tick)
+        self._ticks.at_end(self._end_tick)
 
     def _admit_worker(self, peer: Peer, token: str) -> None:
         """Let a worker join for which the master has no session."""
@@ -219,7 +219,7 @@ class MasterService:
                     self._drop_sender(name, message, from_worker)
         if isinstance(session, PeerSession):
             session.count(counted)
-        self._turns.at_end(self._end_tick)
+        self._ticks.at_end(self._end_tick)
 
     def _drop_sender(self, name: str, message: Message, from_worker: bool) -> None:
         """Handle the sender of a message that raised an unexpected error: refuse the message of a
@@ -230,7 +230,7 @@ class MasterService:
             self.machine.refuse(name, message, reason)
         elif name in self.machine.workers:
             self.machine.worker_lost(name, reason, self._reactor.seconds())
-            self._turns.at_end(partial(self._end_lost_sessions, reason))
+            self._ticks.at_end(partial(self._end_lost_sessions, reason))
 
     def peer_drained(self, peer: Peer) -> None:
         """Send a client the messages and answers that waited until it had read earlier ones."""
@@ -238,7 +238,7 @@ class MasterService:
         if isinstance(session, PeerSession):
             session.hand_on()
         if peer in self._queries:
-            self._turns.at_end(self._end_tick)
+            self._ticks.at_end(self._end_tick)
 
     def peer_closed(self, peer: Peer, reason: str) -> None:
         name = self._names.pop(peer, None)
@@ -256,7 +256,7 @@ class MasterService:
                 log.info("worker {worker} has no connection: {reason}", worker=name, reason=reason)
                 self.machine.worker_cut_off(name, reason, now_s)
                 self._probe(name)
-        self._turns.at_end(self._end_tick)
+        self._ticks.at_end(self._end_tick)
 
     def _probe(self, name: str) -> None:
         """Check whether a silent worker still listens at its address. If its host refuses the
@@ -271,7 +271,7 @@ class MasterService:
             if is_refused and node is not None and node.suspicion:
                 reason = f"it has ended: nothing listens at {node.facts.netloc}"
                 self.machine.worker_lost(name, reason, self._reactor.seconds(), died=True)
-                self._turns.at_end(self._end_tick)
+                self._ticks.at_end(self._end_tick)
                 self._end_lost_sessions(reason)
 
         self._probed.add(name)
@@ -311,7 +311,7 @@ class MasterService:
                 self._answer(session, ask, "")
                 self._answered_s += time.monotonic() - started_s
             if waiting:
-                self._queries[peer] = waiting  # at the end, so that clients take turns
+                self._queries[peer] = waiting  # at the end, so that clients take ticks
 
     def _can_answer(self) -> bool:
         """Whether a client that reads waits for an answer."""
@@ -362,7 +362,7 @@ class MasterService:
         """Run a function on the machine for an HTTP request; its errors propagate. The resulting
         messages are sent at the end of the tick.
         """
-        self._turns.at_end(self._end_tick)
+        self._ticks.at_end(self._end_tick)
         try:
             return do(self.machine, self.now_s())
         except CielError:
@@ -375,7 +375,7 @@ class MasterService:
         """Declare all workers dead. Workers that still run join again."""
         for worker in list(self.machine.workers):
             self.machine.worker_lost(worker, reason, self.now_s())
-        self._turns.at_end(self._end_tick)
+        self._ticks.at_end(self._end_tick)
         self._end_lost_sessions(reason)
 
     # --- ticks and time ---------------------------------------------------------------------------
@@ -413,7 +413,7 @@ class MasterService:
         """Note that the machine raised an unexpected error: its tables may be partly changed."""
         log.failure("{what} failed in the master because of a bug in ciel", what=what)
         self._bug_seen = self._bug_seen or f"{what}: {type(error).__name__}: {error}"
-        self._turns.at_end(self._end_tick)
+        self._ticks.at_end(self._end_tick)
 
     def _check_invariants(self) -> None:
         """Stop this master if its tables contradict each other; continue if they agree."""

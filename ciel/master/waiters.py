@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 
-from ciel.net.turns import Clock
+from ciel.net.ticks import Clock
 
 WAIT_MAX_S = 1e6
 """The longest wait, eleven days: a clock of floats cannot handle arbitrary times."""

@@ -31,7 +31,7 @@ from zope.interface import classImplements
 from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
 from ciel.net.channels import ChannelNegotiation, Channels, ChannelTransport
-from ciel.net.turns import TELL, Clock, DelayedCall, Turns
+from ciel.net.ticks import TELL, Clock, DelayedCall, Ticks
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAME_MAX
 from ciel.wire.messages import (
@@ -125,7 +125,7 @@ class ControlPeer:
     def __init__(
         self,
         reactor: Clock,
-        turns: Turns,
+        ticks: Ticks,
         session: Session,
         owner: Owner,
         *,
@@ -143,7 +143,7 @@ class ControlPeer:
         self.lost_after_s = lost_after_s
         self.hello_timeout_s = hello_timeout_s
         self._reactor = reactor
-        self._turns = turns
+        self._ticks = ticks
         self._session = session
         self._owner = owner
         self._queued_max_bytes = queued_max_bytes
@@ -202,7 +202,7 @@ class ControlPeer:
         if self._end is not None or self.hello is None:
             return
         if not self._outbox:
-            self._turns.at_end(self._flush, TELL)
+            self._ticks.at_end(self._flush, TELL)
         self._outbox.append(message)
         if len(self._outbox) == RECORDS_PER_FRAME_MAX:
             self._flush()

@@ -7,9 +7,9 @@ JSON, `{"error": "one line"}`, never with a traceback.
 
     routes = Routes()
     routes.add("/data/{id}", Data(store))
-    gate = Gate(key.derive)
-    listener = listen(reactor, "127.0.0.1:0", SecureSite(reactor, routes, gate))
-    gate.serve_as(str(listener.address))
+    authorisation = Authorisation(key.derive)
+    listener = listen(reactor, "127.0.0.1:0", SecureSite(reactor, routes, authorisation))
+    authorisation.serve_as(str(listener.address))
 """
 
 # Most of twisted.web has no annotations.
@@ -34,12 +34,12 @@ from twisted.web.server import Request as TwistedRequest
 from ciel.access.addresses import is_loopback
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Role
+from ciel.net.authorisation import Authorisation
 from ciel.net.control import describe
-from ciel.net.doorstep import Doorstep
 from ciel.net.errors import HttpError
-from ciel.net.gate import Gate
 from ciel.net.paths import PathTable
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
+from ciel.net.unauthenticated import UnauthenticatedConnections
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
 
@@ -263,17 +263,17 @@ class Request(TwistedRequest):
             self._pending.cancel()
 
     def _check_request(self, method: str, target: str, length: int | None) -> None:
-        gate: Gate = self.site.gate
+        authorisation: Authorisation = self.site.authorisation
         if self.site.open_healthz and self.path == HEALTH_PATH:
             self.role = Role.READ
         else:
             try:
-                self.role = self._prove_role(gate, method, target)
+                self.role = self._prove_role(authorisation, method, target)
             except AccessDeniedError as error:
                 raise HttpError(401, str(error), WWW_Authenticate="Bearer") from None
             self.channel.is_unproven = False
         hosts = self.requestHeaders.getRawHeaders(b"Host", [])
-        if len(hosts) != 1 or not gate.is_named_by(hosts[0].decode("latin-1")):
+        if len(hosts) != 1 or not authorisation.is_named_by(hosts[0].decode("latin-1")):
             raise HttpError(421, "this is not the host that the request is for")
         for name, values in self.requestHeaders.getAllRawHeaders():
             if not all(_is_utf8(value) for value in values):
@@ -291,17 +291,17 @@ class Request(TwistedRequest):
         self.sink = route.body_sink(self)
         self._route = route
 
-    def _prove_role(self, gate: Gate, method: str, target: str) -> Role:
+    def _prove_role(self, authorisation: Authorisation, method: str, target: str) -> Role:
         """Return the role that the header proves, or raise `AccessDeniedError`."""
         is_local = _is_local(self.client)
         authorization = self.requestHeaders.getRawHeaders(b"Authorization", [b""])
         proof = authorization[0].decode("latin-1") if len(authorization) == 1 else ""
-        if not proof and gate.browsers is not None:
+        if not proof and authorisation.browsers is not None:
             cookie = b"; ".join(self.requestHeaders.getRawHeaders(b"Cookie", [])).decode("latin-1")
             ticket = self.args.get(b"ticket", [b""])[0].decode("latin-1")
-            if gate.admit_browser(method, target, cookie, ticket, is_local=is_local):
+            if authorisation.admit_browser(method, target, cookie, ticket, is_local=is_local):
                 return Role.READ
-        return gate.admit(proof, method, target, is_local=is_local)
+        return authorisation.admit(proof, method, target, is_local=is_local)
 
     def _check_size(self, route: Route, size_bytes: int) -> None:
         limit_bytes = route.limit_for(self.method.decode("latin-1"))
@@ -500,7 +500,7 @@ def _default_connections_max() -> int:
 
 
 class SecureSite(Site):
-    """Serves `routes` to clients that `gate` admits. `open_healthz` lets anyone read `/healthz`."""
+    """Serves `routes` to authorised clients. `open_healthz` lets anyone read `/healthz`."""
 
     protocol: Any = _Channel
     noisy = False
@@ -509,18 +509,18 @@ class SecureSite(Site):
         self,
         reactor: Any,
         routes: Routes,
-        gate: Gate,
+        authorisation: Authorisation,
         *,
         open_healthz: bool = False,
         connections_max: int | None = None,
     ) -> None:
         super().__init__(None, Request, timeout=IDLE_TIMEOUT_S, reactor=reactor)
         self.routes = routes
-        self.gate = gate
+        self.authorisation = authorisation
         self.open_healthz = open_healthz
         self.channels: set[_Channel] = set()
         self._connections_max = connections_max or _default_connections_max()
-        self._doorstep = Doorstep()
+        self._unauthenticated = UnauthenticatedConnections()
 
     def startFactory(self) -> None:
         """Do not start Twisted's access log and its clock."""
@@ -537,7 +537,7 @@ class SecureSite(Site):
                     return None
                 idle.turn_away()
         channel: _Channel = super().buildProtocol(addr)
-        self._doorstep.let_in(channel)
+        self._unauthenticated.let_in(channel)
         self.channels.add(channel)
         return channel
 

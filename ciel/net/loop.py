@@ -14,7 +14,7 @@ from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.main import installReactor
 
 from ciel.net.rounds import is_due, iterate, wait_s
-from ciel.net.turns import PauseGauge
+from ciel.net.ticks import PauseGauge
 
 
 class Loop(EPollReactor):

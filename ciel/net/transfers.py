@@ -26,8 +26,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from ciel.net.errors import TransferError
-from ciel.net.outside import Outside
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
+from ciel.net.url_policy import UrlPolicy
 from ciel.wire.codec import decode
 from ciel.wire.errors import DecodeError
 
@@ -96,7 +96,7 @@ class Transfers:
         reactor: Any,
         *,
         concurrent_max: int = CONCURRENT_MAX,
-        outside: Outside | None = None,
+        outside: UrlPolicy | None = None,
     ) -> None:
         self._reactor = reactor
         self._outside = outside

@@ -24,9 +24,9 @@ from twisted.python.failure import Failure
 from ciel.access.addresses import TAKEN, netloc
 from ciel.core.events import Message
 from ciel.net.control import ControlPeer, Owner
-from ciel.net.doorstep import Doorstep
 from ciel.net.errors import AddressError, ConnectError, ForeignAddressError, ListenError
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
+from ciel.net.unauthenticated import UnauthenticatedConnections
 from ciel.wire.errors import RefusedError
 from ciel.wire.frames import looks_like_frame
 from ciel.wire.limits import HELLO_TIMEOUT_S
@@ -155,13 +155,17 @@ class ControlFactory(Factory):
 
     noisy = False
 
-    def __init__(self, build: Callable[[], ControlPeer], doorstep: Doorstep | None = None) -> None:
+    def __init__(
+        self,
+        build: Callable[[], ControlPeer],
+        unauthenticated: UnauthenticatedConnections | None = None,
+    ) -> None:
         self._build = build
-        self._doorstep = doorstep or Doorstep()
+        self._unauthenticated = unauthenticated or UnauthenticatedConnections()
 
     def buildProtocol(self, addr: Any) -> Any:
         peer = self._build()
-        self._doorstep.let_in(peer)
+        self._unauthenticated.let_in(peer)
         return peer
 
 
@@ -175,16 +179,16 @@ class FrontDoorFactory(Factory):
         reactor: Any,
         build: Callable[[], ControlPeer],
         site: Factory[Any],
-        doorstep: Doorstep | None = None,
+        unauthenticated: UnauthenticatedConnections | None = None,
     ) -> None:
         self.reactor = reactor
         self.build = build
         self.site = site
-        self._doorstep = doorstep or Doorstep()
+        self._unauthenticated = unauthenticated or UnauthenticatedConnections()
 
     def buildProtocol(self, addr: Any) -> FirstByteProtocol:
         protocol = FirstByteProtocol(self, addr)
-        self._doorstep.let_in(protocol)
+        self._unauthenticated.let_in(protocol)
         return protocol
 
 

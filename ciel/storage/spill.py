@@ -27,7 +27,7 @@ from ciel.storage.interface import (
     StoreLevel,
     StoreUsage,
 )
-from ciel.storage.moving import Dropper
+from ciel.storage.migration import Dropper
 from ciel.storage.shelf import ShelfOptions
 from ciel.storage.tiers import TieredStore, TieredWriter
 

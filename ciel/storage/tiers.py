@@ -50,7 +50,7 @@ from ciel.storage.interface import (
     StoreLevel,
     StoreUsage,
 )
-from ciel.storage.moving import PIECE_BYTES, Mover
+from ciel.storage.migration import PIECE_BYTES, Migrator
 
 T = TypeVar("T")
 
@@ -65,12 +65,12 @@ of the capacity if that is more. It must cover what a program writes between two
 class TieredReader(ObjectReader):
     """An open object of either level. It does not move while it is open."""
 
-    def __init__(self, reader: ObjectReader, mover: Mover, reading: set[int]) -> None:
+    def __init__(self, reader: ObjectReader, mover: Migrator, reading: set[int]) -> None:
         self.object_id = reader.object_id
         self.size_bytes = reader.size_bytes
         self._reader = reader
         self.fingerprint = reader.fingerprint  # type: ignore[method-assign]  # without a wrapper
-        self._mover: Mover | None = mover
+        self._mover: Migrator | None = mover
         self._reading = reading
         reading.add(id(self))
 
@@ -343,7 +343,7 @@ class TieredStore(ObjectStore):
         self.wait_s = wait_s
         self.reading: tuple[set[int], set[int]] = (set(), set())
         self.writing: tuple[set[int], set[int]] = (set(), set())
-        self._upper, self._lower, self.mover = upper, lower, Mover(upper, lower)
+        self._upper, self._lower, self.mover = upper, lower, Migrator(upper, lower)
         self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
         self._place, self._opener_thread, self._spilled = place, threading.get_ident(), 0
 

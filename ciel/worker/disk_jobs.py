@@ -19,10 +19,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from ciel.core.admission import DEFAULT_BYTES_PER_S, Admission, Policy
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
+from ciel.storage.device_semaphores import Claim, sweep
 from ciel.storage.devices import Device, Kind, device_of
 from ciel.storage.errors import StorageError
-from ciel.storage.tokens import Claim, sweep
 
 log = Logger()
 
@@ -91,7 +91,7 @@ class DiskJobs:
         self._notify: Callable[[], object] = lambda: None
         self._lines: dict[str, _Line] = {}  # by the names of devices
         self._found: dict[int, _Line | None] = {}  # by the numbers of file systems
-        self._turns: set[threading.Event] = set()  # of waiting threads
+        self._ticks: set[threading.Event] = set()  # of waiting threads
         self._is_closed = False
         sweep()
 
@@ -175,11 +175,11 @@ class DiskJobs:
             for ticket in tickets:
                 ticket.leave()
 
-        self._turns.add(admitted)
+        self._ticks.add(admitted)
         if not self._is_closed:
             self._reactor.callFromThread(enter)
             admitted.wait()
-        self._turns.discard(admitted)
+        self._ticks.discard(admitted)
         try:
             yield
         finally:
@@ -209,7 +209,7 @@ class DiskJobs:
         self._is_closed = True
         for line in self._lines.values():
             line.close()
-        for admitted in list(self._turns):
+        for admitted in list(self._ticks):
             admitted.set()
         sweep()
 

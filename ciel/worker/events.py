@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 
 KEPT_MAX = 10_000
 WAIT_S: Final = 20.0

@@ -12,7 +12,7 @@ from typing import Any
 from ciel.core.events import DescribeJob, Message
 from ciel.execution.environment import Callers
 from ciel.net.control import Peer
-from ciel.net.turns import DelayedCall, Turns
+from ciel.net.ticks import DelayedCall, Ticks
 from ciel.wire.errors import RefusedError
 from ciel.worker.attempts.attempts import Attempts
 from ciel.worker.events import Events
@@ -48,7 +48,7 @@ class WorkerService:
     def __init__(
         self,
         reactor: Any,
-        turns: Turns,
+        ticks: Ticks,
         machine: WorkerMachine,
         master: MasterSession,
         store_reports: StoreReports,
@@ -60,7 +60,7 @@ class WorkerService:
     ) -> None:
         self.machine = machine
         self._reactor = reactor
-        self._turns = turns
+        self._ticks = ticks
         self._master = master
         self._store_reports = store_reports
         self._retention = retention
@@ -144,7 +144,7 @@ class WorkerService:
 
     def act_soon(self) -> None:
         """Act at the end of the tick."""
-        self._turns.at_end(self.act)
+        self._ticks.at_end(self.act)
 
     def act(self) -> None:
         """Carry out orders until there are none. To carry one out may give rise to others."""

@@ -9,7 +9,7 @@ from twisted.internet.task import LoopingCall
 
 from ciel.core.admission import level_of
 from ciel.core.events import DiskQueued, StoresReported
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.storage.interface import ObjectStore
 from ciel.worker.disk_jobs import DiskJobs
 from ciel.worker.master_session import MasterSession
@@ -29,14 +29,14 @@ class StoreReports:
     def __init__(
         self,
         reactor: Any,
-        turns: Turns,
+        ticks: Ticks,
         master: MasterSession,
         store: ObjectStore,
         disk_jobs: DiskJobs,
         queue: Queue,
         lost: Callable[[str], object],
     ) -> None:
-        self._turns = turns
+        self._ticks = ticks
         self._master = master
         self._store = store
         self._disk_jobs = disk_jobs
@@ -79,7 +79,7 @@ class StoreReports:
             self._master.send(report)
 
     def _disk_changed(self) -> None:
-        self._turns.at_end(self._report_disk)
+        self._ticks.at_end(self._report_disk)
 
     def _report_disk(self) -> None:
         pending_bytes, wait_s = self._queue()

@@ -2,15 +2,15 @@ import pytest
 
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role
-from ciel.access.tickets import TICKET_WINDOW_S, TicketGate, make_ticket
+from ciel.access.tickets import TICKET_WINDOW_S, TicketCheck, make_ticket
 
 CLUSTER = Key(bytes(range(32)))
 NETLOC = "w1:9000"
 NOW_S = 1_700_000_000.0
 
 
-def gate(remembered_max: int = 100) -> TicketGate:
-    return TicketGate(CLUSTER.derive, NETLOC, remembered_max)
+def gate(remembered_max: int = 100) -> TicketCheck:
+    return TicketCheck(CLUSTER.derive, NETLOC, remembered_max)
 
 
 def ticket(target: str = "/data/a", now_s: float = NOW_S, role: Role = Role.WORKER) -> str:
@@ -46,7 +46,7 @@ def test_a_ticket_can_be_used_once() -> None:
 )
 def test_ticket_is_for_one_request_at_one_worker(netloc: str, method: str, target: str) -> None:
     with pytest.raises(AccessDeniedError, match="not for this request"):
-        TicketGate(CLUSTER.derive, netloc).admit(ticket(), method, target, NOW_S)
+        TicketCheck(CLUSTER.derive, netloc).admit(ticket(), method, target, NOW_S)
 
 
 def test_ticket_of_another_key_is_refused() -> None:

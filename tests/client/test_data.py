@@ -12,7 +12,7 @@ import pytest
 
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role
-from ciel.access.tickets import TicketGate
+from ciel.access.tickets import TicketCheck
 from ciel.client.data.logs import LogReader
 from ciel.client.data.objects import read_object
 from ciel.client.data.uploads import upload_file
@@ -53,7 +53,7 @@ class Holder:
 
         self.server = HTTPServer(("127.0.0.1", 0), Answering)
         self.netloc = f"127.0.0.1:{self.server.server_port}"
-        self._gate = TicketGate(key.derive, self.netloc)
+        self._gate = TicketCheck(key.derive, self.netloc)
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
         self._thread.start()
 
@@ -175,7 +175,7 @@ def test_an_unreadable_object_has_all_reasons(holders: list[Holder], key: Key) -
     gone.server.server_close()
     gone.server.shutdown()
     empty.objects.clear()
-    stranger._gate = TicketGate(Key.new().derive, stranger.netloc)
+    stranger._gate = TicketCheck(Key.new().derive, stranger.netloc)
     with pytest.raises(ObjectUnreadableError) as caught:
         read(ref, key)
     assert dict(caught.value.reasons) == {

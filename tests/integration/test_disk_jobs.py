@@ -11,8 +11,8 @@ import pytest
 
 from ciel import Client
 from ciel.core.tasks import Needs
+from ciel.storage.device_semaphores import Claim
 from ciel.storage.devices import Device, device_of
-from ciel.storage.tokens import Claim
 from ciel.testing.homes import HandCluster, Home, wait_for
 
 SIZE_BYTES = 20 << 20

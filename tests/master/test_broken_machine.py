@@ -25,7 +25,7 @@ from ciel.core.ids import JobId, ObjectId
 from ciel.master.journal import NullJournal
 from ciel.master.service import MasterService
 from ciel.master.state.machine import MasterMachine
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.testing.builders import JOB, a_job_spec, a_task, place_of, stored
 from ciel.wire.session import Hello
 
@@ -62,7 +62,7 @@ class Scene:
         self.clock, self.machine = Clock(), MasterMachine()
         service: Any = MasterService
         self.service = service(
-            self.clock, Turns(self.clock), NullJournal(), {}, self.machine,
+            self.clock, Ticks(self.clock), NullJournal(), {}, self.machine,
             probe_address=lambda *_: None,
         )  # fmt: skip
         self.ended: list[str] = []

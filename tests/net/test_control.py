@@ -30,7 +30,7 @@ from ciel.net.control import (
     DISCARDED_MAX_BYTES,
     ControlPeer,
 )
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.wire.errors import RefusedError, RemoteProtocolError
 from ciel.wire.frames import encode_frames
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORDS_PER_FRAME_MAX
@@ -144,14 +144,14 @@ class Line:
         self, role: Role = Role.WORKER, left_key: Key = KEY, right_key: Key = KEY, **options: Any
     ) -> None:
         self.clock = Clock()
-        self.turns = Turns(self.clock)
+        self.ticks = Ticks(self.clock)
         self.owners = (Owner(), Owner())
         sessions = (
             Session.initiator(left_key, role, software="1.0", about={"slots": 2}),
             Session.acceptor(right_key.derive, software="1.0", cluster_id="c1"),
         )
         self.left, self.right = (
-            ControlPeer(self.clock, self.turns, session, owner, **options)
+            ControlPeer(self.clock, self.ticks, session, owner, **options)
             for session, owner in zip(sessions, self.owners, strict=True)
         )
         self.wires = (Wire(), Wire())
@@ -175,9 +175,9 @@ class Line:
         return self
 
     def _settle(self) -> None:
-        self.turns.flush()
+        self.ticks.flush()
         while sum(wire.step() for wire in self.wires):
-            self.turns.flush()
+            self.ticks.flush()
 
     @property
     def told(self) -> list[list[Any]]:

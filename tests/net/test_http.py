@@ -19,11 +19,11 @@ from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role, bearer_header
 from ciel.access.tickets import make_ticket
 from ciel.net import http
-from ciel.net.doorstep import Doorstep
+from ciel.net.authorisation import Authorisation
 from ciel.net.errors import HttpError
-from ciel.net.gate import Gate
 from ciel.net.http import Request, Route, Routes, SecureSite, _is_local
 from ciel.net.transports import Address, FrontDoorFactory, listen
+from ciel.net.unauthenticated import UnauthenticatedConnections
 
 KEY = Key(bytes(range(32)))
 SUBMIT, WORKER, READ = (KEY.derive(role) for role in (Role.SUBMIT, Role.WORKER, Role.READ))
@@ -137,13 +137,13 @@ class Served:
             ("/healthz", Echo()),
         ):
             self.routes.add(path, route)
-        gate = Gate(KEY.derive)
-        self.site = SecureSite(reactor, self.routes, gate, **options)
+        authorisation = Authorisation(KEY.derive)
+        self.site = SecureSite(reactor, self.routes, authorisation, **options)
         house = FrontDoorFactory(reactor, lambda: None, self.site)  # type: ignore[arg-type, return-value]  # never called
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
         self.address: Address = self.listener.address
         self.netloc = str(self.address)
-        gate.serve_as(self.netloc)
+        authorisation.serve_as(self.netloc)
 
     def connect(self) -> socket.socket:
         return socket.create_connection((self.address.host, self.address.port), 10)
@@ -244,10 +244,10 @@ def test_a_request_with_two_authorizations_is_refused(served: Served) -> None:
 
 
 def test_a_bearer_key_is_accepted_from_this_host_only() -> None:
-    gate = Gate(KEY.derive)
-    assert gate.admit(bearer_header(KEY), "GET", "/", is_local=True) is Role.ADMIN
+    authorisation = Authorisation(KEY.derive)
+    assert authorisation.admit(bearer_header(KEY), "GET", "/", is_local=True) is Role.ADMIN
     with pytest.raises(AccessDeniedError, match="from this host only"):
-        gate.admit(bearer_header(KEY), "GET", "/", is_local=False)
+        authorisation.admit(bearer_header(KEY), "GET", "/", is_local=False)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_ticket_is_valid_for_one_request_and_once(served: Served) -> None:
 def test_tickets_are_refused_before_the_gate_knows_its_own_address() -> None:
     ticket = make_ticket(KEY, "GET", "h:1", "/", 0.0)
     with pytest.raises(AccessDeniedError, match="no tickets are taken here"):
-        Gate(KEY.derive, now_s=lambda: 0.0).admit(ticket, "GET", "/", is_local=False)
+        Authorisation(KEY.derive, now_s=lambda: 0.0).admit(ticket, "GET", "/", is_local=False)
 
 
 def test_healthz_can_be_served_without_a_key(in_reactor: Any) -> None:
@@ -642,7 +642,7 @@ def test_an_idle_connection_is_closed_for_a_new_one_at_the_limit(in_reactor: Any
 def test_a_flood_of_unauthenticated_connections_does_not_block_clients(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served.site, "_doorstep", Doorstep(2))
+    monkeypatch.setattr(served.site, "_unauthenticated", UnauthenticatedConnections(2))
     kept = HTTPConnection(served.netloc, timeout=10)
     silent = []
     try:

@@ -13,7 +13,7 @@ import pytest
 
 from ciel.net.loop import Loop
 from ciel.net.rounds import SHORT_WAITS_MIN
-from ciel.net.turns import PauseGauge, Turns
+from ciel.net.ticks import PauseGauge, Ticks
 
 
 @pytest.fixture
@@ -76,13 +76,13 @@ def second(loop: Any, noted: list[str]) -> Iterator[Reading]:
 def test_calls_at_the_end_run_after_all_ready_readers_were_served(
     loop: Any, first: Reading, second: Reading, noted: list[str]
 ) -> None:
-    turns = Turns(loop)
+    ticks = Ticks(loop)
     for reading in (first, second):
         taken = reading.doRead
 
         def served(taken: Any = taken) -> None:
             taken()
-            turns.at_end(lambda: noted.append("end"))
+            ticks.at_end(lambda: noted.append("end"))
 
         reading.doRead = served  # type: ignore[method-assign]  # records the read, too
         os.write(reading.writes, b"x")
@@ -102,13 +102,13 @@ def test_a_call_due_soon_runs_before_a_wait_and_shortens_it(loop: Any, noted: li
 def test_a_call_that_reschedules_itself_does_not_starve_readers(
     loop: Any, first: Reading, noted: list[str]
 ) -> None:
-    turns = Turns(loop)
+    ticks = Ticks(loop)
 
     def again() -> None:
         noted.append("again")
-        turns.at_end(again)
+        ticks.at_end(again)
 
-    turns.at_end(again)
+    ticks.at_end(again)
     os.write(first.writes, b"x")
     loop.doIteration(None)
     assert "first" in noted
@@ -116,13 +116,13 @@ def test_a_call_that_reschedules_itself_does_not_starve_readers(
 
 
 def test_flush_ends_an_iteration_early(loop: Any, noted: list[str]) -> None:
-    turns = Turns(loop)
-    turns.at_end(lambda: noted.append("end"))
-    turns.flush()
+    ticks = Ticks(loop)
+    ticks.at_end(lambda: noted.append("end"))
+    ticks.flush()
     assert noted == ["end"]
     loop.doIteration(0)
     assert noted == ["end"]
-    turns.at_end(lambda: noted.append("another"))
+    ticks.at_end(lambda: noted.append("another"))
     loop.doIteration(0)
     assert noted == ["end", "another"]
 

@@ -18,8 +18,8 @@ from ciel.access.keys import Key, Role
 from ciel.core.events import Answer, Ask, Message
 from ciel.net.control import ControlPeer
 from ciel.net.control import Owner as OwnerProtocol
-from ciel.net.doorstep import Doorstep
 from ciel.net.errors import AddressError, ListenError
+from ciel.net.ticks import Ticks
 from ciel.net.transports import (
     PORTS,
     RETRY_MAX_S,
@@ -32,7 +32,7 @@ from ciel.net.transports import (
     parse_address,
     probe,
 )
-from ciel.net.turns import Turns
+from ciel.net.unauthenticated import UnauthenticatedConnections
 from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
 
@@ -94,20 +94,21 @@ class House:
     def __init__(self, in_reactor: Any) -> None:
         self.run = in_reactor
         self.reactor = in_reactor.reactor
-        self.turns = Turns(self.reactor)
+        self.ticks = Ticks(self.reactor)
         self.owner = Owner()
         self.callers: list[Reconnector] = []
         self.listeners: list[Listener] = []
 
     def accept(self) -> ControlPeer:
         session = Session.acceptor(KEY.derive, software="1.0", cluster_id="c1")
-        return ControlPeer(self.reactor, self.turns, session, self.owner)
+        return ControlPeer(self.reactor, self.ticks, session, self.owner)
 
     def open_front_door(self, address: str = "127.0.0.1:0", places: int = 128) -> Address:
         site = Factory.forProtocol(HttpStandIn)
         site.noisy = False
         return self.listen(
-            address, FrontDoorFactory(self.reactor, self.accept, site, Doorstep(places))
+            address,
+            FrontDoorFactory(self.reactor, self.accept, site, UnauthenticatedConnections(places)),
         )
 
     def listen(self, address: str, factory: Any) -> Address:
@@ -121,7 +122,7 @@ class House:
 
         def build(owner: OwnerProtocol) -> ControlPeer:
             session = Session.initiator(key, Role.SUBMIT, software="1.0")
-            return ControlPeer(self.reactor, self.turns, session, owner)
+            return ControlPeer(self.reactor, self.ticks, session, owner)
 
         reconnector = Reconnector(self.reactor, address, build, caller)
         self.callers.append(reconnector)
@@ -279,9 +280,9 @@ def test_the_limit_of_open_files_limits_unauthenticated_connections(
             self.has_gone = True
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
-    doorstep, people = Doorstep(), [Someone() for _ in range(10)]
+    unauthenticated, people = UnauthenticatedConnections(), [Someone() for _ in range(10)]
     for someone in people:
-        doorstep.let_in(someone)
+        unauthenticated.let_in(someone)
     assert [someone.has_gone for someone in people] == [True] * 2 + [False] * 8
 
 
@@ -315,7 +316,7 @@ def test_a_silent_connection_is_timed_out() -> None:
 def test_a_late_first_byte_leaves_less_time_for_the_proof() -> None:
     clock: Any = Clock()
     session = Session.acceptor(KEY.derive, software="1.0", cluster_id="c1")
-    peer = ControlPeer(clock, Turns(clock), session, Owner())
+    peer = ControlPeer(clock, Ticks(clock), session, Owner())
     door = FrontDoorFactory(clock, lambda: peer, Factory()).buildProtocol(None)
     assert door is not None
     wire = StringTransport()

@@ -22,8 +22,8 @@ from ciel.access.keys import Key, Role
 from ciel.core.events import Answer, Ask, Message
 from ciel.net.channels import Channels, ChannelTransport
 from ciel.net.control import CONGESTED_BYTES, ControlPeer
+from ciel.net.ticks import Ticks
 from ciel.net.transports import ControlFactory, Listener, connect, listen
-from ciel.net.turns import Turns
 from ciel.scc.channels import CAPACITY_BYTES, RingKind
 from ciel.scc.mpb_channels import MpbKind
 from ciel.scc.ring import Ring, RingError, make_segment
@@ -69,7 +69,7 @@ class House:
         self.run = in_reactor
         self.reactor = in_reactor.reactor
         self.iterate = self.reactor.doIteration
-        self.turns = Turns(self.reactor)
+        self.ticks = Ticks(self.reactor)
         self.kind: Any = kind
         self.channels = Channels(self.reactor, self.kind)
         self.accepting, self.calling = Owner(), Owner()
@@ -80,7 +80,7 @@ class House:
     def accept(self) -> ControlPeer:
         session = Session.acceptor(KEY.derive, software="1.0", cluster_id="c1")
         return ControlPeer(
-            self.reactor, self.turns, session, self.accepting, channels=self.channels
+            self.reactor, self.ticks, session, self.accepting, channels=self.channels
         )
 
     def session(self, *channels: str) -> Session:
@@ -92,7 +92,7 @@ class House:
 
         def build() -> ControlPeer:
             return ControlPeer(
-                self.reactor, self.turns, self.session(*channels), self.calling, channels=mine
+                self.reactor, self.ticks, self.session(*channels), self.calling, channels=mine
             )
 
         self.run(connect, self.reactor, self.name, build, lambda error: None)

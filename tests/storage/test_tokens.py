@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from ciel.storage import leases
-from ciel.storage.tokens import Claim, TokenError, sweep
+from ciel.storage.device_semaphores import Claim, TokenError, sweep
 from ciel.testing.c_programs import compiled
 from ciel.testing.homes import wait_for
 
 LINES = Path(f"/dev/shm/ciel-io-{os.geteuid()}")
 PYTHON = """
 import sys
-from ciel.storage.tokens import Claim
+from ciel.storage.device_semaphores import Claim
 with Claim(sys.argv[1], int(sys.argv[2])) as claim:
     timeout_ms = int(sys.argv[3])
     found = claim.wait(timeout_ms / 1000 if timeout_ms >= 0 else None)

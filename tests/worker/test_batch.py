@@ -32,7 +32,7 @@ from ciel.execution.kept import KeptAttempts
 from ciel.executors.init import InitExecutor
 from ciel.executors.stdinout import StdinoutExecutor
 from ciel.executors.sync import SyncExecutor
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.builders import JOB, inline, stored
 from ciel.testing.homes import wait_for
@@ -113,13 +113,13 @@ class Worker:
         self.in_reactor, self.store, self.path = in_reactor, store, path
         reactor = in_reactor.reactor
         environ = {"PATH": os.environ["PATH"], "INHERITED": "yes"}
-        self.launching = in_reactor(Launching, reactor, Turns(reactor), environ)
+        self.launching = in_reactor(Launching, reactor, Ticks(reactor), environ)
         self.thoughtful = Thoughtful()
         executors = (
             StdinoutExecutor(), SyncExecutor(), InitExecutor(), Broken(), Slow(), self.thoughtful,
         )  # fmt: skip
         place = Workplace(
-            reactor=reactor, turns=Turns(reactor), owner=self, launching=self.launching,
+            reactor=reactor, ticks=Ticks(reactor), owner=self, launching=self.launching,
             store=store, streams=in_reactor(Streams, reactor),
             executors={executor.name: executor for executor in executors},
             worker="w1", netloc=HERE, scratch=ScratchPool(path / "spool"),

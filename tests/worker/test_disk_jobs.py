@@ -21,10 +21,10 @@ from ciel.access.tickets import make_ticket
 from ciel.core.admission import Policy
 from ciel.core.events import DiskQueued, MeetWorkers, Neighbour
 from ciel.executors.stdinout import StdinoutExecutor
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
+from ciel.storage.device_semaphores import Claim, TokenError
 from ciel.storage.devices import Device, Kind
 from ciel.storage.files import FileStore, open_disk
-from ciel.storage.tokens import Claim, TokenError
 from ciel.testing.data_worker import KEY, DataWorker
 from ciel.testing.homes import wait_for
 from ciel.worker import disk_jobs
@@ -329,7 +329,7 @@ def test_while_a_task_waits_for_the_disk_another_has_the_slot(
     queue = partial(jobs.jobs.queue_at, jobs.here)
     reactor, jobs_here = worker.in_reactor.reactor, jobs.jobs
     reports = worker.in_reactor(
-        StoreReports, reactor, Turns(reactor), worker.master, store, jobs_here, queue, print
+        StoreReports, reactor, Ticks(reactor), worker.master, store, jobs_here, queue, print
     )
     worker.say(MeetWorkers((Neighbour(holder.netloc, "another"),)))
 

@@ -18,7 +18,7 @@ import pytest
 
 from ciel.launch import DEV_NULL, File, LaunchSpec, Limits, ProgramExited, ProgramFailed, Standard
 from ciel.launch.messages import Descriptor
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.testing.homes import wait_for
 from ciel.worker.attempts import forkserver
 from ciel.worker.attempts.forkserver import encode_fork
@@ -44,7 +44,7 @@ class Forked:
         self.directory = directory
         self.parent = [sys.executable, "-c", SERVE, "serve"]
         reactor = in_reactor.reactor
-        self.launching: Launching = in_reactor(Launching, reactor, Turns(reactor), os.environ)
+        self.launching: Launching = in_reactor(Launching, reactor, Ticks(reactor), os.environ)
         self.ends: dict[int, End] = {}
         self._changed = threading.Condition()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ciel.launch import DEV_NULL, File, LaunchSpec, LaunchSpecError, ProgramExited, ProgramFailed
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.testing.homes import wait_for
 from ciel.worker.attempts.launching import Launching
 
@@ -25,7 +25,7 @@ class Launched:
     def __init__(self, in_reactor: Any) -> None:
         self.in_reactor = in_reactor
         reactor = in_reactor.reactor
-        self.launching: Launching = in_reactor(Launching, reactor, Turns(reactor), os.environ)
+        self.launching: Launching = in_reactor(Launching, reactor, Ticks(reactor), os.environ)
         self.ends: list[tuple[int, End]] = []
         self._changed = threading.Condition()
 

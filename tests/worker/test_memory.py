@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 
 from ciel.core.ids import TaskId
 from ciel.launch import DEV_NULL, File, LaunchSpec, ProgramExited, ProgramFailed
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.testing.homes import wait_for
 from ciel.worker.attempts.launching import Launching
 from ciel.worker.limits.memory import LOOK_S, MemoryWatch
@@ -51,7 +51,7 @@ class Programs:
         self.pids: dict[int, int] = {}
         self.ends: dict[int, ProgramExited | ProgramFailed] = {}
         reactor = in_reactor.reactor
-        self.launching: Launching = in_reactor(Launching, reactor, Turns(reactor), os.environ)
+        self.launching: Launching = in_reactor(Launching, reactor, Ticks(reactor), os.environ)
         self.watch = MemoryWatch(self.clock, self._told)
 
     def watch_in_time(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.internet.task import Clock
 
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.worker.interactive.outgoing import HOLD_S, Outbox, OutgoingFrames
 
 
@@ -23,7 +23,7 @@ class Channel:
 class Scene:
     def __init__(self) -> None:
         self.clock = Clock()
-        outgoing = OutgoingFrames(self.clock, Turns(self.clock))
+        outgoing = OutgoingFrames(self.clock, Ticks(self.clock))
         channel: Any = Channel()
         self.channel = channel
         self.outbox = Outbox(channel, outgoing)

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from ciel.core.events import CopyTimed, MeetWorkers, Neighbour, StoresReported
 from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.storage.files import FileStore
 from ciel.storage.shelf import ShelfOptions
 from ciel.worker.disk_jobs import DiskJobs as RealDiskJobs
@@ -78,15 +78,15 @@ class Scene:
     def __init__(self, store: Advised) -> None:
         self.clock, self.peer = Reactor(), Peer()
         self.machine = WorkerMachine("here:1", "host", 1)
-        turns, events, jobs = Turns(self.clock), Events(self.clock), DiskJobs()
+        ticks, events, jobs = Ticks(self.clock), Events(self.clock), DiskJobs()
         master = MasterSession(events)
         retention = Retention(self.clock, store, self.machine, jobs.turn)
         self.reports = StoreReports(
-            self.clock, turns, master, store, jobs, lambda: (0, 0.0), pytest.fail
+            self.clock, ticks, master, store, jobs, lambda: (0, 0.0), pytest.fail
         )
         service: Any = WorkerService
         self.service = service(
-            self.clock, turns, self.machine, master, self.reports, retention, {}, events,
+            self.clock, ticks, self.machine, master, self.reports, retention, {}, events,
             lambda: None, lambda error: None,
         )  # fmt: skip
         self.fetches = FetchReports(self.service, master, retention, events)

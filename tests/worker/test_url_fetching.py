@@ -12,7 +12,7 @@ import pytest
 
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Fetch
-from ciel.net.outside import Outside
+from ciel.net.url_policy import UrlPolicy
 from ciel.storage.files import FileStore
 from ciel.testing.homes import wait_for
 from ciel.worker.transfer import url_fetching
@@ -55,7 +55,7 @@ def url() -> Iterator[str]:
 class Fetching:
     """The sessions of a worker, on the reactor."""
 
-    def __init__(self, run: Any, store: FileStore, outside: Outside) -> None:
+    def __init__(self, run: Any, store: FileStore, outside: UrlPolicy) -> None:
         self.run = run
         self.kept: list[str] = []
         self.urls = run(UrlFetching, run.reactor, store, outside, "127.0.0.1:1", self.kept.append)
@@ -74,7 +74,7 @@ class Fetching:
 
 @pytest.fixture
 def fetching(in_reactor: Any, store: FileStore) -> Iterator[Fetching]:
-    fetching = Fetching(in_reactor, store, Outside.ANY)
+    fetching = Fetching(in_reactor, store, UrlPolicy.ANY)
     yield fetching
     in_reactor(fetching.urls.close)
 
@@ -153,7 +153,7 @@ def test_nothing_is_fetched_if_one_url_is_refused(
 def test_a_worker_that_fetches_no_urls_says_what_to_do(
     in_reactor: Any, store: FileStore, url: str
 ) -> None:
-    fetching = Fetching(in_reactor, store, Outside.OFF)
+    fetching = Fetching(in_reactor, store, UrlPolicy.OFF)
     with pytest.raises(SessionRefusedError, match="start it with --fetch-urls https"):
         fetching.begin("s", a=f"{url}/good")
     in_reactor(fetching.urls.close)
@@ -163,7 +163,7 @@ def test_what_is_under_way_fails_when_the_worker_ends(
     in_reactor: Any, store: FileStore, url: str
 ) -> None:
     Answer.held.clear()
-    fetching = Fetching(in_reactor, store, Outside.ANY)
+    fetching = Fetching(in_reactor, store, UrlPolicy.ANY)
     fetching.begin("s", **{f"a{number}": f"{url}/held" for number in range(20)})
     in_reactor(fetching.urls.close)
     facts = fetching.end("s")

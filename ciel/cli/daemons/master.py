@@ -31,6 +31,7 @@ from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
 from ciel.master.state.machine import MasterMachine
 from ciel.net.control import ControlPeer
 from ciel.net.errors import NetError
+from ciel.net.ticks import Ticks
 from ciel.net.transports import (
     ControlFactory,
     FrontDoorFactory,
@@ -38,7 +39,6 @@ from ciel.net.transports import (
     listen,
     parse_address,
 )
-from ciel.net.turns import Turns
 from ciel.plugins import PluginError
 from ciel.wire.session import Session
 
@@ -111,7 +111,7 @@ class Master:
                 status=2,
             )
         told = advertised(options)
-        turns = Turns(reactor)
+        ticks = Ticks(reactor)
         channels = open_channels(reactor, options)
         reactor.look_s = poll_s(options, 0.0)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
@@ -120,17 +120,17 @@ class Master:
             delegates=not options.no_delegation, suspect_after_s=options.suspect_after,
             worker_timeout_s=options.worker_timeout,
         )  # fmt: skip
-        service = self._service = MasterService(reactor, turns, NullJournal(), about, machine)
+        service = self._service = MasterService(reactor, ticks, NullJournal(), about, machine)
         service.on_inconsistent = self.fail
 
         def build() -> ControlPeer:
             session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)
             return ControlPeer(
-                reactor, turns, session, service,
+                reactor, ticks, session, service,
                 lost_after_s=max(CLIENT_LOST_AFTER_S, options.worker_timeout), channels=channels,
             )  # fmt: skip
 
-        site, gate = master_site(
+        site, authorisation = master_site(
             reactor, key, service, self.stop, open_healthz=options.open_healthz
         )
         front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site))
@@ -139,7 +139,7 @@ class Master:
         self._listeners.append(side)
         own = with_port(told, front.address)
         about["url"] = f"http://{own}"
-        gate.serve_as(own)
+        authorisation.serve_as(own)
         log.info("master of cluster {id} at {url}", id=cluster_id, url=about["url"])
         settle_memory()
         return {"url": about["url"], "control": str(side.address)}

@@ -25,7 +25,7 @@ from ciel.cli.daemons.lifeline import Lifeline
 from ciel.launch.limits import open_files_advice, raise_open_files
 from ciel.net import loop
 from ciel.net.errors import ForeignAddressError
-from ciel.net.turns import PauseGauge, use_monotonic_clock
+from ciel.net.ticks import PauseGauge, use_monotonic_clock
 from ciel.plugins import PluginError
 from ciel.storage.errors import StoreSpecError
 

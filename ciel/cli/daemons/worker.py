@@ -43,10 +43,10 @@ from ciel.launch.memory import memory_of_host
 from ciel.net.channels import Channels
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.errors import NetError
-from ciel.net.outside import Outside
+from ciel.net.ticks import Ticks
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Reconnector, listen
-from ciel.net.turns import Turns
+from ciel.net.url_policy import UrlPolicy
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.storage.specs import parse_spec
@@ -142,8 +142,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--fetch-urls",
-        choices=[which.value for which in Outside],
-        default=Outside.OFF.value,
+        choices=[which.value for which in UrlPolicy],
+        default=UrlPolicy.OFF.value,
         help="which URLs the worker fetches for HTTP requests: off (default), https, or any",
     )
     add("--open-healthz", action="store_true", help="answer /healthz without a key")
@@ -156,13 +156,13 @@ def parser() -> argparse.ArgumentParser:
 
 def _control_peer(
     reactor: Any,
-    turns: Turns,
+    ticks: Ticks,
     begin_session: Callable[[], Session],
     channels: Channels | None,
     owner: Owner,
 ) -> ControlPeer:
     """Make the worker's end of a control connection; called each time that it connects."""
-    return ControlPeer(reactor, turns, begin_session(), owner, channels=channels)
+    return ControlPeer(reactor, ticks, begin_session(), owner, channels=channels)
 
 
 class Worker:
@@ -186,14 +186,14 @@ class Worker:
         """
         reactor, options = self._reactor, self._options
         told = advertised(options)
-        turns, channels = Turns(reactor), open_channels(reactor, options)
+        ticks, channels = Ticks(reactor), open_channels(reactor, options)
         reactor.look_s = poll_s(options, WORKER_POLL_US)
         become_subreaper()
         spool = self._keep(self._spool)
         spool.open()
         logs = JobLogs(reactor, spool.logs_directory(options.log))
         store = self._open_store()
-        launching = self._keep(Launching(reactor, turns, inherited(os.environ), store.directories))
+        launching = self._keep(Launching(reactor, ticks, inherited(os.environ), store.directories))
         transfers = self._keep(Transfers(reactor))
         executors = _executors_here()
         streams = self._keep(Streams(reactor))
@@ -208,17 +208,17 @@ class Worker:
         master = MasterSession(events)
         retention = Retention(reactor, store, machine, disk_jobs.turn)
         store_reports = self._keep(
-            StoreReports(reactor, turns, master, store, disk_jobs, queue, self.fail)
+            StoreReports(reactor, ticks, master, store, disk_jobs, queue, self.fail)
         )
         service = WorkerService(
-            reactor, turns, machine, master, store_reports, retention, callers, events,
+            reactor, ticks, machine, master, store_reports, retention, callers, events,
             partial(self._joined, own), self._refused,
         )  # fmt: skip
         self._closers.append(service.close)
         fetches = FetchReports(service, master, retention, events)
         reports = AttemptReports(service, master, fetches, store_reports, events)
         attempts, interactive = self._attempts(
-            callers, reactor=reactor, turns=turns, owner=reports, launching=launching, store=store,
+            callers, reactor=reactor, ticks=ticks, owner=reports, launching=launching, store=store,
             streams=streams, executors=executors.known, netloc=own, logs=logs, channels=channels,
         )  # fmt: skip
         operations = Operations(service, master, interactive, events)
@@ -231,7 +231,7 @@ class Worker:
 
         about = self._about(machine, executors, channels)
         begin = partial(self._begin_session, key, cluster_id, about, master)
-        dial = partial(_control_peer, reactor, turns, begin, channels)
+        dial = partial(_control_peer, reactor, ticks, begin, channels)
         reconnector = Reconnector(reactor, control, dial, service)
         self._closers.append(reconnector.stop)
         self._drain = partial(self._drain_programs, service, reconnector)
@@ -309,7 +309,7 @@ class Worker:
             self._url, reconnector.address = url, netloc(host, port)
             service.leave_master()
 
-        outside = Outside(self._options.fetch_urls)
+        outside = UrlPolicy(self._options.fetch_urls)
         urls = self._keep(UrlFetching(self._reactor, store, outside, machine.netloc, keep))
         return Controls(
             reactor=self._reactor, worker=self._id, netloc=machine.netloc,

@@ -202,10 +202,10 @@ class LocalCluster(Shown):
             raise ValueError(f"a worker has 1 to {SLOTS_MAX} slots, not {slots}")
         with self._growing:
             number = len(self._spools)
-            seats = self._stores.seats
-            if seats is not None and number >= seats:
+            cores = self._stores.cores
+            if cores is not None and number >= cores:
                 raise ClusterError(
-                    f"the scc store of this cluster has cores for {seats} workers, and all "
+                    f"the scc store of this cluster has cores for {cores} workers, and all "
                     "are in use; start the cluster with more, as in store='scc:cores=8'"
                 )
             self._add_spool()

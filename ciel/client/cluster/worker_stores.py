@@ -29,25 +29,25 @@ class WorkerStores:
             self._name, self._given = parse_spec(spec) if spec else ("", {})
         except StoreSpecError as error:
             raise ClusterOptionError(str(error)) from error
-        self.seats: int | None = None
+        self.cores: int | None = None
         """How many workers can share the store; None if each has its own."""
         if self._name == "scc":
-            self.seats = self._count_seats(workers)
+            self.cores = self._count_cores(workers)
 
-    def _count_seats(self, workers: int) -> int:
+    def _count_cores(self, workers: int) -> int:
         core, cores = self._given.get("core"), self._given.get("cores", str(workers))
         if core is not None and workers > 1:
             raise ClusterOptionError(
                 f"'core={core}': that is one worker's, and there are {workers}; leave it out, and "
                 "each has its own"
             )
-        seats = int(cores) if cores.isdecimal() else workers  # the worker reports a wrong number
-        if 0 < seats < workers:
+        count = int(cores) if cores.isdecimal() else workers  # the worker reports a wrong number
+        if 0 < count < workers:
             raise ClusterOptionError(
-                f"'cores={cores}': {workers} workers need as many; say cores={workers} or more, or "
+                f"'cores={count}': {workers} workers need as many; say cores={workers} or more, or "
                 "leave it out"
             )
-        return 1 if core is not None else seats
+        return 1 if core is not None else count
 
     def spec_of(self, number: int, own: str, shared: str) -> str | None:
         """Return the specification for worker `number`. If it has no name, the store is named
@@ -58,7 +58,7 @@ class WorkerStores:
             if self._given.get("arena") == "yes" and "capacity" not in self._given:
                 del options["capacity"]  # the arena has its own memory
         elif self._name == "scc":
-            usual = {"instance": shared, "cores": str(self.seats), "core": str(number)}
+            usual = {"instance": shared, "cores": str(self.cores), "core": str(number)}
             options = usual | self._given
         else:
             return self.spec

@@ -17,8 +17,8 @@ from ciel.master.resources.pages import add_pages
 from ciel.master.resources.shutdown import Shutdown
 from ciel.master.service import MasterService
 from ciel.master.state.queries.metrics import collect_metrics
+from ciel.net.authorisation import Authorisation
 from ciel.net.exposition import Family, Metrics, gauge
-from ciel.net.gate import Gate
 from ciel.net.http import Request, Route, Routes, SecureSite
 
 
@@ -66,9 +66,9 @@ def master_site(
     stop: Callable[[], object],
     *,
     open_healthz: bool = False,
-) -> tuple[Any, Gate]:
-    """Make the site. The caller sets the master's address on the gate once it is known."""
-    gate = Gate(key.derive)
-    gate.browsers = BrowserSessions(PAGES)
-    routes = master_routes(reactor, key, service, stop, gate.browsers)
-    return SecureSite(reactor, routes, gate, open_healthz=open_healthz), gate
+) -> tuple[Any, Authorisation]:
+    """Make the site. The caller sets the master's address on the authorisation once it is known."""
+    authorisation = Authorisation(key.derive)
+    authorisation.browsers = BrowserSessions(PAGES)
+    routes = master_routes(reactor, key, service, stop, authorisation.browsers)
+    return SecureSite(reactor, routes, authorisation, open_healthz=open_healthz), authorisation

@@ -43,7 +43,7 @@ class FakeMaster:
         self._links: dict[str, Connection] = {}  # of clients
         self._sessions: dict[str, PeerSession] = {}  # of workers
         self._turn_due_s: float | None = None
-        self._turns = 0
+        self._ticks = 0
         self._journal_read = 0
         world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
 
@@ -209,8 +209,8 @@ class FakeMaster:
                 self._world.witness.released(machine, listed[peer].intersection(message.objects))
         for peer, message in outbox:
             self._send(peer, message)
-        self._turns += 1
-        if self._turns % self._world.options.turns_per_check == 0:
+        self._ticks += 1
+        if self._ticks % self._world.options.turns_per_check == 0:
             check_master(machine, self._world.witness)
         next_s = machine.due_s()
         if next_s is not None:

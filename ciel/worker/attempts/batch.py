@@ -20,7 +20,7 @@ from ciel.execution.outputs import commit_output
 from ciel.execution.report import command_text, failure_text
 from ciel.launch import LaunchSpecError
 from ciel.launch.messages import ProgramExited, ProgramFailed
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 from ciel.storage.errors import (
     NoSpaceError,
     ObjectConflictError,

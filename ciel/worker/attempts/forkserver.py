@@ -34,7 +34,7 @@ from ciel.launch.messages import (
     ProgramFailed,
     Standard,
 )
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 
 SILENCE_MAX_S = 10.0
 """A parent that does not answer within this time hangs. It starts in 0.05 s, unless a disk is slow.

@@ -18,7 +18,7 @@ from ciel.launch.messages import (
     ProgramExited,
     ProgramFailed,
 )
-from ciel.net.turns import START, DelayedCall, Turns
+from ciel.net.ticks import START, DelayedCall, Ticks
 from ciel.worker.attempts.forkserver import Forks
 
 log = Logger()
@@ -42,13 +42,13 @@ class Launching:
     def __init__(
         self,
         reactor: Any,
-        turns: Turns,
+        ticks: Ticks,
         environ: Mapping[str, str],
         read_only: Iterable[str] = (),
     ) -> None:
         """`read_only`: directories that programs should only be able to read."""
         self._reactor = reactor
-        self._turns = turns
+        self._ticks = ticks
         self.environ = dict(environ)
         self._owners: dict[int, Ended] = {}
         self._started: dict[int, Callable[[int], None]] = {}
@@ -94,7 +94,7 @@ class Launching:
             self._look = self._reactor.callLater(STOPPED_LOOK_S, self._see_to_it)
         if started is not None:
             self._started[launch_id] = started
-        self._turns.at_end(self._flush, START)
+        self._ticks.at_end(self._flush, START)
         return launch_id
 
     def start_anew(self, launch_id: int, spec: LaunchSpec, signals: list[int]) -> None:
@@ -102,23 +102,23 @@ class Launching:
         self._launcher.start(launch_id, spec)
         for number in signals:
             self._launcher.kill(launch_id, number)
-        self._turns.at_end(self._flush, START)
+        self._ticks.at_end(self._flush, START)
 
     def adopt(self, launch_id: int, parent_id: int, pid: int) -> None:
         """As `ForksOwner` says."""
         self._launcher.adopt(launch_id, parent_id, pid)
-        self._turns.at_end(self._flush, START)
+        self._ticks.at_end(self._flush, START)
 
     def kill(self, launch_id: int, signal_number: int) -> None:
         """Send a signal to a program's process group; SIGKILL reaches all that it started."""
         if not self._forks.keep_signal(launch_id, signal_number):
             self._launcher.kill(launch_id, signal_number)
-            self._turns.at_end(self._flush, START)
+            self._ticks.at_end(self._flush, START)
 
     def recall(self, launch_id: int) -> None:
         """Have a program fail with ECANCELED if it still waits to be started."""
         self._launcher.recall(launch_id)
-        self._turns.at_end(self._flush, START)
+        self._ticks.at_end(self._flush, START)
 
     def _see_to_it(self) -> None:
         """Continue the launcher if it was stopped."""

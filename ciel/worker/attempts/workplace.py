@@ -17,7 +17,7 @@ from ciel.execution.executor import Child, Executor
 from ciel.execution.kept import KeptAttempts
 from ciel.execution.report import logged_name
 from ciel.net.channels import Channels
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.storage.errors import ChangedObjectError, ObjectNotFoundError
 from ciel.storage.interface import Fingerprint, ObjectReader, ObjectStore
 from ciel.worker.attempts.launching import Launching
@@ -91,7 +91,7 @@ class Workplace:
     """The means of a worker. `netloc`: where it serves its objects."""
 
     reactor: Any
-    turns: Turns
+    ticks: Ticks
     owner: AttemptsOwner
     worker: str
     netloc: str

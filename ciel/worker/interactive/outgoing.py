@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from ciel.net.turns import START, DelayedCall, Turns
+from ciel.net.ticks import START, DelayedCall, Ticks
 from ciel.wire.calls import encode_call
 
 HOLD_S: Final = 0.02
@@ -54,15 +54,15 @@ class Outbox:
 class OutgoingFrames:
     """The outboxes that are not empty."""
 
-    def __init__(self, reactor: Any, turns: Turns) -> None:
+    def __init__(self, reactor: Any, ticks: Ticks) -> None:
         self._reactor = reactor
-        self._turns = turns
+        self._ticks = ticks
         self._outboxes: dict[Outbox, None] = {}
         self._held: DelayedCall | None = None
 
     def add(self, outbox: Outbox) -> None:
         self._outboxes[outbox] = None
-        self._turns.at_end(self._flush, START)
+        self._ticks.at_end(self._flush, START)
 
     def _flush(self) -> None:
         outboxes, self._outboxes = self._outboxes, {}

@@ -26,7 +26,7 @@ from ciel.execution.conversation import Conversation, ConversingExecutor, Over
 from ciel.execution.executor import ProgramExit, Talk
 from ciel.execution.report import command_text
 from ciel.launch.messages import ProgramExited, ProgramFailed
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 from ciel.storage.errors import StorageError
 from ciel.wire.calls import Call, encode_call, frame_call
 from ciel.wire.errors import EncodeError, WireError

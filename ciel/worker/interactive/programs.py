@@ -10,7 +10,7 @@ from ciel.core.ids import ObjectId
 from ciel.execution.conversation import Over
 from ciel.execution.executor import Action, Executor, Talk, Task
 from ciel.launch import LaunchSpecError
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError, StorageError
 from ciel.worker.attempts.faults import preparation_fault
 from ciel.worker.attempts.lifecycle import Lifecycle
@@ -38,7 +38,7 @@ class InteractivePrograms:
         self._waiting: dict[ObjectId, Process] = {}  # in the middle of a task, by fixed object
         self._pool = Pool(patience.idle_s)
         self._count = 0
-        self._outgoing = OutgoingFrames(place.reactor, place.turns)
+        self._outgoing = OutgoingFrames(place.reactor, place.ticks)
         self._reaping: DelayedCall | None = None
 
     def idle_count(self) -> int:

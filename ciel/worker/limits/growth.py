@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 from ciel.storage.errors import NoSpaceError, StorageError
 from ciel.storage.interface import ObjectWriter
 from ciel.storage.space import PAGE_BYTES, release_blocks

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 from ciel.worker.state.orders import Key
 
 LOOK_S: Final = 0.05

@@ -10,9 +10,9 @@ from typing import Any
 from ciel.access.keys import Key, Role
 from ciel.core.errors import InvalidIdError
 from ciel.core.ids import JobId, check_id
+from ciel.net.authorisation import Authorisation
 from ciel.net.errors import HttpError
 from ciel.net.exposition import Metrics
-from ciel.net.gate import Gate
 from ciel.net.http import Answer, Request, Route, Routes, SecureSite
 from ciel.storage.interface import ObjectStore
 from ciel.worker.logs import CHUNK_BYTES, JobLogs
@@ -110,7 +110,7 @@ class WorkerSite:
     """
 
     def __init__(self, reactor: Any, key: Key, *, open_healthz: bool = False) -> None:
-        self._gate = Gate(key.derive)
+        self._gate = Authorisation(key.derive)
         self._health = Health()
         self.routes = Routes()
         self.routes.add("/healthz", self._health)

@@ -14,7 +14,7 @@ from ciel.core.ids import UPLOAD_PREFIX, ObjectId, check_id
 from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Value
 from ciel.net.errors import HttpError
 from ciel.net.http import Answer, Request, Route, Routes
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.wire.references import SIZE_MAX_BYTES, to_json
 from ciel.worker.disk_jobs import Admit, Ticket, at_once

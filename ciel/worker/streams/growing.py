@@ -29,7 +29,7 @@ from twisted.python.failure import Failure as TwistedFailure
 from zope.interface import implementer
 
 from ciel.core.refs import INLINE_MAX_BYTES
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 from ciel.storage.interface import ObjectReader
 
 T = TypeVar("T")

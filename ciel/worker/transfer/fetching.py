@@ -25,8 +25,8 @@ from ciel.core.ids import ObjectId
 from ciel.core.plans import HttpPlan, LinkPlan, Plan, StreamPlan
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.net.errors import TransferError
+from ciel.net.ticks import DelayedCall
 from ciel.net.transfers import STALL_TIMEOUT_S, Begun, Transfers
-from ciel.net.turns import DelayedCall
 from ciel.storage.errors import CorruptObjectError, StorageError
 from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
 from ciel.storage.sharing import Found, copy_in, link

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from ciel.net.http import Request
-from ciel.net.turns import DelayedCall
+from ciel.net.ticks import DelayedCall
 from ciel.storage.errors import StorageError
 from ciel.worker.streams.growing import Growing, Streams, Waiter
 

@@ -13,8 +13,8 @@ from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Fetch
 from ciel.net.errors import NetError
-from ciel.net.outside import Outside, UrlRefusedError
 from ciel.net.transfers import Transfers
+from ciel.net.url_policy import UrlPolicy, UrlRefusedError
 from ciel.storage.interface import ObjectStore
 from ciel.wire.references import to_json
 
@@ -55,7 +55,7 @@ class UrlFetching:
         self,
         reactor: Any,
         store: ObjectStore,
-        outside: Outside,
+        outside: UrlPolicy,
         netloc: str,
         keep: Callable[[ObjectId], None],
     ) -> None:
@@ -64,13 +64,13 @@ class UrlFetching:
         self._outside = outside
         self._keep = keep
         self._transfers = Transfers(reactor, concurrent_max=AT_A_TIME, outside=outside)
-        self._turns = DeferredSemaphore(AT_A_TIME)
+        self._ticks = DeferredSemaphore(AT_A_TIME)
         self._sessions: dict[str, Session] = {}
         self._is_closed = False
 
     def begin(self, name: str, refs: Sequence[Fetch]) -> Session:
         """Start to fetch; raises SessionRefusedError before anything is fetched."""
-        if self._outside is Outside.OFF:
+        if self._outside is UrlPolicy.OFF:
             raise SessionRefusedError(
                 403,
                 "this worker fetches no URLs: start it with --fetch-urls https, or have a `grab` "
@@ -88,7 +88,7 @@ class UrlFetching:
         self._make_room()
         session = self._sessions[name] = Session(refs)
         for ref in refs:
-            done = self._turns.run(self._fetch, ref)
+            done = self._ticks.run(self._fetch, ref)
             done.addCallbacks(session.fetched.append, self._failed, errbackArgs=(session, ref))
         return session
 

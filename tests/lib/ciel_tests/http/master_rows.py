@@ -19,7 +19,7 @@ from ciel.master.resources.root import master_routes
 from ciel.master.service import MasterService
 from ciel.master.state.machine import MasterMachine
 from ciel.net.http import Routes
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel_tests.http.routes import Row
 
 SUBMIT: Final = Role.SUBMIT
@@ -32,7 +32,7 @@ _TRUE: Final = (
 def master_table() -> Routes:
     """Return the routes of a master, without running one."""
     clock = Clock()
-    service = MasterService(clock, Turns(clock), NullJournal(), {}, MasterMachine())
+    service = MasterService(clock, Ticks(clock), NullJournal(), {}, MasterMachine())
     browsers = BrowserSessions(ROOT)
     return master_routes(clock, Key.new(), service, lambda: None, browsers)
 

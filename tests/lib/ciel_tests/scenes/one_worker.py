@@ -29,7 +29,7 @@ from ciel.core.tasks import DEFAULT_NEEDS, Needs, TaskSpec
 from ciel.execution.environment import Callers
 from ciel.execution.executor import Executor
 from ciel.execution.kept import KeptAttempts
-from ciel.net.turns import Turns
+from ciel.net.ticks import Ticks
 from ciel.storage.interface import ObjectStore
 from ciel.testing.builders import JOB, stored
 from ciel.testing.homes import wait_for
@@ -93,29 +93,29 @@ class OneWorker:
         self._changed = threading.Condition()
         self._number = 0
         reactor = in_reactor.reactor
-        turns = Turns(reactor)
+        ticks = Ticks(reactor)
         interactive = frozenset(name for name, executor in executors.items() if executor.talks)
         self.machine = WorkerMachine(
             HERE, "host", slots, interactive=interactive, starts_locally=starts_locally
         )
         environ = {"PATH": os.environ["PATH"]}
-        self.launching = in_reactor(Launching, reactor, turns, environ)
+        self.launching = in_reactor(Launching, reactor, ticks, environ)
         self.streams = in_reactor(Streams, reactor)
         events, callers = Events(reactor), Callers(environ)
         self.master = MasterSession(events)
         disk_jobs = DiskJobs(reactor, Policy.from_text("off"))
         retention = Retention(reactor, store, self.machine, disk_jobs.turn)
         self.store_reports = StoreReports(
-            reactor, turns, self.master, store, disk_jobs, lambda: (0, 0.0), lambda reason: None
+            reactor, ticks, self.master, store, disk_jobs, lambda: (0, 0.0), lambda reason: None
         )
         self.service = WorkerService(
-            reactor, turns, self.machine, self.master, self.store_reports, retention, callers,
+            reactor, ticks, self.machine, self.master, self.store_reports, retention, callers,
             events, lambda: None, lambda error: None,
         )  # fmt: skip
         self.fetches = FetchReports(self.service, self.master, retention, events)
         owner = AttemptReports(self.service, self.master, self.fetches, self.store_reports, events)
         place = Workplace(
-            reactor=reactor, turns=turns, owner=owner, launching=self.launching,
+            reactor=reactor, ticks=ticks, owner=owner, launching=self.launching,
             store=store, streams=self.streams, executors=executors, worker="w1", netloc=HERE,
             scratch=ScratchPool(path / "spool"), kept=KeptAttempts(path / "kept"),
             logs=JobLogs(reactor, path), channels=None,

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from ciel.access.browser_sessions import BrowserSessions
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import KeyForRole, Role, bearer_role
-from ciel.access.tickets import TICKET_SCHEME, TicketGate
+from ciel.access.tickets import TICKET_SCHEME, TicketCheck
 
 
-class Gate:
+class Authorisation:
     """Admits requests that prove a key. `now_s` is wall-clock time, which tickets contain.
 
     A key itself (`Bearer`) is accepted only from this host, since it could be intercepted on a
@@ -22,14 +22,14 @@ class Gate:
     def __init__(self, key_for_role: KeyForRole, *, now_s: Callable[[], float] = time.time) -> None:
         self._key_for_role = key_for_role
         self._now_s = now_s
-        self._tickets: TicketGate | None = None
+        self._tickets: TicketCheck | None = None
         self._names = {"localhost"}
         self.browsers: BrowserSessions | None = None
         """Set by a daemon that has pages for browsers."""
 
     def serve_as(self, netloc: str) -> None:
         """Accept tickets for `netloc` from now on, the address that other hosts connect to."""
-        self._tickets = TicketGate(self._key_for_role, netloc)
+        self._tickets = TicketCheck(self._key_for_role, netloc)
         self._names.add(_host_of(netloc))
 
     def admit(self, authorization: str, method: str, target: str, *, is_local: bool) -> Role:

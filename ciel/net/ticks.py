@@ -48,7 +48,7 @@ some milliseconds. So programs that could compute meanwhile must be started befo
 """
 
 
-class Turns:
+class Ticks:
     """Runs calls at the end of the current tick, each call once however often it was requested.
 
     A call requested while they run still runs in the same tick, since a late decision may queue

@@ -35,7 +35,7 @@ class UrlRefusedError(NetError):
         super().__init__(f"{url[:200]!a} is not fetched: {reason}")
 
 
-class Outside(StrEnum):
+class UrlPolicy(StrEnum):
     """Which URLs are fetched. `HTTPS`: HTTPS URLs of public addresses; `ANY`: also plain HTTP, and
     all hosts that this host can reach.
     """
@@ -68,7 +68,7 @@ class Outside(StrEnum):
 
     def reaches(self, address: str) -> bool:
         """Whether the policy allows connections to an IP address."""
-        return self is Outside.ANY or (self is Outside.HTTPS and _is_public(address))
+        return self is UrlPolicy.ANY or (self is UrlPolicy.HTTPS and _is_public(address))
 
     def prepare(self, curl: pycurl.Curl, refused: Callable[[str], object]) -> None:
         """Enforce the policy on a handle; `refused` is called with the reason of a refusal."""

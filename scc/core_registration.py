@@ -25,7 +25,7 @@ _DIRECTORY = "cores"
 _WORD_BYTES = 8
 
 
-class Seat:
+class CoreRegistration:
     """The registration of this process as a core."""
 
     def __init__(

@@ -34,7 +34,7 @@ TRY_AGAIN_S = 1.0
 """How long the thread pauses after the level below had no space, or failed."""
 
 
-class Mover:
+class Migrator:
     """Tracks the objects of two levels, and moves them in a thread.
 
     `_in_use` counts the users of each object. A user calls `hold` before it looks the object up.
@@ -367,7 +367,7 @@ class Mover:
             self._lock.notify_all()
 
 
-class Dropper(Mover):
+class Dropper(Migrator):
     """A mover for a level with no level below. It drops objects that can be fetched again, in the
     thread of the writer that wants space, since this is fast. So no writer waits for long.
     """

@@ -31,7 +31,7 @@ class UnprovenConnection(Protocol):
         """Abort the connection without a message."""
 
 
-class Doorstep:
+class UnauthenticatedConnections:
     """Tracks the unauthenticated connections of one listener, and aborts the oldest if there are
     too many.
     """

@@ -7,15 +7,15 @@ import pytest
 from twisted.internet.task import Clock
 
 import ciel
-from ciel.net.turns import START, TELL, Turns, use_monotonic_clock
+from ciel.net.ticks import START, TELL, Ticks, use_monotonic_clock
 
 
 def test_a_call_runs_once_at_the_end_of_the_tick() -> None:
     clock, ran = Clock(), []
-    turns = Turns(clock)
+    ticks = Ticks(clock)
     first, second = (lambda: ran.append("first")), (lambda: ran.append("second"))
     for call in (first, second, first):
-        turns.at_end(call)
+        ticks.at_end(call)
     assert ran == []
     clock.advance(0)
     assert ran == ["first", "second"]
@@ -25,74 +25,74 @@ def test_a_call_runs_once_at_the_end_of_the_tick() -> None:
 
 def test_calls_scheduled_at_the_end_run_in_the_same_tick() -> None:
     clock, ran = Clock(), []
-    turns = Turns(clock)
+    ticks = Ticks(clock)
 
     def send() -> None:
         ran.append("send")
 
     def decide() -> None:
         ran.append("decide")
-        turns.at_end(send)
+        ticks.at_end(send)
 
-    turns.at_end(decide)
+    ticks.at_end(decide)
     clock.advance(0)
     assert ran == ["decide", "send"]
 
 
 def test_decisions_run_before_starts_and_starts_before_reports() -> None:
     clock, ran = Clock(), []
-    turns = Turns(clock)
+    ticks = Ticks(clock)
 
     def start() -> None:
         ran.append("start")
 
     def decide() -> None:
         ran.append("decide")
-        turns.at_end(start, START)
+        ticks.at_end(start, START)
 
-    turns.at_end(lambda: ran.append("tell"), TELL)
-    turns.at_end(decide)
+    ticks.at_end(lambda: ran.append("tell"), TELL)
+    ticks.at_end(decide)
     clock.advance(0)
     assert ran == ["decide", "start", "tell"]
 
 
 def test_a_call_that_schedules_itself_waits_for_the_next_tick() -> None:
     clock, ran = Clock(), []
-    turns = Turns(clock)
+    ticks = Ticks(clock)
 
     def again() -> None:
         ran.append("ran")
-        turns.at_end(again)
+        ticks.at_end(again)
 
-    turns.at_end(again)
+    ticks.at_end(again)
     for turn in (1, 2):
-        turns.flush()
+        ticks.flush()
         assert ran == ["ran"] * turn
     assert len(clock.getDelayedCalls()) == 1
 
 
 def test_other_calls_run_after_one_that_raised() -> None:
     clock, ran = Clock(), []
-    turns = Turns(clock)
+    ticks = Ticks(clock)
 
     def fail() -> None:
         raise RuntimeError("on purpose")
 
-    turns.at_end(fail)
-    turns.at_end(lambda: ran.append("ran"))
+    ticks.at_end(fail)
+    ticks.at_end(lambda: ran.append("ran"))
     clock.advance(0)
     assert ran == ["ran"]
-    turns.at_end(lambda: ran.append("and again"))
+    ticks.at_end(lambda: ran.append("and again"))
     clock.advance(0)
     assert ran == ["ran", "and again"]
 
 
 def test_flush_ends_the_tick_now_and_only_once() -> None:
     clock, ran = Clock(), []
-    turns = Turns(clock)
-    turns.flush()
-    turns.at_end(lambda: ran.append("ran"))
-    turns.flush()
+    ticks = Ticks(clock)
+    ticks.flush()
+    ticks.at_end(lambda: ran.append("ran"))
+    ticks.flush()
     assert ran == ["ran"]
     assert clock.getDelayedCalls() == []
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ciel.net.errors import TransferError
-from ciel.net.outside import Outside, UrlRefusedError
 from ciel.net.transfers import Transfers
+from ciel.net.url_policy import UrlPolicy, UrlRefusedError
 
 REFUSED_BY_ALL = [
     "",
@@ -44,8 +44,8 @@ REFUSED_BY_ALL = [
 
 
 @pytest.mark.parametrize("url", REFUSED_BY_ALL, ids=range(len(REFUSED_BY_ALL)))
-@pytest.mark.parametrize("outside", Outside)
-def test_an_unsupported_url_is_refused(outside: Outside, url: str) -> None:
+@pytest.mark.parametrize("outside", UrlPolicy)
+def test_an_unsupported_url_is_refused(outside: UrlPolicy, url: str) -> None:
     with pytest.raises(UrlRefusedError):
         outside.check(url)
 
@@ -53,16 +53,16 @@ def test_an_unsupported_url_is_refused(outside: Outside, url: str) -> None:
 @pytest.mark.parametrize(
     "outside, url, is_fetched",
     [
-        (Outside.OFF, "https://example.org/", False),
-        (Outside.HTTPS, "https://example.org/", True),
-        (Outside.HTTPS, "HTTPS://example.org:8443/a?b=c", True),
-        (Outside.HTTPS, "http://example.org/", False),
-        (Outside.ANY, "http://example.org/", True),
-        (Outside.ANY, "https://example.org/", True),
+        (UrlPolicy.OFF, "https://example.org/", False),
+        (UrlPolicy.HTTPS, "https://example.org/", True),
+        (UrlPolicy.HTTPS, "HTTPS://example.org:8443/a?b=c", True),
+        (UrlPolicy.HTTPS, "http://example.org/", False),
+        (UrlPolicy.ANY, "http://example.org/", True),
+        (UrlPolicy.ANY, "https://example.org/", True),
     ],
 )
 def test_the_policy_decides_which_schemes_are_fetched(
-    outside: Outside, url: str, is_fetched: bool
+    outside: UrlPolicy, url: str, is_fetched: bool
 ) -> None:
     if is_fetched:
         outside.check(url)
@@ -107,15 +107,15 @@ ONLY_OURS = [
 def test_an_address_that_is_not_public_is_reached_only_with_any(
     address: str,
 ) -> None:
-    assert not Outside.OFF.reaches(address)
-    assert not Outside.HTTPS.reaches(address)
-    assert Outside.ANY.reaches(address)
+    assert not UrlPolicy.OFF.reaches(address)
+    assert not UrlPolicy.HTTPS.reaches(address)
+    assert UrlPolicy.ANY.reaches(address)
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "2606:4700::1111"])
 def test_a_public_address_is_reached(address: str) -> None:
-    assert Outside.HTTPS.reaches(address)
-    assert not Outside.OFF.reaches(address)
+    assert UrlPolicy.HTTPS.reaches(address)
+    assert not UrlPolicy.OFF.reaches(address)
 
 
 # --- real connections -----------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def redirecting() -> Iterator[Redirecting]:
     redirecting.close()
 
 
-def fetch(in_reactor: Any, outside: Outside, url: str) -> bytes:
+def fetch(in_reactor: Any, outside: UrlPolicy, url: str) -> bytes:
     came: list[bytes] = []
 
     class Sink:
@@ -214,15 +214,15 @@ def test_no_spelling_of_this_host_is_connected_to(
     in_reactor: Any, counted: Counted, host: str
 ) -> None:
     url = f"https://{host}:{counted.port}/"
-    Outside.HTTPS.check(url)
+    UrlPolicy.HTTPS.check(url)
     with pytest.raises(TransferError):
-        fetch(in_reactor, Outside.HTTPS, url)
+        fetch(in_reactor, UrlPolicy.HTTPS, url)
     assert counted.count() == 0
 
 
 def test_a_redirect_is_followed(in_reactor: Any, redirecting: Redirecting) -> None:
     redirecting.to = "/"
-    assert fetch(in_reactor, Outside.ANY, f"{redirecting.url}/away") == b"ok"
+    assert fetch(in_reactor, UrlPolicy.ANY, f"{redirecting.url}/away") == b"ok"
 
 
 @pytest.mark.parametrize("scheme", ["file", "ftp", "gopher"])
@@ -231,24 +231,24 @@ def test_a_redirect_leads_to_no_other_scheme(
 ) -> None:
     redirecting.to = f"{scheme}://127.0.0.1:{counted.port}/etc/hostname"
     with pytest.raises(TransferError):
-        fetch(in_reactor, Outside.ANY, f"{redirecting.url}/away")
+        fetch(in_reactor, UrlPolicy.ANY, f"{redirecting.url}/away")
     assert (redirecting.requests, counted.count()) == (1, 0)
 
 
 def test_a_redirect_in_a_circle_ends(in_reactor: Any, redirecting: Redirecting) -> None:
     redirecting.to = "/away"
     with pytest.raises(TransferError):
-        fetch(in_reactor, Outside.ANY, f"{redirecting.url}/away")
+        fetch(in_reactor, UrlPolicy.ANY, f"{redirecting.url}/away")
     assert redirecting.requests == 6
 
 
 def test_the_target_of_a_redirect_is_checked_too(
     in_reactor: Any, redirecting: Redirecting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Outside, "reaches", lambda self, address: address == "127.0.0.1")
+    monkeypatch.setattr(UrlPolicy, "reaches", lambda self, address: address == "127.0.0.1")
     counted = Counted("127.0.0.2")
     redirecting.to = f"http://127.0.0.2:{counted.port}/"
     with pytest.raises(TransferError, match=r"it leads to 127\.0\.0\.2, which is no address"):
-        fetch(in_reactor, Outside.ANY, f"{redirecting.url}/away")
+        fetch(in_reactor, UrlPolicy.ANY, f"{redirecting.url}/away")
     assert counted.count() == 0
     counted.socket.close()

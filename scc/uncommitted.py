@@ -24,7 +24,7 @@ from ciel.storage.temporaries import Temporaries
 _CHUNK_BYTES = 2**20
 
 
-class Draft:
+class UncommittedFile:
     """A file that a program writes, or that readers follow while it grows."""
 
     def __init__(self, temporaries: Temporaries, object_id: str, fullness: Fullness) -> None:
