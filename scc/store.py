@@ -5,7 +5,7 @@ own object names (`core_registration`). A core finds an object of another core b
 name, and links it under a second name. So no bytes are copied, and each core keeps and deletes its
 own names.
 Readers that map memory read in place. A program that needs a file gets a sealed copy (`copies`), or
-writes a file that is copied in (`drafts`); the store counts copied bytes.
+writes a file that is copied in (`uncommitted`); the store counts copied bytes.
 
     /dev/shm/ciel-scc-<instance>/     exists while a process holds a lease on it (`leases`)
         control, data                 the image
