@@ -102,6 +102,7 @@ def cluster(
         ("doctor", []),
         ("man", ["--out", "man1"]),
         ("sw check", ["bad.sw"]),
+        ("browse", ["--no-open"]),
         ("key", ["read"]),
         ("key", ["submit", "-o", "key"]),
     ],
