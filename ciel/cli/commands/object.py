@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ciel.cli.jobs.objects import content_of, find_object
 from ciel.cli.jobs.queries import chosen_jobs
 from ciel.cli.outcome import Status, UsageError, say
 from ciel.cli.output.files import output_file
@@ -24,14 +25,13 @@ from ciel.cli.output.printing import (
 )
 from ciel.cli.output.tables import duration, screen_width, size_text, table
 from ciel.cli.parsing.options import count, require_text
-from ciel.cli.parsing.selectors import ALL, LAST, SelectorError, read_task
+from ciel.cli.parsing.selectors import ALL, LAST
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
-from ciel.client.errors import QueryError, TaskFailedError
-from ciel.core.errors import CielError
+from ciel.client.errors import QueryError
 from ciel.core.refs import Failure, Reference, Value
 from ciel.execution.report import visible
-from ciel.wire.references import from_json, to_json
+from ciel.wire.references import to_json
 
 _LISTED = 100
 _NAME_MAX_LENGTH = 200
@@ -41,10 +41,6 @@ _SELECTORS = """\
 OBJECT is an id; the name of one that was put, if only one has it; last, the newest of those; or
 JOB:TASK, what that task makes (its first output).
 """
-
-
-class NotThereError(CielError):
-    """The content of an object cannot be read now."""
 
 
 def main(prog: str, words: Sequence[str]) -> int:
@@ -125,56 +121,8 @@ def _get(client: Client, args: Namespace) -> int:
     return Status.DONE
 
 
-def content_of(facts: dict[str, Any]) -> Reference:
-    """Return a reference to the content of an object; raises TaskFailedError, NotThereError."""
-    ref: Reference = facts["reference"]
-    object_id, state = facts["object"], facts["state"]
-    if isinstance(ref, Failure):
-        raise TaskFailedError(ref)
-    if state == "there":
-        return ref
-    if state == "gone":
-        raise NotThereError(
-            f"{object_id} was deleted when no task needed it any more; a job submitted with --keep "
-            "keeps all outputs of its tasks"
-        )
-    by = f": task {facts['made_by']} of job {facts['job']} makes it" if facts["made_by"] else ""
-    wait = f"; ciel job wait {facts['job']} waits for it" if facts["job"] else ""
-    raise NotThereError(f"{object_id} is not there yet{by}{wait}")
-
-
 def _size_of(ref: Reference) -> int | None:
     return len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
-
-
-def find_object(client: Client, text: str) -> dict[str, Any]:
-    """Return what the master knows of an object, with its reference; raises QueryError,
-    UsageError.
-    """
-    require_text("OBJECT", text)
-    try:
-        found = client.ask("object", {"object": text})
-    except QueryError:
-        if (object_id := _output_of(client, text)) is None:
-            raise
-        found = client.ask("object", {"object": object_id})
-    facts: dict[str, Any] = from_json(found)
-    return facts
-
-
-def _output_of(client: Client, text: str) -> str | None:
-    """Return the first output of the task that JOB:TASK names; None if no task has that name."""
-    try:
-        selector = read_task(text)
-    except SelectorError:
-        return None
-    if not isinstance(selector.tasks, str):
-        return None
-    try:
-        task = client.ask("task", {"job": selector.job, "task": selector.tasks})
-    except QueryError:
-        return None
-    return str(from_json(task["outputs"])[0].id)
 
 
 # --- info, list -----------------------------------------------------------------------------------

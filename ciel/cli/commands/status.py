@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from ciel.cli.commands.worker import render_workers
 from ciel.cli.connection import connect
 from ciel.cli.outcome import Status
 from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.output.tables import duration, screen_width
+from ciel.cli.output.workers import render_workers
 from ciel.cli.parsing.options import add_cluster_options, make_parser
 
 

@@ -303,7 +303,7 @@ def _objects(
     """Look up the objects of `--object`; return them by the names that programs see."""
     found: dict[str, Reference] = {}
     for assignment in given:
-        from ciel.cli.commands.object import content_of, find_object  # few commands need it
+        from ciel.cli.jobs.objects import content_of, find_object  # few commands need it
 
         name, _, text = assignment.partition("=")
         if not (name and text) or "/" in name or name in (".", ".."):

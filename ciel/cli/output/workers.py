@@ -1,0 +1,30 @@
+"""The table of workers, for `ciel worker list` and `ciel status`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ciel.cli.output.tables import duration, size_text, table
+
+
+def render_workers(workers: Sequence[dict[str, Any]], width: int | None = None) -> str:
+    """Lay out the master's answer to `workers`."""
+    if not workers:
+        return "no workers: nothing can run"
+    rows = [
+        (
+            w["worker"], w["netloc"], w["slots"], w["running"], w["queued"], _memory(w),
+            duration(w["silent_s"]) + (" (suspected)" if w["suspicion"] else ""),
+        )
+        for w in workers
+    ]  # fmt: skip
+    headings = ("WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "MEMORY", "HEARD")
+    return table(headings, rows, width)
+
+
+def _memory(worker: dict[str, Any]) -> str:
+    """Return how much of a worker's memory its tasks have requested."""
+    if not worker["memory_bytes"]:
+        return "-"
+    return f"{size_text(worker['memory_asked_bytes'])}/{size_text(worker['memory_bytes'])}"
