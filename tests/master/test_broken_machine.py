@@ -130,7 +130,7 @@ def test_g2_a_worker_whose_report_raises_is_declared_dead_and_its_tasks_run_agai
 
 def test_g2_ticks_go_on_after_one_that_raised(scene: Scene) -> None:
     scene.service.peer_closed(scene.client, "it is gone")
-    del scene.machine.jobs[JOB]  # the master is to cancel it because its client is gone
+    del scene.machine.job_table.by_id[JOB]  # the master is to cancel it because its client is gone
     for _ in range(200):
         scene.clock.advance(0.5)
     assert scene.service._checked_at_s == scene.clock.seconds()

@@ -57,6 +57,10 @@ class Jobs:
             raise UnknownJobError(job_id)
         return job
 
+    def newest_first(self) -> Iterator[Job]:
+        """Iterate over the jobs, the newest first."""
+        return reversed(self.by_id.values())
+
     # --- states -----------------------------------------------------------------------------------
 
     def create(self, spec: JobSpec) -> Job:

@@ -13,7 +13,7 @@ owns its tables, and knows the components before it: `Context`, `Dispatcher`, `E
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ciel.core.events import (
     CLIENT_GRACE_S,
@@ -34,9 +34,10 @@ from ciel.core.events import (
 )
 from ciel.core.graph.early_outputs import open_streams
 from ciel.core.graph.nodes import TaskNode
+from ciel.core.graph.task_history import TaskHistory
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobSpec
-from ciel.core.retries import not_before_s
+from ciel.core.retries import RetryState, not_before_s
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.cancellations import Cancellations
@@ -68,9 +69,9 @@ class MasterMachine:
         """
         context = self.context = Context()
         self.graph = context.graph
-        self.workers = context.table.by_id
-        self.histories = context.histories
-        self.retry_states = context.retry_states
+        self.workers: Mapping[str, WorkerNode] = context.table.by_id
+        self.histories: Mapping[str, TaskHistory] = context.histories
+        self.retry_states: Mapping[str, RetryState] = context.retry_states
         self.epoch_s = 0.0  # this machine's time plus this is the time since the epoch
         self.kept: dict[ObjectId, Kept] = {}  # objects that stay when their jobs are removed
         self.bulk = BulkOperations(self.graph)
@@ -87,7 +88,7 @@ class MasterMachine:
             suspect_after_s=suspect_after_s, timeout_s=worker_timeout_s,
         )  # fmt: skip
         self.job_table = Jobs(context)
-        self.jobs = self.job_table.by_id
+        self.jobs: Mapping[str, Job] = self.job_table.by_id
         self.operations = JobOperations(
             context, self.job_table, self.bulk, self.cancellations, self.kept,
             self._settle_children, self._stop_job,

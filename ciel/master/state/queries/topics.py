@@ -128,7 +128,7 @@ def find(machine: MasterMachine, selector: Any) -> Job:
     """Find a job by its number, its id, its name (the newest job of this name), or `last`."""
     everyone = machine.jobs
     if selector == "last" and everyone:
-        return next(reversed(everyone.values()))
+        return next(machine.job_table.newest_first())
     if isinstance(selector, str) and selector in everyone:
         return everyone[selector]
     number = _number(selector)
@@ -136,7 +136,7 @@ def find(machine: MasterMachine, selector: Any) -> Job:
         if job.number == number:
             return job
     if isinstance(selector, str) and selector:
-        for job in reversed(everyone.values()):
+        for job in machine.job_table.newest_first():
             if job.spec.name == selector:
                 return job
     shown = object_locations.shown_name(selector)

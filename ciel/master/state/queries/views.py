@@ -74,7 +74,7 @@ def jobs(
     """
     rows: list[dict[str, Any]] = []
     last = None
-    for found in reversed(machine.jobs.values()):
+    for found in machine.job_table.newest_first():
         if before is not None and found.number >= before:
             continue
         if len(rows) == limit:
