@@ -167,3 +167,9 @@ def test_bundles_do_not_depend_on_each_other_in_a_circle(waiting: list[Call], sl
     for bundle in bundles:
         for call in bundle:
             assert all(home[id(other)] <= home[id(call)] for other in call.local)
+
+
+def test_a_bundle_takes_as_long_as_a_bundle_may() -> None:
+    call_s = bundling.SLOW_S / 2
+    calls = [Call(call_s=call_s) for _ in range(10_000)]
+    assert set(sizes(calls)[:-1]) == {int(bundling.BUNDLE_S / call_s)}

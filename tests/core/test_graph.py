@@ -255,6 +255,17 @@ def test_an_error_stops_tasks_that_only_the_failed_task_needed() -> None:
     scene.said(settled=["total"], unneeded=["good"])
 
 
+def test_a_task_that_sees_errors_runs_with_an_input_that_failed_before() -> None:
+    bad = a_task("bad")
+    watcher = a_task("report", inputs=["bad"], sees_errors=True)
+    scene = Scene(bad, wanted=["bad"])
+    scene.start(bad)
+    scene.fail(bad)
+    scene.add(watcher)
+    scene.want("report")
+    assert scene.state(watcher) is TaskState.RUNNABLE
+
+
 def test_a_task_that_sees_errors_runs_with_a_failed_input() -> None:
     bad = a_task("bad")
     watcher = a_task("report", inputs=["bad"], sees_errors=True)

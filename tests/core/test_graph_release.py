@@ -10,7 +10,7 @@ from ciel.core.graph.removal import hand_over
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Future
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
-from ciel.testing.builders import a_chain, a_task, inline, stored
+from ciel.testing.builders import a_chain, a_job, a_task, inline, stored
 from ciel.testing.operations import deleted
 from ciel_tests.scenes.graph import W1, W2, Scene
 
@@ -43,6 +43,25 @@ def test_an_object_that_is_needed_or_cannot_be_recomputed_is_never_dropped(name:
     before = scene.ref(name)
     assert drop(scene.graph, ObjectId(name)) == frozenset()
     assert scene.ref(name) == before
+
+
+def test_a_wanted_object_stays_after_its_last_reader() -> None:
+    first, second = a_chain(2)
+    scene = Scene(first, second, wanted=["c0", "c1"])
+    scene.run(first, second)
+    scene.said(runnable=["c0", "c1"], settled=["c0", "c1"])
+    assert scene.drop_all() == {}
+
+
+def test_an_object_that_one_job_releases_stays_for_another_job() -> None:
+    task, other = a_task("a"), a_job("2" * 32)
+    scene = Scene(task, wanted=["a"])
+    scene.graph.want(ObjectId("a"), other)
+    scene.run(task)
+    scene.unwant("a")
+    assert scene.drop_all() == {}
+    scene.graph.unwant(ObjectId("a"), other)
+    assert scene.drop_all() == {"a": [W1]}
 
 
 def test_objects_that_a_list_mentions_stay_as_long_as_the_list() -> None:

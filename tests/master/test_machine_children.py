@@ -16,7 +16,7 @@ from ciel.core.events import (
     TaskReported,
     WantObjects,
 )
-from ciel.core.ids import ObjectId
+from ciel.core.ids import JobId, ObjectId
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import (
     JOB,
@@ -241,3 +241,15 @@ def test_an_unreadable_copy_is_deleted_if_the_recomputation_is_given_back() -> N
     cluster.said()
     cluster.worker_says("w1", TaskReported(maker.id, 2, (), TaskFault(RECALLED, "no room"), 0.0))
     cluster.said("w1: drop a", "w1: run a again (3)")
+
+
+def test_a_child_whose_worker_is_lost_before_the_tick_ends_runs_elsewhere() -> None:
+    cluster, parent, _ = spawning()
+    cluster.machine.worker_joined(a_worker("w2"), cluster.now_s)
+    aside = a_task("aside", parent=parent)
+    machine, now_s = cluster.machine, cluster.now_s
+    machine.worker_sent("w1", SpawnTask(aside, (), 1, started=True), now_s)
+    machine.client_sent("client", WantObjects(JobId(JOB), (ObjectId("aside"),)), now_s)
+    machine.worker_lost("w1", "it ended", now_s, died=True)
+    cluster.end_turn()
+    assert machine.graph.tasks[aside.id].worker == "w2"

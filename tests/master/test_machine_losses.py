@@ -469,3 +469,11 @@ def test_a_task_cannot_spawn_into_another_job() -> None:
     child = a_task("b", parent=parent)._replace(job=JobId("other"))
     cluster.worker_says("w1", SpawnTask(child, (), 1))
     assert cluster.job_of().reason == f"BAD_SPAWN: task {child.id}: it was spawned into another job"
+
+
+def test_the_time_for_which_the_master_stood_still_is_no_silence() -> None:
+    cluster = two()
+    cluster.now_s += 30
+    cluster.machine.was_stalled(30)
+    cluster.machine.check_timeouts(cluster.now_s)
+    assert [worker.suspicion for worker in cluster.machine.workers.values()] == ["", ""]
