@@ -11,14 +11,20 @@ library encodes values that orjson refuses, or would write as null.
 """
 
 import re
+from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from typing import Any
 
-import orjson
 from simplejson import JSONDecodeError, JSONDecoder
 
 from ciel.core.json_text import make_encoder
 from ciel.wire.errors import DecodeError, EncodeError
 from ciel.wire.limits import JSON_DEPTH_MAX
+
+_mask = pthread_sigmask(SIG_BLOCK, (SIGINT,))
+try:
+    import orjson  # the process would crash if KeyboardInterrupt was raised in there
+finally:
+    pthread_sigmask(SIG_SETMASK, _mask)
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _DUMPS_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
