@@ -19,7 +19,6 @@ MEMORY_MAX_BYTES = 2**63 - 1  # what the kernel can count
 RETRY_DELAY_MAX_S = 86_400.0
 KILL_GRACE_MAX_S = 86_400.0
 RETRY_KINDS_MAX = 20
-PROCESSES_MAX = 1 << 22  # the kernel's PID_MAX_LIMIT
 KIND_PATTERN = re.compile("[A-Z][A-Z0-9_]{0,63}")
 NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
 """Faults that another attempt cannot fix."""
@@ -45,7 +44,6 @@ class Needs(NamedTuple):
     retry_delay_s: float = 0.0
     delay_s: float = 0.0
     kill_grace_s: float = -1.0  # below 0: the worker's default
-    processes_max: int = 0  # of the worker's user on the host; 0: no limit
 
 
 DEFAULT_NEEDS = Needs()
@@ -107,10 +105,6 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         "kill_grace_s", "seconds", -inf, KILL_GRACE_MAX_S, "--kill-grace", "TIME",
         "time between SIGTERM and SIGKILL (default: the worker's --kill-grace, 5s)",
-    ),
-    Limit(
-        "processes_max", "count", 0, PROCESSES_MAX, "--processes-max", "N",
-        "forbid a run to fork while the worker's user has N processes (not for root)",
     ),
 )  # fmt: skip
 """One row for each field of `Needs`, in their order. The checks, the records, the options of

@@ -11,7 +11,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Stream, Sweetheart, Value
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import InputPath, OutputPath, Program, Task
-from ciel.launch.messages import DEV_NULL, Descriptor, File, LaunchSpec, Limits, Standard
+from ciel.launch.messages import DEV_NULL, Descriptor, File, LaunchSpec, Standard
 from ciel.storage.interface import Fingerprint, ObjectReader, ObjectWriter
 from ciel.worker.attempts.scratch import Scratch
 from ciel.worker.attempts.workplace import Workplace
@@ -87,7 +87,6 @@ class ProgramFiles:
             stdout=stdout,
             stderr=Standard.STDOUT if program.stdout is None else stderr,
             at_most=at_most,
-            limits=Limits(processes=task.spec.needs.processes_max or None),
         )
 
     # --- opening ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ciel.core.ids import ObjectId
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import Talk
-from ciel.launch.messages import DEV_NULL, File, LaunchSpec, Limits, Standard
+from ciel.launch.messages import DEV_NULL, File, LaunchSpec, Standard
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.worker.attempts.scratch import Scratch
 from ciel.worker.attempts.workplace import Workplace
@@ -42,13 +42,9 @@ def start(attempt: InteractiveAttempt, talk: Talk, place: Workplace, make: MakeP
             env=_environment(attempt, talk, place, scratch),
             stdout=File(scratch.stdout_path, append=True),
             stderr=File(scratch.stderr_path, append=True),
-            limits=Limits(processes=attempt.task.spec.needs.processes_max or None),
         )
         process.launch_id = place.launching.start(
-            spec,
-            process.ended,
-            process.started,
-            None if spec.limits.processes else _parent(talk, scratch),
+            spec, process.ended, process.started, _parent(talk, scratch)
         )
     except Exception:
         attempt.close()
@@ -78,8 +74,7 @@ def kind_of(attempt: InteractiveAttempt, talk: Talk) -> str:
     program may still hold memory that it took without a limit.
     """
     limit_bytes = attempt.task.spec.needs.memory_bytes
-    processes = attempt.task.spec.needs.processes_max
-    return f"{talk.kind}\0{limit_bytes}\0{processes}" if limit_bytes or processes else talk.kind
+    return f"{talk.kind}\0{limit_bytes}" if limit_bytes else talk.kind
 
 
 def _parent(talk: Talk, scratch: Scratch) -> LaunchSpec | None:
