@@ -56,10 +56,16 @@ from ciel.wire.frames import FrameReader, Record, encode_frames
 from ciel.wire.messages import (
     _PLAIN,
     _SPECIAL,
+    COUNT,
+    FLAG,
     FROM_CLIENT,
     FROM_WORKER,
+    ID,
+    SECONDS,
+    TEXT,
     TO_CLIENT,
     TO_WORKER,
+    FieldCodec,
     decode,
     encode,
 )
@@ -153,12 +159,16 @@ messages: dict[type, st.SearchStrategy[Message]] = {
         st.lists(st.tuples(ids(), places()), max_size=3).map(tuple),
         texts,
     ),
-    DiskQueued: st.builds(DiskQueued, counts, seconds),
-    CopyTimed: st.builds(CopyTimed, texts, counts, seconds),
     StoresReported: st.builds(StoresReported, st.lists(levels, max_size=3).map(tuple), counts),
     Heartbeat: st.just(Heartbeat()),
     Received: st.builds(Received, st.integers(0, 1 << 60)),
 }
+of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
+    ID: jobs, TEXT: texts, COUNT: counts, FLAG: st.booleans(), SECONDS: seconds,
+}  # fmt: skip
+for added, (_, codecs_of) in _PLAIN.items():
+    if added not in messages and all(field in of_codec for field in codecs_of):
+        messages[added] = st.builds(added, *[of_codec[field] for field in codecs_of])
 anything = st.one_of(*messages.values())
 
 
