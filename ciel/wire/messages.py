@@ -30,6 +30,7 @@ from ciel.core.events import (
     InputsLost,
     JobChanged,
     JobPrinted,
+    LoadMeasured,
     MeetWorkers,
     Message,
     Neighbour,
@@ -269,6 +270,7 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     DiskQueued: ("disk", (COUNT, SECONDS)),
     CopyTimed: ("copied", (TEXT, COUNT, SECONDS)),
     StoresReported: ("stores", (LEVELS, COUNT)),
+    LoadMeasured: ("load", (SECONDS,)),
     Received: ("received", (COUNT,)),
     Heartbeat: ("alive", ()),
 }
