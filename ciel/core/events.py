@@ -340,12 +340,6 @@ class StoresReported(NamedTuple):
     disk_waiting: int
 
 
-class LoadMeasured(NamedTuple):
-    """How long the last event-loop iterations of this worker took, on average."""
-
-    tick_s: float
-
-
 class Heartbeat(NamedTuple):
     """A sign of life, sent both ways when there was no other message for a while."""
 
@@ -370,7 +364,7 @@ ToWorker = (
 )  # fmt: skip
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
-    | CopyTimed | StoresReported | LoadMeasured | Change | Received | Heartbeat
+    | CopyTimed | StoresReported | Change | Received | Heartbeat
 )  # fmt: skip
 Message = FromClient | ToClient | ToWorker | FromWorker
 

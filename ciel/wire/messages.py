@@ -30,7 +30,6 @@ from ciel.core.events import (
     InputsLost,
     JobChanged,
     JobPrinted,
-    LoadMeasured,
     MeetWorkers,
     Message,
     Neighbour,
@@ -270,7 +269,6 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     DiskQueued: ("disk", (COUNT, SECONDS)),
     CopyTimed: ("copied", (TEXT, COUNT, SECONDS)),
     StoresReported: ("stores", (LEVELS, COUNT)),
-    LoadMeasured: ("load", (SECONDS,)),
     Received: ("received", (COUNT,)),
     Heartbeat: ("alive", ()),
 }
