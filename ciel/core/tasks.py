@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from enum import Enum
+from math import inf
 from typing import Any, NamedTuple
 
 from ciel.core.errors import InvalidTaskError
@@ -46,6 +47,68 @@ class Needs(NamedTuple):
 
 
 DEFAULT_NEEDS = Needs()
+
+
+class Limit(NamedTuple):
+    """A row of the table of needs: what a field of `Needs` may be, and who can set it.
+
+    `kind`: what its values are: whole numbers (`count`), `bytes`, `seconds`, or `kinds` of failure.
+    `option`: its name in `ciel submit`, with its `metavar` and its `help`; empty if there is none.
+    `in_python`: whether `ciel.task` takes it.
+    """
+
+    name: str
+    kind: str
+    least: Any  # int or float: a compiled module would turn the former into the latter
+    most: Any
+    option: str = ""
+    metavar: str = ""
+    help: str = ""
+    in_python: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return self.kind in ("count", "bytes")
+
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        "slots", "count", 1, SLOTS_MAX, "--slots", "N",
+        "slots that each run occupies (default 1)",
+    ),
+    Limit(
+        "memory_bytes", "bytes", 0, MEMORY_MAX_BYTES, "--memory", "SIZE",
+        "reserve this memory for each run, and kill a run that uses more (512M, 2G)",
+    ),
+    Limit(
+        "priority", "count", PRIORITY_MIN, PRIORITY_MAX, "--priority", "N",
+        "runs with a higher priority start first, across all jobs (-1000 to 1000)",
+    ),
+    Limit(
+        "timeout_s", "seconds", 0, TIMEOUT_MAX_S, "--timeout", "TIME",
+        "kill a run after this time: 90s, 10m, 2h, 01:00:00",
+    ),
+    Limit(
+        "retries", "count", 0, RETRIES_MAX, "--retries", "N",
+        "repeat a failed run up to N times",
+    ),
+    Limit(
+        "retry_on", "kinds", 0, RETRY_KINDS_MAX, "--retry-on", "KIND,…",
+        "repeat only after these failures: ",
+    ),
+    Limit(
+        "retry_delay_s", "seconds", 0, RETRY_DELAY_MAX_S, "--retry-delay", "TIME",
+        "wait this long before the first retry, twice as long before each next one, up to 30s",
+    ),
+    Limit("delay_s", "seconds", 0, TIMEOUT_MAX_S, in_python=False),
+    Limit(
+        "kill_grace_s", "seconds", -inf, KILL_GRACE_MAX_S, "--kill-grace", "TIME",
+        "time between SIGTERM and SIGKILL (default: the worker's --kill-grace, 5s)",
+    ),
+)  # fmt: skip
+"""One row for each field of `Needs`, in their order. The checks, the records, the options of
+`ciel submit` and those of `ciel.task` derive from it."""
 
 
 def undelayed(needs: Needs) -> Needs:
@@ -168,26 +231,20 @@ def _overlap(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
 
 
 def _check_needs(spec: TaskSpec) -> None:
-    needs: Any = spec.needs  # numbers of any size; floats may be integers
-    if not 1 <= needs.slots <= SLOTS_MAX:
-        raise InvalidTaskError(spec.id, f"slots must be 1 to {SLOTS_MAX}, not {needs.slots}")
-    if not PRIORITY_MIN <= needs.priority <= PRIORITY_MAX:
-        limits = f"{PRIORITY_MIN} to {PRIORITY_MAX}"
-        raise InvalidTaskError(spec.id, f"priority must be {limits}, not {needs.priority}")
-    if not 0 <= needs.retries <= RETRIES_MAX:
-        raise InvalidTaskError(spec.id, f"retries must be 0 to {RETRIES_MAX}, not {needs.retries}")
-    if not 0 <= needs.timeout_s <= TIMEOUT_MAX_S:
-        raise InvalidTaskError(spec.id, f"timeout_s must be 0 to {TIMEOUT_MAX_S:g}")
-    if not 0 <= needs.memory_bytes <= MEMORY_MAX_BYTES:
-        raise InvalidTaskError(spec.id, f"memory_bytes must be 0 to {MEMORY_MAX_BYTES}")
-    if not 0 <= needs.retry_delay_s <= RETRY_DELAY_MAX_S:
-        raise InvalidTaskError(spec.id, f"retry_delay_s must be 0 to {RETRY_DELAY_MAX_S:g}")
-    if needs.kill_grace_s > KILL_GRACE_MAX_S:
-        raise InvalidTaskError(spec.id, f"kill_grace_s must be at most {KILL_GRACE_MAX_S:g}")
-    if not 0 <= needs.delay_s <= TIMEOUT_MAX_S:
-        raise InvalidTaskError(spec.id, f"delay_s must be 0 to {TIMEOUT_MAX_S:g}")
-    if wrong := wrong_kinds(needs.retry_on):
-        raise InvalidTaskError(spec.id, f"retry_on: {wrong}")
+    value: Any  # numbers of any size; floats may be integers
+    for limit, value in zip(LIMITS, spec.needs, strict=True):
+        if limit.kind == "kinds":
+            if wrong := wrong_kinds(value):
+                raise InvalidTaskError(spec.id, f"{limit.name}: {wrong}")
+        elif not limit.least <= value <= limit.most:
+            bounds = f"{_shown(limit.least)} to {_shown(limit.most)}"
+            if limit.least == -inf:
+                bounds = f"at most {_shown(limit.most)}"
+            raise InvalidTaskError(spec.id, f"{limit.name} must be {bounds}, not {value}")
+
+
+def _shown(bound: Any) -> str:
+    return f"{bound}" if type(bound) is int else f"{bound:g}"
 
 
 def wrong_kinds(kinds: Collection[str]) -> str:

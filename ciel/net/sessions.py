@@ -18,6 +18,7 @@ from typing import Final
 
 from ciel.core.events import JobPrinted, Message, Received, TaskPrinted
 from ciel.net.control import QUEUED_MAX_BYTES, Peer
+from ciel.wire.session_counter import SessionCounter
 
 CONFIRM_EVERY: Final = 256
 """After so many received messages the session confirms at once; fewer are confirmed by a timer of
@@ -48,9 +49,7 @@ class PeerSession:
         self._sent: deque[Message] = deque()  # sent over any connection, but unconfirmed
         self._waiting: deque[Message] = deque()  # until the connection accepts more
         self._prints_bytes = 0  # task output in `_waiting`
-        self._confirmed = 0
-        self._received = 0
-        self._reported = 0
+        self._counter = SessionCounter()
         self.can_resume = True
         """Whether all unconfirmed messages are still kept."""
 
@@ -112,36 +111,27 @@ class PeerSession:
     @property
     def received(self) -> int:
         """How many messages were received over all connections."""
-        return self._received
+        return self._counter.received
 
     def count(self, messages: int) -> None:
         """Count received messages, and confirm them if there are many."""
-        self._received += messages
-        if self._received - self._reported >= CONFIRM_EVERY:
+        self._counter.received += messages
+        if self._counter.unreported >= CONFIRM_EVERY:
             self.confirm()
 
     def confirm(self) -> None:
         """Send the number of received messages, if it changed since the last confirmation."""
-        if self._reported < self._received and self.peer is not None:
-            self._reported = self._received
-            self.peer.send(Received(self._received))
+        if self._counter.unreported and self.peer is not None:
+            self.peer.send(Received(self._counter.report()))
 
     def take_confirmation(self, count: int) -> bool:
         """Drop the messages that the peer has confirmed; False if `count` is impossible."""
-        if not self.can_resume:
-            return True
-        if not self._confirmed <= count <= self._confirmed + len(self._sent):
-            return False
-        for _ in range(count - self._confirmed):
-            self._sent.popleft()
-        self._confirmed = count
-        return True
+        return not self.can_resume or self._counter.take_confirmation(count, self._sent)
 
     def resume(self, peer: Peer) -> None:
         """Resume over a new connection: confirm received messages, resend unconfirmed ones."""
         self.peer = peer
-        self._reported = self._received
-        peer.send(Received(self._received))
+        peer.send(Received(self._counter.report()))
         self._waiting.extendleft(reversed(self._sent))
         for message in self._sent:
             if isinstance(message, JobPrinted | TaskPrinted):

@@ -6,19 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ciel.core.errors import CielError
-from ciel.core.tasks import (
-    DEFAULT_NEEDS,
-    KILL_GRACE_MAX_S,
-    MEMORY_MAX_BYTES,
-    PRIORITY_MAX,
-    PRIORITY_MIN,
-    RETRIES_MAX,
-    RETRY_DELAY_MAX_S,
-    SLOTS_MAX,
-    TIMEOUT_MAX_S,
-    Needs,
-    wrong_kinds,
-)
+from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, Limit, Needs, wrong_kinds
 
 RETURNS_MAX: Final = 10_000
 NAME_MAX_LENGTH: Final = 200
@@ -94,16 +82,15 @@ def _text(option: str, value: Any) -> str:
     return value[:NAME_MAX_LENGTH] if option == "name" else value
 
 
+def _reader(limit: Limit) -> Callable[[str, Any], Any]:
+    if limit.kind == "kinds":
+        return _kinds
+    return _whole(int(limit.least), int(limit.most)) if limit.is_whole else _seconds(limit.most)
+
+
 _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "returns": _whole(1, RETURNS_MAX),
-    "retries": _whole(0, RETRIES_MAX),
-    "retry_on": _kinds,
-    "retry_delay_s": _seconds(RETRY_DELAY_MAX_S),
-    "timeout_s": _seconds(TIMEOUT_MAX_S),
-    "kill_grace_s": _seconds(KILL_GRACE_MAX_S),
-    "memory_bytes": _whole(0, MEMORY_MAX_BYTES),
-    "slots": _whole(1, SLOTS_MAX),
-    "priority": _whole(PRIORITY_MIN, PRIORITY_MAX),
+    **{limit.name: _reader(limit) for limit in LIMITS if limit.in_python},
     "name": _text,
     "python": _text,
 }

@@ -25,7 +25,7 @@ from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobState
 from ciel.core.naming import memo_output_ids, name_arguments
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
-from ciel.core.tasks import DEFAULT_NEEDS, Mentions, Needs, TaskSpec
+from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
 from ciel.wire.references import from_json, to_json
@@ -197,6 +197,7 @@ def _read_shared_id(value: Any) -> Any:
 
 _needs_seen: dict[tuple[Any, ...], Needs] = {}
 _NUMBERS = Needs._fields.index("retry_on")  # the numbers come first, usually without other fields
+_WHOLE = [limit.is_whole for limit in LIMITS]
 _NEEDS_COUNTS = (_NUMBERS, *range(_NUMBERS + 2, len(Needs._fields) + 1))  # old senders omit some
 
 
@@ -206,22 +207,26 @@ def _read_needs(value: Any) -> Needs:
     if not isinstance(value, list) or len(value) not in _NEEDS_COUNTS:
         raise DecodeError("what a task needs must be five numbers, and how it is tried again")
     numbers = value[:_NUMBERS]
-    if not all(type(i) is int for i in (*numbers[:3], numbers[4])) or not _is_number(numbers[3]):
+    if not all(_is_limit(i, item) for i, item in enumerate(numbers)):
         raise DecodeError("what a task needs must be five numbers")
     key: tuple[Any, ...] = tuple(numbers)
     if len(value) > _NUMBERS:
-        kinds, *delays_s = value[_NUMBERS:]
+        kinds, *further = value[_NUMBERS:]
         if not isinstance(kinds, list) or not all(type(kind) is str for kind in kinds):
             raise DecodeError("the failures after which a task is tried again must be texts")
-        if not all(_is_number(delay_s) for delay_s in delays_s):
+        if not all(_is_limit(i, item) for i, item in enumerate(further, _NUMBERS + 1)):
             raise DecodeError("the delays before a task is tried must be numbers")
-        key = (*key, tuple(kinds), *delays_s)
+        key = (*key, tuple(kinds), *further)
     known = _needs_seen.get(key)
     if known is None:
         if len(_needs_seen) > 1000:
             _needs_seen.clear()  # it only saves memory
         known = _needs_seen[key] = Needs(*key)
     return known
+
+
+def _is_limit(index: int, value: Any) -> bool:
+    return type(value) is int or (type(value) is float and not _WHOLE[index])
 
 
 def _is_number(value: Any) -> bool:

@@ -1,14 +1,14 @@
 """Encodes and decodes control messages: one record each, `[kind, field, …]` and an opaque payload.
 
-One table has the encoder and the decoder of each message; `encode` and `decode` only use this
-table. Decoders check all fields, so every message is well-formed. The receiver decides which kinds
-a peer may send, and passes them to `decode`.
+Most messages are a row of `_PLAIN`, which names the codec of each field; `_SPECIAL` has the others.
+Decoders check all fields, so every message is well-formed. The unions in `core.events` say which
+messages a peer may send; the receiver passes one of them to `decode`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from ciel.core.errors import InvalidIdError
 from ciel.core.events import (
@@ -24,6 +24,8 @@ from ciel.core.events import (
     DescribeJob,
     DiskQueued,
     DropObjects,
+    FromClient,
+    FromWorker,
     Heartbeat,
     InputsLost,
     JobChanged,
@@ -44,6 +46,8 @@ from ciel.core.events import (
     TaskFault,
     TaskPrinted,
     TaskReported,
+    ToClient,
+    ToWorker,
     WantObjects,
     WatchJob,
 )
@@ -206,7 +210,87 @@ def _read_change(f: Fields, payload: bytes) -> Change:
     return Change(_count(f[0]), _text(f[1]), codec.decode(payload))
 
 
-_FORMS: dict[type, Form] = {
+class FieldCodec(NamedTuple):
+    """Encodes and decodes one field of a message. `annotations`: the types of fields that may use
+    it, as their messages spell them.
+    """
+
+    annotations: tuple[str, ...]
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 6)  # an int stays an int: it is written without a point
+
+
+def _flag(value: Any) -> bool:
+    return bool(_count(value))
+
+
+def _pairs(values: Iterable[Iterable[Any]]) -> list[list[Any]]:
+    return [list(value) for value in values]
+
+
+ID = FieldCodec(("JobId", "TaskId", "ObjectId"), _as_is, _id)
+IDS = FieldCodec(("tuple[ObjectId, ...]",), _as_is, read_ids)
+TEXT = FieldCodec(("str",), _as_is, _text)
+TEXTS = FieldCodec(("tuple[str, ...]",), list, _read_texts)
+COUNT = FieldCodec(("int",), _as_is, _count)
+FLAG = FieldCodec(("bool",), int, _flag)
+SECONDS = FieldCodec(("float",), _rounded, _seconds)
+REFERENCES = FieldCodec(("tuple[Reference, ...]",), _arrays, _refs)
+SUMMARY = FieldCodec(("JobSummary",), list, read_summary)
+CONTEXT = FieldCodec(("CallerContext | None",), context_fields, read_context)
+ATTEMPTS = FieldCodec(("tuple[tuple[TaskId, int], ...]",), _pairs, _read_attempts)
+LOSSES = FieldCodec(("tuple[tuple[ObjectId, str], ...]",), _pairs, _read_losses)
+NEIGHBOURS = FieldCodec(("tuple[Neighbour, ...]",), _pairs, _read_neighbours)
+LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
+
+_PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
+    WantObjects: ("want", (ID, IDS)),
+    ReleaseObjects: ("release", (ID, IDS, FLAG, REFERENCES)),
+    CloseJob: ("close", (ID,)),
+    CancelJob: ("cancel_job", (ID, TEXT)),
+    WatchJob: ("watch", (ID, FLAG)),
+    JobChanged: ("job_changed", (SUMMARY,)),
+    RequestRefused: ("request_refused", (ID, TEXT)),
+    DescribeJob: ("describe", (ID, CONTEXT)),
+    CancelTask: ("cancel_task", (ID, COUNT, FLAG)),
+    RecallTasks: ("recall", (ATTEMPTS,)),
+    DropObjects: ("drop", (IDS, FLAG)),
+    MeetWorkers: ("meet", (NEIGHBOURS, TEXTS, FLAG)),
+    StreamsOpened: ("streams", (ID, COUNT, REFERENCES)),
+    InputsLost: ("lost", (ID, COUNT, LOSSES, TEXT, FLAG)),
+    DiskQueued: ("disk", (COUNT, SECONDS)),
+    CopyTimed: ("copied", (TEXT, COUNT, SECONDS)),
+    StoresReported: ("stores", (LEVELS, COUNT)),
+    Received: ("received", (COUNT,)),
+    Heartbeat: ("alive", ()),
+}
+"""Messages whose form follows from their type: the kind, and the codec of each field in order. A
+test compares the codecs with the annotations of the fields."""
+
+
+def _plain_form(message: type, kind: str, codecs: tuple[FieldCodec, ...]) -> Form:
+    """Return the form of a message without a payload, one field of a record for each of its own."""
+    writers = [field.write for field in codecs]
+    readers = [(index, field.read) for index, field in enumerate(codecs)]
+
+    def write(m: Any) -> tuple[Fields, bytes]:
+        return [write_field(value) for write_field, value in zip(writers, m, strict=True)], b""
+
+    def read(f: Fields, payload: bytes) -> Any:
+        return message(*[read_field(f[index]) for index, read_field in readers])
+
+    return Form(kind, write, read)
+
+
+_SPECIAL: dict[type, Form] = {
     SubmitJob: Form(
         "job", lambda m: (job_fields(m.spec), b""), lambda f, p: SubmitJob(read_job(f))
     ),
@@ -215,43 +299,12 @@ _FORMS: dict[type, Form] = {
         lambda m: ([*task_fields(m.spec), _arrays(m.known)], m.spec.payload),
         lambda f, p: AddTask(read_task(f[:N], p), _refs(f[N])),
     ),
-    WantObjects: Form(
-        "want",
-        lambda m: ([m.job, m.objects], b""),
-        lambda f, p: WantObjects(_id(f[0]), read_ids(f[1])),
-    ),
-    ReleaseObjects: Form(
-        "release",
-        lambda m: ([m.job, m.objects, int(m.for_good), _arrays(m.uploads)], b""),
-        lambda f, p: ReleaseObjects(_id(f[0]), read_ids(f[1]), bool(_count(f[2])), _refs(f[3])),
-    ),
-    CloseJob: Form("close", lambda m: ([m.job], b""), lambda f, p: CloseJob(_id(f[0]))),
-    CancelJob: Form(
-        "cancel_job",
-        lambda m: ([m.job, m.reason], b""),
-        lambda f, p: CancelJob(_id(f[0]), _text(f[1])),
-    ),
-    WatchJob: Form(
-        "watch",
-        lambda m: ([m.job, int(m.prints)], b""),
-        lambda f, p: WatchJob(_id(f[0]), bool(_count(f[1]))),
-    ),
     Ask: Form("ask", lambda m: ([m.number, m.topic], codec.encode(m.argument)), _read_ask),
     Change: Form("change", lambda m: ([m.number, m.topic], codec.encode(m.argument)), _read_change),
     ObjectSettled: Form(
         "settled",
         lambda m: ([m.job, to_array(m.ref)], b""),
         lambda f, p: ObjectSettled(_id(f[0]), from_array(f[1])),
-    ),
-    JobChanged: Form(
-        "job_changed",
-        lambda m: ([list(m.summary)], b""),
-        lambda f, p: JobChanged(read_summary(f[0])),
-    ),
-    RequestRefused: Form(
-        "request_refused",
-        lambda m: ([m.job, m.reason], b""),
-        lambda f, p: RequestRefused(_id(f[0]), _text(f[1])),
     ),
     JobPrinted: Form(
         "printed",
@@ -270,35 +323,10 @@ _FORMS: dict[type, Form] = {
         ),
     ),
     Answer: Form("answer", lambda m: ([m.number, m.error], codec.encode(m.value)), _read_answer),
-    DescribeJob: Form(
-        "describe",
-        lambda m: ([m.job, context_fields(m.context)], b""),
-        lambda f, p: DescribeJob(_id(f[0]), read_context(f[1])),
-    ),
     AssignTask: Form(
         "assign",
         lambda m: ([*task_fields(m.spec), m.attempt, _arrays(m.inputs)], m.spec.payload),
         lambda f, p: AssignTask(read_task(f[:N], p), _count(f[N]), _refs(f[N + 1])),
-    ),
-    CancelTask: Form(
-        "cancel_task",
-        lambda m: ([m.task, m.attempt, int(m.aborts)], b""),
-        lambda f, p: CancelTask(_id(f[0]), _count(f[1]), bool(_count(f[2]))),
-    ),
-    RecallTasks: Form(
-        "recall",
-        lambda m: ([[list(key) for key in m.attempts]], b""),
-        lambda f, p: RecallTasks(_read_attempts(f[0])),
-    ),
-    DropObjects: Form(
-        "drop",
-        lambda m: ([m.objects, int(m.unless_complete)], b""),
-        lambda f, p: DropObjects(read_ids(f[0]), bool(_count(f[1]))),
-    ),
-    MeetWorkers: Form(
-        "meet",
-        lambda m: ([[list(n) for n in m.neighbours], list(m.gone), int(m.is_complete)], b""),
-        lambda f, p: MeetWorkers(_read_neighbours(f[0]), _read_texts(f[1]), bool(_count(f[2]))),
     ),
     TaskReported: Form("report", _write_report, _read_report),
     SpawnTask: Form(
@@ -310,11 +338,6 @@ _FORMS: dict[type, Form] = {
         lambda f, p: SpawnTask(
             read_task(f[:N], p), _refs(f[N]), _count(f[N + 1]), *_read_spawn_flags(f[N + 2])
         ),
-    ),
-    StreamsOpened: Form(
-        "streams",
-        lambda m: ([m.task, m.attempt, _arrays(m.refs)], b""),
-        lambda f, p: StreamsOpened(_id(f[0]), _count(f[1]), _refs(f[2])),
     ),
     ObjectsStored: Form(
         "stored",
@@ -334,69 +357,21 @@ _FORMS: dict[type, Form] = {
             bool(f[4] & 2),
         ),
     ),
-    InputsLost: Form(
-        "lost",
-        lambda m: (
-            [m.task, m.attempt, [list(loss) for loss in m.losses], m.details, int(m.lacks_room)],
-            b"",
-        ),
-        lambda f, p: InputsLost(
-            _id(f[0]), _count(f[1]), _read_losses(f[2]), _text(f[3]), bool(_count(f[4]))
-        ),
-    ),
-    DiskQueued: Form(
-        "disk",
-        lambda m: ([m.pending_bytes, round(m.wait_s, 6)], b""),
-        lambda f, p: DiskQueued(_count(f[0]), _seconds(f[1])),
-    ),
-    CopyTimed: Form(
-        "copied",
-        lambda m: ([m.netloc, m.size_bytes, round(m.run_s, 6)], b""),
-        lambda f, p: CopyTimed(_text(f[0]), _count(f[1]), _seconds(f[2])),
-    ),
-    StoresReported: Form(
-        "stores",
-        lambda m: ([list(m.levels), m.disk_waiting], b""),
-        lambda f, p: StoresReported(_read_levels(f[0]), _count(f[1])),
-    ),
-    Received: Form("received", lambda m: ([m.total], b""), lambda f, p: Received(_count(f[0]))),
-    Heartbeat: Form("alive", lambda m: ([], b""), lambda f, p: Heartbeat()),
+}
+"""Messages with forms of their own: with a payload or a task, with several flags in one number, or
+so frequent that the general form would cost too much time (`report`, `settled`)."""
+
+_FORMS: dict[type, Form] = _SPECIAL | {
+    message: _plain_form(message, kind, codecs) for message, (kind, codecs) in _PLAIN.items()
 }
 _BY_KIND: dict[str, tuple[type, Callable[[Fields, bytes], Any]]] = {
     form.kind: (message, form.read) for message, form in _FORMS.items()
 }
 
-FROM_CLIENT: frozenset[type] = frozenset(
-    (
-        SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, CancelJob, WatchJob, Ask, Change,
-        Received, Heartbeat,
-    )
-)  # fmt: skip
-TO_CLIENT: frozenset[type] = frozenset(
-    (ObjectSettled, JobChanged, RequestRefused, JobPrinted, Answer, Received, Heartbeat)
-)
-FROM_WORKER: frozenset[type] = frozenset(
-    (
-        TaskReported,
-        SpawnTask,
-        StreamsOpened,
-        ObjectsStored,
-        TaskPrinted,
-        InputsLost,
-        DiskQueued,
-        CopyTimed,
-        StoresReported,
-        Change,
-        Received,
-        Heartbeat,
-    )
-)
-TO_WORKER: frozenset[type] = frozenset(
-    (
-        DescribeJob, AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Answer,
-        Received, Heartbeat,
-    )
-)  # fmt: skip
+FROM_CLIENT: frozenset[type] = frozenset(get_args(FromClient))
+TO_CLIENT: frozenset[type] = frozenset(get_args(ToClient))
+FROM_WORKER: frozenset[type] = frozenset(get_args(FromWorker))
+TO_WORKER: frozenset[type] = frozenset(get_args(ToWorker))
 
 
 def kind_of(message: type) -> str:

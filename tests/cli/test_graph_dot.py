@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.cli.graph.dot import draw_dot
-from ciel.cli.graph.tasks import Task, Thing
+from ciel.cli.graph.tasks import TaskNode, Thing
 from ciel.core.tasks import TaskState
 
 
@@ -20,9 +20,9 @@ def thing(object_id: str, maker: str | None, wanted: bool = False) -> Thing:
 def task(
     name: str, *inputs: Thing, parent: str | None = None, state: str = "done", wanted: bool = False,
     takes_over: tuple[str, ...] = (),
-) -> Task:  # fmt: skip
+) -> TaskNode:  # fmt: skip
     output = thing(takes_over[0] if takes_over else f"{name}:0", name, wanted)
-    return Task(
+    return TaskNode(
         1, name, name, state, "proc", parent, 1, None, None, inputs, (output,), takes_over, (), ()
     )  # fmt: skip
 

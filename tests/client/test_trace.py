@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ciel
-from ciel.client.views.trace import Attempt, events_of, lay_out
+from ciel.client.views.trace import AttemptSpan, events_of, lay_out
 
 WAIT_S = 10.0
 
@@ -130,8 +130,8 @@ def test_a_trace_without_clients_is_empty_and_valid(tmp_path: Path) -> None:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def attempt(name: str, ended_at_s: float | None, run_s: float, **more: Any) -> Attempt:
-    usual = Attempt("job", name, name, "python", "", 1, "w", 1, 0.5, 1.0, ended_at_s, run_s, "")
+def attempt(name: str, ended_at_s: float | None, run_s: float, **more: Any) -> AttemptSpan:
+    usual = AttemptSpan("job", name, name, "python", "", 1, "w", 1, 0.5, 1.0, ended_at_s, run_s, "")
     return usual._replace(**more)
 
 

@@ -1,9 +1,12 @@
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ciel import core
 from ciel.core.events import (
     AddTask,
     Answer,
@@ -50,7 +53,22 @@ from ciel.wire.codec import decode as decode_json
 from ciel.wire.codec import encode as encode_json
 from ciel.wire.errors import DecodeError
 from ciel.wire.frames import FrameReader, Record, encode_frames
-from ciel.wire.messages import FROM_CLIENT, FROM_WORKER, TO_CLIENT, TO_WORKER, decode, encode
+from ciel.wire.messages import (
+    _PLAIN,
+    _SPECIAL,
+    COUNT,
+    FLAG,
+    FROM_CLIENT,
+    FROM_WORKER,
+    ID,
+    SECONDS,
+    TEXT,
+    TO_CLIENT,
+    TO_WORKER,
+    FieldCodec,
+    decode,
+    encode,
+)
 
 EVERYTHING = FROM_CLIENT | FROM_WORKER | TO_CLIENT | TO_WORKER
 
@@ -141,12 +159,16 @@ messages: dict[type, st.SearchStrategy[Message]] = {
         st.lists(st.tuples(ids(), places()), max_size=3).map(tuple),
         texts,
     ),
-    DiskQueued: st.builds(DiskQueued, counts, seconds),
-    CopyTimed: st.builds(CopyTimed, texts, counts, seconds),
     StoresReported: st.builds(StoresReported, st.lists(levels, max_size=3).map(tuple), counts),
     Heartbeat: st.just(Heartbeat()),
     Received: st.builds(Received, st.integers(0, 1 << 60)),
 }
+of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
+    ID: jobs, TEXT: texts, COUNT: counts, FLAG: st.booleans(), SECONDS: seconds,
+}  # fmt: skip
+for added, (_, codecs_of) in _PLAIN.items():
+    if added not in messages and all(field in of_codec for field in codecs_of):
+        messages[added] = st.builds(added, *[of_codec[field] for field in codecs_of])
 anything = st.one_of(*messages.values())
 
 
@@ -292,3 +314,29 @@ def test_each_direction_has_its_own_messages() -> None:
     assert {Answer, Received, Heartbeat} == TO_CLIENT & TO_WORKER
     assert {Received, Heartbeat} == FROM_WORKER & TO_WORKER
     assert {Heartbeat, Received} == FROM_CLIENT & TO_CLIENT
+
+
+def declared_fields() -> dict[str, list[str]]:
+    """Return the annotations of each message's fields, from the source: in a compiled module they
+    lack their arguments.
+    """
+    tree = ast.parse(Path(core.__file__).with_name("events.py").read_text())
+    return {
+        item.name: [ast.unparse(f.annotation) for f in item.body if isinstance(f, ast.AnnAssign)]
+        for item in tree.body
+        if isinstance(item, ast.ClassDef)
+    }
+
+
+def test_the_plain_forms_agree_with_the_types_of_the_fields() -> None:
+    declared = declared_fields()
+    for message, (kind, codecs) in _PLAIN.items():
+        annotations = declared[message.__name__]
+        assert len(annotations) == len(codecs), kind
+        for annotation, field in zip(annotations, codecs, strict=True):
+            assert annotation in field.annotations, f"{kind}: {annotation}"
+
+
+def test_each_message_has_one_form_and_each_form_a_direction() -> None:
+    assert _PLAIN.keys().isdisjoint(_SPECIAL)
+    assert _PLAIN.keys() | _SPECIAL.keys() == EVERYTHING

@@ -28,7 +28,7 @@ from ciel.cli.submission.elements import (
     has_place,
     substitute,
 )
-from ciel.cli.submission.options import parse
+from ciel.cli.submission.options import needs_of, parse
 from ciel.cli.submission.outputs import Outputs
 from ciel.cli.submission.result_files import ResultFiles
 from ciel.client.client import Client
@@ -40,7 +40,6 @@ from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import read_scheduling
 from ciel.core.tasks import (
-    Needs,
     TaskState,
 )
 from ciel.execution.report import visible
@@ -226,11 +225,7 @@ def _adder(
     stdin: Reference | None,
 ) -> Callable[[Element], Future]:
     """Return a function that adds the task of an element to the job."""
-    needs = Needs(
-        slots=args.slots, memory_bytes=args.memory, priority=args.priority, timeout_s=args.timeout,
-        retries=args.retries, retry_on=args.retry_on, retry_delay_s=args.retry_delay,
-        kill_grace_s=args.kill_grace,
-    )  # fmt: skip
+    needs = needs_of(args)
     inputs = [] if stdin is None else [stdin]
     executables = _executables([path for path in args.inputs if not has_place(path)])
 

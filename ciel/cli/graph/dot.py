@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ciel.cli.graph.tasks import Task, Thing
+from ciel.cli.graph.tasks import TaskNode, Thing
 from ciel.cli.output.tables import size_text
 from ciel.execution.report import visible, visible_text
 
@@ -24,7 +24,7 @@ _LOOKS: Final = {
 }
 
 
-def draw_dot(title: str, tasks: Iterable[Task]) -> Iterator[str]:
+def draw_dot(title: str, tasks: Iterable[TaskNode]) -> Iterator[str]:
     """Yield a digraph in parts."""
     yield f"digraph {_quoted(visible(title))} {{\n"
     yield f"  label={_quoted(visible(title))}; labelloc=t;\n"
@@ -35,7 +35,7 @@ def draw_dot(title: str, tasks: Iterable[Task]) -> Iterator[str]:
     yield "}\n"
 
 
-def _task(task: Task) -> Iterator[str]:
+def _task(task: TaskNode) -> Iterator[str]:
     node = _quoted(task.id)
     again = f", attempt {task.attempt}" if task.attempt > 1 else ""
     label = f"{visible(task.label)}\n{task.state}, {visible(task.executor)}{again}"

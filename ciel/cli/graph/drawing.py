@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ciel.cli.graph.dot import draw_dot
-from ciel.cli.graph.tasks import Task, Thing, read_tasks
+from ciel.cli.graph.tasks import TaskNode, Thing, read_tasks
 from ciel.cli.jobs.queries import MasterClock, chosen_jobs, job_json, master_clock
 from ciel.cli.outcome import Status, UsageError, say
 from ciel.cli.output.files import output_file
@@ -96,7 +96,7 @@ def _require_graphviz() -> None:
         )
 
 
-def _json(job: JobSummary, clock: MasterClock, tasks: Iterable[Task]) -> Iterator[str]:
+def _json(job: JobSummary, clock: MasterClock, tasks: Iterable[TaskNode]) -> Iterator[str]:
     """Yield one JSON object, with one line for each task."""
     yield f'{{"job": {_text(job_json(job, clock))}, "tasks": ['
     between = "\n"
@@ -110,7 +110,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _task_json(task: Task) -> dict[str, Any]:
+def _task_json(task: TaskNode) -> dict[str, Any]:
     fields = task._asdict()
     fields = {"task": fields.pop("id")} | fields
     fields["inputs"] = [_thing_json(thing) for thing in task.inputs]

@@ -21,7 +21,7 @@ class Thing(NamedTuple):
     wanted: bool
 
 
-class Task(NamedTuple):
+class TaskNode(NamedTuple):
     """A task with its inputs and outputs. `takes_over`: the outputs that its parent delegated to
     it.
     """
@@ -46,7 +46,7 @@ class Task(NamedTuple):
         return self.name or f"{self.executor} {self.id.removeprefix('root:')[:8]}"
 
 
-def read_tasks(client: Client, job_id: str) -> Iterator[Task]:
+def read_tasks(client: Client, job_id: str) -> Iterator[TaskNode]:
     """Yield the tasks of a job in the order of their creation; fetches them page by page."""
     makers: dict[str, list[str]] = {}  # by object: the tasks that declared it as an output so far
     for row in _rows(client, job_id):
@@ -79,9 +79,9 @@ def _rows(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
         yield whole
 
 
-def _read_task(row: dict[str, Any], takes_over: Iterable[str]) -> Task:
+def _read_task(row: dict[str, Any], takes_over: Iterable[str]) -> TaskNode:
     """Read a row of the master's answer; equal strings of different tasks share their memory."""
-    return Task(
+    return TaskNode(
         row["number"], row["name"], intern(row["task"]), intern(row["state"]),
         intern(row["executor"]), row["parent"] and intern(row["parent"]), row["attempt"],
         row["worker"] and intern(row["worker"]), row["at"] and intern(row["at"]),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ciel.cli.parsing.options import (
     add_cluster_options,
@@ -18,16 +19,12 @@ from ciel.cli.submission.elements import has_place
 from ciel.cli.submission.numbers import number_ranges
 from ciel.client.jobs.arrays import UNSETTLED_MAX
 from ciel.core.scheduling import LOCALITY, POLICIES
-from ciel.core.tasks import (
-    KILL_GRACE_MAX_S,
-    PRIORITY_MAX,
-    PRIORITY_MIN,
-    RETRIES_MAX,
-    RETRY_DELAY_MAX_S,
-    SLOTS_MAX,
-    TIMEOUT_MAX_S,
-)
+from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TIMEOUT_MAX_S, Limit, Needs
 from ciel.storage.interface import LEVELS
+
+_FIRST_LIMITS = 3
+"""How many limits the help text shows before the scheduling policy."""
+_DAY_S = 86_400.0
 
 _KINDS = (
     "RUNTIME_EXCEPTION", "TIMED_OUT", "MEMORY_LIMIT", "NO_SPACE", "PROGRAM_NOT_STARTED",
@@ -60,18 +57,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     _add_array_options(parser)
     _add_surroundings(parser)
     parser.add_argument("--name", metavar="TEXT", help="the name of the job")
-    parser.add_argument(
-        "--slots", type=whole_number(1, SLOTS_MAX), default=1, metavar="N",
-        help="slots that each run occupies (default 1)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--memory", type=memory_size, default=0, metavar="SIZE",
-        help="reserve this memory for each run, and kill a run that uses more (512M, 2G)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--priority", type=_priority, default=0, metavar="N",
-        help="runs with a higher priority start first, across all jobs (-1000 to 1000)",
-    )  # fmt: skip
+    _add_limits(parser, LIMITS[:_FIRST_LIMITS])
     parser.add_argument(
         "--policy", choices=POLICIES, default=LOCALITY,
         help="how the scheduler chooses a worker for a run (default %(default)s)",
@@ -79,26 +65,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--keep", action="store_true", help="keep intermediate objects until the job is removed"
     )
-    parser.add_argument(
-        "--timeout", type=_timeout, default=0.0, metavar="TIME",
-        help="kill a run after this time: 90s, 10m, 2h, 01:00:00",
-    )  # fmt: skip
-    parser.add_argument(
-        "--retries", type=whole_number(0, RETRIES_MAX), default=0, metavar="N",
-        help="repeat a failed run up to N times",
-    )  # fmt: skip
-    parser.add_argument(
-        "--retry-on", type=_kinds, default=(), metavar="KIND,…",
-        help="repeat only after these failures: " + ", ".join(_KINDS),
-    )  # fmt: skip
-    parser.add_argument(
-        "--retry-delay", type=_retry_delay, default=0.0, metavar="TIME",
-        help="wait this long before the first retry, twice as long before each next one, up to 30s",
-    )  # fmt: skip
-    parser.add_argument(
-        "--kill-grace", type=_kill_grace, default=-1.0, metavar="TIME",
-        help="time between SIGTERM and SIGKILL (default: the worker's --kill-grace, 5s)",
-    )  # fmt: skip
+    _add_limits(parser, LIMITS[_FIRST_LIMITS:])
     parser.add_argument(
         "--store", choices=LEVELS, default="",
         help="where a worker with a store in memory writes outputs first (default memory)",
@@ -234,16 +201,51 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _priority(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = PRIORITY_MAX + 1
-    if not PRIORITY_MIN <= number <= PRIORITY_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text[:40]!r} is not a number from {PRIORITY_MIN} to {PRIORITY_MAX}"
-        )
-    return number
+def _add_limits(parser: argparse.ArgumentParser, limits: Sequence[Limit]) -> None:
+    """Add the options for limits of each run, which `needs_of` reads."""
+    for limit in limits:
+        if limit.option:
+            parser.add_argument(
+                limit.option, type=_parser_of(limit), default=getattr(DEFAULT_NEEDS, limit.name),
+                metavar=limit.metavar, dest=limit.name,
+                help=limit.help + (", ".join(_KINDS) if limit.kind == "kinds" else ""),
+            )  # fmt: skip
+
+
+def needs_of(args: argparse.Namespace) -> Needs:
+    """Return the resources and limits of each run."""
+    return Needs(**{limit.name: getattr(args, limit.name) for limit in LIMITS if limit.option})
+
+
+def _parser_of(limit: Limit) -> Callable[[str], Any]:
+    if limit.name == "timeout_s":
+        return _timeout
+    match limit.kind:
+        case "bytes":
+            return memory_size
+        case "kinds":
+            return _kinds
+        case "seconds":
+            return _seconds_up_to(limit)
+    return _number(int(limit.least), int(limit.most))
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    if least >= 0:
+        return whole_number(least, most)
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = most + 1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text[:40]!r} is not a number from {least} to {most}"
+            )
+        return number
+
+    return read
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -255,18 +257,18 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-def _retry_delay(text: str) -> float:
-    delay_s = seconds(text)
-    if delay_s > RETRY_DELAY_MAX_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than a day")
-    return delay_s
+def _seconds_up_to(limit: Limit) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        time_s = seconds(text)
+        if time_s > limit.most:
+            raise argparse.ArgumentTypeError(f"{text!r} is more than {_span(limit.most)}")
+        return time_s
+
+    return read
 
 
-def _kill_grace(text: str) -> float:
-    grace_s = seconds(text)
-    if grace_s > KILL_GRACE_MAX_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than a day")
-    return grace_s
+def _span(time_s: float) -> str:
+    return "a day" if time_s == _DAY_S else f"{time_s:g}s"
 
 
 def _timeout(text: str) -> float:

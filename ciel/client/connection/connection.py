@@ -46,6 +46,7 @@ from ciel.wire.errors import WireError
 from ciel.wire.frames import Record, encode_frames, estimate_sizes
 from ciel.wire.limits import HELLO_TIMEOUT_S
 from ciel.wire.messages import TO_CLIENT, decode_all, encode, encode_all
+from ciel.wire.session_counter import SessionCounter
 
 SILENT_MAX_S: Final = 15.0
 """After this time without a message the connection counts as lost. It is five times the limit of
@@ -99,9 +100,7 @@ class Connection:
         and it is not known how much it has sent."""
         self._unsent = memoryview(b"")  # the rest of a frame that the socket did not accept
         self._moved_s = time.monotonic()  # the time of the last send
-        self._confirmed = 0  # messages that the master has confirmed
-        self._received = 0
-        self._acknowledged = 0  # received messages that this side has confirmed
+        self._counter = SessionCounter()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = False
         self._ended: ClientError | None = None
@@ -264,11 +263,10 @@ class Connection:
         """
         if self._unsent:
             return []
-        unconfirmed = self._received - self._acknowledged if self._dialer.can_resume else 0
+        unconfirmed = self._counter.unreported if self._dialer.can_resume else 0
         is_idle = not self._queue and time.monotonic() - self._moved_s >= HEARTBEAT_INTERVAL_S
         if unconfirmed >= _CONFIRM_EVERY or (unconfirmed and is_idle):
-            self._acknowledged = self._received
-            return [encode(Received(self._received))]
+            return [encode(Received(self._counter.report()))]
         return [encode(Heartbeat())] if is_idle else []
 
     def _push(self, *signs: Record) -> None:
@@ -327,18 +325,15 @@ class Connection:
                 self._take_confirmation(message.total)
             else:
                 messages.append(message)
-        self._received += len(messages)
+        self._counter.received += len(messages)
         self._deliver(messages)
 
     def _take_confirmation(self, count: int) -> None:
         with self._changed:
             if self._torn is not None:
                 return  # the next connection begins with a confirmation
-            if not self._confirmed <= count <= self._confirmed + len(self._kept):
+            if not self._counter.take_confirmation(count, self._kept):
                 raise WireError(f"it confirms {count} messages, which is impossible")
-            for _ in range(count - self._confirmed):
-                self._kept.popleft()
-            self._confirmed = count
 
     def _say_farewell(self) -> None:
         """Shut down the sending side, and read until the master closes: closing a socket with
@@ -368,7 +363,9 @@ class Connection:
                 reason = f"; it could not be reached again within {patience_s:g} s: {reason}"
                 break
             try:
-                line = self._dialer.dial(min(_DIAL_S, max(left_s, _PAUSE_MAX_S)), self._received)
+                line = self._dialer.dial(
+                    min(_DIAL_S, max(left_s, _PAUSE_MAX_S)), self._counter.received
+                )
             except AccessRefusedError as error:
                 reason = f"; it refused to resume the session: {error.reason}"
                 break
@@ -417,7 +414,7 @@ class Connection:
             self._kept.clear()
             self._channel, self._session, self._early = line
             self._unsent = memoryview(b"")
-            self._acknowledged = self._received
+            self._counter.report()  # the dialer has sent it
             self._moved_s = time.monotonic()
 
 

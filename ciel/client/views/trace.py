@@ -30,7 +30,7 @@ class TracedClient(Protocol):
     def ask(self, topic: str, argument: Any = None) -> Any: ...
 
 
-class Attempt(NamedTuple):
+class AttemptSpan(NamedTuple):
     """An attempt, as the master describes it: see `master.state.timeline`."""
 
     job: str
@@ -63,13 +63,13 @@ class CallSpan(NamedTuple):
 class Bar(NamedTuple):
     """An attempt on the row of a slot."""
 
-    attempt: Attempt
+    attempt: AttemptSpan
     row: int
     start_s: float
     end_s: float
 
 
-def lay_out(attempts: Iterable[Attempt], slots: int, now_s: float) -> list[Bar]:
+def lay_out(attempts: Iterable[AttemptSpan], slots: int, now_s: float) -> list[Bar]:
     """Assign the attempts of one worker to rows. Attempts on a row do not overlap, except those
     that run within their parents.
 
@@ -103,13 +103,13 @@ def lay_out(attempts: Iterable[Attempt], slots: int, now_s: float) -> list[Bar]:
 
 
 def events_of(
-    attempts: Iterable[Attempt], slots: Mapping[str, int], now_s: float,
+    attempts: Iterable[AttemptSpan], slots: Mapping[str, int], now_s: float,
     calls: Sequence[CallSpan] = (), epoch_s: float = 0.0,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return the events of a trace. `epoch_s` is the difference between the time since the epoch
     and the time of the master's clock.
     """
-    by_worker: dict[str, list[Attempt]] = {}
+    by_worker: dict[str, list[AttemptSpan]] = {}
     for attempt in attempts:
         by_worker.setdefault(attempt.worker, []).append(attempt)
     placed = []
@@ -136,15 +136,15 @@ def events_of(
 
 
 def _fit(
-    attempts: list[Attempt],
+    attempts: list[AttemptSpan],
     calls: Iterable[CallSpan],
     within: dict[tuple[str, int], list[CallSpan]],
-) -> list[Attempt]:
+) -> list[AttemptSpan]:
     """Find the attempt that ran each call: an attempt of the task that declares the output, or of a
     child to which that task delegated it. Return the attempts in the order of their ends, with the
     times of their calls, which are more exact than the reports.
     """
-    by_task: dict[str, list[Attempt]] = {}
+    by_task: dict[str, list[AttemptSpan]] = {}
     for attempt in attempts:
         by_task.setdefault(attempt.task, []).append(attempt)
         if attempt.parent:
@@ -160,7 +160,7 @@ def _fit(
     return sorted(exact, key=lambda a: float("inf") if a.ended_at_s is None else a.ended_at_s)
 
 
-def _distance_s(attempt: Attempt, call: CallSpan) -> float:
+def _distance_s(attempt: AttemptSpan, call: CallSpan) -> float:
     """Return the distance of a call from the time of an attempt according to its report."""
     if attempt.ended_at_s is None:
         return 0.0
@@ -169,7 +169,7 @@ def _distance_s(attempt: Attempt, call: CallSpan) -> float:
     return max(start_s - middle_s, middle_s - attempt.ended_at_s, 0.0)
 
 
-def _timed_by(attempt: Attempt, calls: list[CallSpan] | None) -> Attempt:
+def _timed_by(attempt: AttemptSpan, calls: list[CallSpan] | None) -> AttemptSpan:
     """Return an attempt with the time from its first to its last call."""
     if not calls or attempt.ended_at_s is None:
         return attempt
@@ -277,13 +277,13 @@ class Trace:
 
     def take(self, client: TracedClient) -> None:
         """Query the master for the attempts of a client's jobs, and add them."""
-        attempts: list[Attempt] = []
+        attempts: list[AttemptSpan] = []
         slots: dict[str, int] = {}
         place: int | None = self._firsts.get(id(client), 0)
         now_s = 0.0
         while place is not None:
             page = client.ask("trace", {"jobs": client.job_ids, "first": place})
-            attempts += [Attempt(*span) for span in page["spans"]]
+            attempts += [AttemptSpan(*span) for span in page["spans"]]
             slots |= page["slots"]
             place, now_s = page["next"], page["now_s"]
         highest = max([event["pid"] for event in self._events], default=0)

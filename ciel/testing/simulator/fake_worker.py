@@ -57,7 +57,7 @@ OBEDIENT_SHARE = 0.7  # of programs: a polite signal ends them
 GIVEN_BACK = TaskFault(RECALLED, "the program that ran it ended")
 
 
-class Growing(NamedTuple):
+class GrowingObject(NamedTuple):
     """An object that a program is writing. `ends_well`: the program succeeds, unless a fault hits
     it.
     """
@@ -106,11 +106,11 @@ class FakeWorker:
         self._sessions = 0  # of the whole life
         self.running: dict[Key, Run] = {}
         self.waiting: deque[StartAttempt] = deque()
-        self.growing: dict[ObjectId, Growing] = {}
+        self.growing: dict[ObjectId, GrowingObject] = {}
         self.processes: dict[
             ObjectId, tuple[int, ...]
         ] = {}  # waiting processes, with their memories
-        self._followers: dict[ObjectId, list[tuple[FakeWorker, Growing]]] = {}
+        self._followers: dict[ObjectId, list[tuple[FakeWorker, GrowingObject]]] = {}
         self.is_dead = False
         self.is_frozen = False
         self.has_met_master = False
@@ -315,7 +315,7 @@ class FakeWorker:
         made = dict(outcome.made) or dict.fromkeys(order.spec.outputs, b"")
         opened = [o for o in made if o not in self.store and o not in self.growing]
         for object_id in opened:
-            self.growing[object_id] = Growing(made[object_id], key, bool(outcome.made))
+            self.growing[object_id] = GrowingObject(made[object_id], key, bool(outcome.made))
         if opened:
             self.machine.streams_opened(key, tuple(opened), self.world.timeline.now_s)
             self._flush()
@@ -352,7 +352,7 @@ class FakeWorker:
             self._followed(object_id, growing, None, "nowhere")
 
     def _followed(
-        self, object_id: ObjectId, growing: Growing, content: bytes | None, place: str
+        self, object_id: ObjectId, growing: GrowingObject, content: bytes | None, place: str
     ) -> None:
         """An object that grew elsewhere is complete, or its connection ended before."""
         if self.growing.get(object_id) is not growing:
