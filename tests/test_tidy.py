@@ -73,7 +73,8 @@ def words(identifier: str) -> set[str]:
 def test_each_source_file_is_listed_once() -> None:
     names = [name(path) for path in SOURCES]
     assert {"ciel/core/graph/task_graph.py", "executors/__init__.py", "shm/store.py"} <= set(names)
-    assert not [path for path in names if path.startswith(tuple(f"ciel/{r}/" for r in rooms()))]
+    links = tuple(f"ciel/{room}/" for room in rooms())
+    assert not [path for path in names if path.startswith(links)]
 
 
 # --- size -----------------------------------------------------------------------------------------
@@ -128,6 +129,7 @@ def is_export(node: ast.stmt) -> bool:
 # --- rooms ----------------------------------------------------------------------------------------
 
 
+@cache
 def rooms() -> tuple[str, ...]:
     """Read ROOMS in setup.py without running it."""
     for node in ast.parse((ROOT / "setup.py").read_text()).body:
