@@ -23,8 +23,8 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import Needs
 from ciel.execution.executor import BadArgumentsError, Talk, Task
-from ciel.executors.java2 import Java2Executor
-from ciel.executors.java2_calls import MAIN_CLASS, readable
+from ciel.original.java2 import Java2Executor
+from ciel.original.java2_calls import MAIN_CLASS, readable
 from ciel.storage.files import open_disk
 from ciel.testing.builders import inline, stored
 from ciel.testing.fake_attempt import FakeAttempt

@@ -13,7 +13,7 @@ from ciel.core.refs import Fixed, Future
 from ciel.execution.executor import BadArgumentsError, Executor, Talk, Task
 from ciel.executors import sdk
 from ciel.executors.language import LanguageExecutor, haskell, ocaml
-from ciel.executors.skypy import SkypyExecutor
+from ciel.original.skypy import SkypyExecutor
 from ciel.testing.builders import inline
 
 X = Future(ObjectId("x"))

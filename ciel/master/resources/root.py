@@ -1,5 +1,5 @@
-"""The master's HTTP server: health, metrics, `/api/v1`, the original's routes, and HTML pages. It
-serves no content of objects.
+"""The master's HTTP server: health, metrics, `/api/v1`, HTML pages, and the routes of plugins, such
+as those of the original CIEL (`ciel.original`). It serves no content of objects.
 """
 
 from __future__ import annotations
@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ciel import plugins
 from ciel.access.browser_sessions import BrowserSessions
 from ciel.access.keys import Key, Role
 from ciel.master.resources.api import add_api
 from ciel.master.resources.contents import Contents
-from ciel.master.resources.original import add_original
 from ciel.master.resources.pages import ROOT as PAGES
 from ciel.master.resources.pages import add_pages
 from ciel.master.resources.shutdown import Shutdown
@@ -53,7 +53,8 @@ def master_routes(
     routes.add("/healthz", Health())
     routes.add("/metrics", Metrics(lambda: master_families(service)))
     add_api(routes, service)
-    add_original(routes, service, Contents(reactor, key, service))
+    for name in plugins.names("ciel.routes"):
+        plugins.load("ciel.routes", name)(routes, service, Contents(reactor, key, service))
     add_pages(routes, service, browsers)
     routes.add("/control/shutdown", Shutdown(reactor, key, service, stop))
     return routes

@@ -13,13 +13,13 @@ from twisted.internet.task import Clock
 from ciel.access.browser_sessions import BrowserSessions
 from ciel.access.keys import Key, Role
 from ciel.master.journal import NullJournal
-from ciel.master.resources.original import GONE
 from ciel.master.resources.pages import ROOT
 from ciel.master.resources.root import master_routes
 from ciel.master.service import MasterService
 from ciel.master.state.machine import MasterMachine
 from ciel.net.http import Routes
 from ciel.net.ticks import Ticks
+from ciel.original.master_routes import GONE
 from ciel_tests.http.routes import Row
 
 SUBMIT: Final = Role.SUBMIT

@@ -24,9 +24,9 @@ from ciel.execution.executor import (
     output_count,
 )
 from ciel.executors.conversation import Conversation
-from ciel.executors.java2_calls import MAIN_CLASS, Java2Conversation, readable
 from ciel.executors.jvm import Jvm, text_list
 from ciel.executors.proc import ProcExecutor, with_dependencies
+from ciel.original.java2_calls import MAIN_CLASS, Java2Conversation, readable
 
 _KEYS = ("jar_lib", "class_name", "object_ref", "args")
 
