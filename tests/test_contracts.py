@@ -119,9 +119,8 @@ def test_a_planted_import_breaks_its_contract(planted: str, contract: str) -> No
 def test_the_type_checker_refuses_changes_by_others(tmp_path: Path) -> None:
     (tmp_path / "changes.py").write_text(REFUSED)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "changes.py"],
-        cwd=tmp_path, env={"MYPYPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
-        check=False,
+        [sys.executable, "-m", "mypy", "--no-error-summary", str(tmp_path / "changes.py")],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     changes = [
         number for number, line in enumerate(REFUSED.splitlines(), 1) if line.startswith("    ")
