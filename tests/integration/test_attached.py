@@ -64,6 +64,14 @@ class Guest:
     def pid(self) -> int:
         return self.process.pid
 
+    def has_opened(self, path: str) -> bool:
+        """Return whether the process has opened a file: the worker may remove it before."""
+        descriptors = Path(f"/proc/{self.pid}/fd")
+        try:
+            return any(os.path.realpath(entry) == path for entry in descriptors.iterdir())
+        except OSError:
+            return False
+
     def hears(self, *expected: str) -> None:
         """Wait until the process prints these lines."""
         assert self.process.stdout is not None
@@ -258,7 +266,9 @@ def test_cancelling_the_job_disconnects_its_process_without_a_signal(
         other = begun.json()["job"]["id"]
         wait_for(lambda: site.job(other)["counts"] == {"assigned": 1}, "the other's begin")
     facts = site.take_in(guest)
-    if when == "running":
+    if when == "in line":
+        wait_for(lambda: guest.has_opened(facts["to_worker_fifo"]), "the process has its FIFOs")
+    elif when == "running":
         guest.hears("begun")
     elif when == "waiting":
         guest.hears("begun")
