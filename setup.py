@@ -52,6 +52,7 @@ COMPILED_ALONE = (
     "ciel/master/service.py",
     "ciel/net/channels.py",
     "ciel/net/control.py",
+    "ciel/net/flight_recorder.py",
     "ciel/net/rounds.py",
     "ciel/net/sessions.py",
     "ciel/net/ticks.py",

@@ -31,6 +31,7 @@ from zope.interface import classImplements
 from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
 from ciel.net.channels import ChannelNegotiation, Channels, ChannelTransport
+from ciel.net.flight_recorder import FlightRecorder
 from ciel.net.ticks import TELL, Clock, DelayedCall, Ticks
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAME_MAX
@@ -133,6 +134,7 @@ class ControlPeer:
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         queued_max_bytes: int = QUEUED_MAX_BYTES,
         channels: Channels | None = None,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         self.transport: Any = None
         self.hello: Hello | None = None
@@ -148,6 +150,7 @@ class ControlPeer:
         self._owner = owner
         self._queued_max_bytes = queued_max_bytes
         self._channels = channels
+        self._recorder = recorder
         self._negotiation: ChannelNegotiation | None = None
         self._allowed: frozenset[type] = frozenset()
         self._outbox: list[Message] = []  # messages of this tick
@@ -271,6 +274,8 @@ class ControlPeer:
                 records = self._negotiation.take_records(records)
                 if self._negotiation.is_over:
                     self._negotiation = None
+            if records and self._recorder is not None:
+                self._recorder.add("<", self.address, records, len(data))
             messages = decode_all(records, self._allowed)
         except RemoteProtocolError as error:
             self._fail(error)
@@ -395,10 +400,13 @@ class ControlPeer:
         if not self.is_open:
             return
         try:
-            data = self._session.send(encode_all(messages))
+            records = encode_all(messages)
+            data = self._session.send(records)
         except WireError as error:  # a message of ours that cannot be encoded, or is too large
             self._fail_and_notify(error, error.reason)
             return
+        if self._recorder is not None:
+            self._recorder.add(">", self.address, records, len(data))
         self._write(data)
         if self.queued_bytes > self._queued_max_bytes:
             self._drop(f"{self.queued_bytes} bytes wait to be sent, the peer does not read them")

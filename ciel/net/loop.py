@@ -6,6 +6,7 @@ due at once in the same heap as timers. For many events this costs more than the
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.main import installReactor
 
+from ciel.net.flight_recorder import FlightRecorder
 from ciel.net.rounds import is_due, iterate, wait_s
 from ciel.net.ticks import PauseGauge
 
@@ -29,7 +31,8 @@ class Loop(EPollReactor):
         self.look_s = 0.0
         self.short_waits = 0
         self.gauge: PauseGauge | None = None
-        self.woke_s = 0.0  # when the latest wait ended
+        self.woke_s = math.inf  # when the latest wait ended; infinite while it waits
+        self.recorder = FlightRecorder()
         super().__init__()
 
     def measure(self, gauge: PauseGauge) -> None:

@@ -6,6 +6,7 @@ that mypyc does not compile.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from select import EPOLLIN
@@ -49,6 +50,7 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
     selectables: dict[int, Any] = loop._selectables
     if loop.gauge is not None:
         loop.gauge.record(time.monotonic() - loop.woke_s)
+    loop.woke_s = math.inf  # while it waits
     try:
         ready = _wait(loop, -1.0 if timeout_s is None else timeout_s, len(selectables))
     except InterruptedError:

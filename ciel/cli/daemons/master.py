@@ -6,6 +6,7 @@ import argparse
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from ciel.cli.daemons.channels import add_channel_options, open_channels, poll_s
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.lifeline import say_failed, say_ready
 from ciel.cli.daemons.ports import DEFAULT_LISTEN
-from ciel.cli.daemons.process import log, run, settle_memory, start_failure
+from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.timeouts import add_worker_limits
 from ciel.cli.parsing.parser import Parser
 from ciel.master.journal import NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
+from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
 from ciel.net.control import ControlPeer
+from ciel.net.debugging import Debugging
 from ciel.net.errors import NetError
 from ciel.net.ticks import Ticks
 from ciel.net.transports import (
@@ -98,6 +101,7 @@ class Master:
         self._options = options
         self._service: MasterService | None = None
         self._listeners: list[Listener] = []
+        self.dump: Callable[[str], Path | None] = lambda reason: None
         self.failure = ""
         self.status = 0
 
@@ -121,17 +125,23 @@ class Master:
             worker_timeout_s=options.worker_timeout,
         )  # fmt: skip
         service = self._service = MasterService(reactor, ticks, NullJournal(), about, machine)
-        service.on_inconsistent = self.fail
+        service.on_inconsistent = self._fail_inconsistent
 
         def build() -> ControlPeer:
             session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)
             return ControlPeer(
                 reactor, ticks, session, service,
                 lost_after_s=max(CLIENT_LOST_AFTER_S, options.worker_timeout), channels=channels,
+                recorder=reactor.recorder,
             )  # fmt: skip
 
         site, authorisation = master_site(
-            reactor, key, service, self.stop, open_healthz=options.open_healthz
+            reactor,
+            key,
+            service,
+            self.stop,
+            Debugging(self._write_dump, set_log_level),
+            open_healthz=options.open_healthz,
         )
         front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site))
         self._listeners.append(front)
@@ -143,6 +153,20 @@ class Master:
         log.info("master of cluster {id} at {url}", id=cluster_id, url=about["url"])
         settle_memory()
         return {"url": about["url"], "control": str(side.address)}
+
+    def _write_dump(self, reason: str) -> Path | None:
+        return self.dump(reason)
+
+    def _fail_inconsistent(self, reason: str) -> None:
+        self.dump("its tables contradict each other")
+        self.fail(reason)
+
+    def describe(self) -> Any:
+        """Return the state for a dump."""
+        if self._service is None:
+            return None
+        answers = {topic: self._service.answer(topic, {}) for topic in ("status", "jobs")}
+        return answers | {"problems": list(problems(self._service.machine))}
 
     def open_alone(self) -> None:
         """Read or make the key, open, and write the access file. Raises one of START_ERRORS."""

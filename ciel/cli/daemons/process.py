@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from twisted.logger import (
@@ -20,6 +21,8 @@ from twisted.logger import (
 )
 
 from ciel.access.errors import AccessError, SettingsError
+from ciel.access.places import state_directory
+from ciel.cli.daemons.diagnosis import Diagnosis
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.lifeline import Lifeline
 from ciel.launch.limits import open_files_advice, raise_open_files
@@ -40,6 +43,11 @@ class Daemon(Protocol):
 
     failure: str
     status: int
+    dump: Callable[[str], Path | None]
+    """Writes a dump with a reason (`Diagnosis.dump`)."""
+
+    def describe(self) -> Any:
+        """Return the state for a dump, as a JSON value."""
 
     def open_alone(self) -> None:
         """Open with the settings of the options and the environment."""
@@ -73,6 +81,10 @@ def run(
     except (DaemonError, OSError) as error:
         return _refuse_to_start(name, error)
     stop_on_signals(reactor, daemon.stop)
+    directory = Path(options.log).absolute().parent if options.log else state_directory(os.environ)
+    diagnosis = Diagnosis(name, reactor, directory, reactor.recorder, daemon.describe)
+    daemon.dump = diagnosis.dump
+    diagnosis.start()
 
     def told(line: dict[str, Any]) -> None:
         daemon.told(line)
@@ -88,6 +100,7 @@ def run(
         daemon.stop()
         return _refuse_to_start(name, error)
     reactor.run(installSignalHandlers=False)
+    diagnosis.stop()
     if (
         daemon.failure and not options.embedded
     ):  # the standard error of an embedded daemon is its log
@@ -127,8 +140,22 @@ def begin_log(path: str | None) -> None:
         raise DaemonError(f"cannot log to {path}: {error.strerror}{advice}") from None
     write: Any = textFileLogObserver(stream)
     above: Any = LogLevelFilterPredicate(defaultLogLevel=level)
+    _levels.append(above)
     observer: Any = FilteringLogObserver(write, [above])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)
+
+
+_levels: list[Any] = []
+"""The filter of the log of this process."""
+
+
+def set_log_level(name: Any) -> None:
+    """Change what this process logs; raises ValueError for an unknown level."""
+    known = [level.name for level in LogLevel.iterconstants()]
+    if name not in known:
+        raise ValueError(f"{str(name)[:80]!a} is no log level; the levels are {', '.join(known)}")
+    for above in _levels:
+        above.setLogLevelForNamespace("", LogLevel.lookupByName(name))
 
 
 def _open_log(path: str) -> TextIO:

@@ -28,7 +28,7 @@ from ciel.cli.daemons.channels import WORKER_POLL_US, add_channel_options, open_
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
 from ciel.cli.daemons.lifeline import say_failed, say_ready
-from ciel.cli.daemons.process import log, run, settle_memory, start_failure
+from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool
 from ciel.cli.daemons.timeouts import add_kill_grace
 from ciel.cli.parsing.parser import Parser, memory_size, whole_number
@@ -42,6 +42,7 @@ from ciel.launch import LaunchError, become_subreaper
 from ciel.launch.memory import memory_of_host
 from ciel.net.channels import Channels
 from ciel.net.control import ControlPeer, Owner
+from ciel.net.debugging import Debugging
 from ciel.net.errors import NetError
 from ciel.net.ticks import Ticks
 from ciel.net.transfers import Transfers
@@ -162,7 +163,9 @@ def _control_peer(
     owner: Owner,
 ) -> ControlPeer:
     """Make the worker's end of a control connection; called each time that it connects."""
-    return ControlPeer(reactor, ticks, begin_session(), owner, channels=channels)
+    return ControlPeer(
+        reactor, ticks, begin_session(), owner, channels=channels, recorder=reactor.recorder
+    )
 
 
 class Worker:
@@ -177,6 +180,8 @@ class Worker:
         self._has_joined = False
         self._drain: Callable[[Callable[[], None]], None] | None = None
         self._url = ""
+        self._state: WorkerMachine | None = None
+        self.dump: Callable[[str], Path | None] = lambda reason: None
         self.failure = ""
         self.status = 0
 
@@ -203,7 +208,7 @@ class Worker:
         own = with_port(told, listen(reactor, options.listen, site.site).address)
         site.serve_as(own, self._id)
 
-        machine = self._machine(own, store, executors)
+        machine = self._state = self._machine(own, store, executors)
         callers, events = Callers(launching.environ), Events(reactor)
         master = MasterSession(events)
         retention = Retention(reactor, store, machine, disk_jobs.turn)
@@ -240,9 +245,28 @@ class Worker:
         site.serve_logs(logs, spool.kept)
         controls = self._controls(machine, operations, store, executors, service, reconnector)
         metrics = WorkerMetrics(machine, master, events, reports, fetcher, store, disk_jobs)
-        site.serve_controls(controls, metrics)
+        site.serve_controls(controls, metrics, Debugging(self._write_dump, set_log_level))
         self._join(reconnector, own, transfers, key)
         settle_memory()
+
+    def _write_dump(self, reason: str) -> Path | None:
+        return self.dump(reason)
+
+    def describe(self) -> Any:
+        """Return the state for a dump."""
+        machine = self._state
+        if machine is None:
+            return None
+        attempts = [
+            [*key, attempt.phase.value, attempt.spec.executor]
+            for key, attempt in machine.attempts.items()
+        ]
+        return {
+            "worker": self._id, "master": self._url, "slots": machine.slots,
+            "slots_free": machine.slots_free, "queue": machine.queue_length,
+            "attempts": attempts, "objects": len(machine.stored),
+            "problems": list(machine.problems()),
+        }  # fmt: skip
 
     def _machine(self, own: str, store: ObjectStore, executors: Executors) -> WorkerMachine:
         """Create the state, with what the store has from an earlier run."""

@@ -18,6 +18,7 @@ from ciel.master.resources.shutdown import Shutdown
 from ciel.master.service import MasterService
 from ciel.master.state.queries.metrics import collect_metrics
 from ciel.net.authorisation import Authorisation
+from ciel.net.debugging import Debugging, add_debugging
 from ciel.net.exposition import Family, Metrics, gauge
 from ciel.net.http import Request, Route, Routes, SecureSite
 
@@ -47,6 +48,7 @@ def master_routes(
     service: MasterService,
     stop: Callable[[], object],
     browsers: BrowserSessions,
+    debugging: Debugging,
 ) -> Routes:
     """Return all routes of a master. `stop` stops the master."""
     routes = Routes()
@@ -56,6 +58,7 @@ def master_routes(
     for name in plugins.names("ciel.routes"):
         plugins.load("ciel.routes", name)(routes, service, Contents(reactor, key, service))
     add_pages(routes, service, browsers)
+    add_debugging(routes, debugging)
     routes.add("/control/shutdown", Shutdown(reactor, key, service, stop))
     return routes
 
@@ -65,11 +68,12 @@ def master_site(
     key: Key,
     service: MasterService,
     stop: Callable[[], object],
+    debugging: Debugging,
     *,
     open_healthz: bool = False,
 ) -> tuple[Any, Authorisation]:
     """Make the site. The caller sets the master's address on the authorisation once it is known."""
     authorisation = Authorisation(key.derive)
     authorisation.browsers = BrowserSessions(PAGES)
-    routes = master_routes(reactor, key, service, stop, authorisation.browsers)
+    routes = master_routes(reactor, key, service, stop, authorisation.browsers, debugging)
     return SecureSite(reactor, routes, authorisation, open_healthz=open_healthz), authorisation

@@ -11,6 +11,7 @@ from ciel.access.keys import Key, Role
 from ciel.core.errors import InvalidIdError
 from ciel.core.ids import JobId, check_id
 from ciel.net.authorisation import Authorisation
+from ciel.net.debugging import Debugging, add_debugging
 from ciel.net.errors import HttpError
 from ciel.net.exposition import Metrics
 from ciel.net.http import Answer, Request, Route, Routes, SecureSite
@@ -132,8 +133,11 @@ class WorkerSite:
         self.routes.add("/log/{job}", Log(logs))
         self.routes.add("/kept/{name}", KeptOutput(kept))
 
-    def serve_controls(self, controls: Controls, metrics: WorkerMetrics) -> None:
+    def serve_controls(
+        self, controls: Controls, metrics: WorkerMetrics, debugging: Debugging
+    ) -> None:
         """Serve the routes that act on the worker, and its metrics."""
+        add_debugging(self.routes, debugging)
         add_controls(self.routes, controls)
         add_processes(self.routes, controls.reactor, controls.operations)
         self.routes.add("/api/v1/counters", Counters(metrics.counts))

@@ -20,6 +20,7 @@ from ciel.master.state.machine import MasterMachine
 from ciel.net.http import Routes
 from ciel.net.ticks import Ticks
 from ciel.original.master_routes import GONE
+from ciel_tests.http.debugging import DEBUGGING
 from ciel_tests.http.routes import Row
 
 SUBMIT: Final = Role.SUBMIT
@@ -34,7 +35,7 @@ def master_table() -> Routes:
     clock = Clock()
     service = MasterService(clock, Ticks(clock), NullJournal(), {}, MasterMachine())
     browsers = BrowserSessions(ROOT)
-    return master_routes(clock, Key.new(), service, lambda: None, browsers)
+    return master_routes(clock, Key.new(), service, lambda: None, browsers, DEBUGGING)
 
 
 def _original() -> Iterator[Row]:
@@ -102,5 +103,7 @@ MASTER_ROWS: Final = (
     *_ours(),
     *_original(),
     Row("POST", "/control/worker/reset", Role.ADMIN),
+    Row("POST", "/api/v1/debug/dump", Role.ADMIN),
+    Row("POST", "/api/v1/debug/log-level", Role.ADMIN, body=b'"info"', takes="json"),
     Row("POST", "/control/shutdown", Role.ADMIN, ends=True),
 )

@@ -14,6 +14,7 @@ from ciel.net.http import Routes
 from ciel.worker.metrics import WorkerMetrics
 from ciel.worker.resources.control import Controls
 from ciel.worker.resources.root import WorkerSite
+from ciel_tests.http.debugging import DEBUGGING
 from ciel_tests.http.routes import Door, Row
 
 SUBMIT: Final = Role.SUBMIT
@@ -31,7 +32,7 @@ def worker_table() -> Routes:
     site.serve_logs(nothing, nothing)
     controls = Controls(*[nothing for _ in Controls._fields])
     metrics = WorkerMetrics(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
-    site.serve_controls(controls, metrics)
+    site.serve_controls(controls, metrics, DEBUGGING)
     return site.routes
 
 
@@ -105,5 +106,7 @@ WORKER_ROWS: Final = (
     Row("GET", "/api/v1/counters"),
     *_data(),
     *_control(),
+    Row("POST", "/api/v1/debug/dump", Role.ADMIN),
+    Row("POST", "/api/v1/debug/log-level", Role.ADMIN, body=b'"info"', takes="json"),
     Row("POST", "/control/kill", Role.ADMIN, 202, ends=True),
 )

@@ -1,0 +1,134 @@
+"""`ciel debug`: looks into the daemons of a cluster that hangs, and changes what they log."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from ciel.access.keys import Role
+from ciel.access.tickets import make_ticket
+from ciel.cli.outcome import Status, UsageError, say
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.parsing.verbs import Verb, run_verb
+from ciel.client.client import Client
+from ciel.client.data.worker_http import BadAnswerError, connect, is_remote, refusal, text_of
+
+_TIMEOUT_S: Final = 20.0
+_LEVELS: Final = ("debug", "info", "warn", "error", "critical")
+_DUMP: Final = """\
+A dump has the stacks of all threads, the state, and the latest messages of a daemon; it contains
+arguments and paths of users. A daemon that does not answer writes one on SIGUSR1, and by itself
+when its loop stands still for a second: DIRECTORY of its log, NAME-PID-TIME.dump.
+"""
+
+
+def main(prog: str, words: Sequence[str]) -> int:
+    """Run the verb."""
+    return run_verb("ciel debug", "Looks into the daemons of a cluster.", VERBS, words)
+
+
+def _dump(client: Client, args: Namespace) -> int:
+    directory = Path(args.out)
+    files, failed = [], False
+    for name, netloc in _daemons(client, args.worker):
+        try:
+            content = _post(client, netloc, "/api/v1/debug/dump", b"")
+        except Exception as error:
+            if not is_remote(error):
+                raise
+            say(f"{name} at {netloc} gives no dump: {text_of(error)}")
+            failed = True
+            continue
+        path = directory / f"{name}-{time.strftime('%H-%M-%S')}.dump"
+        _write(path, content)
+        files.append(str(path))
+        if not args.json:
+            print_text(str(path))
+    if args.json:
+        print_json({"files": files})
+    return Status.FAILED if failed else Status.DONE
+
+
+def _log_level(client: Client, args: Namespace) -> int:
+    body = json.dumps(args.level).encode()
+    changed, failed = [], False
+    for name, netloc in _daemons(client, args.worker):
+        try:
+            _post(client, netloc, "/api/v1/debug/log-level", body)
+        except Exception as error:
+            if not is_remote(error):
+                raise
+            say(f"{name} at {netloc} did not change its log level: {text_of(error)}")
+            failed = True
+        else:
+            changed.append(name)
+    if args.json:
+        print_json({"level": args.level, "changed": changed})
+    return Status.FAILED if failed else Status.DONE
+
+
+def _daemons(client: Client, worker: str | None) -> list[tuple[str, str]]:
+    """Return the names and addresses of the chosen daemons."""
+    workers = [(str(each["worker"]), str(each["netloc"])) for each in client.ask("workers")]
+    if worker is None:
+        return [("master", client.location.url.removeprefix("http://")), *workers]
+    chosen = [each for each in workers if each[0] == worker]
+    if not chosen:
+        known = ", ".join([name for name, _ in workers]) or "none"
+        raise UsageError(f"--worker {worker}: there is no such worker; the workers are: {known}")
+    return chosen
+
+
+def _post(client: Client, netloc: str, target: str, body: bytes) -> bytes:
+    """Send a request with a ticket; return the answer. Raises errors that are remote."""
+    key = client.location.key
+    if key.role is not Role.ADMIN:
+        raise UsageError(f"{client.location.origin} has the key of a role, not the cluster's")
+    connection = connect(netloc, _TIMEOUT_S)
+    try:
+        headers = {"Authorization": make_ticket(key, "POST", netloc, target, time.time())}
+        connection.request("POST", target, body, headers | {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise refusal(answer)
+        return answer.read()
+    except TimeoutError:
+        raise BadAnswerError(f"it did not answer within {_TIMEOUT_S:g} s") from None
+    finally:
+        connection.close()
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def _add_worker(parser: ArgumentParser) -> None:
+    parser.add_argument("--worker", metavar="WORKER", help="only this worker")
+
+
+def _add_dump(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--out", metavar="DIRECTORY", default=".", help="where to write (default: here)"
+    )
+    _add_worker(parser)
+
+
+def _add_log_level(parser: ArgumentParser) -> None:
+    parser.add_argument("level", choices=_LEVELS, metavar="LEVEL", help=", ".join(_LEVELS))
+    _add_worker(parser)
+
+
+VERBS = {
+    "dump": Verb("fetch a dump of each daemon", _add_dump, _dump, _DUMP),
+    "log-level": Verb("change what the daemons log until they end", _add_log_level, _log_level),
+}
