@@ -7,6 +7,7 @@ import os
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +45,7 @@ def _dump(client: Client, args: Namespace) -> int:
             say(f"{name} at {netloc} gives no dump: {text_of(error)}")
             failed = True
             continue
-        path = directory / f"{name}-{time.strftime('%H-%M-%S')}.dump"
+        path = directory / f"{name}-{datetime.now().isoformat().replace(':', '-')}.dump"
         _write(path, content)
         files.append(str(path))
         if not args.json:
