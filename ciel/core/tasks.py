@@ -108,7 +108,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
 )  # fmt: skip
 """One row for each field of `Needs`, in their order. The checks, the records, the options of
-`ciel submit` and those of `ciel.task` derive from it."""
+`ciel submit` and `ciel.task` derive from it."""
 
 
 def undelayed(needs: Needs) -> Needs:

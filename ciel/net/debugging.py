@@ -12,7 +12,7 @@ from ciel.net.http import Request, Route, Routes
 
 
 class Debugging(NamedTuple):
-    """What a daemon offers: `dump` writes a dump and returns its path, None if that failed;
+    """The operations of a daemon. `dump` writes a dump and returns its path, None if that failed;
     `set_log_level` raises ValueError for an unknown level.
     """
 

@@ -1,4 +1,4 @@
-"""`ciel debug`: looks into the daemons of a cluster that hangs, and changes what they log."""
+"""`ciel debug`: fetches dumps of the daemons of a cluster, and changes their log level."""
 
 from __future__ import annotations
 
@@ -131,5 +131,7 @@ def _add_log_level(parser: ArgumentParser) -> None:
 
 VERBS = {
     "dump": Verb("fetch a dump of each daemon", _add_dump, _dump, _DUMP),
-    "log-level": Verb("change what the daemons log until they end", _add_log_level, _log_level),
+    "log-level": Verb(
+        "change the log level of the daemons until they end", _add_log_level, _log_level
+    ),
 }
