@@ -7,12 +7,12 @@ Their size on the wire is bounded, so the cost in memory is, too: about ten time
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from ciel.wire.codec import encode
 from ciel.wire.frames import Record
 
 RECORDED_MAX_BYTES: Final = 1 << 20
@@ -41,7 +41,7 @@ class FlightRecorder:
         """Yield a line for each message: time, direction, address, the message without payload."""
         for at_s, sign, address, records, _ in list(self._batches):
             for header, payload in records:
-                text = json.dumps(header, default=str)
+                text = encode(header).decode()
                 if len(text) > SHOWN_MAX_LENGTH:
                     text = f"{text[:SHOWN_MAX_LENGTH]}…"
                 more = f" and {len(payload)} bytes" if payload else ""

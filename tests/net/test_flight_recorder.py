@@ -14,8 +14,8 @@ def test_a_line_shows_a_message_without_its_payload() -> None:
     recorder = FlightRecorder(lambda: 12.5)
     recorder.add("<", "10.0.0.1:7", [(["task", "a"], b"secret"), (["want", ["b"]], b"")], 40)
     assert list(recorder.lines()) == [
-        '12.500000 < 10.0.0.1:7 ["task", "a"] and 6 bytes',
-        '12.500000 < 10.0.0.1:7 ["want", ["b"]]',
+        '12.500000 < 10.0.0.1:7 ["task","a"] and 6 bytes',
+        '12.500000 < 10.0.0.1:7 ["want",["b"]]',
     ]
 
 
