@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import shutil
 import threading
@@ -522,6 +523,21 @@ def test_a_killed_attempt_ends_by_its_signal(worker: Worker, force: bool, signal
     assert fault is not None
     assert f"was killed by {signal_name}" in fault.text
     worker.in_reactor(worker.attempts.kill, key, force=force)
+
+
+def test_a_program_whose_streams_cannot_be_opened_is_ended(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(streams: Streams, object_id: str, fd: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Streams, "open", refuse)
+    args = {"command_line": ["sleep", "60"], "stream_output": True}
+    outcome = worker.end(worker.begin("stdinout", {"args": args}))
+    assert outcome.fault is not None
+    assert "Too many open files" in outcome.fault.text
+    launcher = worker.launching._launcher.pid
+    assert Path(f"/proc/{launcher}/task/{launcher}/children").read_text() == ""
 
 
 def test_a_program_may_wait_before_its_start(worker: Worker) -> None:

@@ -179,7 +179,11 @@ class BatchAttempt:
             lifecycle.lose_inputs(self, losses, f"on worker {place.worker}: {error}")
         except (StorageError, LaunchSpecError, OSError) as error:
             fault = preparation_fault(place.worker, error)
-            lifecycle.fail(self, fault, 0.0, keeps_files=False)
+            if self._launch_id is None:
+                lifecycle.fail(self, fault, 0.0, keeps_files=False)
+            else:  # the program is reported as failed when it has ended
+                self._fault = fault
+                place.launching.kill(self._launch_id, signal.SIGKILL)
 
     def _limit_memory(self, pid: int) -> None:
         self._lifecycle.memory.add(self.key, pid, self.task.spec.needs.memory_bytes)

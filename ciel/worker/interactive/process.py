@@ -21,7 +21,7 @@ from twisted.logger import Logger
 from ciel.core.errors import CielError
 from ciel.core.events import TaskFault
 from ciel.core.ids import TaskId
-from ciel.core.refs import Reference
+from ciel.core.refs import Reference, with_text
 from ciel.execution.conversation import Conversation, ConversingExecutor, Over
 from ciel.execution.executor import ProgramExit, Talk
 from ciel.execution.report import command_text
@@ -427,10 +427,10 @@ class Process:
             return
         has_run = not isinstance(self.end, ProgramFailed)
         if has_run:
-            lines = [f"{self._subject or f'{self.name} on worker {worker}'}: {fault.details}"]
+            lines = [f"{self._subject or f'{self.name} on worker {worker}'}: {fault.text}"]
             if tail:
                 lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
-            fault = TaskFault(fault.reason, "\n".join(lines))
+            fault = TaskFault(fault.reason, with_text(fault.details, "\n".join(lines)))
         keeps_files = has_run and self.attached is None
         self._lifecycle.fail(attempt, fault, run_s, keeps_files=keeps_files)
 
