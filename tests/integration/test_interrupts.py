@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -52,3 +53,13 @@ def test_ctrl_c_ends_the_wait_for_a_line(home: Home) -> None:
     assert process.wait(10) == 130
     process.communicate()
     home.expect_nothing_left()
+
+
+def test_a_supervisor_that_is_stopped_before_it_knows_its_cluster_ends_well(home: Home) -> None:
+    supervisor = home.start(
+        sys.executable, "-P", "-m", "ciel.cli.daemons.supervisor", stdin=subprocess.PIPE
+    )
+    wait_for(lambda: catches_signals(supervisor), "its handler of SIGTERM")
+    supervisor.terminate()
+    assert supervisor.communicate(timeout=20) == ("", "")
+    assert supervisor.returncode == 0

@@ -103,6 +103,7 @@ def supervise() -> int:
     """Hold the cluster that standard input describes until a signal, or until the cluster dies."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
+    path: Path | None = None
     try:
         config = json.load(sys.stdin)
         path = Path(config["access"])
@@ -122,7 +123,8 @@ def supervise() -> int:
         # The link stays: it shows the next command that the cluster has crashed.
         return Status.NO_MASTER
     except _Ended:
-        drop_current(os.environ, path)
+        if path is not None:
+            drop_current(os.environ, path)
         return Status.DONE
 
 
