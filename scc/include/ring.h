@@ -70,7 +70,7 @@ const char *ring_error_text(int error);
 
 struct ring; /* one side of a segment */
 
-/* Return how many bytes of private memory `ring_open` needs; they must be aligned to 64. */
+/* Return how many bytes of private memory `ring_open` needs; they must be aligned to 16, as malloc does. */
 size_t ring_size(void);
 
 /* Create a segment with two rings of `capacity_bytes` each. Its memory is allocated at once, and

@@ -222,6 +222,14 @@ def test_status_does_not_show_the_clock_of_the_master(up: Up) -> None:
     assert 0 <= status["up_s"] < 1000
 
 
+def test_a_log_that_ends_without_a_newline_is_printed_to_its_end(up: Up) -> None:
+    number = up.submit("--", "sh", "-c", "echo one >&2; printf two >&2")
+    assert up.ciel("job", "wait", number)[0] == 0
+    status, out, err = up.ciel("job", "log", number)
+    assert (status, err) == (0, "")
+    assert [line.partition("] ")[2] or line for line in out.splitlines()] == ["one", "two"]
+
+
 def test_browse_prints_a_link_that_lets_one_browser_in(up: Up, array: str) -> None:
     _, link, _ = up.ciel("browse", "--no-open")
     cookies = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())

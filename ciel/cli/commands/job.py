@@ -335,7 +335,7 @@ def _add_wait(parser: ArgumentParser) -> None:
 def _add_retry(parser: ArgumentParser) -> None:
     _add_jobs(parser)
     parser.add_argument(
-        "--failed", action="store_true", help="retry failed tasks only (this is always so)"
+        "--failed", action="store_true", help="has no effect: failed and cancelled tasks run again"
     )
     parser.add_argument(
         "--wait", action="store_true", help="then wait for the jobs, as `ciel job wait` does"

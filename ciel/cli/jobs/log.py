@@ -104,6 +104,8 @@ class _Lines:
         try:
             while content := part.reader.read():
                 self.take(part, content)
+            if begun := self._begun.pop(part, b""):  # the job has ended: no newline follows
+                self._write(part, [begun + b"\n"])
         except LogUnreadableError as error:
             say(str(error))
             self.failed = True
