@@ -53,7 +53,7 @@ demo: $(RUNTIME)
 	@$(RUN)/python examples/search.py
 
 test: dev
-	@$(RUN)/pytest -n 4 --dist loadfile
+	@$(RUN)/pytest -n 3 --dist loadfile
 
 # The tests near a file, without clusters: `make test-near FILE=ciel/core/retries.py`.
 test-near: dev

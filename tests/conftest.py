@@ -36,7 +36,7 @@ settings.register_profile(
     "ciel",
     deadline=None,
     derandomize=not IS_LONG,
-    max_examples=2000 if IS_LONG else 100,
+    max_examples=2000 if IS_LONG else 60,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ciel")
