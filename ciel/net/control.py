@@ -275,7 +275,7 @@ class ControlPeer:
                 if self._negotiation.is_over:
                     self._negotiation = None
             if records and self._recorder is not None:
-                self._recorder.add("<", self.address, records, len(data))
+                self._recorder.add("<", self.address, data)
             messages = decode_all(records, self._allowed)
         except RemoteProtocolError as error:
             self._fail(error)
@@ -400,13 +400,12 @@ class ControlPeer:
         if not self.is_open:
             return
         try:
-            records = encode_all(messages)
-            data = self._session.send(records)
+            data = self._session.send(encode_all(messages))
         except WireError as error:  # a message of ours that cannot be encoded, or is too large
             self._fail_and_notify(error, error.reason)
             return
         if self._recorder is not None:
-            self._recorder.add(">", self.address, records, len(data))
+            self._recorder.add(">", self.address, data)
         self._write(data)
         if self.queued_bytes > self._queued_max_bytes:
             self._drop(f"{self.queued_bytes} bytes wait to be sent, the peer does not read them")

@@ -1,19 +1,16 @@
 """Keeps the latest messages of a daemon's control connections, for people who look into a cluster
 that hangs (docs/hanging.md).
 
-The recorder keeps the records as they were received and sent, and formats them only for a reader.
-Their size on the wire is bounded, so the cost in memory is, too: about ten times that much.
+The recorder keeps the bytes of each batch, and formats them only for a reader. It keeps no decoded
+messages: small objects that stay would keep the memory of large jobs from the system.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
-
-from ciel.wire.codec import encode
-from ciel.wire.frames import Record
 
 RECORDED_MAX_BYTES: Final = 1 << 20
 BATCHES_MAX: Final = 10_000
@@ -25,24 +22,21 @@ class FlightRecorder:
 
     def __init__(self, clock_s: Callable[[], float] = time.time) -> None:
         self._clock_s = clock_s
-        self._batches: deque[tuple[float, str, str, Sequence[Record], int]] = deque()
+        self._batches: deque[tuple[float, str, str, bytes]] = deque()
         self._bytes = 0
 
-    def add(self, sign: str, address: str, records: Sequence[Record], size_bytes: int) -> None:
-        """Record a batch that was received (`sign` is `<`) or sent (`>`)."""
-        size_bytes += sum([len(payload) for _, payload in records])
+    def add(self, sign: str, address: str, data: bytes) -> None:
+        """Record bytes that were received (`sign` is `<`) or sent (`>`)."""
         batches = self._batches
-        batches.append((self._clock_s(), sign, address, records, size_bytes))
-        self._bytes += size_bytes
+        batches.append((self._clock_s(), sign, address, data))
+        self._bytes += len(data)
         while self._bytes > RECORDED_MAX_BYTES or len(batches) > BATCHES_MAX:
-            self._bytes -= batches.popleft()[4]
+            self._bytes -= len(batches.popleft()[3])
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each message: time, direction, address, the message without payload."""
-        for at_s, sign, address, records, _ in list(self._batches):
-            for header, payload in records:
-                text = encode(header).decode()
-                if len(text) > SHOWN_MAX_LENGTH:
-                    text = f"{text[:SHOWN_MAX_LENGTH]}…"
-                more = f" and {len(payload)} bytes" if payload else ""
-                yield f"{at_s:.6f} {sign} {address} {text}{more}"
+        """Yield a line for each batch: time, direction, address, and the start of its content."""
+        for at_s, sign, address, data in list(self._batches):
+            text = data[:SHOWN_MAX_LENGTH].decode("utf-8", "replace")
+            shown = "".join([letter if letter.isprintable() else " " for letter in text]).strip()
+            more = f"… {len(data)} bytes" if len(data) > SHOWN_MAX_LENGTH else ""
+            yield f"{at_s:.6f} {sign} {address} {shown}{more}"
