@@ -68,7 +68,7 @@ class OwningStore(Protocol):
     """The part of the store (`store.SccStore`) that readers and writers use."""
 
     copies: Copies
-    readers: Users
+    readers: OpenObjects
     scheme: str
     block_bytes: int
     is_in_place: bool
@@ -378,7 +378,7 @@ class SccWriter(ObjectWriter):
         return copied_bytes, found
 
 
-class Users:
+class OpenObjects:
     """The live readers or writers of a store. Any thread may count and end them."""
 
     def __init__(self) -> None:

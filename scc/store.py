@@ -45,7 +45,7 @@ from ciel.scc.instances import (
     open_instance,
     remove_instance,
 )
-from ciel.scc.objects import SccReader, SccWriter, Users, recorded, translated
+from ciel.scc.objects import OpenObjects, SccReader, SccWriter, recorded, translated
 from ciel.scc.shapes import Info, ShmfsError
 from ciel.scc.shmfs import File
 from ciel.scc.uncommitted import UncommittedFile
@@ -123,7 +123,7 @@ class SccStore(ObjectStore):
     ) -> None:
         self.instance = instance
         self.copies = Copies(layout.capacity_bytes // _COPIES_SHARE)
-        self.readers, self._writers = Users(), Users()
+        self.readers, self._writers = OpenObjects(), OpenObjects()
         self.is_in_place = layout.build != "strict"
         self._reserved_bytes = 0
         self._fifos: Fifos | None = None

@@ -9,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.cli.graph.dot import draw_dot
-from ciel.cli.graph.tasks import TaskNode, Thing
+from ciel.cli.graph.tasks import GraphObject, TaskNode
 from ciel.core.tasks import TaskState
 
 
-def thing(object_id: str, maker: str | None, wanted: bool = False) -> Thing:
-    return Thing(object_id, "there", 2048, maker, wanted)
+def thing(object_id: str, maker: str | None, wanted: bool = False) -> GraphObject:
+    return GraphObject(object_id, "there", 2048, maker, wanted)
 
 
 def task(
-    name: str, *inputs: Thing, parent: str | None = None, state: str = "done", wanted: bool = False,
+    name: str, *inputs: GraphObject, parent: str | None = None, state: str = "done",
+    wanted: bool = False,
     takes_over: tuple[str, ...] = (),
 ) -> TaskNode:  # fmt: skip
     output = thing(takes_over[0] if takes_over else f"{name}:0", name, wanted)

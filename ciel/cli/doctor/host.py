@@ -118,13 +118,13 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def _store(environ: Mapping[str, str]) -> Finding:
     spec = environ.get("CIEL_STORE") or "disk"
-    there_are = plugins.names("ciel.stores")
+    known = plugins.names("ciel.stores")
     try:
         name, _ = parse_spec(spec)
-        if name not in there_are:
+        if name not in known:
             raise plugins.PluginError("ciel.stores", name, "not installed")
     except (StorageError, plugins.PluginError) as error:
-        return fault("store", f"CIEL_STORE={spec}: {error}", f"set it to: {', '.join(there_are)}")
+        return fault("store", f"CIEL_STORE={spec}: {error}", f"set it to: {', '.join(known)}")
     return ok("store", spec if "CIEL_STORE" in environ else "disk, unless a worker is told another")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ciel.cli.graph.tasks import TaskNode, Thing
+from ciel.cli.graph.tasks import GraphObject, TaskNode
 from ciel.cli.output.tables import size_text
 from ciel.execution.report import visible, visible_text
 
@@ -45,19 +45,19 @@ def _task(task: TaskNode) -> Iterator[str]:
         verb = "delegates" if task.takes_over else "spawns"
         look = f'style={"bold" if task.takes_over else "dotted"}, color="#8250df"'
         yield f"  {_quoted(task.parent)} -> {node} [{look}, label={verb}];\n"
-    for thing in task.inputs:
-        size = "" if thing.size_bytes is None else size_text(thing.size_bytes)
+    for item in task.inputs:
+        size = "" if item.size_bytes is None else size_text(item.size_bytes)
         yield (
-            f"  {_source(thing)} -> {node} [label={_quoted(size)}, "
-            f"tooltip={_quoted(f'{thing.id}: {thing.state}')}];\n"
+            f"  {_source(item)} -> {node} [label={_quoted(size)}, "
+            f"tooltip={_quoted(f'{item.id}: {item.state}')}];\n"
         )
-        if thing.maker is None:
-            yield f"  {_source(thing)} [shape=note, style=solid, label={_quoted(thing.id)}];\n"
+        if item.maker is None:
+            yield f"  {_source(item)} [shape=note, style=solid, label={_quoted(item.id)}];\n"
 
 
-def _source(thing: Thing) -> str:
+def _source(item: GraphObject) -> str:
     """Return the node of the task that makes an object, or of the object itself if none does."""
-    return _quoted(f"object {thing.id}" if thing.maker is None else thing.maker)
+    return _quoted(f"object {item.id}" if item.maker is None else item.maker)
 
 
 def _quoted(text: str) -> str:

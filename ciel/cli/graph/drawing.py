@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ciel.cli.graph.dot import draw_dot
-from ciel.cli.graph.tasks import TaskNode, Thing, read_tasks
+from ciel.cli.graph.tasks import GraphObject, TaskNode, read_tasks
 from ciel.cli.jobs.queries import MasterClock, chosen_jobs, job_json, master_clock
 from ciel.cli.outcome import Status, UsageError, say
 from ciel.cli.output.files import output_file
@@ -113,17 +113,17 @@ def _text(value: Any) -> str:
 def _task_json(task: TaskNode) -> dict[str, Any]:
     fields = task._asdict()
     fields = {"task": fields.pop("id")} | fields
-    fields["inputs"] = [_thing_json(thing) for thing in task.inputs]
-    fields["outputs"] = [_thing_json(thing) | {"wanted": thing.wanted} for thing in task.outputs]
+    fields["inputs"] = [_object_json(item) for item in task.inputs]
+    fields["outputs"] = [_object_json(item) | {"wanted": item.wanted} for item in task.outputs]
     return fields
 
 
-def _thing_json(thing: Thing) -> dict[str, Any]:
+def _object_json(item: GraphObject) -> dict[str, Any]:
     return {
-        "object": thing.id,
-        "state": thing.state,
-        "size_bytes": thing.size_bytes,
-        "made_by": thing.maker,
+        "object": item.id,
+        "state": item.state,
+        "size_bytes": item.size_bytes,
+        "made_by": item.maker,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ciel.client.client import Client
 
 
-class Thing(NamedTuple):
+class GraphObject(NamedTuple):
     """An object. `state` is `there`, `growing`, `failed`, `expected`, or `gone` (deleted because
     nothing needed it). `maker`: the task that produces it. `wanted`: it is a result of the job.
     """
@@ -35,8 +35,8 @@ class TaskNode(NamedTuple):
     attempt: int
     worker: str | None
     at: str | None
-    inputs: tuple[Thing, ...]
-    outputs: tuple[Thing, ...]
+    inputs: tuple[GraphObject, ...]
+    outputs: tuple[GraphObject, ...]
     takes_over: tuple[str, ...]
     why: tuple[str, ...]
     story: tuple[str, ...]
@@ -85,12 +85,14 @@ def _read_task(row: dict[str, Any], takes_over: Iterable[str]) -> TaskNode:
         row["number"], row["name"], intern(row["task"]), intern(row["state"]),
         intern(row["executor"]), row["parent"] and intern(row["parent"]), row["attempt"],
         row["worker"] and intern(row["worker"]), row["at"] and intern(row["at"]),
-        tuple([_read_thing(fields) for fields in row["inputs"]]),
-        tuple([_read_thing(fields) for fields in row["outputs"]]),
+        tuple([_read_object(fields) for fields in row["inputs"]]),
+        tuple([_read_object(fields) for fields in row["outputs"]]),
         tuple(takes_over), tuple(row["why"]), tuple(row["story"]),
     )  # fmt: skip
 
 
-def _read_thing(fields: list[Any]) -> Thing:
+def _read_object(fields: list[Any]) -> GraphObject:
     object_id, state, size_bytes, maker, wanted = fields
-    return Thing(intern(object_id), intern(state), size_bytes, maker and intern(maker), wanted)
+    return GraphObject(
+        intern(object_id), intern(state), size_bytes, maker and intern(maker), wanted
+    )
