@@ -124,7 +124,8 @@ _FIELDS: Final = {
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as a frame. A reason that is too long is truncated. Raises MessageError if
+    """Return a message as a frame. A subject or a reason that is too long is truncated, and
+    a NUL byte in it becomes `?`. Raises MessageError if
     no frame can hold the message.
     """
     flags = 0

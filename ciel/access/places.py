@@ -1,8 +1,9 @@
 """Paths of state and configuration files: below `$XDG_STATE_HOME/ciel` one directory for each
 master's address.
 
-Several hosts may share a home directory. So two names contain the name of the host: the link to the
-cluster of `ciel up`, and the directory of a master that listens only on loopback.
+Several hosts may share a home directory. So three names contain the name of the host: the link to
+the cluster of `ciel up`, the lock of `ciel up`, and the directory of a master that listens only on
+loopback.
 
 The environment is an argument, as everywhere in this package.
 """

@@ -183,7 +183,9 @@ class Shelf:
                 raise self.translated(error, "name") from error
 
     def reserve(self, fd: int, size_bytes: int, *, keep_size: bool) -> None:
-        """See `reserve_blocks`; before it fails, it frees the memory kept of deleted objects."""
+        """See `reserve_blocks`. If there is no space, free the memory kept of deleted objects, and
+        try once more.
+        """
         try:
             with self.fullness.taking(size_bytes):
                 reserve_blocks(fd, size_bytes, keep_size=keep_size)

@@ -40,8 +40,8 @@ class Spool:
         return self.path / "store"
 
     def open(self) -> None:
-        """Create the directory, and lock it: two workers would overwrite each other's pins. Raises
-        StoreSpecError, OSError.
+        """Create the directory, and lock it: two workers would overwrite each other's pins. Where
+        the file system has no locks or no space, it stays unlocked. Raises StoreSpecError, OSError.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.is_temporary:

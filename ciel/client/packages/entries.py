@@ -1,4 +1,4 @@
-"""Ticks the entries of a package into references: uploads files, and has tasks fetch URLs.
+"""Turns the entries of a package into references: uploads files, and lets tasks fetch URLs.
 
 `look` checks all entries before anything is submitted. Then `upload` uploads the files, before the
 job is submitted, and `fetch` adds tasks to the job that fetch the URLs. All objects of a package,
