@@ -59,7 +59,7 @@ class InitExecutor(Executor):
         return Finish(children=(first, last))
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
-        raise BadArgumentsError("init begins a job, and cannot be spawned by a task")
+        raise BadArgumentsError("init is the first task of a job; a task cannot spawn it")
 
 
 def _start_form(task: Task, handler: str) -> ChildForm:

@@ -138,8 +138,8 @@ class DotnetExecutor(Executor):
 
     def missing(self, environ: Mapping[str, str]) -> str:
         return (
-            "ciel leaves dotnet out: run the program itself by stdinout, env or proc, or set an "
-            "executor up under a name of your own (docs/executors.md)"
+            "ciel does not support dotnet: run the program itself by stdinout, env or proc, or set "
+            "an executor up under a name of your own (docs/executors.md)"
         )
 
     def begin(self, task: Task) -> Action:

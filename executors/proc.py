@@ -104,5 +104,7 @@ def command_line(command: Any) -> tuple[str | InputPath, ...]:
         elif isinstance(item, REFERENCE_TYPES):
             argv.append(InputPath(item.id, executable=number == 0))
         else:
-            raise BadArgumentsError(f"'command' contains {item!r:.40}, no text and no reference")
+            raise BadArgumentsError(
+                f"'command' contains {item!r:.40}, which is neither a text nor a reference"
+            )
     return tuple(argv)

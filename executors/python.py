@@ -78,7 +78,9 @@ class PythonExecutor(Executor):
             ]
             return Talk(program, {"inputs": _current_refs(waited, task)}, kind, fixed.id)
         if "calls" not in arguments and not inputs:
-            raise BadArgumentsError("python needs 'calls'")
+            raise BadArgumentsError(
+                "'calls' is missing: the functions to call, as ciel.call and @ciel.task write them"
+            )
         if not inputs and task.attempt <= 1:
             return Talk(program, arguments, kind, encoded=task.spec.payload)
         message: dict[str, Any] = {"inputs": _current_refs(inputs, task), "attempt": task.attempt}

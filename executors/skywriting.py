@@ -96,7 +96,9 @@ def _script(arguments: dict[str, Any]) -> tuple[str, Any]:
             return key.replace("sw_file", "swfile"), arguments[key]
     text = arguments.get("cont_text")
     if not isinstance(text, str):
-        raise BadArgumentsError("swi needs a script ('sw_file_ref') or a continuation ('cont_ref')")
+        raise BadArgumentsError(
+            "a script ('sw_file_ref') or a continuation ('cont_ref') is missing"
+        )
     if len(text) > INLINE_MAX_BYTES:
         raise BadArgumentsError("'cont_text' is too long; it belongs into an object, 'cont_ref'")
     return "cont_text", text

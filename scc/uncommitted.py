@@ -51,7 +51,7 @@ class UncommittedFile:
         except OSError as error:
             raise StoreSystemError("reopen", error.errno or errno.EIO) from error
         if fd is None:
-            detail = "the program left no regular file of its own under the name it was given"
+            detail = "the program deleted or replaced the file that it was given for this output"
             raise CorruptObjectError(self._object_id, "output", detail)
         if not os.path.sameopenfile(fd, self._fd):
             self._fd, fd = fd, self._fd

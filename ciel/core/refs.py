@@ -115,7 +115,7 @@ class Failure(NamedTuple):
         if producer:
             text = (
                 f"{producer} failed ({self.reason}): {self.text}\n"
-                f"its output {self.id} is needed here"
+                f"this task reads its output {self.id}"
             )
         return "DEPENDENCY_FAILED", with_text(self.details, text)
 

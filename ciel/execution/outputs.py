@@ -60,7 +60,9 @@ class Outputs:
         if type(value) is not int:
             raise BadCallError(f"'index' must be the number of an output, not {value!r:.40}")
         if not 0 <= value < len(self.ids):
-            raise BadCallError(f"there is no output {value}; the task has {len(self.ids)}")
+            last = len(self.ids) - 1
+            known = f"its outputs are 0 to {last}" if last else "the only output of the task is 0"
+            raise BadCallError(f"there is no output {value}; {known}")
         return value
 
     def allocate(self, prefix: str) -> int:

@@ -34,7 +34,7 @@ class SkypyExecutor(LanguageExecutor):
         base = environ.get("CIEL_SKYPY_BASE")
         if not base:
             return (
-                "it runs with an interpreter that ciel does not bring: set CIEL_SKYPY_BASE to the "
+                "it needs an interpreter that is not part of ciel: set CIEL_SKYPY_BASE to the "
                 "directory of its stub.py; or use the executor python"
             )
         self._command = (*self._command[:1], f"{base}/stub.py")

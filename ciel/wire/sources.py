@@ -24,7 +24,7 @@ def read_source(url: str) -> str | Reference:
         parts = urlsplit(url)
         if parts.scheme == _OBJECT:
             if parts.query or parts.fragment:
-                raise ValueError("the name of an object ends in its id")
+                raise ValueError("swbs://HOST:PORT/ID has no '?' and no '#'")
             return from_array(["c2", parts.path.removeprefix("/"), None, [parts.netloc]])
     except (ValueError, CielError, WireError) as error:
         raise ValueError(f"is wrong: {error}") from None
@@ -33,7 +33,7 @@ def read_source(url: str) -> str | Reference:
     if not parts.netloc and parts.scheme != "file":
         raise ValueError("names no host")
     if "@" in parts.netloc and parts.scheme != "ftp":
-        raise ValueError("names a user: nobody logs in by HTTP here")
+        raise ValueError("contains '@': a user and a password in a URL work for ftp only")
     if _has_gap(url):
-        raise ValueError("is wrong: a blank in a URL is written %20")
+        raise ValueError("contains a space or a control character: write %20 for a space")
     return url

@@ -298,7 +298,7 @@ def test_more_arguments_than_a_task_can_have_are_refused(up: Shell) -> None:
     (up.home / "long.pack").write_text(json.dumps({"start": {"handler": "stdinout", "args": args}}))
     status, out, err = up.run("run", "long.pack")
     assert (status, out) == (2, "")
-    assert err.startswith("ciel: long.pack:1: start.args: too much for one task: ")
+    assert err.startswith("ciel: long.pack:1: start.args: too large for one task: ")
 
 
 def test_a_broken_package_is_refused_with_its_line(shell: Shell) -> None:

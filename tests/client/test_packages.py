@@ -169,7 +169,10 @@ def with_args(args: Any) -> dict[str, Any]:
             '4: start.arg: unknown; "start" has handler, args',
         ),
         (with_args([]), "4: start.args: must be an object, not a list of 0"),
-        ({"start": START, "x": 1}, "11: x: unknown; a package has package, start, options, result"),
+        (
+            {"start": START, "x": 1},
+            "11: x: unknown; a package file has package, start, options, result",
+        ),
         ({"start": START, "package": 1}, "11: package: must be an object, not a number"),
         (with_entry(1), "3: package.a: must be an object, not a number"),
         (with_entry({}), "3: package.a: names nothing: write "),
@@ -184,8 +187,14 @@ def with_args(args: Any) -> dict[str, Any]:
             "6: package.a.urls[1]: 'gopher://h/' is none of http, https, ftp, file, swbs",
         ),
         (with_entry({"urls": [1]}), "5: package.a.urls[0]: must be a URL, not a number"),
-        (with_entry({"urls": ["http://h/a b"]}), "5: package.a.urls[0]: 'http://h/a b' is wrong"),
-        (with_entry({"urls": ["http://u:p@h/"]}), "5: package.a.urls[0]: 'http://u:p@h/' names a"),
+        (
+            with_entry({"urls": ["http://h/a b"]}),
+            "5: package.a.urls[0]: 'http://h/a b' contains a space",
+        ),
+        (
+            with_entry({"urls": ["http://u:p@h/"]}),
+            "5: package.a.urls[0]: 'http://u:p@h/' contains '@'",
+        ),
         (
             with_entry({"urls": [], "filename": "f"}),
             '4: package.a.urls: either "filename" or "urls", not both',
@@ -235,7 +244,10 @@ def with_args(args: Any) -> dict[str, Any]:
             with_args({"x": {"__env__": "A", "defualt": 1}}),
             '7: start.args.x.defualt: unknown; beside "__env__" there is only __env__, default',
         ),
-        (with_args({"x": {"__package__": "f"}}), "6: start.args.x.__package__: the package has no"),
+        (
+            with_args({"x": {"__package__": "f"}}),
+            "6: start.args.x.__package__: the package has no entry",
+        ),
         (with_args({"x": {"__package__": []}}), "6: start.args.x.__package__: must be a key, not"),
         (
             with_args({"x": {"__ref__": ["zz", "a"]}}),

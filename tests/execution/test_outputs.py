@@ -70,7 +70,7 @@ def test_an_invalid_output_number_is_refused(made: Made, value: object) -> None:
 
 def test_output_numbers_start_at_zero(made: Made) -> None:
     assert made.index(1) == 1
-    with pytest.raises(BadCallError, match="no output 2; the task has 2"):
+    with pytest.raises(BadCallError, match="no output 2; its outputs are 0 to 1"):
         made.index(2)
     assert made.allocate("") == 2
     assert made.index(2) == 2

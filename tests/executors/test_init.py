@@ -111,7 +111,7 @@ def test_the_package_goes_to_programs_that_may_look_things_up(children: Children
 
 
 def test_it_begins_a_job_and_nothing_else() -> None:
-    with pytest.raises(BadArgumentsError, match="cannot be spawned"):
+    with pytest.raises(BadArgumentsError, match="a task cannot spawn it"):
         EXECUTOR.child_form({"start_handler": "sync"})
 
 
@@ -148,7 +148,7 @@ def test_what_children_may_mention_follows_from_their_executors(children: Childr
         ({"start_handler": "stdinout", "start_args": {"n_outputs": 2}}, "exactly 1 output, not 2"),
         ({"start_handler": "stdinout", "start_args": {"args": []}}, "stdinout needs an object"),
         ({"start_handler": "proc", "start_args": {}}, "'command'"),
-        ({"start_handler": "init", "start_args": {}}, "cannot be spawned"),
+        ({"start_handler": "init", "start_args": {}}, "a task cannot spawn it"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(

@@ -130,8 +130,8 @@ def test_a_host_says_what_it_lacks_for_shared_objects(
 
 def test_dotnet_is_left_out_and_says_so(task: MakeTask) -> None:
     said = DotnetExecutor().missing({})
-    assert "ciel leaves dotnet out" in said
-    with pytest.raises(BadArgumentsError, match="ciel leaves dotnet out"):
+    assert "ciel does not support dotnet" in said
+    with pytest.raises(BadArgumentsError, match="ciel does not support dotnet"):
         DotnetExecutor().begin(task({}))
 
 

@@ -290,7 +290,7 @@ def test_what_comes_after_the_end_is_not_said(talk: Begin) -> None:
     one = talk(inline("x"))
     one.attempt.is_slow = True
     one.calls(("open_ref", {"ref": future("x")}))
-    one.conversation.over = Over(("RUNTIME_ERROR", "it was called off"))
+    one.conversation.over = Over(("RUNTIME_ERROR", "the task was cancelled"))
     one.attempt.go_on()
     assert one.take() == []
 

@@ -69,7 +69,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("wait_stream", {"id": "x", "bytes": 1.5}, "'bytes' must be a number"),
     ("allocate_output", {"prefix": 1}, "'prefix' must be a text"),
     ("allocate_output", {"prefix": "a b"}, "'prefix' makes no name"),
-    ("publish_string", {"index": 1, "str": TEXT}, "no output 1; the task has 1"),
+    ("publish_string", {"index": 1, "str": TEXT}, "no output 1; the only output of the task is 0"),
     ("publish_string", {"index": -1, "str": TEXT}, "no output -1"),
     ("publish_string", {"index": "0", "str": TEXT}, "'index' must be the number of an output"),
     ("publish_string", {"index": 0.0, "str": TEXT}, "'index' must be the number of an output"),

@@ -178,7 +178,7 @@ def test_programs_that_tamper_with_their_files(cluster: TwoSlots, status: int) -
         elif "output" in name:
             expected = (
                 f"the output of {command} on worker W is lost: "
-                "the program left no regular file of its own under the name it was given"
+                "the program deleted or replaced the file that it was given for this output"
             )
         else:
             expected = "done"

@@ -109,7 +109,7 @@ def test_a_job_aborted_on_a_worker_fails_with_the_reason(site: Site) -> None:
     told = site.worker.ask_as(SUBMIT, "POST", f"/control/abort/{job}")
     assert told.json() == {"aborted": 1}
     told = site.master.ask_as(READ, "GET", f"/control/job/{job}/completion")
-    assert "somebody had it aborted on the worker where it was" in told.body.decode()
+    assert "a user aborted the task on its worker" in told.body.decode()
     assert (
         site.worker.ask_as(SUBMIT, "POST", f"/control/abort/{job}/no-task").json()["aborted"] == 0
     )
@@ -131,7 +131,7 @@ def test_a_task_aborted_through_the_master_uses_its_retries(site: Site) -> None:
         told = site.master.ask_as(SUBMIT, "POST", f"/control/task/{job}/it/abort")
         assert told.json() == {"aborted": 1}
     told = site.master.ask_as(READ, "GET", f"/control/job/{job}/completion")
-    assert "somebody had it aborted" in told.body.decode()
+    assert "a user aborted the task" in told.body.decode()
     assert site.job(job)["state"] == "failed"
     told = site.master.ask_as(SUBMIT, "POST", f"/control/task/{job}/it/abort")
     assert told.json() == {"aborted": 0}

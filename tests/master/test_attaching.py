@@ -171,7 +171,7 @@ def test_an_aborted_task_stops_on_its_worker_and_uses_its_retries() -> None:
         scene.machine.outbox.clear()
         assert scene.machine.abort(node)
         assert scene.told(worker, CancelTask) == [CancelTask(task.id, attempt, aborts=True)]
-        fault = TaskFault("ABORTED", "somebody had it aborted")
+        fault = TaskFault("ABORTED", "a user aborted the task")
         scene.says(TaskReported(task.id, attempt, (), fault, 0.1), worker=worker)
         scene.machine.end_tick(100.0)
     assert node.state is TaskState.FAILED

@@ -75,7 +75,7 @@ class Busy:
 
     def answers(self, worker: str, message: Message) -> Iterator[Message]:
         if isinstance(message, CancelTask):
-            fault = TaskFault("CANCELLED", "it was called off")
+            fault = TaskFault("CANCELLED", "the task was cancelled")
             yield TaskReported(message.task, message.attempt, (), fault, 0.1)
         if isinstance(message, AssignTask):
             spec, attempt, inputs = message

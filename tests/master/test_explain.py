@@ -182,7 +182,7 @@ def test_a_task_that_failed_by_its_input_names_the_task_that_failed_first() -> N
     assert told.why("fetch") == ["RUNTIME_EXCEPTION: no luck"]
     assert told.why("count") == [
         "DEPENDENCY_FAILED: task fetch failed (RUNTIME_EXCEPTION): no luck\n"
-        "its output a is needed here"
+        "this task reads its output a"
     ]
 
 

@@ -61,10 +61,10 @@ def _list(client: Client, args: Namespace) -> int:
         return Status.DONE
     print_text(render_list(jobs, clock.now_s, screen_width()))
     totals = client.ask("status")["jobs"]
-    there_are = sum(totals.values()) if args.state is None else totals.get(args.state, 0)
-    if there_are > len(jobs):
+    total = sum(totals.values()) if args.state is None else totals.get(args.state, 0)
+    if total > len(jobs):
         kind = f"{args.state} jobs" if args.state else "jobs"
-        say(f"the newest {len(jobs)} of {there_are} {kind}; --all lists them all")
+        say(f"the newest {len(jobs)} of {total} {kind}; --all lists them all")
     return Status.DONE
 
 
@@ -147,8 +147,8 @@ def render_info(
     ]
     if rows := [with_command(row) for row in answer["tasks"]]:
         lines += ["", render_tasks(rows, screen_width())]
-        if (there_are := sum(job.counts.values())) > len(rows):
-            lines.append(f"{len(rows)} of {there_are} tasks; ciel task list {job.number} --all")
+        if (total := sum(job.counts.values())) > len(rows):
+            lines.append(f"{len(rows)} of {total} tasks; ciel task list {job.number} --all")
     for failure in told:
         story = [f"  {line}" for line in visible_text(failure["story"]).split("\n")]
         maker = f"task {visible(failure['task'])}: " if failure["task"] else ""
@@ -244,7 +244,7 @@ def _retry(client: Client, args: Namespace) -> int:
             say(str(error))
             status = Status.FAILED
             continue
-        tasks = _unmade(before) - _unmade(job)
+        tasks = _failed_or_cancelled(before) - _failed_or_cancelled(job)
         say(f"job {job.number}: {tasks} {'task runs' if tasks == 1 else 'tasks run'} again")
         again.append(job)
     if not chosen:
@@ -256,7 +256,7 @@ def _retry(client: Client, args: Namespace) -> int:
     return status
 
 
-def _unmade(job: JobSummary) -> int:
+def _failed_or_cancelled(job: JobSummary) -> int:
     """Count the tasks of a job that failed or were cancelled."""
     return sum(job.counts.get(str(state), 0) for state in (TaskState.FAILED, TaskState.CANCELLED))
 
@@ -335,7 +335,9 @@ def _add_wait(parser: ArgumentParser) -> None:
 def _add_retry(parser: ArgumentParser) -> None:
     _add_jobs(parser)
     parser.add_argument(
-        "--failed", action="store_true", help="has no effect: failed and cancelled tasks run again"
+        "--failed",
+        action="store_true",
+        help="accepted, but not needed: retry always runs the failed and cancelled tasks",
     )
     parser.add_argument(
         "--wait", action="store_true", help="then wait for the jobs, as `ciel job wait` does"

@@ -34,7 +34,9 @@ def main(prog: str, words: Sequence[str]) -> int:
     found = require_master(args)
     key = found.key.derive(Role(args.role))
     if key is None:
-        raise UsageError(f"{found.origin} has the key of another role, not the cluster's")
+        raise UsageError(
+            f"{found.origin} has only the key of a role; this command needs the cluster's key"
+        )
     if args.out is not None:
         _write(Path(args.out), key.text())
     shown = {"role": args.role, "url": found.url, "file": args.out}

@@ -121,7 +121,7 @@ def _start(job: Job, package: Package, brought: Uploaded) -> Reference:
     try:
         return job.start_package(package.handler, start_args, brought.package, brought.pieces)
     except RecordTooLargeError as error:
-        reason = f"too much for one task: {error}; name files by one index of them"
+        reason = f"too large for one task: {error}; put a long list into a file of the package"
         raise package.file.error(("start", "args"), reason) from None
 
 

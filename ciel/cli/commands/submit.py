@@ -146,7 +146,7 @@ def _follow(
         raise JobEndedError(summary.number, summary.state, summary.reason)
     outputs.list_failures(array.submitted)
     if job.notices:
-        _tell_of_deleted(job.notices[0].text, args)
+        _say_deleted(job.notices[0].text, args)
     if args.json:
         # The client may have taken the last results after the end of the job.
         print_summary(client, summary._replace(handed_over=array.handed_over))
@@ -265,12 +265,15 @@ def _context(args: argparse.Namespace) -> CallerContext:
     """Return the directory and the environment of the program; raises ContextError."""
     if args.cwd is not None and (args.inputs or args.objects):
         given = "--in" if args.inputs else "--object"
-        raise UsageError(f"{given} has the program run where its files are sent: leave --cwd away")
+        raise UsageError(
+            f"{given} sends files into the task's own directory, where the program then runs: "
+            "remove --cwd"
+        )
     variables: dict[str, str] | None = {} if args.clean_env else None
     return caller_context(args.cwd, scratch=args.scratch, env=variables)
 
 
-def _tell_of_deleted(text: str, args: argparse.Namespace) -> None:
+def _say_deleted(text: str, args: argparse.Namespace) -> None:
     """Print that files of the program were deleted with its directory, and how to keep them."""
     why = "--scratch" if args.scratch else "--in" if args.inputs else "--object"
     say(f"{text.strip()}; without {why} it runs in this directory, where they stay")
@@ -302,7 +305,10 @@ def _objects(
 
         name, _, text = assignment.partition("=")
         if not (name and text) or "/" in name or name in (".", ".."):
-            raise UsageError(f"--object {assignment}: expected NAME=OBJECT, NAME of a file")
+            raise UsageError(
+                f"--object {assignment}: expected NAME=OBJECT; the program finds the object in "
+                "a file of that name in its directory"
+            )
         if name in files or name in found:
             raise UsageError(f"--object {assignment}: another file has that name")
         found[name] = content_of(find_object(client, text))

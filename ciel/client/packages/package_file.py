@@ -94,7 +94,7 @@ def parse(
     """
     reader = _Reader(file, environ, words)
     package = file.read()
-    reader.require_known((), package, _KEYS, "a package has")
+    reader.require_known((), package, _KEYS, "a package file has")
     if "start" not in package:
         reader.fail((), '"start" is missing: it says what to run')
     start = reader.object(package, "start")
@@ -253,7 +253,7 @@ class _Reader:
             if not isinstance(key, str):
                 self.fail((*steps, "__package__"), f"must be a key, not {kind_of(key)}")
             if key not in entries:
-                self.fail((*steps, "__package__"), f"the package has no {key!r}")
+                self.fail((*steps, "__package__"), f"the package has no entry {key!r}")
         elif isinstance(value, dict):
             for key, item in value.items():
                 self.check_entries((*steps, key), item, entries)

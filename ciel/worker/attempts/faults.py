@@ -123,7 +123,9 @@ def changed_fault(names: Sequence[str]) -> TaskFault:
 def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:
     """A program has exceeded its memory limit."""
     used, limit = size_text(used_bytes), size_text(limit_bytes)
-    return TaskFault("MEMORY_LIMIT", f"it took {used} of memory of its own, its limit is {limit}")
+    return TaskFault(
+        "MEMORY_LIMIT", f"it used {used} of private memory, more than its limit of {limit}"
+    )
 
 
 def arguments_fault(executor: str, error: Exception) -> TaskFault:

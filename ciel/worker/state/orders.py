@@ -79,9 +79,9 @@ class EndProcesses(NamedTuple):
 
 
 _WHOLE = (Concrete, Sweetheart)
-CANCELLED = TaskFault("CANCELLED", "it was called off")
-ABORTED = TaskFault("ABORTED", "somebody had it aborted")
-ABORTED_HERE = TaskFault("ABORTED", "somebody had it aborted on the worker where it was")
+CANCELLED = TaskFault("CANCELLED", "the task was cancelled")
+ABORTED = TaskFault("ABORTED", "a user aborted the task")
+ABORTED_HERE = TaskFault("ABORTED", "a user aborted the task on its worker")
 
 Order = (
     FetchObject | AbandonFetch | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects

@@ -31,7 +31,7 @@ _ALIKE: Sequence[tuple[str, str]] = (
     (r"\b[\d.]+ s ago", "T s ago"),
     (r"\bretried in [\d.]+ s", "retried in T s"),
     (r"\bciel \d[\w.]*, up for", "ciel VERSION, up for"),
-    (r"\b(took|wanted) [\d.]+ MiB", r"\1 N MiB"),
+    (r"\b(used|wanted) [\d.]+ MiB", r"\1 N MiB"),
     (r"\b0x[0-9a-f]+\b", "0xADDRESS"),
     (r"\(there are: .*\)", "(there are: …)"),
     (r"\b\d+ more queued", "N more queued"),

@@ -27,7 +27,7 @@ from ciel.worker.state.orders import (
 )
 
 HERE, THERE, BEYOND = "here:1", "there:1", "beyond:1"
-CANCELLED = TaskFault("CANCELLED", "it was called off")
+CANCELLED = TaskFault("CANCELLED", "the task was cancelled")
 
 A, B, C = a_task("a"), a_task("b"), a_task("c")
 READS_A, READS_X = a_task("out", inputs=["a"]), a_task("also", inputs=["x"])
