@@ -46,8 +46,10 @@ def main(prog: str, words: Sequence[str]) -> int:
     args = parser.parse_args(words[1:])
     shown = settings_of(args, os.environ)
     if args.json:
-        told = {name: one._asdict() if args.origin else one.value for name, one in shown.items()}
-        print_json(told)
+        settings = {
+            name: one._asdict() if args.origin else one.value for name, one in shown.items()
+        }
+        print_json(settings)
         return Status.DONE
     rows = [(name, _text(one.value), one.origin)[: 2 + args.origin] for name, one in shown.items()]
     print_text(table(("SETTING", "VALUE", "FROM")[: 2 + args.origin], rows, screen_width()))

@@ -106,14 +106,14 @@ def _info(client: Client, args: Namespace) -> int:
         failures = [_failure(*found) for found in zip(answer["failures"], names, strict=True)]
         if args.json:
             first = answer["first_task"]
-            told = {
+            details = {
                 "open": answer["open"],
                 "failures": failures,
                 "first_task": None if first is None else with_command(first),
                 "ran_on": answer["ran_on"],
                 "tasks": [with_command(row) for row in answer["tasks"]],
             }
-            print_json(job_json(job, clock) | told)
+            print_json(job_json(job, clock) | details)
         else:
             print_text("\n" * bool(place) + render_info(job, answer, failures, clock))
     return Status.DONE
@@ -133,9 +133,9 @@ def render_info(
     `answer`: the master's answer to `job`.
     """
     counts = ", ".join(f"{n} {state}" for state, n in job.counts.items()) or "none"
-    told = [failure for failure in failures if failure["reason"] != "CANCELLED"]
+    failed = [failure for failure in failures if failure["reason"] != "CANCELLED"]
     is_new = job.reason and not (
-        told and job.state == str(JobState.FAILED)
+        failed and job.state == str(JobState.FAILED)
     )  # else a failure says it
     lines = [
         f"job {job.number} ({job.id})" + (f": {visible(job.name)}" if job.name else ""),
@@ -149,7 +149,7 @@ def render_info(
         lines += ["", render_tasks(rows, screen_width())]
         if (total := sum(job.counts.values())) > len(rows):
             lines.append(f"{len(rows)} of {total} tasks; ciel task list {job.number} --all")
-    for failure in told:
+    for failure in failed:
         story = [f"  {line}" for line in visible_text(failure["story"]).split("\n")]
         maker = f"task {visible(failure['task'])}: " if failure["task"] else ""
         lines += ["", f"{maker}{failure['object']} failed ({visible(failure['reason'])}):", *story]

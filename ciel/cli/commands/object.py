@@ -63,11 +63,11 @@ def _put(client: Client, args: Namespace) -> int:
     names = [_name_for(file, args.name) for file in args.files]
     for file, name in zip(args.files, names, strict=True):
         ref = _upload(client, file)
-        told = client.change("keep", {"name": name, "reference": to_json(ref)})
+        answer = client.change("keep", {"name": name, "reference": to_json(ref)})
         if args.json:
-            print_json(told)
+            print_json(answer)
         else:
-            print_text(told["object"])
+            print_text(answer["object"])
     return Status.DONE
 
 
@@ -106,18 +106,18 @@ def _get(client: Client, args: Namespace) -> int:
     with ExitStack() as at_end:
         file = None if args.output is None else at_end.enter_context(output_file(Path(args.output)))
         for facts, ref in zip(found, refs, strict=True):
-            told = {"object": facts["object"], "size_bytes": _size_of(ref)}
+            row = {"object": facts["object"], "size_bytes": _size_of(ref)}
             if file is not None:
                 file.writelines(client.read_chunks(ref))
-                told["file"] = args.output
+                row["file"] = args.output
             elif not args.json:
                 for chunk in client.read_chunks(ref):
                     write_output(chunk)
-            elif (size_bytes := told["size_bytes"]) is not None:
+            elif (size_bytes := row["size_bytes"]) is not None:
                 if size_bytes <= JSON_OUTPUT_MAX_BYTES:
-                    told |= json_content("output", client.read(ref))
+                    row |= json_content("output", client.read(ref))
             if args.json:
-                print_json(told)
+                print_json(row)
     return Status.DONE
 
 
@@ -232,13 +232,13 @@ def _rm(client: Client, args: Namespace) -> int:
     removed, status = [], Status.DONE
     for object_id in doomed:
         try:
-            told = client.change("discard", {"object": object_id})
+            answer = client.change("discard", {"object": object_id})
         except QueryError as error:
             say(str(error))
             status = Status.FAILED
             continue
         removed.append(object_id)
-        if readers := told["read_by"]:
+        if readers := answer["read_by"]:
             jobs = ", ".join(map(str, readers[:_LISTED]))
             say(f"{object_id} stays until its readers are removed: job {jobs}")
     if args.json:

@@ -136,7 +136,7 @@ def _follow(
             job.on_growing = following.begin
             stack.callback(following.raise_error)  # it is the reason of the cancellation
         if args.stderr:
-            client.show_prints(job, progress, lambda told: told.name if args.is_array else "")
+            client.show_prints(job, progress, lambda task: task.name if args.is_array else "")
         for batch in array.results():
             if following is not None:
                 outputs.printed_bytes = {ref.id: following.finish(ref.id) for _, ref in batch}

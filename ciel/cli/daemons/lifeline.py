@@ -33,12 +33,12 @@ class Lifeline:
     def __init__(
         self,
         reactor: Any,
-        told: Callable[[dict[str, Any]], None],
+        open_embedded: Callable[[dict[str, Any]], None],
         gone: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:
         self._reactor = reactor
-        self._told: Callable[[dict[str, Any]], None] | None = told
+        self._open_embedded: Callable[[dict[str, Any]], None] | None = open_embedded
         self._gone = gone
         self._failed = failed
         self._line = b""
@@ -60,15 +60,15 @@ class Lifeline:
             self._reactor.removeReader(self)
             self._gone()
             return
-        if self._told is None:
+        if self._open_embedded is None:
             return
         self._line += data
         line, newline, _ = self._line.partition(b"\n")
         if not newline and len(self._line) <= _LINE_MAX_BYTES:
             return
-        told, self._told = self._told, None
+        open_embedded, self._open_embedded = self._open_embedded, None
         try:
-            told(_read_line(line))
+            open_embedded(_read_line(line))
         except DaemonError as error:
             self._failed(str(error))
 

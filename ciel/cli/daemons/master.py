@@ -114,7 +114,7 @@ class Master:
                 "before it is declared dead",
                 status=2,
             )
-        told = advertised(options)
+        address = advertised(options)
         ticks = Ticks(reactor)
         channels = open_channels(reactor, options)
         reactor.look_s = poll_s(options, 0.0)
@@ -147,9 +147,9 @@ class Master:
         self._listeners.append(front)
         side = listen(reactor, f"unix:@{name}", ControlFactory(build))
         self._listeners.append(side)
-        own = with_port(told, front.address)
-        about["url"] = f"http://{own}"
-        authorisation.serve_as(own)
+        netloc = with_port(address, front.address)
+        about["url"] = f"http://{netloc}"
+        authorisation.serve_as(netloc)
         log.info("master of cluster {id} at {url}", id=cluster_id, url=about["url"])
         settle_memory()
         return {"url": about["url"], "control": str(side.address)}
@@ -171,18 +171,18 @@ class Master:
     def open_alone(self) -> None:
         """Read or make the key, open, and write the access file. Raises one of START_ERRORS."""
         options = self._options
-        told = advertised(options)
-        path = self._access_path(told.host, told.port)
+        address = advertised(options)
+        path = self._access_path(address.host, address.port)
         listens_at = parse_address(options.listen).host
         require_safe_listen(listens_at, has_key=path.exists(), new_key=options.new_key)
         cluster_id, key = key_for_start(path, new_key=options.new_key)
         facts = self.open(cluster_id, key)
-        path = self._access_path(told.host, parse_url(facts["url"])[2])  # the port is known now
+        path = self._access_path(address.host, parse_url(facts["url"])[2])  # the port is known now
         started = process_start(os.getpid()) or 0
         access = AccessFile(facts["url"], facts["control"], cluster_id, key, os.getpid(), started)
         access.write(path)
         log.info("access file: {path}", path=path)
-        if path == access_path(os.environ, told.host, parse_url(facts["url"])[2]):
+        if path == access_path(os.environ, address.host, parse_url(facts["url"])[2]):
             try_prune_ended(os.environ)
 
     def _access_path(self, host: str, port: int) -> Path:
@@ -194,7 +194,7 @@ class Master:
             return Path(state) / "access.json"
         return access_path(os.environ, host, port)
 
-    def told(self, line: dict[str, Any]) -> None:
+    def open_embedded(self, line: dict[str, Any]) -> None:
         """Open as an embedded master, with the key that the parent sent."""
         try:
             say_ready(self.open(str(line["cluster_id"]), Key.from_text(str(line["key"]))))

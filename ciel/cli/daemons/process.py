@@ -52,7 +52,7 @@ class Daemon(Protocol):
     def open_alone(self) -> None:
         """Open with the settings of the options and the environment."""
 
-    def told(self, line: dict[str, Any]) -> None:
+    def open_embedded(self, line: dict[str, Any]) -> None:
         """Open with the settings that the parent sent."""
 
     def fail(self, reason: str) -> None:
@@ -86,13 +86,13 @@ def run(
     daemon.dump = diagnosis.dump
     diagnosis.start()
 
-    def told(line: dict[str, Any]) -> None:
-        daemon.told(line)
+    def open_embedded(line: dict[str, Any]) -> None:
+        daemon.open_embedded(line)
         reactor.measure(PauseGauge())  # pauses before it opened delayed no client
 
     try:
         if options.embedded:
-            Lifeline(reactor, told, daemon.stop, daemon.fail)
+            Lifeline(reactor, open_embedded, daemon.stop, daemon.fail)
         else:
             daemon.open_alone()
             reactor.measure(PauseGauge())

@@ -190,7 +190,7 @@ class Worker:
         START_ERRORS.
         """
         reactor, options = self._reactor, self._options
-        told = advertised(options)
+        address = advertised(options)
         ticks, channels = Ticks(reactor), open_channels(reactor, options)
         reactor.look_s = poll_s(options, WORKER_POLL_US)
         become_subreaper()
@@ -205,7 +205,7 @@ class Worker:
         disk_jobs = self._keep(DiskJobs(reactor, options.io))
         admit, queue = self._disk_of(store, disk_jobs)
         site = WorkerSite(reactor, key, open_healthz=options.open_healthz)
-        own = with_port(told, listen(reactor, options.listen, site.site).address)
+        own = with_port(address, listen(reactor, options.listen, site.site).address)
         site.serve_as(own, self._id)
 
         machine = self._state = self._machine(own, store, executors)
@@ -405,7 +405,7 @@ class Worker:
         self._url = found.url
         self.open(reachable(found.control, found.url), found.cluster_id, found.key)
 
-    def told(self, line: dict[str, Any]) -> None:
+    def open_embedded(self, line: dict[str, Any]) -> None:
         """Open as an embedded worker, with the address and the key that the parent sent."""
         try:
             key = Key.from_text(str(line["key"]))

@@ -51,13 +51,13 @@ def _unfinished(cluster: AccessFile) -> list[str]:
     try:
         with closing(HTTPConnection(netloc, timeout=ANSWER_S)) as connection:
             connection.request("GET", _JOBS, headers={"Authorization": ticket})
-            told: dict[str, Any] = json.loads(connection.getresponse().read())
+            answer: dict[str, Any] = json.loads(connection.getresponse().read())
     except (OSError, HTTPException, ValueError) as error:
         say(f"the master does not say whether jobs are unfinished: {error}")
         return []
     return [
         f"{job['number']} ({visible(job['name'])})" if job["name"] else str(job["number"])
-        for job in told.get("jobs", ())
+        for job in answer.get("jobs", ())
         if not _UNFINISHED.isdisjoint(job["counts"])
     ]
 

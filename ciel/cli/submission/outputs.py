@@ -99,8 +99,8 @@ class Outputs:
             return
         if total > 1:
             say(f"{self.failed_count} of {total} elements failed:")
-        for _, who, story in self._first:
-            say(f"{who}{story}")
+        for _, name, text in self._first:
+            say(f"{name}{text}")
         more = self.failed_count - len(self._first)
         own = self._client.cluster
         if more:
@@ -197,8 +197,8 @@ class Outputs:
         if isinstance(ref, Failure):
             self.failed_count += 1
             printed = printed_before(self._client, ref).content[:JSON_OUTPUT_MAX_BYTES]
-            told = {"state": "failed", "reason": ref.reason, "story": ref.text}
-            print_json(line | told | (json_content("output", printed) if printed else {}))
+            failure = {"state": "failed", "reason": ref.reason, "story": ref.text}
+            print_json(line | failure | (json_content("output", printed) if printed else {}))
         else:
             print_json(line | {"state": "done"} | read)
 
