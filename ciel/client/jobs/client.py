@@ -234,7 +234,7 @@ class JobClient:
         return self._request(Ask, topic, argument)
 
     def change(self, topic: str, argument: Any) -> Any:
-        """Have the master change something that does not belong to this client; raises
+        """Ask the master to change something that does not belong to this client; raises
         QueryError.
         """
         return self._request(Change, topic, argument)

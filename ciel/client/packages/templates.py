@@ -26,7 +26,7 @@ Save = Callable[[Reference], str]
 
 _ENCODINGS: Final = ("json", "noop", "handle")
 _NO_PICKLE: Final = (
-    "a pickle runs whatever code it holds as it is read, so none is; have the task write JSON, or "
+    "a pickle runs whatever code it holds as it is read, so none is; let the task write JSON, or "
     'take the bytes with "noop" or "handle"'
 )
 _KEYS: Final = {

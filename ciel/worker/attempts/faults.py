@@ -115,7 +115,7 @@ def changed_fault(names: Sequence[str]) -> TaskFault:
     text = (
         f"its input {', '.join(names)} was changed while it ran, by it or by another program that "
         "reads the same file; the worker has deleted its copy. Programs of this worker can write "
-        "into their inputs, since it may not mount them read-only: have them write to a copy"
+        "into their inputs, since it may not mount them read-only: let them write to a copy"
     )
     return TaskFault("INPUT_CHANGED", text)
 
