@@ -110,12 +110,12 @@ def pack_error(
     trace = error.__traceback__
     for _ in range(skipped_frames):
         trace = trace.tb_next if trace is not None else None
-    told = traceback.TracebackException(type(error), error, trace)
+    report = traceback.TracebackException(type(error), error, trace)
     if locals_wanted:
         from ciel.python.showing import add_locals
 
-        add_locals(told, error)
-    text = _cut("".join(told.format()))
+        add_locals(report, error)
+    text = _cut("".join(report.format()))
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     head = _pack_alone(error.with_traceback(None))
     error.with_traceback(trace)
@@ -163,17 +163,17 @@ def unpack_error(packed: bytes, where: str = "") -> BaseException:
         object.__setattr__(error, "__cause__", RemoteTraceback(text))
     elif not isinstance(error, BaseException):
         error = RemoteError(f"a task raised {kind}, which cannot be pickled:\n{text}", kind=kind)
-    told = list(getattr(error, "__notes__", ()))
-    told += [note for note in notes if note not in told]
+    shown = list(getattr(error, "__notes__", ()))
+    shown += [note for note in notes if note not in shown]
     if name and not where.startswith(f"in task {name} ("):
         found = [f"in task {name} on worker {worker}" if worker else f"in task {name}"]
         found += [f"its result was needed {where}"] if where else []
-        told += [note for note in found if note not in told]
+        shown += [note for note in found if note not in shown]
     elif where:
         is_whole = not worker or " on worker " in where
-        told.append(where if is_whole else f"{where} on worker {worker}")
-    if told:
-        _set_notes(error, told)
+        shown.append(where if is_whole else f"{where} on worker {worker}")
+    if shown:
+        _set_notes(error, shown)
     if not isinstance(error, RemoteError):
         object.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error

@@ -73,11 +73,11 @@ def short(value: Any) -> str:
     return f"{text[: VALUE_MAX_CHARACTERS - 3]}..."
 
 
-def add_locals(told: traceback.TracebackException, error: BaseException) -> None:
+def add_locals(report: traceback.TracebackException, error: BaseException) -> None:
     """Add the local variables of the innermost frames to a traceback, and to those of the
     exceptions that caused it.
     """
-    pairs: list[tuple[Any, BaseException | None]] = [(told, error)]
+    pairs: list[tuple[Any, BaseException | None]] = [(report, error)]
     seen: set[int] = set()
     while pairs:
         shown, raised = pairs.pop()
@@ -88,10 +88,10 @@ def add_locals(told: traceback.TracebackException, error: BaseException) -> None
         pairs += [(shown.__cause__, raised.__cause__), (shown.__context__, raised.__context__)]
 
 
-def _add_to_frames(told: traceback.TracebackException, trace: TracebackType | None) -> None:
+def _add_to_frames(report: traceback.TracebackException, trace: TracebackType | None) -> None:
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     innermost = zip(
-        reversed(told.stack), reversed(frames), strict=False
+        reversed(report.stack), reversed(frames), strict=False
     )  # the outer frames are left out
     for summary, frame in islice(innermost, FRAMES_MAX):
         if frame.f_locals is frame.f_globals:

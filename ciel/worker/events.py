@@ -27,7 +27,7 @@ FACTS: Final = {
 tuples until a request reads them.
 """
 
-TOLD_AT_ONCE: Final = 100
+ANSWERED_AT_ONCE: Final = 100
 """Requests answered in one tick. Thousands may wait, and to answer all of them takes too long."""
 
 
@@ -51,8 +51,8 @@ class Events:
     def _tell(self) -> None:
         """Answer the waiting requests, some of them in each tick."""
         self._due = None
-        told, self._waiting = self._waiting[:TOLD_AT_ONCE], self._waiting[TOLD_AT_ONCE:]
-        for one in told:
+        answered, self._waiting = self._waiting[:ANSWERED_AT_ONCE], self._waiting[ANSWERED_AT_ONCE:]
+        for one in answered:
             one.callback(None)
         if self._waiting:
             self._due = self._reactor.callLater(0, self._tell)
@@ -64,8 +64,8 @@ class Events:
         found = []
         for number in range(begin, end):
             at_s, what, *facts = self._kept[number - oldest]
-            told = {"number": number, "time": round(at_s, 3), "event": what}
-            found.append(told | dict(zip(FACTS[what], facts, strict=True)))
+            row = {"number": number, "time": round(at_s, 3), "event": what}
+            found.append(row | dict(zip(FACTS[what], facts, strict=True)))
         return found
 
     def more_than(self, count: int) -> Deferred[None]:

@@ -102,7 +102,7 @@ class Ref:
 def _plain(value: Any) -> Any:
     if isinstance(value, Ref):
         return {"__ref__": value.array}
-    raise TypeError(f"{type(value).__name__} cannot be told to a worker: {value!r:.80}")
+    raise TypeError(f"{type(value).__name__} cannot be sent to a worker: {value!r:.80}")
 
 
 def _referring(pairs: dict[str, Any]) -> Any:
@@ -556,5 +556,5 @@ def _report(task: Task, error: Exception) -> NoReturn:
     if task.is_over or isinstance(error, WorkerGoneError):
         raise error  # it cannot be reported to the worker
     trace = error.__traceback__
-    told = trace.tb_next if trace is not None else None  # without the frame of this file
-    task.fail("".join(traceback.format_exception(type(error), error, told)))
+    trace = trace.tb_next if trace is not None else None  # without the frame of this file
+    task.fail("".join(traceback.format_exception(type(error), error, trace)))

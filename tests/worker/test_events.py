@@ -8,7 +8,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from ciel.worker import events
-from ciel.worker.events import TOLD_AT_ONCE, WAIT_S, Events
+from ciel.worker.events import ANSWERED_AT_ONCE, WAIT_S, Events
 
 
 def test_events_have_numbers_from_zero() -> None:
@@ -72,11 +72,11 @@ def test_many_who_wait_are_told_in_several_turns() -> None:
     clock = Turning()
     log = Events(clock)
     told: list[int] = []
-    for _ in range(2 * TOLD_AT_ONCE + 1):
+    for _ in range(2 * ANSWERED_AT_ONCE + 1):
         log.more_than(0).addCallback(lambda _: told.append(clock.turns))
     log.note("brought", "x")
     clock.advance(0)
-    assert [told.count(turn) for turn in (1, 2, 3)] == [TOLD_AT_ONCE, TOLD_AT_ONCE, 1]
+    assert [told.count(turn) for turn in (1, 2, 3)] == [ANSWERED_AT_ONCE, ANSWERED_AT_ONCE, 1]
 
 
 def test_who_leaves_is_told_nothing() -> None:

@@ -27,7 +27,7 @@ from ciel.wire.references import from_json
 
 _LISTED = 100
 _PLACE_MAX_DIGITS = 18
-_TOLD_AT_ONCE = 20
+_SHOWN_AT_ONCE = 20
 _SELECTORS = """\
 TASK is JOB:TASK: a job's number, its id or last, and behind the colon an element's number, a name,
 a task's id, or a range of numbers (last:1-20). A JOB alone means all its tasks.
@@ -97,7 +97,7 @@ def _tell(
     shape: Callable[[dict[str, Any]], dict[str, Any]],
     render: Callable[[dict[str, Any]], str],
 ) -> int:
-    """Print each of the tasks, up to `_TOLD_AT_ONCE` of them."""
+    """Print each of the tasks, up to `_SHOWN_AT_ONCE` of them."""
     found, more = _chosen(client, args.task)
     tasks = [with_command(task) for task in found]
     for place, task in enumerate(tasks):
@@ -137,7 +137,7 @@ def _chosen(client: Client, text: str) -> tuple[list[dict[str, Any]], bool]:
     if isinstance(selector.tasks, str):
         return [client.ask("task", {"job": job.id, "task": selector.tasks})], False
     rows = _rows(client, job.id, selector.tasks)
-    ids = [row["task"] for row in islice(rows, _TOLD_AT_ONCE)]
+    ids = [row["task"] for row in islice(rows, _SHOWN_AT_ONCE)]
     if not ids:
         which = f" {describe(selector.tasks)}" if selector.tasks is not None else ""
         raise UsageError(f"job {job.number} has no task{which}")

@@ -40,10 +40,10 @@ def printed(path: str | None, netloc: str, kept: str) -> dict[str, str]:
         return {}
     if not content:
         return {}
-    told = {"stdout": base64.b64encode(content).decode(), "stdout_bytes": str(size_bytes)}
+    printed = {"stdout": base64.b64encode(content).decode(), "stdout_bytes": str(size_bytes)}
     if len(content) < size_bytes:
-        told["stdout_at"] = f"{netloc} {kept}"
-    return told
+        printed["stdout_at"] = f"{netloc} {kept}"
+    return printed
 
 
 def details_with(details: Any, more: str, facts: dict[str, str]) -> Any:

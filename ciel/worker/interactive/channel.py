@@ -93,16 +93,16 @@ class ProgramChannel:
         self._reader = CallReader()
         self._pipe = -1
         self._paths = tuple(f"{directory}/{name}" for name in ("from_process", "to_process"))
-        said, told = self._paths
-        self.arguments = ("--write-fifo", said, "--read-fifo", told)
+        from_process, to_process = self._paths
+        self.arguments = ("--write-fifo", from_process, "--read-fifo", to_process)
         self.has_spoken = False  # at least one whole call
         self.is_misused = False  # the program has broken the protocol, and not just ended
         self.left_unread = False  # it was closed before the program had read everything
         for path in self._paths:
             os.mkfifo(path, 0o600)
-        self._pipe = os.open(said, os.O_RDONLY | os.O_NONBLOCK)
+        self._pipe = os.open(from_process, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            self._outgoing = _Outgoing(reactor, told, self._deaf)
+            self._outgoing = _Outgoing(reactor, to_process, self._deaf)
         except BaseException:
             os.close(self._pipe)
             raise
