@@ -35,7 +35,7 @@ def fetch(ref: Reference) -> bytes:
         (
             [{"__decode_ref__": "pickle"}],
             (0, "__decode_ref__"),
-            "a pickle runs whatever code it holds as it is read, so none is; have the task write"
+            "a pickle runs whatever code it holds as it is read, so none is; let the task write"
             ' JSON, or take the bytes with "noop" or "handle"',
         ),
         (
