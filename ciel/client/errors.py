@@ -36,12 +36,13 @@ class NotAMasterError(NoMasterError):
 
 
 class AccessRefusedError(ClientError):
-    """The master refused the client, or the client the master: another key, another cluster or
-    another version.
+    """The master or this client refused the connection: another key, another cluster or another
+    version.
     """
 
     def __init__(self, address: str, reason: str) -> None:
-        super().__init__(f"the master at {address}: {reason}")
+        why = reason.removeprefix("refused: ")
+        super().__init__(f"the master at {address} refused the connection: {why}")
         self.address = address
         self.reason = reason
 
