@@ -29,6 +29,7 @@ class Spool:
         self.path = Path(path or tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX)).absolute()
         self.identity = ""
         self._owner_fd: int | None = None
+        self._is_ours = self.is_temporary  # else it may be another worker's
 
     @property
     def kept(self) -> Path:
@@ -53,9 +54,11 @@ class Spool:
                 instead="directory",
             )  # fmt: skip
         except OSError:
+            self._is_ours = True
             return  # on a file system without locks, or a full one
         finally:
             os.close(place_fd)
+        self._is_ours = True
         place = self.path.stat()  # no other process has it while this one lives
         self.identity = f"{host_identity()}:{place.st_dev}:{place.st_ino}"
 
@@ -66,7 +69,11 @@ class Spool:
             self._owner_fd = None
 
     def remove(self) -> bool:
-        """Remove everything but the files of failed tasks; return whether nothing is left."""
+        """Remove everything but the files of failed tasks; return whether none are left. The
+        directory of another worker, which `open` refused, stays as it is.
+        """
+        if not self._is_ours:
+            return True
         (self.path / _OWNER).unlink(missing_ok=True)
         for entry in self.path.iterdir() if self.path.exists() else ():
             if entry.name != _KEPT:
