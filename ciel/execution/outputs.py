@@ -60,9 +60,9 @@ class Outputs:
         if type(value) is not int:
             raise BadCallError(f"'index' must be the number of an output, not {value!r:.40}")
         if not 0 <= value < len(self.ids):
-            last = len(self.ids) - 1
-            known = f"its outputs are 0 to {last}" if last else "the only output of the task is 0"
-            raise BadCallError(f"there is no output {value}; {known}")
+            known = {0: "the task has none", 1: "the only output of the task is 0"}
+            several = f"the outputs of the task are 0 to {len(self.ids) - 1}"
+            raise BadCallError(f"there is no output {value}; {known.get(len(self.ids), several)}")
         return value
 
     def allocate(self, prefix: str) -> int:

@@ -68,9 +68,16 @@ def test_an_invalid_output_number_is_refused(made: Made, value: object) -> None:
         made.index(value)
 
 
+def test_a_wrong_number_is_answered_with_the_right_ones(store: FileStore) -> None:
+    with pytest.raises(BadCallError, match=r"no output 1; the only output of the task is 0$"):
+        Made(store, "a").index(1)
+    with pytest.raises(BadCallError, match=r"no output 0; the task has none$"):
+        Made(store).index(0)
+
+
 def test_output_numbers_start_at_zero(made: Made) -> None:
     assert made.index(1) == 1
-    with pytest.raises(BadCallError, match="no output 2; its outputs are 0 to 1"):
+    with pytest.raises(BadCallError, match="no output 2; the outputs of the task are 0 to 1"):
         made.index(2)
     assert made.allocate("") == 2
     assert made.index(2) == 2
