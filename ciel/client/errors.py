@@ -42,7 +42,7 @@ class AccessRefusedError(ClientError):
 
     def __init__(self, address: str, reason: str) -> None:
         why = reason.removeprefix("refused: ")
-        super().__init__(f"the master at {address} refused the connection: {why}")
+        super().__init__(f"connection to the master at {address} refused: {why}")
         self.address = address
         self.reason = reason
 

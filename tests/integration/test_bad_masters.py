@@ -110,7 +110,7 @@ OTHER_VERSION: Final = encode_frames(
     [(["hello", 99, "9.9", "submit", CLUSTER_ID, "0" * 64, {}], b"")]
 )
 ELSE: Final = "no master at IT: another program listens there"
-REFUSED: Final = "the master at IT refused the connection:"
+REFUSED: Final = "connection to the master at IT refused:"
 
 # The listener, what a client reports, and what a worker reports (nothing if it retries).
 LISTENERS: Final[dict[str, tuple[Callable[[socket.socket], object], str, str]]] = {
