@@ -183,8 +183,8 @@ class Shelf:
                 raise self.translated(error, "name") from error
 
     def reserve(self, fd: int, size_bytes: int, *, keep_size: bool) -> None:
-        """See `reserve_blocks`. If there is no space, free the memory kept of deleted objects, and
-        try once more.
+        """See `reserve_blocks`. If there is no space, free the memory that the store kept from
+        deleted objects, and try once more.
         """
         try:
             with self.fullness.taking(size_bytes):
