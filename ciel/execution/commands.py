@@ -42,6 +42,6 @@ def _arguments(payload: str | None) -> dict[str, Any]:
 
 def with_command(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row about a task with its command line in place of its payload."""
-    told = dict(row)
-    told["command_line"] = command_line(told.pop("payload", None))
-    return told
+    shown = dict(row)
+    shown["command_line"] = command_line(shown.pop("payload", None))
+    return shown

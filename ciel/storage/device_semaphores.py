@@ -52,7 +52,7 @@ class TokenError(StorageError):
 class Claim:
     """A position in a device's queue: it first waits, then has the token, until `release`.
 
-    Call `look` when `fileno` is readable, or call `wait`.
+    Call `check` when `fileno` is readable, or call `wait`.
     """
 
     _fd = -1
@@ -95,13 +95,13 @@ class Claim:
 
     @property
     def has_token(self) -> bool:
-        """Whether the claim had the token when `look` or `wait` was last called."""
+        """Whether the claim had the token when `check` or `wait` was last called."""
         return len(self._earlier) < self._limit
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Process the claims that have left; return whether this claim has the token."""
         return self.wait(0)
 

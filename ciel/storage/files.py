@@ -235,7 +235,7 @@ class FileWriter(ObjectWriter):
         # the only reaction is to fail the job, an empty file counts as intended.
         is_cut = not size_bytes % PAGE_BYTES and (size_bytes > 0 or is_in_memory)
         # In this order: space freed between the two checks is counted.
-        return (is_cut and shelf.look_if_full()) or shelf.fullness.was_full(self._times_full)
+        return (is_cut and shelf.drop_if_full()) or shelf.fullness.was_full(self._times_full)
 
     def view(self, size_bytes: int) -> memoryview:
         self._require_open()
@@ -256,7 +256,7 @@ class FileWriter(ObjectWriter):
         if self._old_bytes:
             return  # no program has the file
         if self._shelf.options.whole:
-            self._shelf.look_if_full()
+            self._shelf.drop_if_full()
         status = self._shelf.temporaries.status_of(self._name)
         if status is not None:  # otherwise commit reports the problem
             self._charge(status.st_size, is_there=True)

@@ -186,7 +186,7 @@ class Migrator:
             return None
         return usage.capacity_bytes - usage.used_bytes - usage.reserved_bytes
 
-    def look(self) -> None:
+    def free_if_short(self) -> None:
         """Start to free space if little is free."""
         if self._goal_bytes() > 0:
             with self._lock:

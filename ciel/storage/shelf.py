@@ -141,7 +141,7 @@ class Shelf:
             self.fullness.note()
         return ours
 
-    def look_if_full(self) -> bool:
+    def drop_if_full(self) -> bool:
         """Whether the device is full; if so, free the memory kept of deleted objects."""
         if self._root_fd < 0 or not is_full(self._root_fd):
             return False

@@ -167,7 +167,7 @@ class TieredWriter(ObjectWriter):
 
     def account(self) -> None:
         self._with_space(self._writer.account)
-        self._tiers.mover.look()
+        self._tiers.mover.free_if_short()
 
     @property
     def may_be_short(self) -> bool:
@@ -203,7 +203,7 @@ class TieredWriter(ObjectWriter):
                 if self._is_above:
                     self._tiers.mover.used(self.object_id, info.size_bytes)
         self._end()
-        self._tiers.mover.look()
+        self._tiers.mover.free_if_short()
         return info
 
     def abort(self) -> None:
@@ -386,7 +386,7 @@ class TieredStore(ObjectStore):
             self.mover.release(object_id)
             raise
         finally:
-            self.mover.look()
+            self.mover.free_if_short()
 
     def _may_begin_above(self) -> bool:
         """Whether the upper level has any free space, for objects of unknown size, too."""
@@ -478,7 +478,7 @@ class TieredStore(ObjectStore):
                     )
                 raise
             self.mover.used(object_id, size_bytes)
-        self.mover.look()
+        self.mover.free_if_short()
         return info
 
     def discover(self, object_id: str) -> ObjectInfo | None:

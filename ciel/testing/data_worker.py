@@ -61,7 +61,7 @@ class DataWorker:
         )  # fmt: skip
         self.timed: list[tuple[str, int, float]] = []
         self.opened: list[ObjectId] = []
-        self.told: list[tuple[Any, ...]] = []
+        self.received: list[tuple[Any, ...]] = []
         self._changed = threading.Event()
 
     def serve_neighbours(self, spool: Path) -> None:
@@ -94,11 +94,11 @@ class DataWorker:
         self._tell(object_id, losses, details)
 
     def _tell(self, *words: Any) -> None:
-        self.told.append(words)
+        self.received.append(words)
         self._changed.set()
 
     def begin_fetch(self, ref: Reference, *plans: Plan) -> None:
-        self.told.clear()
+        self.received.clear()
         self.opened.clear()
         self._changed.clear()
         self.run(self.fetcher.fetch, FetchObject(ref, plans))
@@ -106,8 +106,8 @@ class DataWorker:
     def end_of_fetch(self) -> tuple[Any, ...]:
         """Wait for the end of a fetch; return the one report of the fetcher."""
         assert self._changed.wait(WITHIN_S)
-        (told,) = self.told
-        return told
+        (only,) = self.received
+        return only
 
     def fetch(self, ref: Reference, *plans: Plan) -> tuple[Any, ...]:
         self.begin_fetch(ref, *plans)

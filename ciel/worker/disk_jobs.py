@@ -255,7 +255,7 @@ class _Line:
     def _joined(self, claim: Claim, job: Deferred[Ticket]) -> None:
         if job not in self.waiting:  # it has left the queue
             claim.release()
-        elif claim.look():
+        elif claim.check():
             self._claims[job] = claim
             self._admit(job)
         else:
@@ -271,9 +271,9 @@ class _Line:
         if job in self.waiting:
             self._admit(job)
 
-    def looked(self, watch: _Watch) -> None:
+    def queue_changed(self, watch: _Watch) -> None:
         """The queue of the host has changed."""
-        if watch.claim.look():
+        if watch.claim.check():
             self._reactor.removeReader(watch)
             self._claims[watch.job] = watch.claim
             self._admit(watch.job)
@@ -339,10 +339,10 @@ class _Watch:
         return "disk jobs"
 
     def doRead(self) -> None:
-        self._line.looked(self)
+        self._line.queue_changed(self)
 
     def connectionLost(self, reason: Failure) -> None:
-        self._line.looked(self)
+        self._line.queue_changed(self)
 
 
 def _lapsing(ticket: Ticket, reactor: Any, delay_s: float) -> Ticket:

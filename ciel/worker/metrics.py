@@ -36,7 +36,7 @@ _LEVEL_COUNTERS = {
 _FIGURES = {
     "fetches": "How inputs came here.",
     "shmd": "What the daemon of its store does.",
-    "messages": "What it has told its master, by kind.",
+    "messages": "Messages sent to the master, by kind.",
 }
 _OPEN_NOW = frozenset(("connections", "requests_under_way", "open_writes"))
 

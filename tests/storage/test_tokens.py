@@ -154,31 +154,31 @@ def test_a_wait_with_a_time_limit_times_out(start: Start, device: str, language:
 
 def test_as_many_claims_have_a_token_as_the_limit_allows(device: str) -> None:
     with Claim(device, 2) as first, Claim(device, 2) as second, Claim(device, 2) as third:
-        assert [first.look(), second.look(), third.look()] == [True, True, False]
+        assert [first.check(), second.check(), third.check()] == [True, True, False]
         first.release()
-        assert third.look()
+        assert third.check()
 
 
 def test_tokens_are_given_in_the_order_of_arrival(device: str) -> None:
     claims = [Claim(device, 1) for _ in range(5)]
     for number, claim in enumerate(claims):
         assert claim.wait(WITHIN_S)
-        assert not any(later.look() for later in claims[number + 1 :])
+        assert not any(later.check() for later in claims[number + 1 :])
         claim.release()
 
 
 def test_a_claim_does_not_wait_for_later_ones(device: str) -> None:
     with Claim(device, 1) as first, Claim(device, 1) as strict, Claim(device, 5) as later:
-        assert later.look()  # this claim has a higher limit
+        assert later.check()  # this claim has a higher limit
         first.release()
-        assert strict.look()
+        assert strict.check()
 
 
 def test_a_claim_released_before_it_has_a_token_does_not_block_the_queue(device: str) -> None:
     with Claim(device, 1) as first, Claim(device, 1) as second, Claim(device, 1) as third:
         second.release()
         first.release()
-        assert third.look()
+        assert third.check()
 
 
 def test_a_claim_can_be_awaited_without_a_time_limit(device: str) -> None:
@@ -246,7 +246,7 @@ def test_sweeping_spares_living_processes(device: str) -> None:
         leases.sweep(root, prefix="ciel-io-")
         os.close(root)
         assert places(device) == 2
-        assert not second.look()
+        assert not second.check()
 
 
 def test_a_claim_waits_for_a_directory_that_is_briefly_locked(device: str) -> None:

@@ -372,7 +372,7 @@ def test_a_program_that_does_not_read_is_given_up(talk: Conversation) -> None:
 
     talk.answer = flood
     talk.start("open_both(); say('a', 1); time.sleep(60)")
-    assert "does not read what it is told" in talk.wait_for_break()
+    assert "does not read its messages" in talk.wait_for_break()
     assert not told_meanwhile, "the owner was told in the middle of its calls"
 
 

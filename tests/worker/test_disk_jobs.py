@@ -149,7 +149,7 @@ def test_other_processes_wait_for_a_job(make: Make) -> None:
     job = jobs.enter()
     job.wait()
     with jobs.claim() as other:
-        assert not other.look()
+        assert not other.check()
         job.leave()
         assert other.wait(WITHIN_S)
 

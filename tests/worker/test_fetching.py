@@ -36,7 +36,7 @@ class Parties:
         self.counts = self._fetcher.fetcher.counts
         self.holders_daemon = self._holder.neighbours
         self.holder = self._holder.netloc
-        self.told, self.fetcher = self._fetcher.told, self._fetcher.fetcher
+        self.received, self.fetcher = self._fetcher.received, self._fetcher.fetcher
         self.timed = self._fetcher.timed
 
     def fetch(self, ref: Concrete, *plans: Plan) -> tuple[Any, ...]:
@@ -214,6 +214,6 @@ def test_many_at_once_all_come(make: Make, plan: type[Plan], count: int) -> None
             parties.fetcher.fetch(FetchObject(ref, (plan(parties.holder),)))
 
     parties.in_reactor(fetch_all)
-    wait_for(lambda: len(parties.told) == count, "all of them")
+    wait_for(lambda: len(parties.received) == count, "all of them")
     assert sorted(parties.own) == sorted(names)
     assert {parties.own.get(name) == name.encode() * 1000 for name in names} == {True}

@@ -139,7 +139,7 @@ def test_one_file_that_grows_under_two_ids_wakes_the_readers_of_both(grown: Grow
 def test_a_writer_that_tells_needs_no_watch(grown: Grown) -> None:
     writer = grown.store.begin("x")
     grown.writers.append(writer)
-    growing = grown.run(grown.streams.open, "x", writer.fileno(to_write=False), is_told=True)
+    growing = grown.run(grown.streams.open, "x", writer.fileno(to_write=False), is_reported=True)
     happened = grown.when(growing, 4)
     wait_for(
         lambda: grown.run(lambda: growing._due is None),  # asked there: no look is half done

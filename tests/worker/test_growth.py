@@ -12,7 +12,7 @@ from ciel.storage.errors import NoSpaceError
 from ciel.storage.files import FileStore, open_disk
 from ciel.storage.interface import ObjectWriter
 from ciel.worker.limits.growth import (
-    LOOK_S,
+    CHECK_S,
     STDERR_LEFT_BYTES,
     STDERR_MAX_BYTES,
     GrowingFiles,
@@ -60,7 +60,7 @@ def test_an_output_is_charged_as_it_grows(
     watched.watch.add(KEY, GrowingFiles((), {0: output}))
     for size_bytes in (4096, CAPACITY_BYTES // 2, CAPACITY_BYTES):
         write(output, size_bytes)
-        watched.clock.advance(LOOK_S)
+        watched.clock.advance(CHECK_S)
         assert store.usage().reserved_bytes == size_bytes
     assert watched.outgrown == []
 
@@ -70,7 +70,7 @@ def test_an_output_that_outgrows_its_store_is_told_of_once(
 ) -> None:
     watched.watch.add(KEY, GrowingFiles((), {0: output}))
     write(output, CAPACITY_BYTES + 1)
-    watched.clock.pump([LOOK_S] * 3)
+    watched.clock.pump([CHECK_S] * 3)
     (error,) = watched.outgrown
     assert (error.wanted_bytes, error.available_bytes) == (CAPACITY_BYTES + 1, CAPACITY_BYTES)
 
@@ -81,7 +81,7 @@ def test_a_program_that_replaced_its_output_is_charged_for_what_is_there_now(
     (tmp_path / "own").write_bytes(bytes(CAPACITY_BYTES + 1))
     (tmp_path / "own").rename(str(output.path))
     watched.watch.add(KEY, GrowingFiles((), {0: output}))
-    watched.clock.advance(LOOK_S)
+    watched.clock.advance(CHECK_S)
     assert len(watched.outgrown) == 1
 
 
@@ -89,7 +89,7 @@ def test_nobody_looks_when_nothing_runs(watched: Watched, output: ObjectWriter) 
     watched.watch.add(KEY, GrowingFiles((), {0: output}))
     watched.watch.remove(KEY)
     write(output, CAPACITY_BYTES + 1)
-    watched.clock.advance(LOOK_S)
+    watched.clock.advance(CHECK_S)
     assert watched.outgrown == []
     assert watched.clock.getDelayedCalls() == []
     watched.watch.add(KEY, GrowingFiles((), {0: output}))
@@ -105,7 +105,7 @@ def test_an_output_that_cannot_be_looked_at_does_not_end_the_watch(
     watched.watch.add((TaskId("a"), 1), GrowingFiles((), {0: closed}))
     watched.watch.add((TaskId("b"), 1), GrowingFiles((), {0: good}))
     write(good, CAPACITY_BYTES + 1)
-    watched.clock.advance(LOOK_S)
+    watched.clock.advance(CHECK_S)
     assert len(watched.outgrown) == 1
     good.abort()
 
@@ -139,8 +139,8 @@ def test_a_complaint_that_is_no_file_is_let_be(tmp_path: Path) -> None:
 def test_who_wants_the_lines_is_called_at_each_look(watched: Watched) -> None:
     calls: list[int] = []
     watched.watch.add(KEY, GrowingFiles((), {}, lambda: calls.append(1)))
-    watched.clock.pump([LOOK_S] * 3)
+    watched.clock.pump([CHECK_S] * 3)
     assert len(calls) == 3
     watched.watch.remove(KEY)
-    watched.clock.pump([LOOK_S] * 3)
+    watched.clock.pump([CHECK_S] * 3)
     assert len(calls) == 3

@@ -17,7 +17,7 @@ from ciel.launch import DEV_NULL, File, LaunchSpec, ProgramExited, ProgramFailed
 from ciel.net.ticks import Ticks
 from ciel.testing.homes import wait_for
 from ciel.worker.attempts.launching import Launching
-from ciel.worker.limits.memory import LOOK_S, MemoryWatch
+from ciel.worker.limits.memory import CHECK_S, MemoryWatch
 from ciel.worker.state.orders import Key
 
 MIB = 1 << 20
@@ -100,7 +100,7 @@ class Programs:
     def look(self) -> None:
         """Check several times, and wait for the measurements."""
         for _ in range(3):
-            self.in_reactor(self.clock.advance, 20 * LOOK_S)
+            self.in_reactor(self.clock.advance, 20 * CHECK_S)
             wait_for(lambda: not self.is_measuring(), "the measurement")
 
     def is_measuring(self) -> bool:
@@ -112,11 +112,11 @@ class Programs:
     def caught(self) -> tuple[int, int]:
         """Check until a program is reported; return its number, and its memory."""
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             self.look()
             return bool(self.exceeded)
 
-        wait_for(is_told, "a program to be caught")
+        wait_for(is_reported, "a program to be caught")
         (told,) = self.exceeded
         return told
 

@@ -87,7 +87,7 @@ def test_it_is_known_to_be_readable_before_its_first_byte(make: Make) -> None:
     writer, growing = maker.open_stream("x")
     reader.begin_fetch(maker.makes("x"), StreamPlan(maker.netloc))
     reader.await_opened()
-    assert (reader.opened, reader.told) == (["x"], [])
+    assert (reader.opened, reader.received) == (["x"], [])
     writer.take(0)
     maker.run(maker.streams.finish, growing)
     assert reader.end_of_fetch() == ("x", 0)
@@ -147,12 +147,12 @@ def test_more_streams_than_transfers_leave_room_for_other_objects(make: Make) ->
         reader.begin_fetch(maker.makes(growing.object_id), StreamPlan(maker.netloc))
         reader.await_opened()
     assert reader.fetch(maker.has("y"), HttpPlan(maker.netloc)) == ("y", len(CONTENT))
-    reader.told.clear()
+    reader.received.clear()
     for writer, growing in made:
         writer.commit()
         maker.run(maker.streams.finish, growing)
-    wait_for(lambda: len(reader.told) == len(made), "all streams")
-    assert {size_bytes for _, size_bytes in reader.told} == {0}
+    wait_for(lambda: len(reader.received) == len(made), "all streams")
+    assert {size_bytes for _, size_bytes in reader.received} == {0}
 
 
 def test_one_that_still_grows_here_too_is_not_read_before_it_is_whole(make: Make) -> None:

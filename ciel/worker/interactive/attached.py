@@ -56,7 +56,7 @@ class AttachedProcess:
         self.id = attached_process_id(job)
         self._descriptor = _open(pid)
         try:
-            self.name = _look_at(pid)
+            self.name = _name_of(pid)
             if self._has_ended:  # the checked process may have been another of the same id
                 raise AttachRefusedError(pid, 404, "has ended")
         except BaseException:
@@ -90,9 +90,9 @@ class AttachedProcess:
 
     def _leave(self) -> None:
         if self._left is not None:
-            told, how = self._left, ENDED if self._has_ended else CUT_OFF
+            ended, how = self._left, ENDED if self._has_ended else CUT_OFF
             self.close()
-            told(how)
+            ended(how)
 
     # --- what the reactor calls -------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ def _open(pid: int) -> int:
         raise AttachRefusedError(pid, 400, why) from None
 
 
-def _look_at(pid: int) -> str:
+def _name_of(pid: int) -> str:
     """Check that a process may be attached; return its name for people."""
     if pid == os.getpid():
         raise AttachRefusedError(pid, 400, "is this worker")
@@ -134,6 +134,6 @@ def _look_at(pid: int) -> str:
         raise AttachRefusedError(pid, 403, "is not of the user that this worker runs as")
     with suppress(OSError):  # a process whose namespaces cannot be read is accepted
         if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
-            why = "has other files than this worker, so it could not open what it is told to"
+            why = "has other files than this worker, so it could not open what it is to use"
             raise AttachRefusedError(pid, 400, why)
     return f"process {pid} ({name})"

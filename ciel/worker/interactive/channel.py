@@ -406,7 +406,7 @@ class _Outgoing:
     def _fill_over(self) -> None:
         if self._pipe >= 0:
             waiting_bytes = len(self._waiting)
-            text = f"the program does not read what it is told: over {waiting_bytes} bytes wait"
+            text = f"the program does not read its messages: over {waiting_bytes} bytes wait"
             self._lost(text, True)
 
     # --- what the reactor calls -------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ciel.storage.interface import ObjectWriter
 from ciel.storage.space import PAGE_BYTES, release_blocks
 from ciel.worker.state.orders import Key
 
-LOOK_S = 0.1
+CHECK_S = 0.1
 STDERR_MAX_BYTES = 16 << 20
 """A standard error of more bytes than this..."""
 STDERR_LEFT_BYTES = 1 << 20
@@ -56,7 +56,7 @@ class GrowthWatch:
         """Start to check the files of an attempt."""
         self._growing[key] = growing
         if self._due is None:
-            self._due = self._reactor.callLater(LOOK_S, self._look)
+            self._due = self._reactor.callLater(CHECK_S, self._check)
 
     def remove(self, key: Key) -> None:
         """Stop checking; the program of the attempt has ended."""
@@ -68,7 +68,7 @@ class GrowthWatch:
             self._due.cancel()
             self._due = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._due = None
         for key, growing in list(self._growing.items()):
             for path in growing.printed_paths:
@@ -84,11 +84,9 @@ class GrowthWatch:
                     self._outgrown(key, error)
                     break
                 except (StorageError, OSError) as error:
-                    log.warn(
-                        "an output of {key} cannot be looked at: {error}", key=key, error=error
-                    )
+                    log.warn("an output of {key} cannot be checked: {error}", key=key, error=error)
         if self._growing:
-            self._due = self._reactor.callLater(LOOK_S, self._look)
+            self._due = self._reactor.callLater(CHECK_S, self._check)
 
 
 def _not_shortened(failure: Any) -> None:

@@ -30,7 +30,7 @@ from twisted.logger import Logger
 from ciel.net.ticks import DelayedCall
 from ciel.worker.state.orders import Key
 
-LOOK_S: Final = 0.05
+CHECK_S: Final = 0.05
 _IDLE_FOR_EACH_BUSY = 19
 _RLIMIT_LOCKS = 10  # carries the tag (see launcher.c); the resource module does not name it
 _READ_BYTES = 64 << 10
@@ -86,7 +86,7 @@ class MemoryWatch:
             return  # it has ended, which the launcher reports
         self._watched[key] = _Watched(key, pid, tag, limit_bytes)
         if self._due is None:
-            self._due = self._reactor.callLater(LOOK_S, self._look)
+            self._due = self._reactor.callLater(CHECK_S, self._check)
 
     def remove(self, key: Key) -> None:
         """Stop checking; the attempt is over."""
@@ -98,7 +98,7 @@ class MemoryWatch:
             self._due.cancel()
             self._due = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._due = None
         if not self._watched:
             return
@@ -106,13 +106,13 @@ class MemoryWatch:
         try:
             tagged = _tagged()
         except OSError as error:  # this process has no free descriptors
-            log.warn("the memory of programs cannot be looked at: {error}", error=error)
+            log.warn("the memory of programs cannot be measured: {error}", error=error)
             tagged = {}
         for watched in list(self._watched.values()):
             if watched.pid in tagged.get(watched.tag, ()):  # else it has ended
                 self._judge(watched, _processes(tagged, watched.tag))
-        pause_s = max(LOOK_S, (time.monotonic() - start_s) * _IDLE_FOR_EACH_BUSY)
-        self._due = self._reactor.callLater(pause_s, self._look)
+        pause_s = max(CHECK_S, (time.monotonic() - start_s) * _IDLE_FOR_EACH_BUSY)
+        self._due = self._reactor.callLater(pause_s, self._check)
 
     def _judge(self, watched: _Watched, processes: Sequence[_Process]) -> None:
         most_bytes = sum([process.own_bytes for process in processes])

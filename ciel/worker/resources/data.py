@@ -190,7 +190,7 @@ class Data(Route):
         if request.getHeader("Range"):
             raise HttpError(409, "it is still being made: there is no part of it but the beginning")
         if request.clientproto != b"HTTP/1.1":
-            raise HttpError(505, "it is still being made: its end can only be told in HTTP/1.1")
+            raise HttpError(505, "it is still being written, and only HTTP/1.1 can mark its end")
         self._describe(request, None)
         GrowingSending(request, growing, self._streams)
         return NOT_DONE_YET

@@ -39,7 +39,7 @@ PACE_S = 0.002
 pieces are that the producer writes.
 """
 
-LOOK_S = 0.1
+CHECK_S = 0.1
 """Time between two checks where inotify is not available."""
 
 KEPT_MAX = 64
@@ -59,17 +59,17 @@ class Growing:
     its size at the last check, and the final size once `is_whole`.
     """
 
-    def __init__(self, object_id: str, fd: int, is_told: bool) -> None:
+    def __init__(self, object_id: str, fd: int, is_reported: bool) -> None:
         self.object_id = object_id
         self.size_bytes = 0
         self.is_whole = False
         self.broken = ""
         self._fd = fd
-        self._is_told = is_told
+        self._is_reported = is_reported
         self._holds = 0
         self._waiters: list[Waiter] = []
         self._watch = -1
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         self._due: DelayedCall | None = None
 
     @property
@@ -152,12 +152,12 @@ class Streams:
         self._growing: dict[str, Growing] = {}
         self._replaced: set[Growing] = set()  # over and still read, while another has its id
         self._kept: dict[Growing, None] = {}  # complete and small, the oldest first
-        self._watches = _Watches(reactor, self._look_soon)
+        self._watches = _Watches(reactor, self._check_soon)
 
-    def open(self, object_id: str, fd: int, *, is_told: bool = False) -> Growing:
+    def open(self, object_id: str, fd: int, *, is_reported: bool = False) -> Growing:
         """Add an object that tasks may read while it grows; duplicates the descriptor.
 
-        `is_told`: the writer reports growth by `grew`, and the file is not watched. Raises
+        `is_reported`: the writer reports growth by `grew`, and the file is not watched. Raises
         ValueError if the object grows here already, OSError if this process has no free descriptor.
         """
         before = self._growing.get(object_id)
@@ -168,7 +168,7 @@ class Streams:
             self._replaced.add(before)
             del self._growing[object_id]
             self._forget_unread(before)
-        growing = Growing(object_id, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), is_told)
+        growing = Growing(object_id, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), is_reported)
         self._growing[object_id] = growing
         return growing
 
@@ -185,7 +185,7 @@ class Streams:
     def grew(self, growing: Growing, size_bytes: int) -> None:
         """Check an object that is reported to have grown to a size."""
         if any(waiter.at_least_bytes <= size_bytes for waiter in growing._waiters):
-            self._look_soon(growing)
+            self._check_soon(growing)
 
     def finish(self, growing: Growing) -> None:
         """Mark an object as complete and committed, and wake its readers."""
@@ -223,7 +223,7 @@ class Streams:
         waiter = Waiter(growing, at_least_bytes, call)
         growing._waiters.append(waiter)
         self._kept.pop(growing, None)
-        self._look_soon(growing)
+        self._check_soon(growing)
         return waiter
 
     def close(self) -> None:
@@ -238,26 +238,27 @@ class Streams:
 
     # --- checking ---------------------------------------------------------------------------------
 
-    def _look_soon(self, growing: Growing, delay_s: float | None = None) -> None:
+    def _check_soon(self, growing: Growing, delay_s: float | None = None) -> None:
         if growing._due is None and (growing.is_over or growing._fd >= 0):
             if delay_s is None:
-                delay_s = growing._looked_s + PACE_S - self._reactor.seconds()
+                delay_s = growing._checked_s + PACE_S - self._reactor.seconds()
             growing._due = self._reactor.callLater(
-                0 if growing.is_over else max(delay_s, 0), self._look, growing
+                0 if growing.is_over else max(delay_s, 0), self._check, growing
             )
 
-    def _look(self, growing: Growing) -> None:
+    def _check(self, growing: Growing) -> None:
         growing._due = None
-        growing._looked_s = self._reactor.seconds()
+        growing._checked_s = self._reactor.seconds()
         self._wake(growing)
-        if not growing._waiters or growing._is_told or growing._due is not None or growing.is_over:
+        is_unneeded = growing._is_reported or growing._due is not None or growing.is_over
+        if not growing._waiters or is_unneeded:
             return
         is_watched = self._watches.arm(growing)
         self._wake(growing)  # it may have grown before it was watched
         if not growing._waiters:
             self._watches.disarm(growing)
         elif not is_watched:
-            self._look_soon(growing, LOOK_S)
+            self._check_soon(growing, CHECK_S)
 
     def _wake(self, growing: Growing) -> None:
         """Call the readers that have waited for the present size."""
@@ -302,7 +303,7 @@ class Streams:
             growing._due.cancel()
             growing._due = None
         if growing._waiters:
-            self._look_soon(growing)
+            self._check_soon(growing)
         else:
             self._forget_unread(growing)
 

@@ -322,7 +322,7 @@ class _Copy:
         self._watch()
         fetcher, fd = self._fetcher, self._writer.fileno(to_write=False)
         try:
-            self._growing = fetcher.streams.open(self._object_id, fd, is_told=True)
+            self._growing = fetcher.streams.open(self._object_id, fd, is_reported=True)
         except ValueError:
             return  # a cancelled attempt still writes it here: it can be read once it is complete
         fetcher.owner.stream_opened(self._object_id)
@@ -367,9 +367,9 @@ class _Copy:
 
     def _watch(self) -> None:
         self._asked = None
-        self._due = self._fetcher.reactor.callLater(STALL_TIMEOUT_S, self._look)
+        self._due = self._fetcher.reactor.callLater(STALL_TIMEOUT_S, self._check_progress)
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         """Check that the source is alive if nothing came; its producer may take any time."""
         self._due = None
         seen_bytes, self._seen_bytes = self._seen_bytes, self._writer.size_bytes

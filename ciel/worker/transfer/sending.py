@@ -67,9 +67,9 @@ class _Sending(ABC):
     def pauseProducing(self) -> None:
         self.is_paused = True
         if self._due is None:
-            self._due = self.request.channel.callLater(STALLED_S, self._look, self.offset)
+            self._due = self.request.channel.callLater(STALLED_S, self._check_progress, self.offset)
 
-    def _look(self, offset: int) -> None:
+    def _check_progress(self, offset: int) -> None:
         """Cut the connection if the reader has taken nothing since the offset was reached."""
         self._due = None
         if self.is_paused and self.offset == offset:
