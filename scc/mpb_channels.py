@@ -96,7 +96,10 @@ class MpbWay:
         self._sends: list[tuple[Request, int]] = []  # pending sends, and their lines
         self._error: MpbError | None = None
         self._is_gone = False
-        self._told = (0, 0)  # pieces given and bells rung at the last check whether the peer sleeps
+        self._counted = (
+            0,
+            0,
+        )  # pieces given and bells rung at the last check whether the peer sleeps
         try:
             with ExitStack() as undone:
                 _check(descriptor)
@@ -216,11 +219,11 @@ class MpbWay:
     def _carry_bell(self) -> None:
         """Ring if the peer sleeps for bytes or room that have moved since the last check."""
         counters = self._core.counters()
-        told = counters["pieces_sent"], counters["rings"]
+        counted = counters["pieces_sent"], counters["rings"]
         place = SLEEPS_AT + self._other * LINE_BYTES
-        if told != self._told:
-            moved = ROOM if told[0] == self._told[0] else BYTES | ROOM
-            self._told = told
+        if counted != self._counted:
+            moved = ROOM if counted[0] == self._counted[0] else BYTES | ROOM
+            self._counted = counted
             if self._memory[place] & moved:
                 self._memory[place] = 0
                 # A full socket wakes the peer as well; a closed one ends this channel.

@@ -122,7 +122,7 @@ class Daemon:
         """
         self.counts.asked += 1
 
-        def told(answer: Response) -> Found:
+        def answered(answer: Response) -> Found:
             if isinstance(answer, Ok):
                 self.counts.found += 1
                 return Found(answer.path, answer.size_bytes, answer.checksum)
@@ -130,14 +130,14 @@ class Daemon:
                 raise ObjectNotFoundError(object_id)
             raise NeighbourError(netloc, answer.reason)
 
-        return self._ask(member_of_worker(netloc), object_id, ASK_TIMEOUT_S).addCallback(told)
+        return self._ask(member_of_worker(netloc), object_id, ASK_TIMEOUT_S).addCallback(answered)
 
     def _ask(self, sibling: str, name: str, timeout_s: float) -> Deferred[Response]:
         """Ask a peer for an object that we can adopt. If the peer answers with a place in memory
         that we do not share, ask again for a file.
         """
 
-        def told(answer: Response) -> Response | Deferred[Response]:
+        def answered(answer: Response) -> Response | Deferred[Response]:
             if isinstance(answer, Fail) or answer.path.startswith(self._work.store.sources):
                 return answer
             as_file = self._siblings.ask(sibling, name, timeout_s, as_file=True)
@@ -146,7 +146,7 @@ class Daemon:
         def described(answer: Response, first: Ok) -> Response:
             return replace(first, path=answer.path) if isinstance(answer, Ok) else answer
 
-        return self._siblings.ask(sibling, name, timeout_s).addCallback(told)
+        return self._siblings.ask(sibling, name, timeout_s).addCallback(answered)
 
     def figures(self) -> dict[str, int]:
         """Return the counters, and the numbers of active connections, requests and writes."""
@@ -225,9 +225,9 @@ class Daemon:
                 assert isinstance(source, Connection)
                 source.send(message)
             case Look(serial, name, described):
-                looked = partial(self._looked, serial, name)
+                found_it = partial(self._found, serial, name)
                 waits = work.store.capabilities.may_block
-                self._do(lambda: work.look(name, for_sibling=described), looked, in_thread=waits)
+                self._do(lambda: work.find(name, for_sibling=described), found_it, in_thread=waits)
             case AskSiblings():
                 self._ask_siblings(order)
             case StartSlow(kind, name, offer):
@@ -265,12 +265,12 @@ class Daemon:
             lambda failure: log.failure("executing a request failed", failure)
         )
 
-    def _looked(self, serial: int, name: str, found: Seen | Place | Refusal) -> None:
+    def _found(self, serial: int, name: str, found: Seen | Place | Refusal) -> None:
         if found is Place.NOWHERE and self._work.behind is not None:
-            looked = partial(self._requests.looked, serial)
-            self._do(lambda: self._work.look_behind(name), looked)
+            found_it = partial(self._requests.found, serial)
+            self._do(lambda: self._work.find_behind(name), found_it)
         else:
-            self._requests.looked(serial, found)
+            self._requests.found(serial, found)
 
     def _ask_siblings(self, order: AskSiblings) -> None:
         names = self._siblings.names()
@@ -280,11 +280,11 @@ class Daemon:
             self.counts.asked += 1
             self._ask(sibling, order.name, timeout_s).addErrback(
                 lambda failure: Fail(0, Code.FAILED, "", failure.getErrorMessage())
-            ).addCallback(self._told, order.serial, sibling)
+            ).addCallback(self._peer_answered, order.serial, sibling)
 
-    def _told(self, answer: Response, serial: int, sibling: str) -> None:
+    def _peer_answered(self, answer: Response, serial: int, sibling: str) -> None:
         self.counts.found += isinstance(answer, Ok)
-        self._requests.told(serial, sibling, answer)
+        self._requests.peer_answered(serial, sibling, answer)
         self._act()
 
     def _slow_done(self, kind: Slow, name: str, result: Done | Refusal) -> None:

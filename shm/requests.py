@@ -88,7 +88,7 @@ class Refusal(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Look up an object; answered by `looked`. `described`: for a peer."""
+    """Look up an object; answered by `found`. `described`: for a peer."""
 
     serial: int
     name: str
@@ -96,7 +96,7 @@ class Look(NamedTuple):
 
 
 class AskSiblings(NamedTuple):
-    """Ask all peers; answered by `asking`, then by one `told` for each peer."""
+    """Ask all peers; answered by `asking`, then by one `peer_answered` for each peer."""
 
     serial: int
     name: str
@@ -276,7 +276,7 @@ class Requests:
 
     # --- loads ------------------------------------------------------------------------------------
 
-    def looked(self, serial: int, found: Seen | Place | Refusal) -> None:
+    def found(self, serial: int, found: Seen | Place | Refusal) -> None:
         """Handle the result of looking up the object in the daemon's store."""
         state = self._states.get(serial)
         if state is None:
@@ -304,7 +304,7 @@ class Requests:
             state.unanswered = set(siblings)
             self._go_on(state)
 
-    def told(self, serial: int, sibling: str, answer: Response) -> None:
+    def peer_answered(self, serial: int, sibling: str, answer: Response) -> None:
         """Handle the answer of a peer, or its failure."""
         state = self._states.get(serial)
         if state is None:
@@ -325,8 +325,8 @@ class Requests:
         elif state.unanswered:
             state.stage = Stage.ASKING
         else:
-            told = f": {'; '.join(sorted(state.reasons))}" if state.reasons else ""
-            reason = f"neither in this store nor in another{told}"
+            reasons = f": {'; '.join(sorted(state.reasons))}" if state.reasons else ""
+            reason = f"neither in this store nor in another{reasons}"
             self._fail(state, Refusal(Code.NOT_FOUND, reason))
 
     def _wait_for(self, state: _State, kind: Slow, offer: Ok | None) -> None:

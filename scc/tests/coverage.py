@@ -23,11 +23,11 @@ def reached(build: Path) -> dict[Place, bool]:
     """Return all lines and branches of one build, and whether its tests reached them."""
     found: dict[Place, bool] = {}
     for kept in build.glob("*.o"):
-        told = subprocess.run(
+        reported = subprocess.run(
             ["gcov", "--json-format", "--branch-probabilities", "--stdout", kept.name],
             cwd=build, capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
-        for text in told.splitlines():
+        for text in reported.splitlines():
             for file in json.loads(text)["files"]:
                 name = Path(file["file"]).name
                 is_ours = "scc/src/" in file["file"] and name.endswith(".c")

@@ -210,4 +210,4 @@ def test_a_program_that_does_not_read_is_given_up(talk: Talk) -> None:
     talk.run(flood)
     assert not talk.run(lambda: talk.channel.has_listened)
     wait_for(lambda: talk.broke, "the end")
-    assert "does not read what it is told" in talk.broke[0]
+    assert "does not read its messages" in talk.broke[0]
