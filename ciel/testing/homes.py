@@ -238,8 +238,8 @@ class HandCluster:
     @staticmethod
     def await_worker(log: Path) -> None:
         def is_ready() -> bool:  # it may join before it logs its address
-            told = log.read_text() if log.exists() else ""
-            return "joined the master" in told and re.search(r"worker \S+ at ", told) is not None
+            text = log.read_text() if log.exists() else ""
+            return "joined the master" in text and re.search(r"worker \S+ at ", text) is not None
 
         wait_for(is_ready, "a worker")
 

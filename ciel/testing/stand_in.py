@@ -138,8 +138,8 @@ class StandIn:
         return self._errors.read()
 
 
-def opened(path: Path, **told: object) -> dict[str, object]:
-    """Return the reply to `open_ref_async` for an input that still grows; `told`: fields that
+def opened(path: Path, **extra: object) -> dict[str, object]:
+    """Return the reply to `open_ref_async` for an input that still grows; `extra`: fields that
     differ.
     """
     reply = {
@@ -149,4 +149,4 @@ def opened(path: Path, **told: object) -> dict[str, object]:
         "done": False,
         "size": 0,
     }
-    return reply | told
+    return reply | extra

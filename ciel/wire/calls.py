@@ -60,10 +60,10 @@ def frame_call(method: str, args: bytes) -> bytes:
 
 def _checked(method: str, payload: bytes) -> bytes:
     if b"\\u0000" in payload and _has_nul(payload):
-        raise EncodeError(f"a program cannot be told a text with a NUL ({method})")
+        raise EncodeError(f"a message to a program cannot contain a NUL character ({method})")
     if len(payload) > CALL_MAX_BYTES:
         raise EncodeError(
-            f"{method} takes {len(payload)} bytes, a program is told {CALL_MAX_BYTES} at most"
+            f"{method} takes {len(payload)} bytes; at most {CALL_MAX_BYTES} go to a program"
         )
     return _framed(payload)
 

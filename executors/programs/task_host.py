@@ -153,7 +153,7 @@ class TaskHost:
         try:
             answer = self.channel.call("spawn", {**keywords, "executor_name": executor})
         except ValueError as error:
-            raise ScriptError(f"a task of {executor} cannot be told this: {error}") from None
+            raise ScriptError(f"a task of {executor} cannot be sent this: {error}") from None
         found: Reference | list[Reference] = _created(self.channel.reply(answer))
         return found
 

@@ -10,8 +10,8 @@ from ciel.client.packages.entries import (
     FileParts,
     Ready,
     Uploaded,
+    check_entries,
     fetch,
-    look,
     open_package,
     upload,
 )
@@ -42,7 +42,7 @@ def write(tmp_path: Path) -> Write:
 
 def looked_at(package: Path) -> dict[str, Ready]:
     file = open_package(package)
-    return look(file, parse_entries(file, {}))
+    return check_entries(file, parse_entries(file, {}))
 
 
 def complaint(package: Path) -> str:

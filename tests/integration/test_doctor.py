@@ -170,7 +170,7 @@ def test_a_library_that_cannot_be_loaded(
 
 
 def test_a_missing_launcher(tmp_path: Path) -> None:
-    found = list(doctor_host.look_at_software(tmp_path / "ciel-launcher"))
+    found = list(doctor_host.check_software(tmp_path / "ciel-launcher"))
     (launcher,) = [one for one in found if one.check == "launcher"]
     assert "is missing" in launcher.found
     assert "C compiler" in launcher.advice

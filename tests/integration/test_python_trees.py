@@ -22,7 +22,7 @@ import ciel
 
 DEPTH = 14
 DEPTH_APART = 5
-LOOK_S = 0.005
+CHECK_S = 0.005
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -77,7 +77,7 @@ class Census(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(CHECK_S):
             launchers = children_of(self._worker)
             self.most = max(self.most, sum(len(children_of(pid)) for pid in launchers))
 

@@ -57,7 +57,7 @@ class Attached:
             self.machine.worker_sent(worker, message, 2.0)
         self.end_turn()
 
-    def told(self, worker: str, kind: type) -> list[Any]:
+    def sent_to(self, worker: str, kind: type) -> list[Any]:
         """Return the messages of one kind that were sent to a worker, and empty the outbox."""
         found = [m for name, m in self.machine.outbox if name == worker and type(m) is kind]
         self.machine.outbox.clear()
@@ -80,7 +80,7 @@ class Attached:
 
 def test_an_attached_process_is_a_job_whose_root_task_runs_on_its_worker() -> None:
     scene = Attached()
-    (assigned,) = scene.told("w1", AssignTask)
+    (assigned,) = scene.sent_to("w1", AssignTask)
     assert (assigned.spec.id, assigned.spec.executor, assigned.spec.name) == (
         ROOT, "proc", "process 7 (sh)",
     )  # fmt: skip
@@ -88,21 +88,21 @@ def test_an_attached_process_is_a_job_whose_root_task_runs_on_its_worker() -> No
     assert (scene.job.spec.detached, scene.job.open) == (True, False)
     scene.says(TaskReported(ROOT, 1, (inline(assigned.spec.outputs[0]),), None, 0.1))
     assert scene.job.state is JobState.COMPLETED
-    assert scene.told("w1", DropObjects) == [DropObjects((PROCESS,))]
+    assert scene.sent_to("w1", DropObjects) == [DropObjects((PROCESS,))]
 
 
 def test_a_waiting_process_is_kept_until_its_continuation_ends() -> None:
     scene = Attached()
     rest = scene.waits()
-    assert scene.told("w1", DropObjects) == []
+    assert scene.sent_to("w1", DropObjects) == []
     child = next(iter(scene.machine.graph.tasks[ROOT].children.values()))  # type: ignore[union-attr]  # not None here
     worker = scene.machine.graph.tasks[child].worker
     assert worker is not None
     scene.says(TaskReported(child, 1, (inline("made"),), None, 0.1), worker=worker)
-    assert rest in [assigned.spec for assigned in scene.told("w1", AssignTask)]
+    assert rest in [assigned.spec for assigned in scene.sent_to("w1", AssignTask)]
     scene.says(TaskReported(rest.id, 1, (inline(rest.outputs[0]),), None, 0.1))
     assert scene.job.state is JobState.COMPLETED
-    assert scene.told("w1", DropObjects) == [DropObjects((PROCESS,))]
+    assert scene.sent_to("w1", DropObjects) == [DropObjects((PROCESS,))]
     scene.machine.remove_job(scene.job)
     assert scene.machine.graph.fixed.attached == {}
     assert len(scene.machine.graph.objects) == 0
@@ -122,7 +122,7 @@ def test_a_process_is_released_however_its_job_ends(when: str, how: str) -> None
     if how == "cancelled":
         scene.machine.cancel_job(scene.job, "the user said so", 2.0)
         scene.end_turn()
-        assert DropObjects((PROCESS,)) in scene.told("w1", DropObjects)
+        assert DropObjects((PROCESS,)) in scene.sent_to("w1", DropObjects)
         assert scene.job.reason == "the user said so"
         return
     if how == "lost":
@@ -170,7 +170,7 @@ def test_an_aborted_task_stops_on_its_worker_and_uses_its_retries() -> None:
         assert worker is not None
         scene.machine.outbox.clear()
         assert scene.machine.abort(node)
-        assert scene.told(worker, CancelTask) == [CancelTask(task.id, attempt, aborts=True)]
+        assert scene.sent_to(worker, CancelTask) == [CancelTask(task.id, attempt, aborts=True)]
         fault = TaskFault("ABORTED", "a user aborted the task")
         scene.says(TaskReported(task.id, attempt, (), fault, 0.1), worker=worker)
         scene.machine.end_tick(100.0)

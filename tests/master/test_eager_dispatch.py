@@ -228,7 +228,7 @@ EITHER = a_task("either", any_of=["a", "b"])
 
 
 def assigned_inputs(cluster: Cluster, spec: TaskSpec) -> tuple[Reference, ...]:
-    told = [m for m in cluster.told if isinstance(m, AssignTask) and m.spec == spec]
+    told = [m for m in cluster.sent if isinstance(m, AssignTask) and m.spec == spec]
     return told[-1].inputs
 
 

@@ -86,7 +86,7 @@ def test_a_locally_started_child_that_must_not_run_is_cancelled(reason: str) -> 
         attempt = 7
     cluster.worker_says("w1", SpawnTask(child, (), attempt, started=True))
     lines = cluster.lines()
-    assert CancelTask(child.id, 0) in cluster.told
+    assert CancelTask(child.id, 0) in cluster.sent
     assert lines[1:] == (["w1: run a"] if reason == "switched off" else [])
     cluster.worker_says("w1", TaskReported(child.id, 0, (inline("a"),), None, 0.1))
     assert cluster.job_of().unsettled == 1
@@ -105,7 +105,7 @@ def test_a_refused_child_is_stopped_and_fails_its_parent() -> None:
     cluster.worker_says("w1", SpawnTask(child._replace(digest="0" * 32), (), 1, started=True))
     assert cluster.state(parent) is TaskState.FAILED
     cluster.lines()
-    assert CancelTask(child.id, 0) in cluster.told
+    assert CancelTask(child.id, 0) in cluster.sent
 
 
 # --- children that run within their parents -------------------------------------------------------
@@ -143,7 +143,7 @@ def test_a_child_that_a_running_task_needs_runs_on_another_worker() -> None:
     cluster.worker_says("w1", TaskReported(parent.id, 1, (inline("a"),), None, 0.1))
     cluster.lines()
     assert cluster.state(part) is TaskState.DORMANT, "nobody needs it any more"
-    assert CancelTask(part.id, 1) in cluster.told
+    assert CancelTask(part.id, 1) in cluster.sent
 
 
 def test_a_parent_runs_again_if_a_child_within_it_is_already_known() -> None:
@@ -153,8 +153,8 @@ def test_a_parent_runs_again_if_a_child_within_it_is_already_known() -> None:
     cluster.worker_says("w1", SpawnTask(part, (), 1))
     cluster.worker_says("w1", within(part))
     cluster.lines()
-    assert CancelTask(part.id, 0) in cluster.told
-    assert CancelTask(parent.id, 1) in cluster.told
+    assert CancelTask(part.id, 0) in cluster.sent
+    assert CancelTask(parent.id, 1) in cluster.sent
     assert cluster.state(parent) in (TaskState.RUNNABLE, TaskState.ASSIGNED)
     assert parent.id not in cluster.machine.retry_states
     stopped = TaskFault("CANCELLED", "")

@@ -117,13 +117,13 @@ class Owner:
     """Records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.said: list[list[Message]] = []
         self.on_opened: Callable[[ControlPeer], object] = lambda peer: None
         self.on_said: Callable[[ControlPeer], object] = lambda peer: None
 
     def peer_opened(self, peer: ControlPeer) -> None:
-        self.told.append("opened")
+        self.events.append("opened")
         self.on_opened(peer)
 
     def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
@@ -131,10 +131,10 @@ class Owner:
         self.on_said(peer)
 
     def peer_drained(self, peer: ControlPeer) -> None:
-        self.told.append("drained")
+        self.events.append("drained")
 
     def peer_closed(self, peer: ControlPeer, reason: str) -> None:
-        self.told.append(reason)
+        self.events.append(reason)
 
 
 class Line:
@@ -180,8 +180,8 @@ class Line:
             self.ticks.flush()
 
     @property
-    def told(self) -> list[list[Any]]:
-        return [owner.told for owner in self.owners]
+    def events(self) -> list[list[Any]]:
+        return [owner.events for owner in self.owners]
 
 
 def cancel(number: int) -> CancelTask:
@@ -194,7 +194,7 @@ def lost(details: str) -> InputsLost:
 
 def test_both_ends_open_and_have_each_others_hello() -> None:
     line = Line().connect()
-    assert line.told == [["opened"], ["opened"]]
+    assert line.events == [["opened"], ["opened"]]
     assert line.right.hello is not None
     assert line.right.hello.role is Role.WORKER
     assert line.right.hello.about == {"slots": 2}
@@ -241,7 +241,7 @@ def test_a_wrong_key_is_reported_in_one_line_on_both_sides() -> None:
         "refused: the worker key does not match cluster c1; "
         "if its key was rotated, take its access file again"
     )
-    assert line.told == [[reason], []]
+    assert line.events == [[reason], []]
     assert [str(peer.failure) for peer in (line.left, line.right)] == [reason, reason]
     assert line.clock.getDelayedCalls() == []
 
@@ -251,7 +251,7 @@ def test_a_message_that_the_role_may_not_send_ends_the_connection_on_both_sides(
     line.left.send(Ask(1, "status", None))
     line.run()
     reason = "a record of the kind 'ask' is not expected here"
-    assert line.told == [["opened", f"refused: {reason}"], ["opened", reason]]
+    assert line.events == [["opened", f"refused: {reason}"], ["opened", reason]]
     assert line.owners[1].said == []
 
 
@@ -260,7 +260,7 @@ def test_garbage_ends_the_connection() -> None:
     line.right.dataReceived(b"GET / HTTP/1.1\r\n")
     line.run()
     reason = "not a frame: it begins with byte 71"
-    assert line.told == [["opened", f"refused: {reason}"], ["opened", reason]]
+    assert line.events == [["opened", f"refused: {reason}"], ["opened", reason]]
 
 
 def test_g3_a_silent_unauthenticated_peer_is_disconnected_in_time_without_a_refusal() -> None:
@@ -276,14 +276,14 @@ def test_g3_a_silent_unauthenticated_peer_is_disconnected_in_time_without_a_refu
     assert not isinstance(line.right.failure, RefusedError)
     assert "no proof of a key within 5 s" in str(line.right.failure)
     assert line.right.is_over
-    assert line.told[1] == []  # the owner never heard of this peer
+    assert line.events[1] == []  # the owner never heard of this peer
 
 
 def test_an_outgoing_connection_that_never_opens_is_reported() -> None:
     line = Line()
     line.left.makeConnection(line.wires[0])
     line.wires[0].lose()
-    assert line.told == [["the peer closed the connection while we awaited the peer's hello"], []]
+    assert line.events == [["the peer closed the connection while we awaited the peer's hello"], []]
 
 
 def test_silent_peers_keep_each_other_alive() -> None:
@@ -291,7 +291,7 @@ def test_silent_peers_keep_each_other_alive() -> None:
     for wire in line.wires:
         wire.writes.clear()
     line.run(20)
-    assert line.told == [["opened"], ["opened"]]
+    assert line.events == [["opened"], ["opened"]]
     assert [owner.said for owner in line.owners] == [[], []]
     for wire in line.wires:
         assert len(wire.writes) == 20 / HEARTBEAT_INTERVAL_S
@@ -313,7 +313,7 @@ def test_a_peer_that_falls_silent_is_disconnected() -> None:
     assert line.right.is_open
     line.wires[0].room_bytes = 0  # now it sends none
     line.run(LOST_AFTER_S + 1.0)
-    assert line.told[1] == ["opened", "nothing was heard from the peer for 3.0 s"]
+    assert line.events[1] == ["opened", "nothing was heard from the peer for 3.0 s"]
 
 
 def test_a_peer_is_not_silent_while_reading_is_paused() -> None:
@@ -323,7 +323,7 @@ def test_a_peer_is_not_silent_while_reading_is_paused() -> None:
     assert line.right.is_open
     line.right.resume()
     line.run(10)
-    assert line.told == [["opened"], ["opened"]]
+    assert line.events == [["opened"], ["opened"]]
 
 
 def test_the_allowed_silence_can_be_set_for_each_peer() -> None:
@@ -358,10 +358,10 @@ def test_congestion_is_detected_and_its_end_is_reported() -> None:
         line.run()
         sent += 1
     assert CONGESTED_BYTES < line.left.queued_bytes < CONGESTED_BYTES + 2000
-    assert line.told[0] == ["opened"]
+    assert line.events[0] == ["opened"]
     line.wires[0].room_bytes = 1 << 40
     line.run()
-    assert line.told[0] == ["opened", "drained"]
+    assert line.events[0] == ["opened", "drained"]
     assert line.left.queued_bytes == 0
     assert sum(map(len, line.owners[1].said)) == sent
 
@@ -372,7 +372,7 @@ def test_a_peer_that_does_not_read_is_disconnected_when_too_much_is_queued() -> 
     for _ in range(300):
         line.left.send(lost("x" * 1000))
         line.run()
-    opened, reason = line.told[0]
+    opened, reason = line.events[0]
     assert opened == "opened"
     assert reason.endswith("bytes wait to be sent, the peer does not read them")
     assert line.left.queued_bytes == 0
@@ -386,11 +386,11 @@ def test_close_first_sends_queued_messages() -> None:
     line.left.close()
     line.left.send(lost("too late"))
     line.run()
-    assert line.told[0] == ["opened"]
+    assert line.events[0] == ["opened"]
     line.wires[0].room_bytes = 1 << 40
     line.run()
     assert line.owners[1].said == [[lost("x" * 1000)]]
-    assert line.told == [["opened", "closed by us"], ["opened", "it closed the connection"]]
+    assert line.events == [["opened", "closed by us"], ["opened", "it closed the connection"]]
 
 
 def test_close_waits_only_a_limited_time_for_a_peer_that_does_not_read() -> None:
@@ -399,7 +399,7 @@ def test_close_waits_only_a_limited_time_for_a_peer_that_does_not_read() -> None
     line.left.send(lost("x"))
     line.left.close()
     line.run(CLOSE_TIMEOUT_S)
-    assert line.told[0] == ["opened", "closed by us"]
+    assert line.events[0] == ["opened", "closed by us"]
 
 
 def test_a_refused_peer_may_send_only_a_limited_number_of_bytes() -> None:
@@ -417,7 +417,7 @@ def test_refuse_sends_the_reason_to_the_peer() -> None:
     line.owners[1].on_opened = lambda peer: peer.refuse("worker w1 is connected already")
     line.connect()
     reason = "refused: worker w1 is connected already"
-    assert line.told == [["opened", reason], ["opened", reason]]
+    assert line.events == [["opened", reason], ["opened", reason]]
 
 
 def test_an_exception_in_the_owner_ends_the_connection_and_is_reported_to_it() -> None:
@@ -429,7 +429,7 @@ def test_an_exception_in_the_owner_ends_the_connection_and_is_reported_to_it() -
     line.owners[0].on_said = fail
     line.right.send(cancel(1))
     line.run()
-    assert line.told == [
+    assert line.events == [
         ["opened", "internal error; see the log"],
         ["opened", "refused: internal error; see the log of the other side"],
     ]
@@ -441,7 +441,7 @@ def test_a_message_that_cannot_be_encoded_ends_the_connection_with_the_reason() 
     line.right.send(DropObjects((ObjectId("x" * 34_000_000),)))
     line.run()
     reason = "a record 'drop' of 34000027 bytes exceeds 33554432 bytes"
-    assert line.told == [["opened", f"refused: {reason}"], ["opened", reason]]
+    assert line.events == [["opened", f"refused: {reason}"], ["opened", reason]]
 
 
 def test_nothing_can_be_sent_before_the_proof_or_after_the_end() -> None:
@@ -456,7 +456,7 @@ def test_nothing_can_be_sent_before_the_proof_or_after_the_end() -> None:
         peer.pause()
         peer.resume()
     line.run(10)
-    assert [len(told) for told in line.told] == [2, 2]
+    assert [len(events) for events in line.events] == [2, 2]
     assert line.clock.getDelayedCalls() == []
 
 
@@ -475,4 +475,4 @@ def test_messages_before_a_malformed_one_are_dropped_with_it() -> None:
     line.left.dataReceived(frame)
     line.run()
     assert line.owners[0].said == []
-    assert "a record of the kind 'cancel_task' is malformed" in line.told[0][1]
+    assert "a record of the kind 'cancel_task' is malformed" in line.events[0][1]

@@ -65,19 +65,19 @@ def test_a_task_that_loses_its_workers(sparse: Stage) -> None:
     for _ in range(2):
         cluster.start_worker()
         lose_worker(sparse)
-    told = Transcript(sparse.places())
+    transcript = Transcript(sparse.places())
     output, said = submitted.communicate(timeout=20)
-    told.note("ciel submit --name poison -- ./poison", submitted.returncode, output, said)
-    told.expect("workers-lost")
+    transcript.note("ciel submit --name poison -- ./poison", submitted.returncode, output, said)
+    transcript.expect("workers-lost")
     sparse.tell("ciel task explain last").expect("explain-workers-lost")
 
 
 def test_a_program_that_fails_on_its_own_temporary_cluster(tmp_path: Path) -> None:
     home = Home(tmp_path)
     done = home.run("ciel", "submit", "--", "sh", "-c", "exit 2")
-    told = Transcript({str(tmp_path): "HOME"})
-    told.note("ciel submit -- sh -c 'exit 2'", done.returncode, done.stdout, done.stderr)
-    told.expect("own-cluster")
+    transcript = Transcript({str(tmp_path): "HOME"})
+    transcript.note("ciel submit -- sh -c 'exit 2'", done.returncode, done.stdout, done.stderr)
+    transcript.expect("own-cluster")
     home.expect_nothing_left()
 
 
@@ -93,9 +93,9 @@ def test_an_upload_that_is_lost_with_its_only_worker(sparse: Stage) -> None:
         job.want([count])
         with pytest.raises(TaskFailedError) as caught:
             job.result(count)
-        told = Transcript(sparse.places())
-        told.note("job.result(count)", 0, "", f"{caught.value}\n")
-        told.expect("upload-lost")
+        transcript = Transcript(sparse.places())
+        transcript.note("job.result(count)", 0, "", f"{caught.value}\n")
+        transcript.expect("upload-lost")
     cluster.workers[-1].kill()
     lose_worker(sparse)
 
@@ -103,10 +103,10 @@ def test_an_upload_that_is_lost_with_its_only_worker(sparse: Stage) -> None:
 def test_a_job_that_another_command_cancels(stage: Stage) -> None:
     submitted = stage.home.start("ciel", "submit", "--name", "endless", "--", "sleep", "60")
     wait_for(lambda: "endless" in stage.run("job", "list")[1], "the job to be there")
-    told = stage.tell("ciel job cancel last")
+    transcript = stage.tell("ciel job cancel last")
     output, said = submitted.communicate(timeout=20)
-    told.note("ciel submit -- sleep 60", submitted.returncode, output, said)
-    told.expect("cancelled")
+    transcript.note("ciel submit -- sleep 60", submitted.returncode, output, said)
+    transcript.expect("cancelled")
     stage.tell("ciel job info last", "ciel task explain last").expect("explain-cancelled")
     stage.tell("ciel task explain last:4711").expect("unknown-task")
 
@@ -169,12 +169,12 @@ def test_explanations_of_tasks_that_ended(sparse: Stage) -> None:
     sparse.run("sw", "my.sw")
     sparse.tell("ciel task explain last:1").expect("explain-a-script")
     sparse.run("submit", "--detach", "--retries", "9", "--", "sh", "-c", "exit 4")
-    told = Transcript(sparse.places())
+    transcript = Transcript(sparse.places())
 
     def waits() -> bool:
-        told.told = [sparse.run("task", "explain", "last")[1]]
-        return "attempt 2 failed; the task is retried in " in told.told[0]
+        transcript.parts = [sparse.run("task", "explain", "last")[1]]
+        return "attempt 2 failed; the task is retried in " in transcript.parts[0]
 
     wait_for(waits, "a second failure")
     sparse.run("job", "cancel", "last")
-    told.expect("explain-back-off")
+    transcript.expect("explain-back-off")

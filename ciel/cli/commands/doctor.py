@@ -33,14 +33,14 @@ def main(prog: str, words: Sequence[str]) -> int:
     )  # fmt: skip
     add_cluster_options(parser)
     args = parser.parse_args(words)
-    from ciel.cli.doctor.cluster import look_at_cluster
-    from ciel.cli.doctor.host import look_at_address, look_at_host
+    from ciel.cli.doctor.cluster import check_cluster
+    from ciel.cli.doctor.host import check_address, check_host
 
-    found = look_at_host(os.environ)
-    of_cluster = look_at_cluster(args.master, args.access, os.environ)
+    found = check_host(os.environ)
+    of_cluster = check_cluster(args.master, args.access, os.environ)
     found += [finding for finding in of_cluster if finding not in found]
     if not of_cluster:
-        found += look_at_address(args.listen)
+        found += check_address(args.listen)
     if args.json:
         print_json([finding._asdict() for finding in found])
     else:

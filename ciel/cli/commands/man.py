@@ -26,7 +26,7 @@ _ENVIRONMENT: Final = {
     "CIEL_MASTER": "the master, where no --master names it",
     "CIEL_ACCESS": "its access file, where no --access names it",
     "CIEL_CONFIG": "the configuration file, otherwise $XDG_CONFIG_HOME/ciel/config.toml",
-    "CIEL_STORE": "the store of workers that are not told another",
+    "CIEL_STORE": "the store of workers without --store",
     "CIEL_LOG_LEVEL": "what daemons log from: debug, info, warn or error",
     "CIEL_DEBUG": "if set, a command that fails shows where in its code it did",
 }

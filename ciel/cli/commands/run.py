@@ -25,8 +25,8 @@ from ciel.client.jobs import Job
 from ciel.client.packages.entries import (
     Ready,
     Uploaded,
+    check_entries,
     fetch,
-    look,
     open_package,
     require_makers,
     upload,
@@ -66,7 +66,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     tell_late_options(parser, words, str(args.package), args.words)
     file = open_package(args.package)
     package = _parsed(file, args)
-    entries = look(file, package.entries)
+    entries = check_entries(file, package.entries)
     if args.out is not None:
         make_directory(args.out)
     for option in package.options.idle:

@@ -88,14 +88,14 @@ def _read_line(line: bytes) -> dict[str, Any]:
     return value
 
 
-def say_ready(facts: dict[str, Any]) -> None:
+def report_start(facts: dict[str, Any]) -> None:
     """Tell the parent of an embedded daemon that it is ready."""
     os.write(1, codec.encode(facts) + b"\n")
 
 
-def say_failed(reason: str, status: int) -> None:
+def report_failure(reason: str, status: int) -> None:
     """Tell the parent of an embedded daemon why the daemon fails, and its exit status. The parent
-    ignores it after `say_ready`.
+    ignores it after `report_start`.
     """
     with contextlib.suppress(OSError):
-        say_ready({"error": reason[:_REASON_MAX_LENGTH], "status": status})
+        report_start({"error": reason[:_REASON_MAX_LENGTH], "status": status})

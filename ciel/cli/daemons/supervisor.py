@@ -111,10 +111,10 @@ def supervise() -> int:
             cluster = _open(config, path)
         except (ClientError, AccessError, OSError) as error:
             status = status_of(error)
-            _say_ready({"error": text_of(error), "status": status})
+            _report({"error": text_of(error), "status": status})
             return status
         with cluster:
-            _say_ready({"url": cluster.location.url, "description": cluster.describe()})
+            _report({"url": cluster.location.url, "description": cluster.describe()})
             cluster.ended.wait()
         say(cluster.died)
         if cluster.was_shut_down:
@@ -156,7 +156,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise _Ended
 
 
-def _say_ready(fields: dict[str, Any]) -> None:
+def _report(fields: dict[str, Any]) -> None:
     """Answer `ciel up`, which may have ended, and close its pipes."""
     try:
         os.write(1, json.dumps(fields).encode() + b"\n")

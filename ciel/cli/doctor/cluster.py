@@ -28,7 +28,7 @@ SILENT_S: Final = 2.0
 _HEALTH = "/healthz"
 
 
-def look_at_cluster(
+def check_cluster(
     master: str | None, access: str | None, environ: Mapping[str, str]
 ) -> list[Finding]:
     """Check the cluster; return no findings if none is named or up."""

@@ -48,10 +48,10 @@ MEMORY_MIN_BYTES: Final = 512 << 20
 _PROBE = "ciel-doctor-"
 
 
-def look_at_host(environ: Mapping[str, str]) -> list[Finding]:
+def check_host(environ: Mapping[str, str]) -> list[Finding]:
     """Run all checks of this computer."""
     return [
-        *look_at_software(), *_settings(environ), _store(environ), *_state(environ),
+        *check_software(), *_settings(environ), _store(environ), *_state(environ),
         _temporary(environ), _shared_memory(environ), _open_files(), *_limits(), _memory(),
         *_executors(environ),
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def look_at_host(environ: Mapping[str, str]) -> list[Finding]:
 # --- software -------------------------------------------------------------------------------------
 
 
-def look_at_software(program: Path | None = None) -> Iterator[Finding]:
+def check_software(program: Path | None = None) -> Iterator[Finding]:
     """Check libraries and the launcher. `program`: another launcher than the installed one."""
     yield ok(
         "software",
@@ -125,7 +125,9 @@ def _store(environ: Mapping[str, str]) -> Finding:
             raise plugins.PluginError("ciel.stores", name, "not installed")
     except (StorageError, plugins.PluginError) as error:
         return fault("store", f"CIEL_STORE={spec}: {error}", f"set it to: {', '.join(known)}")
-    return ok("store", spec if "CIEL_STORE" in environ else "disk, unless a worker is told another")
+    if "CIEL_STORE" not in environ:
+        spec = "disk, unless a worker's --store names another"
+    return ok("store", spec)
 
 
 # --- directories ----------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ def _memory() -> Finding:
 # --- the address of a master ----------------------------------------------------------------------
 
 
-def look_at_address(listen: str) -> list[Finding]:
+def check_address(listen: str) -> list[Finding]:
     """Check whether a master could listen at an address."""
     check = "address"
     try:

@@ -38,14 +38,14 @@ def _check(prog: str, words: Sequence[str]) -> int:
     args = parser.parse_args(words)
     found: list[Problem] = []
 
-    def look_through(name: str, source: Source) -> bool:
+    def check(name: str, source: Source) -> bool:
         problems = problems_of(source)
         found.extend(problems)
         for problem in problems:
             _tell(problem, args.json)
         return all(problem.is_warning for problem in problems)
 
-    status = _for_each(args.files, look_through)
+    status = _for_each(args.files, check)
     errors = sum(not problem.is_warning for problem in found)
     if found and not args.json:
         warnings = len(found) - errors

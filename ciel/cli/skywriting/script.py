@@ -196,12 +196,14 @@ def _entries_beside(script: str, given: set[str]) -> dict[str, Ready]:
     path = Path(script).with_suffix(".pack")
     if script == STANDARD_INPUT or path == Path(script) or not path.is_file():
         return {}
-    from ciel.client.packages.entries import look, open_package  # few scripts have one
+    from ciel.client.packages.entries import check_entries, open_package  # few scripts have one
     from ciel.client.packages.package_file import parse_entries
 
     package = open_package(path)
     entries = parse_entries(package, os.environ)
-    return look(package, {key: entry for key, entry in entries.items() if key not in given})
+    return check_entries(
+        package, {key: entry for key, entry in entries.items() if key not in given}
+    )
 
 
 def follow_log(client: Client, job: Job, aside: Callable[[Callable[[], None]], None]) -> None:

@@ -40,15 +40,15 @@ def problems_of(source: Source) -> tuple[Problem, ...]:
     def known(version: int) -> set[str]:
         return {"argv", "env", *prelude.names(version)}
 
-    return _look_through(source, known)
+    return _problems_of(source, known)
 
 
 def errors_of(source: Source) -> list[Problem]:
     """Return the errors that keep a script from running."""
-    return [problem for problem in _look_through(source) if not problem.is_warning]
+    return [problem for problem in _problems_of(source) if not problem.is_warning]
 
 
-def _look_through(
+def _problems_of(
     source: Source, known: Callable[[int], Collection[str]] | None = None
 ) -> tuple[Problem, ...]:
     try:

@@ -1,8 +1,8 @@
 """Turns the entries of a package into references: uploads files, and lets tasks fetch URLs.
 
-`look` checks all entries before anything is submitted. Then `upload` uploads the files, before the
-job is submitted, and `fetch` adds tasks to the job that fetch the URLs. All objects of a package,
-and the pieces of its indices, stay as long as the job.
+`check_entries` checks all entries before anything is submitted. Then `upload` uploads the files,
+before the job is submitted, and `fetch` adds tasks to the job that fetch the URLs. All objects of a
+package, and the pieces of its indices, stay as long as the job.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def open_package(path: Path) -> PackageFile:
     return PackageFile(path, _decoded(path, _content(path)))
 
 
-def look(file: PackageFile, entries: Mapping[str, Entry]) -> dict[str, Ready]:
+def check_entries(file: PackageFile, entries: Mapping[str, Entry]) -> dict[str, Ready]:
     """Read the lists that entries name, and check that all files can be read; raises
     PackageError.
     """

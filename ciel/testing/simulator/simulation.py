@@ -224,8 +224,8 @@ class Simulation:
             if not (has_changed and isinstance(ref, Failure)):
                 self._check_reference(client, object_id, ref)
         # The last messages of a client that left for good may be lost.
-        told = set() if client.is_gone else client.handed_over.keys()
-        for object_id in kept_after_all(machine, told):
+        known = set() if client.is_gone else client.handed_over.keys()
+        for object_id in kept_after_all(machine, known):
             raise Violation(object_id, "it was handed over, nobody needs it, and it is known")
         if job.state in (JobState.COMPLETED, JobState.FAILED):
             for object_id in job.wanted:
@@ -257,9 +257,11 @@ class Simulation:
         if job.state not in expected:
             raise Violation(job.spec.id, f"it is {job.state} ({job.reason}), not {expected}")
         if not client.is_gone:
-            told = client.summary and client.summary.state
-            if told != job.state.value:
-                raise Violation(job.spec.id, f"its client believes it {told}, it is {job.state}")
+            believed = client.summary and client.summary.state
+            if believed != job.state.value:
+                raise Violation(
+                    job.spec.id, f"its client believes it {believed}, it is {job.state}"
+                )
             expected_wants = set(plan.wanted) - client.handed_over.keys()
             is_whole = job.state is not JobState.CANCELLED and job.spec.id not in self.user.revived
             if is_whole and set(job.wanted) != expected_wants:

@@ -54,19 +54,19 @@ class Transcript:
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = places
-        self.told: list[str] = []
+        self.parts: list[str] = []
 
     def note(self, command: str, status: int, output: str, said: str) -> None:
         """Add a finished command."""
         ending = f"(exit status {status})\n" if status else ""
-        self.told.append(f"$ {command}\n{output}{said}{ending}")
+        self.parts.append(f"$ {command}\n{output}{said}{ending}")
 
     @property
     def text(self) -> str:
         """The whole text, with names in place of values that differ; the longest path is replaced
         first.
         """
-        text = "\n".join(self.told)
+        text = "\n".join(self.parts)
         for place in sorted(self._places, key=len, reverse=True):
             text = text.replace(place, self._places[place])
         for prefix, pattern in _NAMED:
@@ -86,7 +86,7 @@ class Transcript:
             golden.write_text(self.text)
         expected = golden.read_text() if golden.exists() else ""
         changes = difflib.unified_diff(expected.splitlines(), self.text.splitlines(), lineterm="")
-        assert self.text == expected, "\n".join(["it is told otherwise now:", *changes])
+        assert self.text == expected, "\n".join(["the text is now different:", *changes])
 
 
 class Stage:
@@ -116,12 +116,12 @@ class Stage:
 
     def tell(self, *commands: str) -> Transcript:
         """Run commands in turn, `ciel` commands in this process; return the transcript."""
-        told = Transcript(self.places())
+        transcript = Transcript(self.places())
         for command in commands:
             program, *words = shlex.split(command)
             if program == "ciel":
-                told.note(command, *self.run(*words))
+                transcript.note(command, *self.run(*words))
             else:
                 done = self.home.run(program, *words)
-                told.note(command, done.returncode, done.stdout, done.stderr)
-        return told
+                transcript.note(command, done.returncode, done.stdout, done.stderr)
+        return transcript

@@ -315,12 +315,12 @@ class Shell:
 
     def _read_status(self, command: str) -> int:
         ready, _, _ = select.select([self._status_fd], [], [], STEP_TIMEOUT_S)
-        told = os.read(self._status_fd, 100) if ready else b""
-        if not told:
+        status = os.read(self._status_fd, 100) if ready else b""
+        if not status:
             os.killpg(self._bash.pid, signal.SIGKILL)
             what = "has ended the shell" if ready else f"did not end within {STEP_TIMEOUT_S:g} s"
             raise ShellEndedError(f"$ {command}\n{what}")
-        return int(told)
+        return int(status)
 
 
 class Interpreter:

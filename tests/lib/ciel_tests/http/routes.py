@@ -171,9 +171,9 @@ def missing(routes: Routes, rows: Iterable[Row]) -> list[str]:
     """Return the routes of a daemon without a row, and the rows without a route."""
     served = {(method, path) for path, route in routes for method in route.methods()}
     bare = {(m, p) for m, p in served if not (m == "HEAD" and ("GET", p) in served)}
-    told = {(row.method, row.path) for row in rows}
-    lacking = [f"{method} {path} has no row" for method, path in sorted(bare - told)]
-    return lacking + [f"{method} {path} is not served" for method, path in sorted(told - served)]
+    listed = {(row.method, row.path) for row in rows}
+    lacking = [f"{method} {path} has no row" for method, path in sorted(bare - listed)]
+    return lacking + [f"{method} {path} is not served" for method, path in sorted(listed - served)]
 
 
 def unserved(routes: Routes) -> list[tuple[str, str]]:

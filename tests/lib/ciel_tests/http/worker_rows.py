@@ -39,8 +39,8 @@ def worker_table() -> Routes:
 def worker_names(door: Door) -> dict[str, str]:
     """Upload the objects that the rows use to a worker."""
     for name in ("object", "pinned"):
-        told = door.ask("POST", f"/control/data/{name}", door.key_of(SUBMIT), _CONTENT)
-        assert told.status == 201, told
+        answer = door.ask("POST", f"/control/data/{name}", door.key_of(SUBMIT), _CONTENT)
+        assert answer.status == 201, answer
     assert door.ask_as(SUBMIT, "POST", "/control/admin/pin/pinned").status == 200
     for name in ("begun", "left"):
         assert door.ask_as(SUBMIT, "POST", f"/control/upload/{name}").status == 201

@@ -52,7 +52,7 @@ class Cluster:
         self.machine = MasterMachine(delegates=delegates)
         self.now_s = 1000.0
         self.progress = 0
-        self.told: list[Message] = []
+        self.sent: list[Message] = []
         for worker in workers:
             self.machine.worker_joined(worker, self.now_s)
         self.machine.outbox.clear()
@@ -126,11 +126,11 @@ class Cluster:
 
     def lines(self) -> list[str]:
         """Return and clear all messages, except those about other workers and progress."""
-        told = [self._line(peer, message) for peer, message in self.machine.outbox]
-        self.told += [message for _, message in self.machine.outbox]
+        lines = [self._line(peer, message) for peer, message in self.machine.outbox]
+        self.sent += [message for _, message in self.machine.outbox]
         self.machine.outbox.clear()
-        self.progress += told.count("client: active")
-        return [line for line in told if line not in ("", "client: active")]
+        self.progress += lines.count("client: active")
+        return [line for line in lines if line not in ("", "client: active")]
 
     def _line(self, peer: str, message: Message) -> str:
         match message:
