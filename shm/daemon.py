@@ -30,7 +30,7 @@ from ciel.shm.requests import (
     Answer,
     AskSiblings,
     CommitWrite,
-    Look,
+    LookUp,
     OpenWrite,
     Order,
     Place,
@@ -224,10 +224,12 @@ class Daemon:
                 self._count(request, message)
                 assert isinstance(source, Connection)
                 source.send(message)
-            case Look(serial, name, described):
-                found_it = partial(self._found, serial, name)
+            case LookUp(serial, name, described):
+                looked_up = partial(self._looked_up, serial, name)
                 waits = work.store.capabilities.may_block
-                self._do(lambda: work.find(name, for_sibling=described), found_it, in_thread=waits)
+                self._do(
+                    lambda: work.look_up(name, for_sibling=described), looked_up, in_thread=waits
+                )
             case AskSiblings():
                 self._ask_siblings(order)
             case StartSlow(kind, name, offer):
@@ -265,12 +267,12 @@ class Daemon:
             lambda failure: log.failure("executing a request failed", failure)
         )
 
-    def _found(self, serial: int, name: str, found: Seen | Place | Refusal) -> None:
+    def _looked_up(self, serial: int, name: str, found: Seen | Place | Refusal) -> None:
         if found is Place.NOWHERE and self._work.behind is not None:
-            found_it = partial(self._requests.found, serial)
-            self._do(lambda: self._work.find_behind(name), found_it)
+            looked_up = partial(self._requests.looked_up, serial)
+            self._do(lambda: self._work.look_up_behind(name), looked_up)
         else:
-            self._requests.found(serial, found)
+            self._requests.looked_up(serial, found)
 
     def _ask_siblings(self, order: AskSiblings) -> None:
         names = self._siblings.names()

@@ -87,8 +87,8 @@ class Refusal(NamedTuple):
 # --- orders ---------------------------------------------------------------------------------------
 
 
-class Look(NamedTuple):
-    """Look up an object; answered by `found`. `described`: for a peer."""
+class LookUp(NamedTuple):
+    """LookUp up an object; answered by `looked_up`. `described`: for a peer."""
 
     serial: int
     name: str
@@ -140,7 +140,7 @@ class Answer(NamedTuple):
     message: Response
 
 
-Order = Look | AskSiblings | StartSlow | OpenWrite | CommitWrite | AbortWrite | Answer
+Order = LookUp | AskSiblings | StartSlow | OpenWrite | CommitWrite | AbortWrite | Answer
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Requests:
             return
         match message:
             case Load():
-                self.orders.append(Look(state.serial, message.name, message.described))
+                self.orders.append(LookUp(state.serial, message.name, message.described))
             case Write():
                 self._write(state, message)
             case Commit():
@@ -276,7 +276,7 @@ class Requests:
 
     # --- loads ------------------------------------------------------------------------------------
 
-    def found(self, serial: int, found: Seen | Place | Refusal) -> None:
+    def looked_up(self, serial: int, found: Seen | Place | Refusal) -> None:
         """Handle the result of looking up the object in the daemon's store."""
         state = self._states.get(serial)
         if state is None:

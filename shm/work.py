@@ -117,7 +117,7 @@ class Work:
         self._lent_before: list[ExitStack] = []
         self.is_called_off = False
 
-    def find(self, name: str, *, for_sibling: bool) -> Seen | Place:
+    def look_up(self, name: str, *, for_sibling: bool) -> Seen | Place:
         """Look up an object in the daemon's store."""
         info = self.store.stat(name)
         try:
@@ -126,7 +126,7 @@ class Work:
         except ObjectNotFoundError:
             return Place.NOWHERE
 
-    def find_behind(self, name: str) -> Place:
+    def look_up_behind(self, name: str) -> Place:
         """Look up an object in the store behind."""
         is_behind = self.behind is not None and self.behind.stat(name) is not None
         return Place.BEHIND if is_behind else Place.NOWHERE

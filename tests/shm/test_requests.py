@@ -19,7 +19,7 @@ from ciel.shm.requests import (
     Answer,
     AskSiblings,
     CommitWrite,
-    Look,
+    LookUp,
     OpenWrite,
     Order,
     Place,
@@ -63,7 +63,9 @@ class Asked:
 
     @property
     def serial(self) -> int:
-        (serial,) = [order.serial for order in self.orders if isinstance(order, Look | AskSiblings)]
+        (serial,) = [
+            order.serial for order in self.orders if isinstance(order, LookUp | AskSiblings)
+        ]
         return serial
 
 
@@ -72,21 +74,21 @@ class Asked:
 
 def test_what_is_in_the_own_store_is_answered_with_its_path() -> None:
     asked = Asked(Load(7, "x"))
-    assert asked.orders == [Look(asked.serial, "x", False)]
-    (answer,) = answers(asked.tell("found", asked.serial, SEEN))
+    assert asked.orders == [LookUp(asked.serial, "x", False)]
+    (answer,) = answers(asked.tell("looked_up", asked.serial, SEEN))
     assert answer == Ok(7, "/store/x", 5, "abc")
 
 
 def test_a_sibling_is_told_the_checksum_though_the_object_must_be_read_for_it() -> None:
     asked = Asked(Load(7, "x", recursive=False, described=True))
-    asked.tell("found", asked.serial, Seen("/store/x", 5, ""))
+    asked.tell("looked_up", asked.serial, Seen("/store/x", 5, ""))
     assert asked.orders == [StartSlow(Slow.READ, "x", None)]
     assert answers(asked.tell("slow_done", Slow.READ, "x", SEEN)) == [Ok(7, "/store/x", 5, "abc")]
 
 
 def test_a_program_does_not_wait_for_a_checksum() -> None:
     asked = Asked(Load(7, "x"))
-    asked.tell("found", asked.serial, Seen("/store/x", 5, ""))
+    asked.tell("looked_up", asked.serial, Seen("/store/x", 5, ""))
     assert answers(asked.orders) == [Ok(7, "/store/x", 5, "")]
 
 
@@ -95,22 +97,22 @@ def test_what_lies_behind_the_store_is_lifted_once_for_all_who_ask() -> None:
     first = asked.serial
     asked.ask(Load(1, "x", recursive=False), source="b")
     second = asked.serial
-    assert asked.tell("found", first, Place.BEHIND) == [StartSlow(Slow.LIFT, "x", None)]
-    assert asked.tell("found", second, Place.BEHIND) == []
+    assert asked.tell("looked_up", first, Place.BEHIND) == [StartSlow(Slow.LIFT, "x", None)]
+    assert asked.tell("looked_up", second, Place.BEHIND) == []
     orders = asked.tell("slow_done", Slow.LIFT, "x", SEEN)
     assert [order.source for order in orders if isinstance(order, Answer)] == ["a", "b"]
 
 
 def test_a_non_recursive_request_never_asks_on() -> None:
     asked = Asked(Load(1, "x", recursive=False))
-    (answer,) = answers(asked.tell("found", asked.serial, Place.NOWHERE))
+    (answer,) = answers(asked.tell("looked_up", asked.serial, Place.NOWHERE))
     assert answer == Fail(1, Code.NOT_FOUND, "x", "not in this store")
 
 
 def test_a_recursive_request_asks_all_siblings_and_the_first_good_answer_wins() -> None:
     asked = Asked(Load(1, "x"))
     serial = asked.serial
-    assert asked.tell("found", serial, Place.NOWHERE) == [AskSiblings(serial, "x", DEADLINE_S)]
+    assert asked.tell("looked_up", serial, Place.NOWHERE) == [AskSiblings(serial, "x", DEADLINE_S)]
     assert asked.requests.stages() == [Stage.ASKING]
     asked.tell("asking", serial, ["s1", "s2", "s3"])
     assert asked.tell("peer_answered", serial, "s1", NO) == []
@@ -123,7 +125,7 @@ def test_a_recursive_request_asks_all_siblings_and_the_first_good_answer_wins() 
 def test_the_next_offer_is_taken_when_one_has_gone() -> None:
     asked = Asked(Load(1, "x"))
     serial = asked.serial
-    asked.tell("found", serial, Place.NOWHERE)
+    asked.tell("looked_up", serial, Place.NOWHERE)
     asked.tell("asking", serial, ["s1", "s2", "s3"])
     asked.tell("peer_answered", serial, "s1", OFFER)
     gone = Refusal(Code.FAILED, "cannot adopt it: missing")
@@ -141,7 +143,7 @@ def test_the_next_offer_is_taken_when_one_has_gone() -> None:
 def test_no_sibling_has_it_and_each_reason_is_told() -> None:
     asked = Asked(Load(1, "x"))
     serial = asked.serial
-    asked.tell("found", serial, Place.NOWHERE)
+    asked.tell("looked_up", serial, Place.NOWHERE)
     asked.tell("asking", serial, ["s1", "s2"])
     asked.tell("peer_answered", serial, "s1", NO)
     gone = Fail(0, Code.FAILED, "x", "it has ended")
@@ -155,7 +157,7 @@ def test_no_sibling_has_it_and_each_reason_is_told() -> None:
 
 def test_without_siblings_the_answer_comes_at_once() -> None:
     asked = Asked(Load(1, "x"))
-    asked.tell("found", asked.serial, Place.NOWHERE)
+    asked.tell("looked_up", asked.serial, Place.NOWHERE)
     (answer,) = answers(asked.tell("asking", asked.serial, []))
     assert isinstance(answer, Fail)
 
@@ -163,7 +165,7 @@ def test_without_siblings_the_answer_comes_at_once() -> None:
 def test_no_room_is_said_and_no_other_offer_tried() -> None:
     asked = Asked(Load(1, "x"))
     serial = asked.serial
-    asked.tell("found", serial, Place.NOWHERE)
+    asked.tell("looked_up", serial, Place.NOWHERE)
     asked.tell("asking", serial, ["s1", "s2"])
     asked.tell("peer_answered", serial, "s1", OFFER)
     asked.tell("peer_answered", serial, "s2", OFFER)
@@ -177,10 +179,10 @@ def test_slow_loads_queue_while_others_are_answered() -> None:
     started = []
     for number in range(SLOW_MAX + 3):
         asked.ask(Load(number, f"slow{number}"))
-        started += asked.tell("found", asked.serial, Place.BEHIND)
+        started += asked.tell("looked_up", asked.serial, Place.BEHIND)
     assert len(started) == SLOW_MAX
     asked.ask(Load(99, "quick"))
-    assert answers(asked.tell("found", asked.serial, SEEN)) == [Ok(99, "/store/x", 5, "abc")]
+    assert answers(asked.tell("looked_up", asked.serial, SEEN)) == [Ok(99, "/store/x", 5, "abc")]
     asked.tell("slow_done", Slow.LIFT, "slow0", SEEN)
     assert StartSlow(Slow.LIFT, f"slow{SLOW_MAX}", None) in asked.orders
 
@@ -189,7 +191,7 @@ def test_what_nobody_waits_for_any_more_is_not_begun() -> None:
     asked = Asked()
     for number in range(SLOW_MAX + 1):
         asked.ask(Load(number, f"slow{number}"), source=f"c{number}")
-        asked.tell("found", asked.serial, Place.BEHIND)
+        asked.tell("looked_up", asked.serial, Place.BEHIND)
     asked.tell("gone", f"c{SLOW_MAX}")
     assert not [
         order
@@ -201,7 +203,7 @@ def test_what_nobody_waits_for_any_more_is_not_begun() -> None:
 def test_a_request_that_is_not_done_in_time_is_answered_and_its_end_is_ignored() -> None:
     asked = Asked(Load(1, "x", timeout_ms=2000))
     serial = asked.serial
-    asked.tell("found", serial, Place.NOWHERE)
+    asked.tell("looked_up", serial, Place.NOWHERE)
     asked.tell("asking", serial, ["s1"])
     assert asked.requests.due_s() == 2.0
     assert asked.tell("tick", 1.9) == []
@@ -380,7 +382,7 @@ class AnyOrder(RuleBasedStateMachine):
                     assert write in self.paths
                     del self.paths[write]
                 case _:
-                    if isinstance(order, Look) and order.described:
+                    if isinstance(order, LookUp) and order.described:
                         self.direct.add(order.serial)  # as `ask` asks
                     assert not (isinstance(order, AskSiblings) and order.serial in self.direct)
                     self.pending.append(order)
@@ -409,8 +411,8 @@ class AnyOrder(RuleBasedStateMachine):
     def carry_out(self, pick: int, place: Seen | Place, result: Seen | Refusal) -> None:
         order = self.pending.pop(pick % len(self.pending))
         match order:
-            case Look(serial):
-                self.requests.found(serial, place)
+            case LookUp(serial):
+                self.requests.looked_up(serial, place)
             case AskSiblings(serial):
                 self.asked_siblings += [(serial, sibling) for sibling in SIBLINGS]
                 self.requests.asking(serial, SIBLINGS)
