@@ -96,10 +96,8 @@ class MpbWay:
         self._sends: list[tuple[Request, int]] = []  # pending sends, and their lines
         self._error: MpbError | None = None
         self._is_gone = False
-        self._counted = (
-            0,
-            0,
-        )  # pieces given and bells rung at the last check whether the peer sleeps
+        # The pieces given and bells rung at the last check whether the peer sleeps.
+        self._counted = (0, 0)
         try:
             with ExitStack() as undone:
                 _check(descriptor)

@@ -222,7 +222,7 @@ class SccWriter(ObjectWriter):
         self._require_open()
         size_bytes = None
         if self._draft is not None:
-            self._draft.drop_if_full()
+            self._draft.note_if_full()
             size_bytes = self._draft.size_now()
         if not size_bytes:  # commit reports the problem
             return

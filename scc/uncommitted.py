@@ -63,7 +63,7 @@ class UncommittedFile:
         status = self._temporaries.status_of(self._name)
         return None if status is None else status.st_size
 
-    def drop_if_full(self) -> None:
+    def note_if_full(self) -> None:
         """Record if the device is full, so that writes of programs fail."""
         if is_full(self._temporaries.directory_fd):
             self._fullness.note()
@@ -72,7 +72,7 @@ class UncommittedFile:
     def may_be_short(self) -> bool:
         """Whether a write to the file may have failed because the device was full."""
         if not (self.size_now() or 0) % PAGE_BYTES:  # a failed write ends at a page boundary
-            self.drop_if_full()
+            self.note_if_full()
         return self._fullness.was_full(self._times_full)
 
     def expect_all(self) -> None:
