@@ -43,7 +43,17 @@ def have_worker(stage: Stage) -> None:
 def lose_worker(stage: Stage) -> None:
     """Wait until the last worker is dead and the master knows it."""
     stage.cluster.workers[-1].wait(timeout=20)
-    wait_for(lambda: "no workers" in stage.run("status")[1], "the loss to be known")
+    seen = [""]
+
+    def is_known() -> bool:
+        seen.append("".join(map(str, stage.run("status"))))
+        return "no workers" in seen[-1]
+
+    try:
+        wait_for(is_known, "the loss to be known")
+    except AssertionError as error:
+        error.add_note(f"the last of {len(seen) - 1} times, `ciel status` said: {seen[-1]}")
+        raise
 
 
 def explained(stage: Stage, task: str, state: str) -> None:
