@@ -63,7 +63,7 @@ def _checked(method: str, payload: bytes) -> bytes:
         raise EncodeError(f"a message to a program cannot contain a NUL character ({method})")
     if len(payload) > CALL_MAX_BYTES:
         raise EncodeError(
-            f"{method} takes {len(payload)} bytes; at most {CALL_MAX_BYTES} go to a program"
+            f"{method} takes {len(payload)} bytes; a program receives {CALL_MAX_BYTES} at most"
         )
     return _framed(payload)
 

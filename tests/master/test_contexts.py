@@ -37,8 +37,8 @@ def began(*names: str) -> Cluster:
     return cluster
 
 
-def contexts_of(cluster: Cluster) -> list[CallerContext | None]:
-    """Return the contexts of the job that were sent to workers since the last call."""
+def take_contexts(cluster: Cluster) -> list[CallerContext | None]:
+    """Return the contexts that were sent to workers since the last call."""
     cluster.lines()
     found = [message.context for message in cluster.sent if isinstance(message, DescribeJob)]
     cluster.sent.clear()
@@ -50,35 +50,35 @@ def test_b1_a_worker_gets_the_context_before_the_first_task_and_drops_it_after_t
     peers = [type(message) for peer, message in cluster.machine.outbox if peer == "w1"]
     names = [kind.__name__ for kind in peers]
     assert names.index("DescribeJob") < names.index("AssignTask")
-    assert contexts_of(cluster) == [CONTEXT]
+    assert take_contexts(cluster) == [CONTEXT]
     cluster.done("w1", a_task("a"))
-    assert contexts_of(cluster) == []
+    assert take_contexts(cluster) == []
     cluster.done("w1", a_task("b"))
-    assert contexts_of(cluster) == [None]
+    assert take_contexts(cluster) == [None]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_b1_every_other_worker_receives_the_context_too(slots: int) -> None:
     cluster = began("a")
-    contexts_of(cluster)
+    take_contexts(cluster)
     cluster.joins(a_worker("w2", slots=slots))
     cluster.loses("w1")
-    assert contexts_of(cluster) == [CONTEXT]
+    assert take_contexts(cluster) == [CONTEXT]
 
 
 def test_b1_a_worker_forgets_a_cancelled_job() -> None:
     cluster = began("a")
-    contexts_of(cluster)
+    take_contexts(cluster)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     cluster.failed("w1", a_task("a"), "CANCELLED")
-    assert contexts_of(cluster) == [None]
+    assert take_contexts(cluster) == [None]
 
 
 def test_b1_jobs_without_a_context_cost_no_message() -> None:
     cluster = Cluster(a_worker("w1"))
     cluster.job(a_task("a"), want=["a"])
     cluster.done("w1", a_task("a"), inline("a"))
-    assert contexts_of(cluster) == []
+    assert take_contexts(cluster) == []
 
 
 def test_b2_notices_reach_clients_that_do_not_subscribe_to_task_output() -> None:

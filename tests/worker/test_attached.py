@@ -129,7 +129,7 @@ def test_one_that_sees_other_files_is_refused(
 ) -> None:
     monkeypatch.setattr("ciel.worker.interactive.attached.os.readlink", lambda path: path)
     status, why = refusal(process.pid)
-    assert (status, "has other files than this worker" in why) == (400, True)
+    assert (status, "is in another mount namespace" in why) == (400, True)
 
 
 class Asked:

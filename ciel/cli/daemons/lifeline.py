@@ -88,14 +88,18 @@ def _read_line(line: bytes) -> dict[str, Any]:
     return value
 
 
-def report_start(facts: dict[str, Any]) -> None:
+def report_ready(facts: dict[str, Any]) -> None:
     """Tell the parent of an embedded daemon that it is ready."""
-    os.write(1, codec.encode(facts) + b"\n")
+    _send(facts)
 
 
 def report_failure(reason: str, status: int) -> None:
     """Tell the parent of an embedded daemon why the daemon fails, and its exit status. The parent
-    ignores it after `report_start`.
+    ignores it after `report_ready`.
     """
     with contextlib.suppress(OSError):
-        report_start({"error": reason[:_REASON_MAX_LENGTH], "status": status})
+        _send({"error": reason[:_REASON_MAX_LENGTH], "status": status})
+
+
+def _send(facts: dict[str, Any]) -> None:
+    os.write(1, codec.encode(facts) + b"\n")

@@ -21,7 +21,7 @@ from ciel.access.settings import require_safe_listen
 from ciel.cli.daemons.addresses import advertised, host_and_port, reachable_address, with_port
 from ciel.cli.daemons.channels import add_channel_options, open_channels, poll_s
 from ciel.cli.daemons.errors import DaemonError
-from ciel.cli.daemons.lifeline import report_failure, report_start
+from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.ports import DEFAULT_LISTEN
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.timeouts import add_worker_limits
@@ -197,7 +197,7 @@ class Master:
     def open_embedded(self, line: dict[str, Any]) -> None:
         """Open as an embedded master, with the key that the parent sent."""
         try:
-            report_start(self.open(str(line["cluster_id"]), Key.from_text(str(line["key"]))))
+            report_ready(self.open(str(line["cluster_id"]), Key.from_text(str(line["key"]))))
         except START_ERRORS as error:
             self.fail(start_failure(error)[0])
 

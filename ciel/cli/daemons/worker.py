@@ -27,7 +27,7 @@ from ciel.cli.daemons.addresses import (
 from ciel.cli.daemons.channels import WORKER_POLL_US, add_channel_options, open_channels, poll_s
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
-from ciel.cli.daemons.lifeline import report_failure, report_start
+from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool
 from ciel.cli.daemons.timeouts import add_kill_grace
@@ -420,7 +420,7 @@ class Worker:
             self._has_joined = True
             log.info("worker {id} at {netloc}", id=self._id, netloc=own)
             if self._options.embedded:
-                report_start({"netloc": own, "worker": self._id})
+                report_ready({"netloc": own, "worker": self._id})
 
     def _refused(self, error: RefusedError) -> None:
         self.fail(f"this worker was {error}", status=3)

@@ -90,9 +90,9 @@ class AttachedProcess:
 
     def _leave(self) -> None:
         if self._left is not None:
-            ended, how = self._left, ENDED if self._has_ended else CUT_OFF
+            left, how = self._left, ENDED if self._has_ended else CUT_OFF
             self.close()
-            ended(how)
+            left(how)
 
     # --- what the reactor calls -------------------------------------------------------------------
 
@@ -134,6 +134,6 @@ def _name_of(pid: int) -> str:
         raise AttachRefusedError(pid, 403, "is not of the user that this worker runs as")
     with suppress(OSError):  # a process whose namespaces cannot be read is accepted
         if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
-            why = "has other files than this worker, so it could not open what it is to use"
+            why = "is in another mount namespace, so it could not open this worker's files"
             raise AttachRefusedError(pid, 400, why)
     return f"process {pid} ({name})"
