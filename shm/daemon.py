@@ -226,10 +226,8 @@ class Daemon:
                 source.send(message)
             case LookUp(serial, name, described):
                 looked_up = partial(self._looked_up, serial, name)
-                waits = work.store.capabilities.may_block
-                self._do(
-                    lambda: work.look_up(name, for_sibling=described), looked_up, in_thread=waits
-                )
+                look_up = partial(work.look_up, name, for_sibling=described)
+                self._do(look_up, looked_up, in_thread=work.store.capabilities.may_block)
             case AskSiblings():
                 self._ask_siblings(order)
             case StartSlow(kind, name, offer):
