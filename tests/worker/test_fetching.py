@@ -103,6 +103,16 @@ def test_on_one_host_what_cannot_be_linked_is_copied_without_a_server(
     assert parties.counts == FetchCounts(asked=1, copied=1, copied_bytes=len(CONTENT))
 
 
+@pytest.mark.parametrize("is_near", [True, False])
+def test_a_stale_copy_in_the_own_store_is_replaced(make: Make, is_near: bool) -> None:
+    parties = make(is_near=is_near)
+    parties.own.put("x", CONTENT[::-1])
+    plan = LinkPlan(parties.holder) if is_near else HttpPlan(parties.holder)
+    assert parties.fetch(parties.ref(), plan) == ("x", len(CONTENT))
+    assert parties.own.get("x") == CONTENT
+    assert parties.fetch(parties.ref(), plan) == ("x", len(CONTENT))  # an equal one is kept
+
+
 def test_a_neighbour_may_be_silent_until_its_end_and_its_heir_is_asked(
     make: Make, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.net.errors import TransferError
 from ciel.net.ticks import DelayedCall
 from ciel.net.transfers import STALL_TIMEOUT_S, Begun, Transfers
-from ciel.storage.errors import CorruptObjectError, StorageError
+from ciel.storage.errors import CorruptObjectError, ObjectConflictError, StorageError
 from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
 from ciel.storage.sharing import Found, copy_in, link
 from ciel.worker.attempts.faults import is_full
@@ -50,7 +50,8 @@ _WAYS = {LinkPlan: "by a link", HttpPlan: "by HTTP", StreamPlan: "as it grows"}
 class PlanFailedError(Exception):
     """A plan failed; the text says why. `is_loss`: the object is not there. `is_final`: other plans
     are useless, since tasks have read the incomplete copy. `is_unanswered`: the host of the object
-    did not answer, or this one is cut off. `lacks_room`: the own store has no room.
+    did not answer, or this one is cut off. `lacks_room`: the own store has no room. `is_stale`: the
+    own store has the object with other content.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class PlanFailedError(Exception):
         is_final: bool = False,
         is_unanswered: bool = False,
         lacks_room: bool = False,
+        is_stale: bool = False,
     ) -> None:
         super().__init__(reason)
         self.is_loss = is_loss
         self.is_final = is_final
         self.is_unanswered = is_unanswered
         self.lacks_room = lacks_room
+        self.is_stale = is_stale
 
 
 class FetcherOwner(Protocol):
@@ -202,10 +205,23 @@ class Fetcher:
             log.warn("looking for {id}: {error}", id=ref.id, error=error)
         return None
 
+    @inlineCallbacks
     def _try(self, plan: Plan, ref: Reference) -> Any:
-        if isinstance(plan, LinkPlan):
-            return self._link(plan.netloc, ref)
-        return self._copy(plan.netloc, ref)
+        """Follow a plan. A stale copy in the own store is replaced: the producer is not
+        deterministic, and ran again when the master took this worker's copy for lost.
+        """
+        follow = self._link if isinstance(plan, LinkPlan) else self._copy
+        try:
+            return (yield follow(plan.netloc, ref))
+        except PlanFailedError as error:
+            if not error.is_stale or error.is_final:
+                raise
+            log.warn("not deterministic, so the copy here is replaced: {error}", error=error)
+        try:
+            yield deferToThread(self._store.delete, ref.id)
+        except StorageError as error:
+            raise PlanFailedError(str(error)) from None
+        return (yield follow(plan.netloc, ref))
 
     def forget(self, object_id: ObjectId) -> None:
         """Forget a copy that has ended."""
@@ -238,7 +254,8 @@ class Fetcher:
         except (StorageError, CancelledError, PlanFailedError) as error:
             self.counts.link_failed += 1
             reason = str(error) or "this worker ends"
-            raise PlanFailedError(reason, lacks_room=is_full(error)) from None
+            is_stale = isinstance(error, ObjectConflictError)
+            raise PlanFailedError(reason, lacks_room=is_full(error), is_stale=is_stale) from None
         self.owner.copied(netloc, found.size_bytes, time.monotonic() - begun_s)
         return found.size_bytes
 
@@ -361,6 +378,7 @@ class _Copy:
                 is_final=is_final,
                 is_unanswered=is_unanswered,
                 lacks_room=is_full(error),
+                is_stale=isinstance(error, ObjectConflictError),
             ) from None
 
     # --- a source that is silent ------------------------------------------------------------------
