@@ -35,6 +35,8 @@ class Daemon:
         self.launch_id = -1
         self.pid = 0
         """Its process, while it runs; the owner of the launcher sets it."""
+        self.is_launched = False
+        """Whether it was launched, and its end was not reported; the owner sets it to False."""
         self.ready: dict[str, Any] | None = None
         self.refusal = ""
         """Why it cannot start, as it has reported."""
@@ -50,7 +52,7 @@ class Daemon:
         self.close()
         self.launch_id, self.ready, self.refusal, self._received = launch_id, None, "", b""
         self.is_misused = False
-        self.pid = 0
+        self.pid, self.is_launched = 0, True
         with contextlib.suppress(FileNotFoundError):
             self.log_start_bytes = self.log.stat().st_size
         # -P: do not import modules from the working directory.

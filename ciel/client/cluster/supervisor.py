@@ -153,7 +153,7 @@ class Supervisor:
             start.finish(ClusterError(f"{daemon.name} is being started already"))
             return
         self._starts[daemon] = start
-        if daemon.pid:
+        if daemon.is_launched:
             start.is_ending = True
             self._launcher.kill(daemon.launch_id)
             self._launcher.flush()
@@ -206,7 +206,7 @@ class Supervisor:
     def _take_end(self, event: ProgramExited | ProgramFailed) -> None:
         """Restart a worker that has ended. The cluster ends with its master, or its last worker."""
         daemon = self._find(event.launch_id)
-        daemon.pid = 0
+        daemon.pid, daemon.is_launched = 0, False
         end = end_in_words(event)
         start = self._starts.get(daemon)
         if daemon is self._master:
