@@ -3,7 +3,7 @@ bytes, bytearrays and memoryviews become buffers, too (ADR 76): the pickle refer
 persistent id, and begins with a mark and their number.
 
 Within `embedding`, values may contain futures at any depth. The pickle contains the place of each
-in a list, and `unpack` gets what to put there. UrlPolicy of it a future cannot be pickled.
+in a list, and `unpack` gets what to put there. Outside it, a future cannot be pickled.
 
 Pickles come only from peers that have proved the key of the cluster (SECURITY.md).
 """

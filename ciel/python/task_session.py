@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> numpy.ndarray[Any, Any]:
     """Return a new array of numpy's, of arbitrary content, for a task to fill and return. It is in
-    the store already, so that returning it copies nothing. UrlPolicy of a task it is an ordinary
+    the store already, so that returning it copies nothing. Outside a task it is an ordinary
     array.
     """
     import numpy
