@@ -295,7 +295,7 @@ print("closed", flush=True)
 def test_a_client_goes_on_after_ctrl_c_at_any_moment(home: Home) -> None:
     chance = random.Random(3)
     count = 25
-    process = home.start("python", "-c", INTERRUPTED, str(count))
+    process = home.start("python", "-X", "faulthandler", "-c", INTERRUPTED, str(count))
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     for _ in range(count):
@@ -306,9 +306,13 @@ def test_a_client_goes_on_after_ctrl_c_at_any_moment(home: Home) -> None:
             # the last signal arrived in a `__del__`, and was lost
             process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
-    said, complaints = process.communicate(timeout=30)
+    try:
+        said, complaints = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # so that it prints its stacks
+        said, complaints = process.communicate(timeout=30)
     assert said == "lost: 0\nclosed\n", complaints
-    assert process.returncode == 0
+    assert process.returncode == 0, complaints
     home.expect_nothing_left()
 
 
