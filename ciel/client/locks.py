@@ -49,26 +49,17 @@ class Condition(RLock):  # type: ignore[misc]  # it is final in its stub alone
             self.release()
             return news.acquire(timeout=-1.0 if timeout_s is None else max(0.0, timeout_s))
         finally:
-            self._take_back()
+            interrupt: BaseException | None = None
+            while True:  # here, since an interrupt may also come at the start of a function
+                try:
+                    if not self._is_owned():  # type: ignore[attr-defined]  # as above
+                        self.acquire()
+                    break
+                except BaseException as error:
+                    interrupt = error
             self._waiting = [other for other in self._waiting if other is not news]
-
-    def _take_back(self) -> None:
-        try:
-            if not self._is_owned():  # type: ignore[attr-defined]  # as above
-                self.acquire()
-        except BaseException:
-            self._take_back()
-            raise
-
-
-class Changes(Condition):  # type: ignore[misc]  # as above
-    """A lock for state that changes, and a way to wait for changes. Acquiring it in a forked child
-    raises ForkedError: the thread that holds it may not exist in the child.
-    """
-
-    def __init__(self) -> None:
-        self.owner_pid = os.getpid()
-        register_fork(self)
+            if interrupt is not None:
+                raise interrupt
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `condition`, called with the lock held after each change, is true; return
@@ -85,6 +76,16 @@ class Changes(Condition):  # type: ignore[misc]  # as above
                 with self:
                     self._waiting = [other for other in self._waiting if other is not news]
                     return condition()
+
+
+class Changes(Condition):  # type: ignore[misc]  # as above
+    """A lock for state that changes. Acquiring it in a forked child raises ForkedError: the thread
+    that holds it may not exist in the child.
+    """
+
+    def __init__(self) -> None:
+        self.owner_pid = os.getpid()
+        register_fork(self)
 
     def forked(self) -> None:
         """Refuse all use: this is a copy in a forked child."""
@@ -115,6 +116,10 @@ class Flag:
         with self._changed:
             self._is_set = True
             self._changed.notify_all()
+
+    def clear(self) -> None:
+        with self._changed:
+            self._is_set = False
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is set; return False after the timeout."""

@@ -7,7 +7,6 @@ calls that it has by then are sent in bundles (see `bundling`).
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import threading
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from ciel.access.settings import MasterLocation
-from ciel.client.calls import bundling
+from ciel.client.calls import bundling, waiting
 from ciel.client.calls.arguments import describe
 from ciel.client.calls.bundles import BundleWriter
 from ciel.client.calls.functions import Functions, PackedFunction
@@ -37,6 +36,7 @@ from ciel.client.errors import (
 )
 from ciel.client.forks import forbid, register_fork
 from ciel.client.jobs.caller_context import Caller
+from ciel.client.locks import Flag
 from ciel.client.views.trace import is_traced, note_calls
 from ciel.core.refs import Future as FutureReference
 from ciel.core.refs import Reference
@@ -96,8 +96,8 @@ class Calls:
         self._to_divide: deque[tuple[PendingCall, int, ClientFuture[Any], Outcome]] = deque()
         self._cancelled: deque[Reference] = deque()  # objects to release
         self._thread: threading.Thread | None = None
-        self._due = threading.Event()
-        self._over = threading.Event()
+        self._due = Flag()
+        self._over = Flag()
         self._ended: BaseException | None = None
         register_fork(self)
 
@@ -510,15 +510,8 @@ class Calls:
             future.calls.expedite(future)
         if timeout is None or timeout > 0:
             self.require_done(list(listed), return_when)
-        # A future that is done is not asked for its exception, which might read a value, and wait.
-        over = {future for future in listed if future.done()}
-        is_enough = bool(over) and return_when == concurrent.futures.FIRST_COMPLETED
-        if return_when == concurrent.futures.FIRST_EXCEPTION:
-            is_enough = any(future.has_failed for future in over)
-        if is_enough:
-            return over, listed - over
-        done, waiting = concurrent.futures.wait(listed - over, timeout, return_when)
-        return over | done, waiting
+        done = waiting.wait(listed, timeout, return_when)
+        return done, listed - done
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         """Yield futures as they are done; raises TimeoutError."""
@@ -527,7 +520,7 @@ class Calls:
             future.calls.expedite(future)
         if self._session.is_delivering and (timeout is None or timeout > 0):
             return self._done_first(listed)
-        return concurrent.futures.as_completed(listed, timeout)
+        return waiting.as_completed(listed, timeout)
 
     def _done_first(self, listed: list[Any]) -> Iterator[Any]:
         """Yield the futures that are done; this thread cannot wait for more."""
