@@ -103,7 +103,8 @@ def compiled_by_mypyc():
     below = modules_in(*COMPILED_ROOMS[:2])
     above = [*modules_in(*COMPILED_ROOMS[2:]), *COMPILED_ALONE]
     libraries = [(below, "ciel.compiled_below"), (above, "ciel.compiled_above")]  # one a processor
-    options = {"opt_level": "2", "debug_level": "0", "separate": libraries}
+    level = os.environ.get("CIEL_OPTIMIZE", "2")
+    options = {"opt_level": level, "debug_level": "0", "separate": libraries}
     return mypycify([*TYPE_OPTIONS, *below, *above], **options)
 
 
