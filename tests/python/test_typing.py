@@ -62,7 +62,8 @@ def test_e6_a_checker_of_types_finds_what_a_program_expects_and_nothing_else(
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent",
-         "--explicit-package-bases", "--ignore-missing-imports", "program.py"],
+         "--explicit-package-bases", "--ignore-missing-imports", "--no-site-packages",
+         "program.py"],
         cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=100, check=False,
     )  # fmt: skip
