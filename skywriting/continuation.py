@@ -221,7 +221,7 @@ def decode(value: Any, load_unit: LoadUnit) -> Read:
     if not isinstance(value, dict) or value.get("skywriting") != VERSION:
         found = value.get("skywriting") if isinstance(value, dict) else None
         raise ContinuationError(
-            f"this is no continuation of version {VERSION}"
+            f"this is not a continuation of version {VERSION}"
             + (
                 ""
                 if found is None
@@ -252,7 +252,7 @@ class _Reader:
             return Read(frame=self._frame(value["frame"]))
         if "call" in value:
             function, *arguments = [self._item(each) for each in _list(value["call"])]
-            _require(isinstance(function, Closure | Builtin), "what is called is no function")
+            _require(isinstance(function, Closure | Builtin), "what is called is not a function")
             return Read(call=SpawnedCall(function, arguments))
         blocked = Blocked([])
         if "value" in value:
@@ -273,7 +273,7 @@ class _Reader:
         if "n" in written or "d" in written:
             return {}
         if "*" in written:
-            _require(is_reference(written["*"]), "what is to be read is no reference")
+            _require(is_reference(written["*"]), "what is to be read is not a reference")
             return Lazy(written["*"])
         return Closure(self._code(written["f"]), {})
 

@@ -94,7 +94,7 @@ def _json_leaf(value: Any) -> str:
         try:
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except ValueError:
-            raise ScriptError(f"JSON has no {value}: it is no finite number") from None
+            raise ScriptError(f"JSON has no {value}: it is not a finite number") from None
     raise ScriptError(f"JSON has no form for {brief(value)}")
 
 

@@ -402,7 +402,7 @@ def _pair(item: Any) -> list[Any]:
     if type(item) is not list or len(item) != 2:
         raise ScriptError(
             "for with two names goes over a dictionary, or a list of pairs; "
-            f"{brief(item)} is no pair"
+            f"{brief(item)} is not a pair"
         )
     return item
 
@@ -462,7 +462,7 @@ def _included(frame: Frame, what: Any) -> Any:
     try:
         found = run.host.include(what)
     except ReferenceFailedError as error:
-        raise ScriptError(f"what is to be included was not made: {error}") from None
+        raise ScriptError(f"the script to include could not be computed: {error}") from None
     if found is None:
         raise Blocked([what])
     return found

@@ -131,7 +131,7 @@ def force(value: Any, host: Reader) -> Any:
         except ValueError as error:
             shown = content[:60].decode(errors="backslashreplace")
             raise ScriptError(
-                f"what {value.ref.id} holds is no JSON ({error}), so * cannot read it; "
+                f"what {value.ref.id} holds is not JSON ({error}), so * cannot read it; "
                 f"read(…) gives it as text. It begins: {shown!r}"
             ) from None
     return value.value

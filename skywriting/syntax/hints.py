@@ -156,7 +156,7 @@ def _hint_on_structure(kinds: list[str], at: int, first: int) -> str:
     if kind in _STATEMENT_WORDS and at > first:
         if before in (")", "else", "do"):
             return "what is done stands in braces: { … }"
-        return f'"{kind}" begins a statement, and is no value'
+        return f'"{kind}" begins a statement, and is not a value'
     if before in (")", "else", "do") and kinds[first] in _WITH_BLOCKS:
         return "what is done stands in braces: { … }"
     if before in ("if", "while", "for"):

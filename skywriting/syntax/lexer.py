@@ -202,11 +202,11 @@ def _number_fault(piece: str) -> str:
             return f"the number {shown} is too large for a float"
         return ""
     if piece[:2] in ("0x", "0X", "0b", "0B", "0o", "0O"):
-        return f"{shown} is no number: only decimal numbers can be written"
+        return f"{shown} is not a number: only decimal numbers can be written"
     if piece[0] == "0" and piece[1] in "0123456789":
-        return f"{shown} is no number: a number does not begin with 0"
+        return f"{shown} is not a number: a number does not begin with 0"
     if "_" in piece:
-        return f"{shown} is no number: its digits cannot be parted by _"
+        return f"{shown} is not a number: its digits cannot be parted by _"
     return f"{shown} is neither a number nor a name: a name does not begin with a digit"
 
 

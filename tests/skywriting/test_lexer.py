@@ -104,7 +104,7 @@ def test_what_is_wrong_is_told_and_the_rest_goes_on() -> None:
     assert kinds("x @ y") == [NAME, BAD, NAME]
     assert problems("x @ y; 007") == [
         'Illegal character "@" on line 1 at column 3',
-        "007 is no number: a number does not begin with 0",
+        "007 is not a number: a number does not begin with 0",
     ]
 
 

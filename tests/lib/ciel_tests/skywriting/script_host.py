@@ -354,7 +354,7 @@ class ScriptTask:
         try:
             unit = world._unit(origin)
         except SourceError as error:
-            raise ScriptError(f"{name} is no script:\n{error}") from None
+            raise ScriptError(f"{name} is not a script:\n{error}") from None
         world.included.append(name)
         return unit
 
