@@ -96,9 +96,9 @@ class Conversation:
     def _answer(self, method: str, args: Any) -> None:
         answer = self.METHODS.get(method)
         if answer is None:
-            self._fail(f"it called {method!r:.60}, which is no method of this protocol")
+            self._fail(f"it called {method!r:.60}, which is not a method of this protocol")
         elif type(args) is not dict:
-            self._fail(f"the arguments of its {method!r} are no object")
+            self._fail(f"the arguments of its {method!r} are not an object")
         else:
             try:
                 answer(self, args)
@@ -165,7 +165,7 @@ class Conversation:
         """
         ref = args["ref"]
         if not isinstance(ref, REFERENCE_TYPES):
-            raise BadCallError("'ref' is no reference")
+            raise BadCallError("'ref' is not a reference")
         found = self._attempt.resolve(ref)
         if isinstance(found, Failure):
             self._fail(f"its input {found.id} has failed ({found.reason}): {found.text}")

@@ -65,7 +65,7 @@ def _sources(args: dict[str, Any]) -> list[str | Reference]:
 
 def _source(url: Any) -> str | Reference:
     if not isinstance(url, str):
-        raise BadArgumentsError(f"'urls' contains {url!r:.80}, which is no text")
+        raise BadArgumentsError(f"'urls' contains {url!r:.80}, which is not a string")
     try:
         return read_source(url)
     except ValueError as error:

@@ -111,7 +111,7 @@ class PythonConversation(Conversation):
         elif type(item) is int and 0 <= item < len(self._created):
             object_id = self._created[item]
         else:
-            raise BadCallError(f"{item!r:.60} is no reference and nothing that was made")
+            raise BadCallError(f"{item!r:.60} is neither a reference nor an output of this task")
         return outputs.reference(object_id) or Future(object_id)
 
     def _enter_inline(self, args: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def _collecting(program: Program, args: dict[str, Any]) -> Program:
     patterns = words_of(args, "collects")
     for pattern in patterns:
         if not isinstance(pattern, str) or pattern.startswith("/") or ".." in pattern.split("/"):
-            raise BadArgumentsError(f"{pattern!r:.80} in 'collects' is no relative name")
+            raise BadArgumentsError(f"{pattern!r:.80} in 'collects' is not a relative name")
     packer = (sys.executable, "-I", "-S", "-X", "utf8", _PACKER)
     moves = () if program.cwd else ("--move",)
     return replace(

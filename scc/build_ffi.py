@@ -38,7 +38,7 @@ def declarations(header: str) -> str:
     """Reduce a header to the text that cffi reads: no comments, no directives except numbers."""
     text = _without_comments(header)
     text = re.sub(r"^#ifdef __cplusplus\n.*?^#endif\n", "", text, flags=re.DOTALL | re.MULTILINE)
-    # A guard has no value, and a macro with arguments is no number; the compiler knows the rest.
+    # A guard has no value, and a macro with arguments is not a number; the compiler knows the rest.
     numbers = re.findall(r"^# *define +(\w+) +[-+(\w]", text, flags=re.MULTILINE)
     text = re.sub(r"^#(?:[^\n]*\\\n)*[^\n]*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[ *[A-Z][^\]]*\](?=[^;{]*\))", "[]", text)  # a parameter has no size

@@ -106,7 +106,7 @@ def _reference(found: dict[str, Any]) -> Any:
 
 
 def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is no number in JSON")
+    raise ValueError(f"{text} is not a number in JSON")
 
 
 _encode = json.JSONEncoder(

@@ -262,7 +262,7 @@ def _parsed(text: str | bytes) -> Any:
     try:
         return decode(text)
     except ValueError as error:
-        raise ContinuationError(f"this is no continuation: {error}") from None
+        raise ContinuationError(f"this is not a continuation: {error}") from None
 
 
 def main() -> None:

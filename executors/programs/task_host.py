@@ -253,7 +253,9 @@ def _text(content: bytes, name: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ScriptError(f"{name} is no script: it is not UTF-8 at byte {error.start}") from None
+        raise ScriptError(
+            f"{name} is not a script: it is not UTF-8 at byte {error.start}"
+        ) from None
 
 
 def _fetch(url: str) -> bytes:

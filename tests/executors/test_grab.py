@@ -76,7 +76,7 @@ def test_a_spawn_has_an_output_for_each_url_and_is_named_by_all_that_it_says() -
         ({}, "'urls' must be a list of at least one URL"),
         ({"urls": []}, "'urls' must be a list of at least one URL"),
         ({"urls": WEB}, "'urls' must be a list of at least one URL"),
-        ({"urls": [1]}, "'urls' contains 1, which is no text"),
+        ({"urls": [1]}, "'urls' contains 1, which is not a string"),
         ({"urls": ["gopher://h/"]}, "'gopher://h/' in 'urls' is none of http, https, ftp, file"),
         ({"urls": ["data:,x"]}, "'data:,x' in 'urls' is none of"),
         ({"urls": ["/etc/passwd"]}, "'/etc/passwd' in 'urls' is none of"),

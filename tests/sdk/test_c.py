@@ -399,7 +399,11 @@ ALLOCATE = 'ciel_allocate_output(NULL == first ? "" : "x"); ciel_exit();'
     [
         ("spawn", {"index": 1}, "the worker says spawn in place of a reply to allocate_output"),
         ("allocate_output", {}, "the reply to allocate_output has no index"),
-        ("allocate_output", {"index": "1"}, "index in the reply to allocate_output is no number"),
+        (
+            "allocate_output",
+            {"index": "1"},
+            "index in the reply to allocate_output is not a number",
+        ),
         ("allocate_output", [], "the reply to allocate_output has no index"),
     ],
 )
@@ -421,7 +425,7 @@ def test_a_wrong_reply_ends_the_program(
         (b"\0\0\0\x09[1", "the worker is gone: it has closed the FIFO"),
         (b"\x7f\0\0\0", "the worker sends a frame of 2130706432 bytes"),
         (b"\0\0\0\2[1", "a frame of the worker: JSON is wrong at character 2: "),
-        (b"\0\0\0\2{}", "the worker sends a frame that is no list of a method and arguments"),
+        (b"\0\0\0\2{}", "the worker sends a frame that is not a list of a method and arguments"),
         (b"\0\0\0\4\"\\u0", "a frame of the worker: JSON is wrong at character "),
     ],
 )  # fmt: skip

@@ -45,7 +45,7 @@ LEFT_OUT_HEADER: Final = "Ciel-Left-Out"
 _BLOCK = struct.Struct(">120pQ")
 _BLOCK_NAME_MAX_BYTES = 119
 
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")  # more digits than that are no offset
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")  # more digits than that are not an offset
 
 
 def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:

@@ -194,7 +194,7 @@ static json_t *hear(const char **method)
     if (call == NULL)
         return NULL;
     if (json_array_size(call) != 2 || !json_is_string(json_array_get(call, 0)))
-        fail("the worker sends a frame that is no list of a method and arguments");
+        fail("the worker sends a frame that is not a list of a method and arguments");
     snprintf(name, sizeof name, "%s", json_string_value(json_array_get(call, 0)));
     *method = name;
     json_incref(args);
@@ -250,7 +250,7 @@ static const char *text_in(json_t *reply, const char *method, const char *key)
     const char *text = json_string_value(part(reply, method, key));
 
     if (text == NULL)
-        fail("%s in the reply to %s is no text", key, method);
+        fail("%s in the reply to %s is not a string", key, method);
     return text;
 }
 
@@ -268,7 +268,7 @@ static json_int_t number_in(json_t *reply, const char *method, const char *key)
     json_t *value = part(reply, method, key);
 
     if (!json_is_integer(value))
-        fail("%s in the reply to %s is no number", key, method);
+        fail("%s in the reply to %s is not a number", key, method);
     return json_integer_value(value);
 }
 
@@ -463,7 +463,7 @@ static struct ciel_input *new_input(int fd, json_t *ref)
     input->ends_here = 1;
     input->id = ciel_get_ref_id(ref);
     if (input->id == NULL)
-        fail("what was opened is no reference");
+        fail("what was opened is not a reference");
     return input;
 }
 
@@ -612,7 +612,7 @@ void ciel_block_on_refs(int n, ...)
     va_start(values, n);
     for (i = 0; i < n; i++)
         if (json_array_append(refs, va_arg(values, json_t *)) != 0)
-            fail("ciel_block_on_refs: number %d is no reference", i + 1);
+            fail("ciel_block_on_refs: number %d is not a reference", i + 1);
     va_end(values);
     ciel_tail_spawn("proc", keywords);
     json_decref(keywords);
