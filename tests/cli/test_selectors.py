@@ -46,18 +46,18 @@ def test_words_count_as_one_list() -> None:
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("", "is no job"),
-        ("1,,2", "is no job"),
+        ("", "is not a job"),
+        ("1,,2", "is not a job"),
         ("5-1", "goes backwards"),
         ("1-10:0", "step of 0"),
-        ("1-", "is no range"),
-        ("-1", "is no range"),
-        ("1-2-3", "is no range"),
-        ("1-2:", "is no range"),
+        ("1-", "is not a range"),
+        ("-1", "is not a range"),
+        ("1-2-3", "is not a range"),
+        ("1-2:", "is not a range"),
         ("3:17", "names a task"),
         ("last:17", "names a task"),
-        ("a\nb", "is no job"),
-        ("x" * 201, "is no job"),
+        ("a\nb", "is not a job"),
+        ("x" * 201, "is not a job"),
     ],
 )
 def test_what_names_no_job_is_said(text: str, reason: str) -> None:
@@ -91,9 +91,9 @@ def test_what_names_tasks(text: str, selector: TaskSelector) -> None:
         ("all:3", "more than one job"),
         ("all", "more than one job"),
         ("3:", "no task behind the colon"),
-        (":3", "is no job"),
+        (":3", "is not a job"),
         ("3:20-1", "goes backwards"),
-        ("3:1-", "is no range"),
+        ("3:1-", "is not a range"),
     ],
 )
 def test_what_names_no_task_is_said(text: str, reason: str) -> None:

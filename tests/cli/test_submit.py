@@ -91,7 +91,7 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
         submit._files([first, second])
     with pytest.raises(UsageError, match="there is no such file"):
         submit._files([tmp_path / "none"])
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         submit._files([tmp_path])
 
 

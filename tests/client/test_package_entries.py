@@ -82,7 +82,7 @@ def test_lists_are_read_and_blank_lines_passed_over(write: Write, tmp_path: Path
     [
         ({"filename": "none"}, "D/p:3: package.k: there is no file D/none"),
         ({"filename": "d"}, "D/p:3: package.k: D/d is a directory"),
-        ({"filename": "/dev/null"}, "D/p:3: package.k: /dev/null is no regular file"),
+        ({"filename": "/dev/null"}, "D/p:3: package.k: /dev/null is not a regular file"),
         ({"filename": "a\0"}, "D/p:3: package.k: there is no file D/a\0"),
         ({"filename": "x" * 300}, f"D/p:3: package.k: D/{'x' * 300}: File name too long"),
         ({"filename": "a/b"}, "D/p:3: package.k: D/a/b: Not a directory"),

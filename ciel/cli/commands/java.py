@@ -132,7 +132,7 @@ def _package(given: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 def _require_file(what: str, path: Path) -> None:
     if not path.is_file():
-        reason = "is no regular file" if path.exists() else "there is no such file"
+        reason = "is not a regular file" if path.exists() else "there is no such file"
         raise UsageError(f"{what}: {path}: {reason}")
 
 

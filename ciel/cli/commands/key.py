@@ -49,7 +49,7 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 def _write(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():  # unlinking would remove a device
-        raise UsageError(f"--out {path}: it is no regular file")
+        raise UsageError(f"--out {path}: it is not a regular file")
     try:
         path.unlink(missing_ok=True)  # an old file may be readable to other users
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

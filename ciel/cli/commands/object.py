@@ -76,7 +76,7 @@ def _name_for(file: str, given: str | None) -> str:
     regular file.
     """
     if file != _STANDARD_INPUT and not Path(file).is_file():
-        reason = "it is no regular file" if Path(file).exists() else "there is no such file"
+        reason = "it is not a regular file" if Path(file).exists() else "there is no such file"
         raise UsageError(f"{visible(file)}: {reason}")
     name = given if given is not None else Path(file).name
     name = name.encode(errors="replace").decode()[:_NAME_MAX_LENGTH]

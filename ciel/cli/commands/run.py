@@ -84,7 +84,7 @@ def _parsed(file: PackageFile, args: argparse.Namespace) -> Package:
         from ciel.cli.skywriting.source import is_script  # which imports the language
 
         if is_script(file.path.name, file.text):
-            reason = "looks like a Skywriting script, and is no package"
+            reason = "looks like a Skywriting script, and is not a package"
             raise UsageError(f"{file.path} {reason}: run it by `sw-job {file.path}`") from None
         raise
 

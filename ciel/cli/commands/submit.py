@@ -319,7 +319,7 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for path in paths:
         if not path.is_file():
-            reason = "is no regular file" if path.exists() else "there is no such file"
+            reason = "is not a regular file" if path.exists() else "there is no such file"
             raise UsageError(f"--in {path}: {reason}")
         if path.name in files:
             raise UsageError(f"--in {path}: {files[path.name]} has the same name")

@@ -116,7 +116,7 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
         _, host, port = parse_url(args.listen.removesuffix(":0"))
     except ValueError:
         raise UsageError(
-            f"--listen: {args.listen[:80]!a} is no address: expected HOST:PORT"
+            f"--listen: {args.listen[:80]!a} is not an address: expected HOST:PORT"
         ) from None
     if not is_loopback(host):
         raise UsageError(

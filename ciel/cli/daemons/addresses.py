@@ -29,7 +29,7 @@ def host_and_port(text: str) -> str:
     with contextlib.suppress(AddressError):
         if not parse_address(text).name:
             return text
-    raise argparse.ArgumentTypeError(f"{text[:80]!a} is no address: expected HOST:PORT")
+    raise argparse.ArgumentTypeError(f"{text[:80]!a} is not an address: expected HOST:PORT")
 
 
 def reachable_address(text: str) -> str:
@@ -38,7 +38,7 @@ def reachable_address(text: str) -> str:
     """
     if parse_address(host_and_port(text)).host in EVERYWHERE:
         raise argparse.ArgumentTypeError(
-            f"{text!a} is no address to connect to: expected HOST:PORT"
+            f"{text!a} is not an address to connect to: expected HOST:PORT"
         )
     return text
 

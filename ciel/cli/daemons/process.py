@@ -133,7 +133,7 @@ def begin_log(path: str | None) -> None:
         stream = sys.stderr if path is None else _open_log(path)
     except ValueError as error:
         known = ", ".join(level.name for level in LogLevel.iterconstants())
-        text = f"CIEL_LOG_LEVEL: {str(error)[:80]!a} is no log level; the levels are {known}"
+        text = f"CIEL_LOG_LEVEL: {str(error)[:80]!a} is not a log level; the levels are {known}"
         raise DaemonError(text, status=2) from None
     except OSError as error:
         advice = open_files_advice(error)
@@ -153,7 +153,9 @@ def set_log_level(name: Any) -> None:
     """Change what this process logs; raises ValueError for an unknown level."""
     known = [level.name for level in LogLevel.iterconstants()]
     if name not in known:
-        raise ValueError(f"{str(name)[:80]!a} is no log level; the levels are {', '.join(known)}")
+        raise ValueError(
+            f"{str(name)[:80]!a} is not a log level; the levels are {', '.join(known)}"
+        )
     for above in _levels:
         above.setLogLevelForNamespace("", LogLevel.lookupByName(name))
 

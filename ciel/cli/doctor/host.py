@@ -280,7 +280,9 @@ def check_address(listen: str) -> list[Finding]:
             return [ok(check, f"no cluster is named or up; {listen} is free for one")]
         taken = who_listens(host, port)
     except ValueError:
-        raise UsageError(f"--listen: {listen[:80]!a} is no address: expected HOST:PORT") from None
+        raise UsageError(
+            f"--listen: {listen[:80]!a} is not an address: expected HOST:PORT"
+        ) from None
     return [
         fault(
             check, f"no cluster is named or up, and {listen} is taken by {taken}",

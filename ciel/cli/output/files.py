@@ -46,5 +46,5 @@ def make_directory(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = "it is no directory" if isinstance(error, FileExistsError) else error.strerror
+        reason = "it is not a directory" if isinstance(error, FileExistsError) else error.strerror
         raise UsageError(f"--out {out}: {reason}") from None

@@ -57,7 +57,7 @@ def _read_job(text: str) -> JobTerm:
     if ":" in text:
         raise SelectorError(text, "names a task; a job is wanted here")
     if not _NAME.fullmatch(text) or not text.isprintable():
-        reason = "is no job: name it by its number, A-B, last, all, its id or its name"
+        reason = "is not a job: name it by its number, A-B, last, all, its id or its name"
         raise SelectorError(text, reason)
     return text
 
@@ -82,7 +82,7 @@ def _read_numbers(text: str) -> range | None:
     match = _NUMBERS.fullmatch(text)
     if match is None:
         if _LIKE_NUMBERS.fullmatch(text):
-            raise SelectorError(text, "is no range; write A-B or A-B:STEP")
+            raise SelectorError(text, "is not a range; write A-B or A-B:STEP")
         return None
     first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
     if last < first:

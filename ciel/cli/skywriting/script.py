@@ -182,7 +182,7 @@ def _package_files(given: Sequence[Sequence[str]]) -> dict[str, Ready]:
         if key in files:
             raise UsageError(f"-p {key} {name}: {files[key].path} has the same key")
         if not path.is_file():
-            reason = "it is no regular file" if path.exists() else "there is no such file"
+            reason = "it is not a regular file" if path.exists() else "there is no such file"
             raise UsageError(f"-p {key} {name}: {reason}")
         files[key] = WholeFile(path)
     return dict(files)

@@ -62,7 +62,7 @@ def require_sound(source: Source) -> None:
     """Print the errors of a script, and raise UsageError if there are any."""
     errors = errors_of(source)
     if errors and _is_package(source.text):
-        reason = "looks like a package, and is no Skywriting script"
+        reason = "looks like a package, and is not a Skywriting script"
         raise UsageError(f"{source.name} {reason}: run it by `ciel run {source.name}`")
     for problem in errors:
         tell(problem)

@@ -111,7 +111,7 @@ class CollectedFiles:
                 file = tar.extractfile(info) if info.isreg() else None
                 if file is None or not _is_relative(info.name):
                     raise OSError(
-                        f"the worker sent {info.name!r:.80}, which is no file's name here"
+                        f"the worker sent {info.name!r:.80}, which is not a file's name here"
                     )
                 path = directory / info.name
                 path.parent.mkdir(parents=True, exist_ok=True)

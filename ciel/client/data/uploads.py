@@ -63,7 +63,7 @@ def upload_file(
     if len(start) <= INLINE_MAX_BYTES:
         return Value.of(object_id, start)
     if not file.seekable():
-        raise UploadError(name, "it is no regular file, and larger than 1,023 bytes")
+        raise UploadError(name, "it is not a regular file, and larger than 1,023 bytes")
     origin = file.tell() - len(start)
     size_bytes = file.seek(0, os.SEEK_END) - origin
     found: Reference | None = None

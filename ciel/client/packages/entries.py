@@ -140,7 +140,7 @@ def _unreadable(path: Path) -> str:
     except OSError as error:
         return f"{path}: {error.strerror}"
     if not stat.S_ISREG(mode):
-        return f"{path} is {'a directory' if stat.S_ISDIR(mode) else 'no regular file'}"
+        return f"{path} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}"
     return "" if os.access(path, os.R_OK) else f"{path} may not be read"
 
 

@@ -157,7 +157,7 @@ def _refusal(depth: int, step: str | int, token: str) -> str:
         return ""
     try:
         number = json.loads(token)
-        return "" if number - number == 0 else f"{token:.40} is no number that JSON has"
+        return "" if number - number == 0 else f"{token:.40} is not a number that JSON has"
     except ValueError:
         return "a number has too many digits"
 
