@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from ciel.worker.host import new_worker_id
 
 BIN = Path(sys.executable).parent
 WORKER_ID = rf"\b{re.escape(new_worker_id().rpartition('-')[0])}-[0-9a-f]{{10}}\b"
 """Matches the ids of workers that started on this host."""
+DUMPED_WITHIN_S: Final = 2.0
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
@@ -116,16 +117,40 @@ class Home:
         )
 
     def run(self, *argv: str, timeout_s: float = 40.0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(argv),
-            env=self.environ,
+        """Run a command to its end. If it does not end in time, the AssertionError has its stacks,
+        and what the daemons dump.
+        """
+        command = self.command(argv)
+        with subprocess.Popen(
+            command,
+            env=self.environ | {"PYTHONFAULTHANDLER": "1"},
             cwd=self.path,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        ) as process:
+            try:
+                printed, complaints = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                dumps = self._dump_daemons()
+                process.send_signal(signal.SIGABRT)
+                printed, complaints = process.communicate(timeout=timeout_s)
+                raise AssertionError(
+                    f"{command} took longer than {timeout_s} s\n{printed}{complaints}\n{dumps}"
+                ) from None
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, printed, complaints)
+
+    def _dump_daemons(self) -> str:
+        """Have the daemons write dumps; return these."""
+        for pid, command in self.processes().items():
+            if re.search(r"bin/ciel-(master|worker) |cli\.daemons\.(master|worker) ", command):
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(DUMPED_WITHIN_S)
+        return "\n\n".join(path.read_text() for path in sorted(self.path.rglob("*.dump")))
 
     def processes(self) -> dict[int, str]:
         """Return every process that was started from this home and still runs, by id."""
