@@ -182,7 +182,7 @@ def _parse(path: Path, text: bytes) -> AccessFile:
     if not (_is_unix_socket(found.control) or _is_address(found.control)):
         raise _damaged(path, '"control" is neither HOST:PORT nor unix:NAME')
     if not _is_id(found.cluster_id):
-        raise _damaged(path, '"cluster_id" is no name')
+        raise _damaged(path, '"cluster_id" is not a name')
     if not (0 < found.pid <= _PID_MAX and found.pid_start >= 0):
         raise _damaged(path, '"pid" and "pid_start" name no process')
     return found

@@ -45,7 +45,7 @@ def access_path(environ: Mapping[str, str], host: str, port: int) -> Path:
     directory = f"{name}@{host_name()}_{port}" if name in _LOOPBACK_NAMES else f"{name}_{port}"
     path = state_directory(environ) / directory / ACCESS_FILE_NAME
     if not re.fullmatch(r"[a-z0-9:][a-z0-9.:%_@-]*", directory):
-        raise AccessFileError(path, f"{host!a} is no host name")
+        raise AccessFileError(path, f"{host!a} is not a host name")
     return path
 
 

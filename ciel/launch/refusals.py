@@ -58,7 +58,7 @@ def _forbidden(program: str, file: str | None) -> str:
     if stat.S_ISDIR(status.st_mode):
         return "it is a directory"
     if not stat.S_ISREG(status.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if not status.st_mode & 0o111:
         return "it is not executable; chmod +x makes it so"
     return "the worker's user may not execute it, or its file system allows no programs"

@@ -555,7 +555,7 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         raise ValueError("its executors must be a list of names")
     lacking = about.get("lacking", {})
     if not isinstance(lacking, dict) or not all(isinstance(why, str) for why in lacking.values()):
-        raise ValueError("what it lacks must be an object of executors and reasons")
+        raise ValueError("its lacking executors must be an object of names and reasons")
     memory_bytes = about.get("memory_bytes", 0)
     if type(memory_bytes) is not int or not 0 <= memory_bytes <= MEMORY_MAX_BYTES:
         raise ValueError(f"its memory_bytes must be 0 to {MEMORY_MAX_BYTES}")

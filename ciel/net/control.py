@@ -441,7 +441,7 @@ class ControlPeer:
         self._fail(RemoteProtocolError(f"no proof of a key within {HELLO_TIMEOUT_S:g} s"))
 
     def _fail_and_notify(self, error: WireError, reason: str) -> None:
-        """End after an error and send the reason. This is no refusal, so a retry may succeed."""
+        """End after an error and send the reason. This is not a refusal, so a retry may succeed."""
         self._session.refuse(reason)
         self._fail(error)
 

@@ -12,7 +12,7 @@ class AddressError(NetError):
 
     def __init__(self, text: str) -> None:
         self.text = text
-        super().__init__(f"{text[:80]!a} is no address: expected HOST:PORT or unix:@NAME")
+        super().__init__(f"{text[:80]!a} is not an address: expected HOST:PORT or unix:@NAME")
 
 
 class ListenError(NetError):

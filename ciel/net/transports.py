@@ -1,6 +1,6 @@
 """Listens, connects and reconnects over TCP and abstract UNIX sockets.
 
-An address is `HOST:PORT`, or `unix:@NAME` for an abstract UNIX socket. Such sockets are no files,
+An address is `HOST:PORT`, or `unix:@NAME` for an abstract UNIX socket. Such sockets are not files,
 each network namespace has its own, and they disappear when their owner is killed. Port 0 means the
 first free port in 20000-32767. These ports are below the kernel's ephemeral ports, and small enough
 for Java programs that read ports as signed 16-bit numbers.
@@ -141,7 +141,7 @@ def _why_not(error: OSError, address: Address) -> str:
         choice = "name" if address.name else "port (0 finds a free one)"
         return f"{TAKEN}; stop it, or choose another {choice}"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{address.host} is no address of this machine"
+        return f"{address.host} is not an address of this machine"
     if error.errno == errno.EACCES:
         return "this user may not use that port; choose one from 1024 on"
     return error.strerror or str(error)

@@ -78,7 +78,7 @@ class UrlPolicy(StrEnum):
         def open_socket(purpose: int, to: Any) -> Any:
             family, kind, protocol, where = to
             if not self.reaches(where[0]):
-                refused(f"it leads to {where[0]}, which is no address that everybody can reach")
+                refused(f"it leads to {where[0]}, which is not an address that everybody can reach")
                 return pycurl.SOCKET_BAD
             return _SelfClosingSocket(socket.socket(family, kind, protocol))
 

@@ -142,7 +142,7 @@ def unpack_bundle(packed: bytes) -> Bundle:
             tuple([tuple([_call(call) for call in batch]) for batch in batches]), *flags,
         )  # fmt: skip
     except (ValueError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        raise UnpackedError(f"these are no calls: {error}") from None
+        raise UnpackedError(f"these are not calls: {error}") from None
 
 
 def _call(fields: Sequence[Any]) -> Call:

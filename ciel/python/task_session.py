@@ -72,7 +72,7 @@ def current_task() -> TaskInfo:
     for session in reversed(everyone()):
         if isinstance(session, TaskSession) and session.describe is not None:
             return TaskInfo(**session.describe())
-    raise NotInTaskError("ciel.current_task() tells a task which one it is, and this is no task")
+    raise NotInTaskError("ciel.current_task() tells a task which one it is, and this is not a task")
 
 
 class NotInTaskError(CielError, RuntimeError):
@@ -80,8 +80,8 @@ class NotInTaskError(CielError, RuntimeError):
 
     def __init__(
         self,
-        text: str = "ciel.task_directory() returns the private directory of a task, and this is no "
-        "task; tempfile.TemporaryDirectory() makes one anywhere",
+        text: str = "ciel.task_directory() returns the private directory of a task, and this is "
+        "not a task; tempfile.TemporaryDirectory() makes one anywhere",
     ) -> None:
         super().__init__(text)
 

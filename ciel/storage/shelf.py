@@ -2,7 +2,7 @@
 
     objects/     committed objects, 0400; the name is the id with `:` written `+`, which no id has
     incoming/    one held directory for each open store (`leases`), with its writers' temporaries
-    aside/       files that had an object's name but were no objects
+    aside/       files that had an object's name but were not objects
     owner        the process id of the owning worker, which holds a lock on the file (`leases`)
 
 The commit point is one hard link from `incoming` to `objects`. A process that dies before it leaves
@@ -219,7 +219,7 @@ class Shelf:
         return found
 
     def problems(self) -> list[Problem]:
-        """Return files that are no objects, and objects that could be changed."""
+        """Return files that are not objects, and objects that could be changed."""
         problems = []
         for name in sorted(list_names(self._objects_fd)):
             object_id, status = _object_id(name), regular_status(name, self._objects_fd)
@@ -326,7 +326,7 @@ class Shelf:
             self.fullness.close_file(kept_fd)
 
     def _set_aside(self, name: str) -> None:
-        """Move a file that is no object away from an object's name. It may be a directory, or
+        """Move a file that is not an object away from an object's name. It may be a directory, or
         another user's.
         """
         aside_fd = leases.open_private("aside", parent_fd=self._root_fd)

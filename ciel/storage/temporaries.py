@@ -108,12 +108,12 @@ class Temporaries:
         return f"{self._path}/{name}"
 
     def status_of(self, name: str) -> os.stat_result | None:
-        """Stat the file that has this name now; None if it is no regular file of this user."""
+        """Stat the file that has this name now; None if it is not a regular file of this user."""
         return regular_status(name, self.directory_fd)
 
     def reopen(self, name: str) -> int | None:
-        """Open the file that has this name now, to read and write; None if it is no regular file of
-        this user, or has a second name, by which it could be changed after the commit.
+        """Open the file that has this name now, to read and write; None if it is not a regular file
+        of this user, or has a second name, by which it could be changed after the commit.
         """
         fd = open_regular(name, self.directory_fd)
         if fd is None:

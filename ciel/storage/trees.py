@@ -75,7 +75,7 @@ def entries_below(top: str | os.PathLike[str], *, opens_up: bool = False) -> Ite
 
 
 def _names(fd: int, directories: list[str]) -> Iterator[Entry]:
-    """Yield the entries that are no directories, and append the directories to a list."""
+    """Yield the entries that are not directories, and append the directories to a list."""
     with os.scandir(fd) as entries:
         listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_directory in listed:  # complete first, as the caller may remove the entries

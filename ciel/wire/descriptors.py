@@ -279,7 +279,9 @@ def read_context(value: Any) -> CallerContext | None:
     if not isinstance(env, dict) or type(replaces_env) is not bool:
         raise DecodeError("the environment of a job must be an object of texts")
     if not all(_is_variable(name, text) for name, text in env.items()):
-        raise DecodeError("the environment of a job has a name or value that no program takes")
+        raise DecodeError(
+            "the environment of a job has a name or value that cannot be passed to a program"
+        )
     key = (cwd, tuple(env.items()), replaces_env)
     known = _contexts_seen.get(key)
     if known is None:

@@ -39,4 +39,4 @@ def from_value(value: dict[str, Any]) -> str:
     try:
         return os.fsdecode(base64.b64decode(value[_KEY], validate=True))
     except (binascii.Error, TypeError, ValueError):
-        raise SystemTextError(f"{value[_KEY]!r:.60} is no base64") from None
+        raise SystemTextError(f"{value[_KEY]!r:.60} is not base64") from None

@@ -86,7 +86,7 @@ UNNAMEABLE = {
     "nothing as key": {None: "a"},
     "a key that marks references": {"__ref__": "a"},
     "the same, deep inside": [{"x": {"__ref__": ["f2", "a"]}}],
-    "a mapping that is no dict": MappingProxyType({"in": Future(A)}),
+    "a mapping that is not a dict": MappingProxyType({"in": Future(A)}),
     "a value that contains itself": CIRCLE,
 }
 

@@ -25,7 +25,7 @@ def test_a_page_is_split_into_blocks() -> None:
         (["```", "a", "```"], "a block must say what it is; '' needs the name of its file"),
         (["```java", "a", "```"], "a block must say what it is; 'java' needs the name of its file"),
         (["```text", "$ ls", "```"], "this is a command: '$ ' (write ```console or ```sh)"),
-        (["```json", "{,}", "```"], "this is no json: Expecting property name"),
+        (["```json", "{,}", "```"], "this is not json: Expecting property name"),
         (["<!-- not run: later -->", "```sh", "ls", "```"], "'not run' takes one of these reasons"),
     ],
 )

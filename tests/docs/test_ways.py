@@ -61,7 +61,7 @@ def way(title: str) -> list[Call]:
     _, _, below = text.partition(f"**{title}**")
     table = below.partition("\n\n")[2].partition("\n\n")[0]
     rows = [Call(*match.groups()) for match in ROW.finditer(table)]
-    assert len(rows) == table.count("\n") - 1, "a row that is no call"
+    assert len(rows) == table.count("\n") - 1, "a row that is not a call"
     return rows
 
 

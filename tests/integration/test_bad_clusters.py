@@ -149,9 +149,9 @@ def test_a_process_that_reuses_the_id_of_a_dead_master_is_not_killed(home: Home)
 
 
 UPS: Final = {
-    "no address": (["--listen", "x:y"], "--listen: 'x:y' is no address: expected HOST:PORT"),
-    "no port": (["--listen", "[::1]:"], "--listen: '[::1]:' is no address: expected HOST:PORT"),
-    "a blank": (["--listen", " "], "--listen: ' ' is no address: expected HOST:PORT"),
+    "no address": (["--listen", "x:y"], "--listen: 'x:y' is not an address: expected HOST:PORT"),
+    "no port": (["--listen", "[::1]:"], "--listen: '[::1]:' is not an address: expected HOST:PORT"),
+    "a blank": (["--listen", " "], "--listen: ' ' is not an address: expected HOST:PORT"),
     "another host": (
         ["--listen", "192.0.2.1:1"],
         "--listen 192.0.2.1:1: this cluster is for this computer alone; "

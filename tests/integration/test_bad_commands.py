@@ -135,8 +135,8 @@ WORDS: Final = {
     "a variable's name of bytes": ([b"--env", b"\xff=1"], "--env: a name is not UTF-8"),
     "a name of bytes": ([b"--name", b"\xff"], "--name is not UTF-8"),
     "a missing file": (["--in", "absent"], "--in absent: there is no such file"),
-    "a directory to send": (["--in", "/etc"], "--in /etc: is no regular file"),
-    "a file for outputs": (["--out", "/etc/passwd"], "--out /etc/passwd: it is no directory"),
+    "a directory to send": (["--in", "/etc"], "--in /etc: is not a regular file"),
+    "a file for outputs": (["--out", "/etc/passwd"], "--out /etc/passwd: it is not a directory"),
     "a place without room": (["--out", "/proc/x"], "--out /proc/x: No such file or directory"),
     "missing lines": (["--each-line", "absent"], "--each-line absent: No such file or directory"),
     "lines of a directory": (["--each-line", "/etc"], "--each-line /etc: it is a directory"),
@@ -243,7 +243,7 @@ def test_messages_that_cannot_be_written_do_not_change_the_status(cluster: Clust
 
 # --- daemons --------------------------------------------------------------------------------------
 
-NOT_AN_ADDRESS: Final = "is no address: expected HOST:PORT"
+NOT_AN_ADDRESS: Final = "is not an address: expected HOST:PORT"
 DAEMONS: Final = {
     "listen nowhere": ("master --listen nope", f"argument --listen: 'nope' {NOT_AN_ADDRESS}"),
     "a port too high": (
@@ -260,7 +260,7 @@ DAEMONS: Final = {
     ),
     "advertise everywhere": (
         "worker --advertise 0.0.0.0:1",
-        "argument --advertise: '0.0.0.0:1' is no address to connect to: expected HOST:PORT",
+        "argument --advertise: '0.0.0.0:1' is not an address to connect to: expected HOST:PORT",
     ),
     "no slots": ("worker --slots 0", "argument --slots: '0' is not a number from 1 to 1024"),
     "an unknown option": ("master --bogus", "unrecognized arguments: --bogus"),
@@ -279,7 +279,7 @@ STARTS: Final = {
     "an address that is elsewhere": (
         "master --listen 192.0.2.1:0 --new-key",
         2,
-        "cannot listen on 192.0.2.1:0: 192.0.2.1 is no address of this machine",
+        "cannot listen on 192.0.2.1:0: 192.0.2.1 is not an address of this machine",
     ),
     "a store that is not installed": (
         "worker --store no",
@@ -320,6 +320,6 @@ def test_an_unknown_log_level_is_reported(cluster: Cluster) -> None:
     assert cluster.run("env", "CIEL_LOG_LEVEL=loud", "ciel-worker") == (
         2,
         "",
-        "ciel-worker: CIEL_LOG_LEVEL: 'loud' is no log level; "
+        "ciel-worker: CIEL_LOG_LEVEL: 'loud' is not a log level; "
         "the levels are debug, info, warn, error, critical\n",
     )

@@ -117,7 +117,7 @@ WORKERS: Final[dict[str, tuple[dict[str, object], str]]] = {
     ),
     "a list of what it lacks": (
         {"lacking": ["java"]},
-        f"{NOBODY} what it lacks must be an object of executors and reasons",
+        f"{NOBODY} its lacking executors must be an object of names and reasons",
     ),
 }
 

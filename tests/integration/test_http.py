@@ -163,7 +163,8 @@ BAD_ROOTS: dict[str, Any] = {
     ),
     "an unknown key": ({"handler": "a", "task_private": {}, "colour": 1}, "colour: unknown"),
     "dependencies": (
-        {"handler": "a", "task_private": {}, "dependencies": ["x"]}, "one of them is no reference"
+        {"handler": "a", "task_private": {}, "dependencies": ["x"]},
+        "one of them is not a reference",
     ),
     "an id that is none": (
         {"handler": "a", "task_private": {}, "expected_outputs": ["../x"]}, "'../x' is not an id"

@@ -279,7 +279,7 @@ def test_a_jvm_without_bindings_names_the_missing_class(
     "words, said",
     [
         (["absent.jar", "X"], "JAR: absent.jar: there is no such file"),
-        (["-j", ".", "lines", "X"], "a jar: .: is no regular file"),
+        (["-j", ".", "lines", "X"], "a jar: .: is not a regular file"),
         (["-L", "absent", "lines", "X"], "--jar-lib absent: there is no such directory"),
         (["-P", "key", "lines", "X"], "--package key: expected KEY=FILE"),
         (["-P", "key=absent", "lines", "X"], "--package key: absent: there is no such file"),

@@ -257,7 +257,7 @@ def test_e7_a_task_knows_its_id_attempt_name_and_job(client: ciel.Client, tmp_pa
     assert (attempt, name) == (2, "asker")
     assert future.object_id.startswith(task)
     assert [job] == client.job_ids
-    with pytest.raises(RuntimeError, match="this is no task"):
+    with pytest.raises(RuntimeError, match="this is not a task"):
         ciel.current_task()
 
 

@@ -176,7 +176,7 @@ def test_b1_each_task_may_have_a_private_directory(cluster: ciel.LocalCluster, h
             assert files == ["file"]
             assert cwd == str(here)
             assert not Path(directory).exists()
-    with pytest.raises(RuntimeError, match="and this is no task"):
+    with pytest.raises(RuntimeError, match="and this is not a task"):
         ciel.task_directory()
 
 

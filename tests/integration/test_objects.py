@@ -99,7 +99,7 @@ def test_writing_to_a_pipe_or_link_does_not_replace_it(
         assert (read.result() if read else path.read_bytes()) == CONTENT
     assert stat.S_IFMT(path.lstat().st_mode) == kind
     status, _, err = desk.ciel("key", "read", "-o", str(desk.home.path))
-    assert (status, err.count("no regular file")) == (2, 1)
+    assert (status, err.count("not a regular file")) == (2, 1)
 
 
 def test_a_removed_object_is_deleted_from_all_workers(
@@ -213,7 +213,7 @@ def test_an_object_that_cannot_be_fetched_is_reported_and_no_file_is_written(
     "words, status, said",
     [
         (["put", "some data", "nowhere"], 2, "nowhere: there is no such file"),
-        (["put", "/dev/zero"], 2, "/dev/zero: it is no regular file"),
+        (["put", "/dev/zero"], 2, "/dev/zero: it is not a regular file"),
         (["put", "--name", "all", "some data"], 2, "cannot be called all"),
         (["rm", "all", "nowhere"], 2, "no object nowhere is known"),
         (["put", "--name", "x", "some data", "some data"], 2, "--name names one object"),

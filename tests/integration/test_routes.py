@@ -101,7 +101,7 @@ def check(live: Live, row: Row) -> None:
     if told.headers.get("content-type") == "application/json":
         json.loads(told.body)
     elif row.status >= 400:
-        raise AssertionError(f"a refusal that is no JSON: {told}")
+        raise AssertionError(f"a refusal that is not JSON: {told}")
 
 
 @pytest.mark.parametrize("row", [row for row in MASTER_ROWS if not row.ends], ids=str)

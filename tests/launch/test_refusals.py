@@ -82,7 +82,7 @@ def test_the_file_is_not_executable(why: Why, tmp_path: Path) -> None:
 def test_the_file_is_a_directory_or_a_pipe(why: Why, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o700)
     assert why("/") == "it is a directory"
-    assert why("./fifo") == "it is no regular file"
+    assert why("./fifo") == "it is not a regular file"
 
 
 def test_the_file_is_empty(why: Why, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_addresses_are_parsed_and_printed(text: str) -> None:
     ],
 )
 def test_an_invalid_address_is_refused(text: str) -> None:
-    with pytest.raises(AddressError, match="is no address"):
+    with pytest.raises(AddressError, match="is not an address"):
         parse_address(text)
 
 
@@ -225,7 +225,7 @@ def test_a_taken_name_is_reported_in_one_sentence(house: House) -> None:
 @pytest.mark.parametrize(
     "address, reason",
     [
-        ("192.0.2.1:0", "192.0.2.1 is no address of this machine"),
+        ("192.0.2.1:0", "192.0.2.1 is not an address of this machine"),
         ("no.such.host.invalid:0", "'no.such.host.invalid': "),
     ],
 )

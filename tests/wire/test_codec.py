@@ -114,7 +114,7 @@ HOSTILE = {
     "integer of 4301 digits": b"[" + b"9" * 4301 + b"]",
     "leading zero": b"[01]",
     "hexadecimal": b"[0x1]",
-    "key that is no string": b"{1:2}",
+    "key that is not a string": b"{1:2}",
     "one level too deep": nested(JSON_DEPTH_MAX + 1),
     "one level too deep around a string": b"[" * (JSON_DEPTH_MAX + 1) + b'"]"' + b"]" * 201,
     "too deep, objects": nested(JSON_DEPTH_MAX + 1, '{"a":[', "]}"),

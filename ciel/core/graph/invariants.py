@@ -43,7 +43,7 @@ def _name_problems(graph: TaskGraph) -> Iterator[str]:
             users[object_id] += node is None or node.producer is not task
         for object_id in task.undeclared:
             if not object_id.startswith(f"{task_id}:") or object_id in task.spec.outputs:
-                yield f"O7 {object_id} is no extra output of {task_id}"
+                yield f"O7 {object_id} is not an extra output of {task_id}"
     for known_id, known in graph.objects.nodes.items():
         if known.users != users[known_id]:
             yield f"O5 {known_id} is named by {users[known_id]} users, it counts {known.users}"

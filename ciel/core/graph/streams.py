@@ -96,7 +96,7 @@ class Streams:
         """Yield every broken link."""
         for object_id, readers in self.readers.items():
             if object_id not in self._growing:
-                yield f"S1 {object_id} has readers, but is no stream"
+                yield f"S1 {object_id} has readers, but is not a stream"
             for task in readers:
                 if object_id not in self.reading.get(task, ()):
                     yield f"S2 {task.spec.id} is a reader of {object_id}, but does not list it"

@@ -87,7 +87,7 @@ def read_root(body: Mapping[str, Any]) -> Root:
     if not isinstance(dependencies, list):
         raise InvalidSubmissionError("root_task.dependencies", "it must be a list of references")
     if not all(isinstance(item, REFERENCE_TYPES) for item in dependencies):
-        raise InvalidSubmissionError("root_task.dependencies", "one of them is no reference")
+        raise InvalidSubmissionError("root_task.dependencies", "one of them is not a reference")
     private = root.get("task_private")
     if not isinstance(private, (dict, *REFERENCE_TYPES)):
         text = "it must be an object, or a reference to one in JSON"

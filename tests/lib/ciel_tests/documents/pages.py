@@ -201,7 +201,7 @@ def _mistake(block: Block, tested_elsewhere: Sequence[str]) -> str:
     try:
         PARSERS[kind](block.text)
     except ValueError as error:
-        return f"this is no {kind}: {error}"
+        return f"this is not {kind}: {error}"
     return ""
 
 
