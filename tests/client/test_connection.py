@@ -35,6 +35,8 @@ from ciel.wire.session import Session
 
 JOB = JobId("j")
 
+WITHIN_S = 30.0
+
 
 class AcceptorLike(Protocol):
     address: str
@@ -74,7 +76,7 @@ class Caller:
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         with self.delivered:
-            assert self.delivered.wait_for(condition, 10)
+            assert self.delivered.wait_for(condition, WITHIN_S)
 
 
 @pytest.fixture

@@ -103,11 +103,11 @@ def test_a_killed_worker_costs_its_running_tasks_and_its_only_copies(
         total = job.run(["sha256sum"], inputs=[lab.leaf(job, number) for number in range(LEAVES)])
         job.want([total])
         lab.await_runs(LEAVES // 2)
+        wait_for(lambda: len(lab.stored(1)) > 2, "three objects of the first worker")
         lab.kill(first)
         lost = len(lab.stored(1))
         lab.expect_right(job.read(total, timeout_s=40))
     runs = lab.count()
-    assert lost > 2
     assert lost <= sum(runs) - LEAVES <= lost + UNREPORTED
     small = [count for number, count in enumerate(runs) if size_of(number) < LARGE]
     assert sum(small) - len(small) <= UNREPORTED
