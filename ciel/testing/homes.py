@@ -72,6 +72,7 @@ class Home:
             "XDG_CONFIG_HOME": str(self._inside / "config"),
             "TMPDIR": str(self._inside / "tmp"),
             "TEST_SESSION": os.environ.get("TEST_SESSION", ""),
+            "PYTHONFAULTHANDLER": "1",  # for `run`
         }
         if pure := os.environ.get("CIEL_PURE"):  # daemons run the same code as the tests
             self.environ["CIEL_PURE"] = pure
@@ -123,7 +124,7 @@ class Home:
         command = self.command(argv)
         with subprocess.Popen(
             command,
-            env=self.environ | {"PYTHONFAULTHANDLER": "1"},
+            env=self.environ,
             cwd=self.path,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
