@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.control import cpu_s
-from ciel.access.places import current_path
+from ciel.access.paths import current_path
 
 RUNS = 2000
 PAIRS = 5

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from ciel.access.places import normalise_host
+from ciel.access.paths import normalise_host
 
 DEFAULT_PORT: Final = 8000
 TAKEN: Final = "another program already listens there"

@@ -13,7 +13,7 @@ from typing import Final
 
 from ciel.access import access_file
 from ciel.access.errors import AccessError
-from ciel.access.places import (
+from ciel.access.paths import (
     ACCESS_FILE_NAME,
     current_path,
     host_name,

@@ -19,7 +19,7 @@ from ciel.access.errors import (
     UnsafeListenError,
 )
 from ciel.access.keys import Key
-from ciel.access.places import access_path, config_directory, current_path, normalise_host
+from ciel.access.paths import access_path, config_directory, current_path, normalise_host
 
 NAMES: Final = ("master", "access")
 """All settings: each is a flag `--NAME`, a variable `CIEL_NAME` and a key `NAME` in the file."""

@@ -7,7 +7,7 @@ import os
 
 from ciel.access import access_file
 from ciel.access.errors import AccessFileError
-from ciel.access.places import current_path
+from ciel.access.paths import current_path
 from ciel.access.settings import MasterLocation, find_master
 from ciel.cli.outcome import say
 from ciel.client.client import Client

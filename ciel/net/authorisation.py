@@ -59,7 +59,7 @@ class Authorisation:
         path = target.partition("?")[0]
         if not is_local:
             return False
-        if path != self.browsers.entrance:
+        if path != self.browsers.login_path:
             return self.browsers.admits(method, path, cookie, self._now_s())
         if self._tickets is None or method != "GET":
             return False

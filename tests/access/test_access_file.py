@@ -10,7 +10,7 @@ from ciel.access import access_file
 from ciel.access.access_file import AccessFile, key_for_start, process_start, read
 from ciel.access.errors import AccessFileError, AccessFileMissingError
 from ciel.access.keys import Key
-from ciel.access.places import (
+from ciel.access.paths import (
     access_path,
     current_path,
     drop_current,

@@ -11,7 +11,7 @@ from ciel.access.errors import (
     UnsafeListenError,
 )
 from ciel.access.keys import Key
-from ciel.access.places import access_path, point_current
+from ciel.access.paths import access_path, point_current
 from ciel.access.settings import Settings, find_master, parse_address, require_safe_listen
 
 

@@ -20,7 +20,7 @@ import pytest
 from ciel.access import access_file
 from ciel.access.access_file import AccessFile, process_start
 from ciel.access.keys import Key
-from ciel.access.places import host_name
+from ciel.access.paths import host_name
 from ciel.access.tickets import make_ticket
 from ciel.testing.homes import Home, wait_for
 from ciel_tests.clusters.mounts import on_mount

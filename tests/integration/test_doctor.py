@@ -15,7 +15,7 @@ import pytest
 
 from ciel.access.access_file import AccessFile
 from ciel.access.keys import Key
-from ciel.access.places import point_current
+from ciel.access.paths import point_current
 from ciel.cli.doctor import host as doctor_host
 from ciel.testing.homes import HandCluster, Home
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ciel.access.errors import AccessError
-from ciel.access.places import state_directory
+from ciel.access.paths import state_directory
 from ciel.access.settings import NAMES, Settings, config_path, executor_settings, find_master
 from ciel.cli.outcome import Status
 from ciel.cli.output.printing import print_json, print_text

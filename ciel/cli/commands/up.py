@@ -15,7 +15,7 @@ from ciel.access import access_file
 from ciel.access.access_file import AccessFile
 from ciel.access.addresses import TAKEN, is_loopback, netloc, parse_url
 from ciel.access.errors import AccessFileMissingError
-from ciel.access.places import (
+from ciel.access.paths import (
     access_path,
     current_path,
     drop_current,

@@ -15,7 +15,7 @@ from ciel.access.access_file import AccessFile, key_for_start, process_start
 from ciel.access.addresses import parse_url
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key
-from ciel.access.places import access_path
+from ciel.access.paths import access_path
 from ciel.access.pruning import try_prune_ended
 from ciel.access.settings import require_safe_listen
 from ciel.cli.daemons.addresses import advertised, host_and_port, reachable_address, with_port

@@ -9,7 +9,7 @@ from errno import EADDRINUSE
 from ciel.access import access_file
 from ciel.access.addresses import netloc
 from ciel.access.errors import AccessError
-from ciel.access.places import access_path
+from ciel.access.paths import access_path
 from ciel.cli.outcome import UsageError
 
 DEFAULT_LISTEN = "127.0.0.1:8000"

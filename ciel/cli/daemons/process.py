@@ -21,7 +21,7 @@ from twisted.logger import (
 )
 
 from ciel.access.errors import AccessError, SettingsError
-from ciel.access.places import state_directory
+from ciel.access.paths import state_directory
 from ciel.cli.daemons.diagnosis import Diagnosis
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.lifeline import Lifeline

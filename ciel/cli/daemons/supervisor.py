@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ciel.access.access_file import AccessFile, key_for_start, process_start
 from ciel.access.errors import AccessError
-from ciel.access.places import drop_current, point_current
+from ciel.access.paths import drop_current, point_current
 from ciel.cli.outcome import Status, conclude, say, status_of, text_of
 from ciel.client.errors import ClientError, ClusterError, ClusterOptionError
 

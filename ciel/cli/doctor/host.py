@@ -19,7 +19,7 @@ from ciel import plugins
 from ciel.access import access_file
 from ciel.access.addresses import parse_url
 from ciel.access.errors import AccessError, AccessFileMissingError, SettingsError
-from ciel.access.places import current_path, state_directory
+from ciel.access.paths import current_path, state_directory
 from ciel.access.settings import Settings, config_path, executor_settings
 from ciel.cli.connection import crashed
 from ciel.cli.daemons.executors import load_executors

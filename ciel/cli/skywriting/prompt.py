@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ciel.access.places import state_directory
+from ciel.access.paths import state_directory
 from ciel.cli.outcome import Status, UsageError, cancelling, say
 from ciel.cli.output.printing import print_text
 from ciel.cli.output.progress import Counts, Progress

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from ciel.access.places import state_directory
+from ciel.access.paths import state_directory
 from ciel.storage.trees import remove_tree
 
 RUNS_KEPT: Final = 10

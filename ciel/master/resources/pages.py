@@ -216,7 +216,7 @@ class Entrance(Route):
 
 def add_pages(routes: Routes, service: Any, browsers: BrowserSessions) -> None:
     """Add all of these to the routes."""
-    routes.add(browsers.entrance, Entrance(browsers))
+    routes.add(browsers.login_path, Entrance(browsers))
     routes.add(f"{ROOT}/job", JobsPage(service))
     routes.add(f"{ROOT}/job/{{job}}", JobPage(service))
     routes.add(f"{ROOT}/task/{{job}}/{{task}}", TaskPage(service))

@@ -1,11 +1,10 @@
-"""Paths of state and configuration files: below `$XDG_STATE_HOME/ciel` one directory for each
-master's address.
+"""Paths of state and configuration files.
 
-Several hosts may share a home directory. So three names contain the name of the host: the link to
-the cluster of `ciel up`, the lock of `ciel up`, and the directory of a master that listens only on
-loopback.
+`$XDG_STATE_HOME/ciel` contains one directory for each master's address. Several hosts may share a
+home directory. So three names contain the name of the host: the link to the cluster of `ciel up`,
+the lock of `ciel up`, and the directory of a master that listens only on loopback.
 
-The environment is an argument, as everywhere in this package.
+Functions take the environment variables as an argument, as everywhere in this package.
 """
 
 import os
@@ -19,7 +18,7 @@ from ciel.access.errors import AccessFileError
 
 ACCESS_FILE_NAME: Final = "access.json"
 _CURRENT_NAME = "current"
-_LOCK_NAME = "up"
+_UP_LOCK_NAME = "up"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -61,11 +60,11 @@ def current_path(environ: Mapping[str, str]) -> Path:
 
 def up_lock_path(environ: Mapping[str, str]) -> Path:
     """Return the file that `ciel up` on this host locks while it searches or starts a cluster."""
-    return state_directory(environ) / f"{_LOCK_NAME}@{host_name()}.lock"
+    return state_directory(environ) / f"{_UP_LOCK_NAME}@{host_name()}.lock"
 
 
 def point_current(environ: Mapping[str, str], path: Path) -> None:
-    """Make `path` the current access file, atomically."""
+    """Make the link to the current cluster point to the access file `path`, atomically."""
     link = current_path(environ)
     temporary = link.with_name(f".{_CURRENT_NAME}.{secrets.token_hex(8)}")
     temporary.symlink_to(path)
@@ -80,6 +79,6 @@ def drop_current(environ: Mapping[str, str], path: Path) -> None:
 
 
 def _xdg_directory(environ: Mapping[str, str], variable: str, default: str) -> Path:
-    named = Path(environ.get(variable, ""))
+    configured = Path(environ.get(variable, ""))
     # The XDG base directory specification says to ignore relative paths.
-    return named if named.is_absolute() else Path(environ.get("HOME") or "/") / default
+    return configured if configured.is_absolute() else Path(environ.get("HOME") or "/") / default
