@@ -53,7 +53,7 @@ COMPILED_ALONE = (
     "ciel/net/channels.py",
     "ciel/net/control.py",
     "ciel/net/flight_recorder.py",
-    "ciel/net/rounds.py",
+    "ciel/net/iteration.py",
     "ciel/net/sessions.py",
     "ciel/net/ticks.py",
     "ciel/original/java2_calls.py",

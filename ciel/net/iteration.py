@@ -1,7 +1,7 @@
 """The event-loop iteration of the daemons' reactor `Loop`.
 
-It is a separate module so that mypyc can compile it: a compiled class cannot inherit from a class
-that mypyc does not compile.
+It is a separate module so that mypyc can compile it: mypyc cannot compile `Loop`, which inherits
+from a class of Twisted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any, Final
 from twisted.logger import Logger
 
 SHORT_WAITS_MIN: Final = 3
-"""How many short waits in a row enable polling. Polling in vain costs CPU time for `look_s`."""
+"""How many short waits in a row enable polling. If no descriptor becomes ready, polling wastes CPU
+time for `poll_for_s`."""
 
 _WAIT_MAX_S: Final = float(2**31 // 1000)  # epoll's timeout is a 32-bit number of milliseconds
 _log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
 def is_due(loop: Any) -> bool:
-    """Whether Twisted has work before the next wait: timers, calls from threads, the shutdown."""
+    """Return whether Twisted has work before the next wait: timers, calls from threads, or the
+    shutdown.
+    """
     if loop.threadCallQueue or loop._newTimedCalls or loop._justStopped:
         return True
     timed = loop._pendingTimedCalls
@@ -30,7 +33,7 @@ def is_due(loop: Any) -> bool:
 
 
 def wait_s(loop: Any) -> float | None:
-    """Return how long the loop may wait for a ready descriptor; None: without limit."""
+    """Return how long the loop may wait for a ready descriptor; None means without limit."""
     if loop.calls:
         return 0.0
     if loop._newTimedCalls:
@@ -43,14 +46,14 @@ def wait_s(loop: Any) -> float | None:
 
 
 def iterate(loop: Any, timeout_s: float | None) -> None:
-    """Wait, serve the ready descriptors, then run the calls of `soon`."""
+    """Run the calls of `soon`, wait, serve ready descriptors, and run the new calls of `soon`."""
     if loop.calls:
         _call_soon(loop)
         timeout_s = 0
     selectables: dict[int, Any] = loop._selectables
     if loop.gauge is not None:
         loop.gauge.record(time.monotonic() - loop.woke_s)
-    loop.woke_s = math.inf  # while it waits
+    loop.woke_s = math.inf  # infinite while the loop waits
     try:
         ready = _wait(loop, -1.0 if timeout_s is None else timeout_s, len(selectables))
     except InterruptedError:
@@ -58,7 +61,9 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
     finally:
         loop.woke_s = time.monotonic()
     for descriptor, event in ready:
-        selectable = selectables.get(descriptor)  # an earlier one may have closed it
+        selectable = selectables.get(
+            descriptor
+        )  # None: serving an earlier descriptor has closed this one
         if selectable is not None:
             try:
                 _serve(loop, selectable, descriptor, event)
@@ -71,39 +76,41 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
 def _wait(loop: Any, timeout_s: float, count: int) -> Any:
     """Return the ready descriptors. A negative `timeout_s` means no limit.
 
-    After several waits shorter than `look_s`, poll for that long before sleeping, because waking a
-    sleeping process takes longer than most of those waits. Polling yields the CPU to other
+    After several waits shorter than `poll_for_s`, poll for that long before sleeping, because
+    waking a sleeping process takes longer than such a wait. Polling yields the CPU to other
     processes.
     """
-    poll, look_s = loop._poller.poll, loop.look_s
-    if not look_s or 0 <= timeout_s < look_s:  # polling could delay a timer that is due soon
+    poll, poll_for_s = loop._poller.poll, loop.poll_for_s
+    if (
+        not poll_for_s or 0 <= timeout_s < poll_for_s
+    ):  # polling could delay a timer that is due soon
         return poll(timeout_s, count)
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     if loop.short_waits < SHORT_WAITS_MIN:
         ready = poll(timeout_s, count)
-        is_short = time.monotonic() - begun_s < look_s
+        is_short = time.monotonic() - started_s < poll_for_s
         loop.short_waits = loop.short_waits + 1 if is_short else 0
         return ready
-    while time.monotonic() - begun_s < look_s:
+    while time.monotonic() - started_s < poll_for_s:
         if ready := poll(0, count):
             return ready
         os.sched_yield()
     loop.short_waits = 0
-    return poll(timeout_s if timeout_s < 0 else timeout_s - look_s, count)
+    return poll(timeout_s if timeout_s < 0 else timeout_s - poll_for_s, count)
 
 
 def _serve(loop: Any, selectable: Any, descriptor: int, event: int) -> None:
     if event != EPOLLIN:
         loop._doReadOrWrite(selectable, descriptor, event)
         return
-    why: Any
+    reason: Any
     try:
-        why = selectable.doRead()
+        reason = selectable.doRead()
     except BaseException as error:
         _log.failure("a descriptor could not be read")
-        why = error
-    if why:
-        loop._disconnectSelectable(selectable, why, True)
+        reason = error
+    if reason:
+        loop._disconnectSelectable(selectable, reason, True)
 
 
 def _call_soon(loop: Any) -> None:

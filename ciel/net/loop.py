@@ -15,20 +15,20 @@ from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.main import installReactor
 
 from ciel.net.flight_recorder import FlightRecorder
-from ciel.net.rounds import is_due, iterate, wait_s
+from ciel.net.iteration import is_due, iterate, wait_s
 from ciel.net.ticks import PauseGauge
 
 
 class Loop(EPollReactor):
-    """An epoll reactor with two additions: `soon` and `look_s`.
+    """An epoll reactor with two additions: `soon` and `poll_for_s`.
 
-    `look_s`: how long to poll before sleeping, if recent waits were at most that long (`rounds`).
-    The default 0 disables polling.
+    `poll_for_s`: how long to poll before sleeping, if recent waits were at most that long
+    (`iteration`). The default 0 disables polling.
     """
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
-        self.look_s = 0.0
+        self.poll_for_s = 0.0
         self.short_waits = 0
         self.gauge: PauseGauge | None = None
         self.woke_s = math.inf  # when the latest wait ended; infinite while it waits

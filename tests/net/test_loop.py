@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ciel.net.iteration import SHORT_WAITS_MIN
 from ciel.net.loop import Loop
-from ciel.net.rounds import SHORT_WAITS_MIN
 from ciel.net.ticks import PauseGauge, Ticks
 
 
@@ -144,7 +144,7 @@ def waits(loop: Any, first: Reading) -> Iterator[list[float]]:
 def test_a_loop_with_short_waits_polls_before_it_sleeps(
     loop: Any, first: Reading, noted: list[str], waits: list[float]
 ) -> None:
-    loop.look_s = 0.02
+    loop.poll_for_s = 0.02
     for _ in range(SHORT_WAITS_MIN):  # each wait ends at once
         os.write(first.writes, b"x")
         loop.doIteration(5)
@@ -164,7 +164,7 @@ def test_a_loop_with_short_waits_polls_before_it_sleeps(
 
 
 def test_polling_does_not_delay_a_timer(loop: Any, first: Reading, waits: list[float]) -> None:
-    loop.look_s = 0.02
+    loop.poll_for_s = 0.02
     for _ in range(SHORT_WAITS_MIN):
         os.write(first.writes, b"x")
         loop.doIteration(5)

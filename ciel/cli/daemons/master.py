@@ -117,7 +117,7 @@ class Master:
         address = advertised(options)
         ticks = Ticks(reactor)
         channels = open_channels(reactor, options)
-        reactor.look_s = poll_s(options, 0.0)
+        reactor.poll_for_s = poll_s(options, 0.0)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
         machine = MasterMachine(

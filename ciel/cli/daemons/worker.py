@@ -192,7 +192,7 @@ class Worker:
         reactor, options = self._reactor, self._options
         address = advertised(options)
         ticks, channels = Ticks(reactor), open_channels(reactor, options)
-        reactor.look_s = poll_s(options, WORKER_POLL_US)
+        reactor.poll_for_s = poll_s(options, WORKER_POLL_US)
         become_subreaper()
         spool = self._keep(self._spool)
         spool.open()
