@@ -4,10 +4,10 @@ A rotating disk loses half of its speed when it serves two jobs; other devices a
 serve only one. So each device has a limit: none, a number, or the number that measured best. The
 caller reports events with their time, and starts the jobs that the method returns.
 
-The order depends on sizes. The place of a job in the queue is its time of arrival plus its expected
-duration, computed with `DEFAULT_BYTES_PER_S` and capped at `OVERTAKEN_MAX_S`. So a small job
-overtakes large ones, but only if it arrives within that duration after them: every job waits only
-for jobs that arrived before it, or within its own expected duration after it.
+The queue is ordered by the time of arrival plus the expected duration of a job. The expected
+duration is always computed with `DEFAULT_BYTES_PER_S`, and capped at `OVERTAKEN_MAX_S`. So a small
+job overtakes a large one, but only if it arrives within the large job's expected duration after it:
+every job waits only for jobs that arrived before it, or within its own expected duration after it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from heapq import heappop, heappush
 from math import log2
 from typing import Generic, TypeVar
 
-DEFAULT_BYTES_PER_S = 1e8  # a rotating disk; used until there is a measurement
+DEFAULT_BYTES_PER_S = 1e8  # the rate of a rotating disk
 OVERTAKEN_MAX_S = 10.0
-"""The time after the arrival of a large job in which smaller jobs can still overtake it."""
+"""Smaller jobs that arrive within this time after a large job can overtake it."""
 
 AT_A_TIME_MAX = 32
-"""The upper end of the search: devices have queues of this length."""
+"""The highest limit that is tried: the hardware queues of devices are this long."""
 
 FIRST_AT_A_TIME = 4
 """The first limit on a device that does not rotate: it keeps the device busy between jobs
@@ -37,8 +37,8 @@ WORSE = 0.8
 """A limit that is slower by this factor in its first round gets no second round."""
 
 WAITING_FOR_EACH = 4
-"""The number of waiting jobs for each job that would run, before another limit is tried: many jobs
-then share the cost of a trial that fails."""
+"""Another limit is tried only while this many jobs wait for each job that it would let run: many
+jobs then share the cost of a trial that fails."""
 
 ROUNDS = 2
 PAUSE_MIN_S = 10.0
@@ -46,10 +46,10 @@ PAUSE_MAX_S = 600.0
 """The pause between trials, doubled after each trial that finds no better limit."""
 
 _SLACK = 0.25
-"""The share of a measurement in which fewer jobs may run than the limit allows."""
+"""For this share of the time of a measurement, fewer jobs may run than the limit allows."""
 
 REPORTED_FROM_S = 0.1
-"""A shorter queue counts as empty for other hosts."""
+"""A shorter queue is reported to the master as empty."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -88,9 +88,10 @@ class Policy:
 class Search:
     """Searches for the number of concurrent jobs with the highest throughput.
 
-    It measures the current number, then twice or half of it, and keeps the better one. A
-    measurement counts only while as many jobs run as the limit allows. When neither is better, the
-    search pauses. It stays between `least` and `most`; if both are equal, it only measures.
+    It measures the settled limit, then twice or half of it, and settles on the better one. When
+    neither is better, it pauses. A measurement counts only if as many jobs run as the limit allows,
+    but for `_SLACK` of its time. The limit stays between `least` and `most`; if both are equal, the
+    search only measures the throughput.
     """
 
     def __init__(self, first: int, *, least: int = 1, most: int = AT_A_TIME_MAX) -> None:
@@ -112,12 +113,12 @@ class Search:
         self._ended = 0
         self._ran_full = False
 
-    def ran(
+    def update(
         self, running: int, now_s: float, *, waiting: int = 0, ended_bytes: int | None = None,
         has_ended: bool = False,
     ) -> None:  # fmt: skip
         """Note how many jobs run and wait from now on. `ended_bytes`: the size of a job that has
-        just ended, unless it failed.
+        just succeeded. `has_ended`: a job has just ended, well or not.
         """
         if self._measured_from_s is None:
             self._stale -= has_ended and self._stale > 0
@@ -141,8 +142,8 @@ class Search:
             if running == self.limit and not self._stale:
                 self._measure(now_s)
 
-    def ran_out(self) -> None:
-        """Note that no job is left, and discard the current measurement."""
+    def all_ended(self) -> None:
+        """Note that no job is running, and discard the current measurement."""
         self._measured_from_s = None
         self._stale = 0
 
@@ -164,14 +165,14 @@ class Search:
                     self._settle(self.limit, now_s)
                     return
             else:
-                self._refuse(now_s)
+                self._reject(now_s)
                 return
             self.limit = self.settled
         elif now_s >= self._not_before_s:
             tried = 2 * self.settled if self._upwards else self.settled // 2
             tried = min(max(tried, self._least), self._most)
             if tried == self.settled:
-                self._refuse(now_s)
+                self._reject(now_s)
             elif waiting >= WAITING_FOR_EACH * tried:
                 self._rates[self.settled] = rates[-ROUNDS:]
                 self.limit = tried
@@ -191,8 +192,8 @@ class Search:
         self._pause_s = PAUSE_MIN_S
         self._not_before_s = now_s
 
-    def _refuse(self, now_s: float) -> None:
-        """Return to the settled limit. Search in the other direction next; pause if both directions
+    def _reject(self, now_s: float) -> None:
+        """Return to the settled limit. Try the other direction next; pause after both directions
         have failed.
         """
         self._rates.clear()
@@ -207,9 +208,9 @@ class Search:
 class Admission(Generic[Key]):
     """The disk jobs of one device: waiting, admitted, or running.
 
-    `request` adds a job, a method that returns the job admits it, and `end` removes it in any
-    state. `started` reports that an admitted job reads or writes: before, it may have waited for
-    other processes on this host.
+    `request` adds a job. `request` and `end` return the jobs that are admitted now. `started` notes
+    that an admitted job reads or writes: until then it may wait for other processes on this host.
+    `end` removes a job in any state.
     """
 
     def __init__(self, policy: Policy, *, is_rotating: bool) -> None:
@@ -243,7 +244,7 @@ class Admission(Generic[Key]):
 
     @property
     def bytes_per_s(self) -> float:
-        """The throughput of the device, or a guess before it was measured."""
+        """The throughput of the device; before the first measurement, `DEFAULT_BYTES_PER_S`."""
         return (self.search and self.search.bytes_per_s) or DEFAULT_BYTES_PER_S
 
     @property
@@ -256,8 +257,8 @@ class Admission(Generic[Key]):
         if key in self._waiting or key in self._admitted:
             raise ValueError(f"the disk job {key!r} was added already")
         self._number += 1
-        place_s = now_s + min(size_bytes / DEFAULT_BYTES_PER_S, OVERTAKEN_MAX_S)
-        heappush(self._queue, (place_s, self._number, key))
+        order_s = now_s + min(size_bytes / DEFAULT_BYTES_PER_S, OVERTAKEN_MAX_S)
+        heappush(self._queue, (order_s, self._number, key))
         self._waiting[key] = size_bytes, self._number
         self.pending_bytes += size_bytes
         return self._admit()
@@ -267,7 +268,7 @@ class Admission(Generic[Key]):
         if key in self._admitted and key not in self._running:
             self._running.add(key)
             if self.search is not None:
-                self.search.ran(len(self._running), now_s)
+                self.search.update(len(self._running), now_s)
 
     def end(self, key: Key, now_s: float, *, is_good: bool = True) -> list[Key]:
         """Remove a job that has ended or was abandoned; return the jobs to be started."""
@@ -282,13 +283,13 @@ class Admission(Generic[Key]):
             if self.search is not None:
                 ended_bytes = size_bytes if is_good else None
                 running = len(self._running)
-                self.search.ran(
+                self.search.update(
                     running, now_s, waiting=len(self._waiting), ended_bytes=ended_bytes,
                     has_ended=True,
                 )  # fmt: skip
         admitted = self._admit()
         if not self._admitted and self.search is not None:
-            self.search.ran_out()
+            self.search.all_ended()
         return admitted
 
     def _admit(self) -> list[Key]:

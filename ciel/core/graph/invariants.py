@@ -65,15 +65,15 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
                 if graph.objects.nodes[object_id].is_consumable:
                     yield f"T2 {task_id} waits for {object_id}, which is there"
                 producer = graph.objects.nodes[object_id].producer
-                is_put_off = bool(graph.demanding) or task.job in graph.cancelling | graph.retrying
-                if producer is not None and producer.state not in ACTIVE and not is_put_off:
+                is_deferred = bool(graph.demanding) or task.job in graph.cancelling | graph.retrying
+                if producer is not None and producer.state not in ACTIVE and not is_deferred:
                     yield f"T3 {task_id} waits for {object_id}, its producer is {producer.state}"
         elif task in graph.waiting:
             yield f"T4 {task_id} is {task.state} and still waits"
         if (task.state is ASSIGNED) != (task.worker is not None):
             yield f"T5 {task_id} is {task.state} on worker {task.worker}"
         if spec.any_count or task in graph.any_inputs.choosers:
-            yield from graph.any_inputs.problems(task, is_put_off=bool(graph.demanding))
+            yield from graph.any_inputs.problems(task, is_deferred=bool(graph.demanding))
 
 
 def _job_problems(graph: TaskGraph) -> Iterator[str]:
@@ -90,6 +90,6 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
             yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"
         for object_id in unsettled:
             producer = graph.objects.nodes[object_id].producer
-            is_put_off = bool(graph.demanding) or job in graph.cancelling | graph.retrying
-            if producer is not None and producer.state not in ACTIVE and not is_put_off:
+            is_deferred = bool(graph.demanding) or job in graph.cancelling | graph.retrying
+            if producer is not None and producer.state not in ACTIVE and not is_deferred:
                 yield f"J3 {object_id} is wanted, its producer is {producer.state}"

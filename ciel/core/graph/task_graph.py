@@ -288,7 +288,7 @@ class TaskGraph:
                 return []
         demanded = missing
         if chooses:
-            if (failure := any_inputs.last_failure(self.objects, spec)) is not None:
+            if (failure := any_inputs.failure_of_all(self.objects, spec)) is not None:
                 self._fail([(task, *propagated(self.objects, failure))])
                 return []
             demanded = self.any_inputs.add(task, missing)

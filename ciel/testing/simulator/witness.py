@@ -141,8 +141,8 @@ class Witness:
             case AssignTask(spec, attempt, _):
                 self.given[worker_id].add((spec.id, attempt))
                 graph, task_node = master.graph, master.graph.tasks[spec.id]
-                is_put_off = graph.has_more or task_node in graph.unneeded
-                if not graph.is_needed(task_node) and not is_put_off:
+                is_deferred = graph.has_more or task_node in graph.unneeded
+                if not graph.is_needed(task_node) and not is_deferred:
                     raise Violation(spec.id, "it is to run, and nobody needs what it makes")
                 state = master.jobs[spec.job].state
                 if state is JobState.CANCELLING or state is JobState.CANCELLED:
