@@ -280,7 +280,7 @@ class Attempt(ABC):
         if type(index) is not int or not 0 <= index < self.outputs.expected_count:
             return False
         outputs = self.outputs
-        is_begun = index in outputs.published or index in outputs.open_ones
+        is_begun = index in outputs.published or index in outputs.writers
         return not is_begun and index not in self.handed_over
 
     def _available_outputs(self) -> list[int]:

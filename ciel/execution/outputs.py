@@ -1,8 +1,8 @@
-"""The outputs of one attempt of an interactive program: the outputs that its task promised, then
-outputs that it allocates (ciel-interfaces, 1.5 and 1.6).
+"""The outputs of one attempt at a task with an interactive program (ciel-interfaces, 1.5 and 1.6).
 
-Each output is published once: as content, or as a file that the program writes between `open` and
-`close`. Small content is stored inline in the reference, other content is committed to the store.
+The first outputs are those that the task declares; the program may allocate more. Each output is
+published once: as content, as a file that the program writes between `open` and `close`, or as a
+reference. Small content is stored inline in the reference, other content is committed to the store.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ALLOCATED_MAX = 1_000_000
 """How many outputs an attempt may allocate; this stops endless loops."""
 
 Conflict = Callable[[ObjectConflictError], None]
-"""Called if an output exists with other content, so its task is not deterministic."""
+"""Called if an output exists with different content, so its task is not deterministic."""
 
 
 class BadCallError(Exception):
-    """A program made an invalid call; the text is for its author."""
+    """A program made an invalid call; the message is for the author of the program."""
 
 
 class Outputs:
@@ -41,20 +41,24 @@ class Outputs:
         self.expected_count = len(self.ids)
         self._expected = frozenset(self.ids)
         self.published: dict[int, Reference] = {}
-        self.open_ones: dict[int, ObjectWriter] = {}
-        self.lacked_room = False
-        """Whether an output that was rolled back may have lacked space in the store."""
-        self.level = ""  # the store level of outputs, ...
-        self.levels: dict[int, str] = {}  # ...except of these
+        self.writers: dict[int, ObjectWriter] = {}
+        self.may_have_lacked_space = False
+        """Whether the store may have been too full for an output that was rolled back."""
+        self.level = ""  # the store level of the outputs that `levels` does not list
+        self.levels: dict[int, str] = {}  # store levels by output number
         self._task_id = task_id
         self._store = store
         self._here = here
         self._conflict = conflict
-        self._numbers: dict[str, int] = {}  # of published outputs, by id
-        self._named: dict[str, int] = {}  # of outputs named by content, by digest
+        self._indices: dict[str, int] = {}  # the numbers of published outputs, by id
+        self._named: dict[
+            str, int
+        ] = {}  # the numbers of outputs that are named by content, by digest
 
     def index(self, value: object) -> int:
-        """Check the number of an output; None stands for the only one. Raises BadCallError."""
+        """Check and return the number of an output. None means 0 if the task declares exactly one
+        output. Raises BadCallError.
+        """
         if value is None and self.expected_count == 1:
             return 0
         if type(value) is not int:
@@ -70,8 +74,8 @@ class Outputs:
         return self._allocate(prefix, len(self.ids) - self.expected_count)
 
     def allocate_named(self, prefix: str, digest: str) -> int:
-        """Add an output that is named by the digest of its content instead of its number; return
-        its number. An earlier output with the same digest is used again.
+        """Return the number of the output that is named by the digest of its content instead of its
+        number. Add the output if this is the first call with the digest.
         """
         number = self._named.get(digest)
         if number is None:
@@ -84,19 +88,21 @@ class Outputs:
         try:
             object_id = ObjectId(check_id(f"{self._task_id}:{prefix or 'pub'}:{number}"))
         except InvalidIdError as error:
-            raise BadCallError(f"'prefix' makes no name of an object: {error}") from None
+            raise BadCallError(f"'prefix' does not give a valid object id: {error}") from None
         if object_id in self._expected:
-            raise BadCallError(f"'prefix' {prefix!r} gives {object_id}, an existing output")
+            raise BadCallError(
+                f"'prefix' {prefix!r} gives {object_id}, which is the id of another output"
+            )
         self.ids.append(object_id)
         return len(self.ids) - 1
 
     def reference(self, object_id: str) -> Reference | None:
-        """Return the reference that was published for an id, if any."""
-        index = self._numbers.get(object_id)
+        """Return the reference that was published for an object id, None if there is none."""
+        index = self._indices.get(object_id)
         return None if index is None else self.published[index]
 
     def publish(self, index: int, content: bytes) -> Reference:
-        """Publish a whole output at once."""
+        """Publish the whole content of an output."""
         self._require_unpublished(index)
         object_id = self.ids[index]
         if len(content) <= INLINE_MAX_BYTES:
@@ -110,16 +116,16 @@ class Outputs:
         return ref
 
     def add(self, index: int, ref: Reference) -> None:
-        """Publish a reference that has no content."""
+        """Publish an output as a reference that has no content, such as `Fixed`."""
         self._require_unpublished(index)
         self._note(index, ref)
 
     def open(self, index: int, size_bytes: int | None = None) -> ObjectWriter:
-        """Start to write an output; reserve `size_bytes`, if the size is known."""
+        """Return a writer for an output. `size_bytes`: space to reserve, if the size is known."""
         self._require_unpublished(index)
         level = self.levels.get(index, self.level)
         writer = self._store.begin_in(level, self.ids[index], size_hint_bytes=size_bytes)
-        self.open_ones[index] = writer
+        self.writers[index] = writer
         return writer
 
     def close(self, index: int, size_bytes: int | None = None) -> Reference:
@@ -128,35 +134,35 @@ class Outputs:
         written_bytes = writer.size_bytes
         if size_bytes is not None and size_bytes > written_bytes:
             raise BadCallError(
-                f"output {index} is said to have {size_bytes} bytes, {written_bytes} were written"
+                f"output {index} has {written_bytes} bytes, but the program reported {size_bytes}"
             )
         ref = commit_output(
             self._store, writer, self._here, self._conflict, size_bytes=written_bytes
         )
-        del self.open_ones[index]
+        del self.writers[index]
         self._note(index, ref)
         return ref
 
     def roll_back(self, index: int) -> None:
         """Discard the data written to an output; it may be opened again."""
         writer = self._writer(index)
-        self.lacked_room = self.lacked_room or writer.may_be_short
+        self.may_have_lacked_space = self.may_have_lacked_space or writer.may_be_short
         writer.abort()
-        del self.open_ones[index]
+        del self.writers[index]
 
     def roll_back_all(self) -> None:
         """Discard all outputs that are open."""
-        for writer in self.open_ones.values():
-            self.lacked_room = self.lacked_room or writer.may_be_short
+        for writer in self.writers.values():
+            self.may_have_lacked_space = self.may_have_lacked_space or writer.may_be_short
             writer.abort()
-        self.open_ones.clear()
+        self.writers.clear()
 
     def _note(self, index: int, ref: Reference) -> None:
         self.published[index] = ref
-        self._numbers[ref.id] = index
+        self._indices[ref.id] = index
 
     def _writer(self, index: int) -> ObjectWriter:
-        writer = self.open_ones.get(index)
+        writer = self.writers.get(index)
         if writer is None:
             raise BadCallError(f"output {index} is not open")
         return writer
@@ -164,7 +170,7 @@ class Outputs:
     def _require_unpublished(self, index: int) -> None:
         if index in self.published:
             raise BadCallError(f"output {index} was published already")
-        if index in self.open_ones:
+        if index in self.writers:
             raise BadCallError(f"output {index} is open already")
 
 
@@ -179,7 +185,7 @@ def commit_output(
 ) -> Reference:
     """Commit an output; return small content inline in the reference.
 
-    `is_alone`: no program that knew the file's name is running. `size_bytes`: the size as the
+    `is_alone`: every program that knew the file's name has ended. `size_bytes`: the size as the
     caller has just read it, which avoids an expensive query.
     """
     object_id = ObjectId(writer.object_id)
@@ -191,7 +197,7 @@ def commit_output(
     try:
         size_bytes = writer.commit().size_bytes
     except ObjectConflictError as error:
-        conflict(error)  # the first one wins (failures.md, W12)
+        conflict(error)  # the object that was committed first stays
         info = store.stat(object_id)
         size_bytes = info.size_bytes if info is not None else size_bytes
     return Concrete(object_id, size_bytes, here)

@@ -2,7 +2,8 @@
 (ciel-interfaces, 1.12 and 6.8).
 
 Keywords: `jar_lib`, a list of references to jars; `class_name`, the class to start with, or
-`object_ref`, a serialized task; `args`, a list of texts and numbers. The main class,
+`object_ref`, a serialized task; `args`, a list of strings and numbers. `n_outputs`,
+`package_ref`, and the keywords of all interactive programs are read too. The main class,
 `com.asgow.ciel.executor.Java2Executor`, is in the Java bindings of the original CIEL, which must be
 among the jars or in the directory `CIEL_JARS_DIR` of the worker.
 """
@@ -32,7 +33,7 @@ _KEYS = ("jar_lib", "class_name", "object_ref", "args")
 
 
 class Java2Executor(ProcExecutor):
-    """Runs tasks in a JVM; they may spawn tasks and wait for them."""
+    """Runs tasks in a JVM; the tasks may spawn other tasks and wait for their results."""
 
     name = "java2"
 
@@ -50,24 +51,24 @@ class Java2Executor(ProcExecutor):
         jars = _jars(arguments)
         if not jars and not self._jvm.jars:
             raise BadArgumentsError(
-                "'jar_lib' is empty, and CIEL_JARS_DIR of this worker names no directory with "
-                f"jars: the bindings, with {MAIN_CLASS}, must be among them"
+                "'jar_lib' is empty, and CIEL_JARS_DIR of this worker does not name a directory "
+                f"with jars: one of them must contain {MAIN_CLASS}"
             )
         files = {f"jars/{number}.jar": jar.id for number, jar in enumerate(jars)}
         message |= {key: arguments[key] for key in (*_KEYS, "package_ref") if key in arguments}
         argv = self._jvm.command([*files, *self._jvm.jars], task.spec.needs.memory_bytes)
         # A JVM that has loaded other jars would still have their classes.
-        kind = "\0".join([self.name, *[jar.id for jar in jars]])
-        return Talk(Program((*argv, MAIN_CLASS), files=files), readable(message), kind)
+        reuse_key = "\0".join([self.name, *[jar.id for jar in jars]])
+        return Talk(Program((*argv, MAIN_CLASS), files=files), readable(message), reuse_key)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
         return Java2Conversation(attempt, lambda method, args: say(method, readable(args)))
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         _jars(keywords)
-        started = [keywords.get("class_name"), keywords.get("object_ref")]
-        is_named = isinstance(started[0], str) and bool(started[0])
-        if is_named == isinstance(started[1], REFERENCE_TYPES):
+        class_name, object_ref = keywords.get("class_name"), keywords.get("object_ref")
+        has_class = isinstance(class_name, str) and bool(class_name)
+        if has_class == isinstance(object_ref, REFERENCE_TYPES):
             raise BadArgumentsError("java2 needs either 'class_name' or a reference 'object_ref'")
         args = keywords.get("args")
         if args is not None and not isinstance(args, list):

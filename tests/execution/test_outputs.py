@@ -187,7 +187,7 @@ def test_only_an_open_output_can_be_closed_or_rolled_back(made: Made) -> None:
 
 def test_an_output_shorter_than_its_program_says_is_refused(made: Made, tmp_path: Path) -> None:
     made.write(0, LARGE)
-    with pytest.raises(BadCallError, match="said to have 1025 bytes, 1024 were written"):
+    with pytest.raises(BadCallError, match="has 1024 bytes, but the program reported 1025"):
         made.close(0, 1025)
     assert made.published == {}
     made.roll_back_all()
@@ -209,7 +209,7 @@ def test_all_open_outputs_can_be_rolled_back_together(made: Made, tmp_path: Path
     made.write(0, LARGE)
     made.write(1, LARGE)
     made.roll_back_all()
-    assert made.open_ones == {}
+    assert made.writers == {}
     assert temporaries(tmp_path) == []
 
 

@@ -250,7 +250,7 @@ def test_descriptors_are_sent_where_they_are_asked_for(talk: Begin) -> None:
     reply = one.call("open_ref_async", ref=future("x"), chunk_size=1, fd_socket_name="socket")
     assert reply["sending_fd"] is True
     assert one.call("open_output", fd_socket_name="socket") == {"sending_fd": True}
-    output = one.attempt.outputs.open_ones[0].path
+    output = one.attempt.outputs.writers[0].path
     assert one.attempt.sent == [("socket", reply["filename"], False), ("socket", output, True)]
 
 

@@ -68,7 +68,7 @@ WRONG: list[tuple[str, Any, str]] = [
     *[("spawn", {"executor_name": key}, "'executor_name' must be a text") for key in BAD_KEYS],
     ("wait_stream", {"id": "x", "bytes": 1.5}, "'bytes' must be a number"),
     ("allocate_output", {"prefix": 1}, "'prefix' must be a text"),
-    ("allocate_output", {"prefix": "a b"}, "'prefix' makes no name"),
+    ("allocate_output", {"prefix": "a b"}, "'prefix' does not give a valid"),
     ("publish_string", {"index": 1, "str": TEXT}, "no output 1; the only output of the task is 0"),
     ("publish_string", {"index": -1, "str": TEXT}, "no output -1"),
     ("publish_string", {"index": "0", "str": TEXT}, "'index' must be the number of an output"),
@@ -152,7 +152,7 @@ def test_each_output_is_made_once(talk: Begin) -> None:
 def test_what_was_said_to_be_written_must_be_there(talk: Begin) -> None:
     one = talk()
     Path(one.call("open_output")["filename"]).write_bytes(b"12")
-    assert "said to have 3 bytes, 2 were written" in one.wrong("close_output", size=3)
+    assert "has 2 bytes, but the program reported 3" in one.wrong("close_output", size=3)
 
 
 def test_nothing_is_answered_after_a_fault(talk: Begin) -> None:

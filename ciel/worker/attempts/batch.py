@@ -346,7 +346,7 @@ class BatchAttempt:
             del self._streams[number]
             if why:
                 self._place.owner.stream_broken(ObjectId(growing.object_id), why)
-        for error in conflicts:  # the first one counts (failures.md, W12), but people should know
+        for error in conflicts:  # the object that was committed first stays, but users should know
             log.warn("not deterministic: {error}", error=error)
         return ref
 

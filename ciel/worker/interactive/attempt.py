@@ -375,7 +375,7 @@ class InteractiveAttempt(Attempt):
             raise OSError("this store cannot take the output of a program by name")
         if not self._has_written and self._place.store.capabilities.bounded:
             self._has_written = True
-            watched = GrowingFiles((), self.outputs.open_ones)  # not what it prints
+            watched = GrowingFiles((), self.outputs.writers)  # not what it prints
             self._lifecycle.growth.add(self.key, watched)
         if streams:
             self._has_streamed = True
@@ -393,7 +393,7 @@ class InteractiveAttempt(Attempt):
             return self.outputs.close(index, size_bytes)
         ref, why = self._place.streams.seal(
             growing,
-            self.outputs.open_ones[index].path or "",
+            self.outputs.writers[index].path or "",
             lambda: self.outputs.close(index, size_bytes),
             self._conflicts,
         )
@@ -420,7 +420,7 @@ class InteractiveAttempt(Attempt):
 
     def close_outputs(self) -> None:
         """Publish the outputs that are still open: a program that succeeds may leave them open."""
-        for index in list(self.outputs.open_ones):
+        for index in list(self.outputs.writers):
             self.close_output(index, None)
 
     def roll_back_outputs(self) -> None:

@@ -284,7 +284,7 @@ class Process:
         except StorageError as error:
             self._fail(storing_fault(self._place.worker, self.argv, error))
             return
-        if fault is not None and attempt.outputs.lacked_room:
+        if fault is not None and attempt.outputs.may_have_lacked_space:
             fault = lacking_fault(self._place.worker, fault)
         self._verdict, published = fault, attempt.outputs.published.values()
         self._published = tuple(published) if fault is None else ()
@@ -421,7 +421,7 @@ class Process:
     def _fail_attempt(self, attempt: InteractiveAttempt, fault: TaskFault, tail: str) -> None:
         worker = self._place.worker
         run_s = self._place.reactor.seconds() - attempt.started_s
-        if attempt.outputs.lacked_room:
+        if attempt.outputs.may_have_lacked_space:
             fault = lacking_fault(worker, fault)
         if self._run_again_on_disk(attempt, fault):
             return
@@ -562,8 +562,8 @@ def fault_at_end(attempt: InteractiveAttempt, over: Over, worker: str) -> TaskFa
     if attempt.fixed is not None and over.keep != "must_keep":
         text = "it said that it would go on in place, and then 'exit' without 'must_keep'"
         return TaskFault("RUNTIME_ERROR", text)
-    if attempt.has_delegated and attempt.outputs.open_ones:
-        numbers = ", ".join(map(str, attempt.outputs.open_ones))
+    if attempt.has_delegated and attempt.outputs.writers:
+        numbers = ", ".join(map(str, attempt.outputs.writers))
         text = f"it handed its outputs over to another task with output {numbers} still open"
         return TaskFault("RUNTIME_ERROR", text)
     return None
