@@ -85,7 +85,7 @@ class WorkerService:
 
     def peer_opened(self, peer: Peer) -> None:
         if self._master.opened(peer):
-            self.machine.master_joined()
+            self.machine.master_reached()
             self._joined()
             self.act()
             self._store_reports.joined()
@@ -96,7 +96,7 @@ class WorkerService:
             if isinstance(message, DescribeJob):
                 self._callers.describe(message.job, message.context)
             else:
-                self.machine.master_said(message, now_s)
+                self.machine.master_message(message, now_s)
         self.act()
 
     def peer_drained(self, peer: Peer) -> None:

@@ -215,7 +215,7 @@ def test_a_worker_orders_the_fetches_of_many_inputs_over_several_ticks() -> None
     machine = played.machine
     inputs = [stored(f"i:{number}", THERE) for number in range(2 * FETCHES_PER_TICK + 1)]
     spec = a_task("reader", inputs=[ref.id for ref in inputs])
-    machine.master_said(AssignTask(spec, 1, tuple(inputs)), 0.0)
+    machine.master_message(AssignTask(spec, 1, tuple(inputs)), 0.0)
     assert len(machine.take_orders()) == FETCHES_PER_TICK
     assert machine.due_s() == 0.0
     machine.tick(1.0)
@@ -230,7 +230,7 @@ def test_fetches_that_a_cancelled_attempt_has_not_ordered_yet_are_left_out() -> 
     machine = played.machine
     inputs = [stored(f"i:{number}", THERE) for number in range(FETCHES_PER_TICK + 1)]
     spec = a_task("reader", inputs=[ref.id for ref in inputs])
-    machine.master_said(AssignTask(spec, 1, tuple(inputs)), 0.0)
+    machine.master_message(AssignTask(spec, 1, tuple(inputs)), 0.0)
     machine.take_orders()
     machine.cancel((spec.id, 1), CANCELLED, 0.0)
     machine.tick(1.0)
@@ -428,26 +428,26 @@ def test_a_lost_master_ends_everything_and_hears_nothing_of_what_did_not_run() -
 
 
 def test_a_master_that_is_back_hears_what_is_held(played: Played) -> None:
-    played.machine.master_joined()
+    played.machine.master_reached()
     played.comes()
     played.fetched("x")
     played.comes(copied("x"))
     played.machine.master_lost(played.now_s)
-    played.machine.master_joined()
+    played.machine.master_reached()
     played.comes(copied("x", kept=True))
 
 
 def test_what_is_left_from_an_earlier_life_is_offered(played: Played) -> None:
-    played.machine.keep({ObjectId("x"): 5000})
-    played.machine.master_joined()
+    played.machine.add_retained({ObjectId("x"): 5000})
+    played.machine.master_reached()
     played.comes(copied("x", kept=True))
     played.assign(READS_X, stored("x", HERE))
     played.comes(start(READS_X, stored("x", HERE)))
 
 
 def test_what_is_left_is_not_read_if_it_was_made_elsewhere_since(played: Played) -> None:
-    played.machine.keep({ObjectId("x"): 5000})
-    played.machine.master_joined()
+    played.machine.add_retained({ObjectId("x"): 5000})
+    played.machine.master_reached()
     played.comes(copied("x", kept=True))
     played.assign(READS_X, stored("x", THERE))
     played.comes(fetch("x", THERE))
@@ -457,9 +457,9 @@ def test_what_is_left_is_not_read_if_it_was_made_elsewhere_since(played: Played)
 
 def test_a_large_store_is_told_of_in_parts(played: Played) -> None:
     machine = played.machine
-    machine.keep({ObjectId(f"o{number}"): number for number in range(2500)})
-    machine.master_joined()
-    machine.master_said(DropObjects((ObjectId("o3"), ObjectId("o2000"))), played.now_s)
+    machine.add_retained({ObjectId(f"o{number}"): number for number in range(2500)})
+    machine.master_reached()
+    machine.master_message(DropObjects((ObjectId("o3"), ObjectId("o2000"))), played.now_s)
     played.machine.take_orders()
     told = []
     while reports := machine.take_reports(played.now_s):
@@ -472,12 +472,12 @@ def test_a_large_store_is_told_of_in_parts(played: Played) -> None:
 
 def test_what_was_not_told_before_the_master_was_lost_is_told_to_the_next(played: Played) -> None:
     machine = played.machine
-    machine.keep({ObjectId(f"o{number}"): number for number in range(1500)})
-    machine.master_joined()
+    machine.add_retained({ObjectId(f"o{number}"): number for number in range(1500)})
+    machine.master_reached()
     machine.take_reports(played.now_s)
     machine.master_lost(played.now_s)
     played.comes()
-    machine.master_joined()
+    machine.master_reached()
     told = [*machine.take_reports(played.now_s), *machine.take_reports(played.now_s)]
     assert [len(said.refs) for said in told if isinstance(said, ObjectsStored)] == [1000, 500]
 
@@ -486,32 +486,32 @@ def test_only_what_is_held_is_deleted(played: Played) -> None:
     played.fetched("x")
     played.comes(copied("x"))
     x, y = ObjectId("x"), ObjectId("y")
-    played.machine.master_said(DropObjects((x, y)), played.now_s)
+    played.machine.master_message(DropObjects((x, y)), played.now_s)
     played.comes(DeleteObjects((x,)))
-    played.machine.master_said(DropObjects((x, y)), played.now_s)
+    played.machine.master_message(DropObjects((x, y)), played.now_s)
     played.comes()
-    played.machine.master_joined()
+    played.machine.master_reached()
     played.comes()
 
 
 def test_what_is_whole_is_kept_when_it_is_to_be_followed_no_longer(played: Played) -> None:
     played.fetched("x")
     played.comes(copied("x"))
-    played.machine.master_said(DropObjects((X,), unless_complete=True), played.now_s)
+    played.machine.master_message(DropObjects((X,), unless_complete=True), played.now_s)
     played.comes()
     assert X in played.machine.stored
 
 
 def test_what_was_deleted_is_fetched_when_it_is_needed_again(played: Played) -> None:
     played.machine.uploaded(ObjectId("x"), played.now_s)
-    played.machine.master_said(DropObjects((ObjectId("x"),)), played.now_s)
+    played.machine.master_message(DropObjects((ObjectId("x"),)), played.now_s)
     played.assign(READS_X, stored("x", THERE))
     played.comes(DeleteObjects((ObjectId("x"),)), fetch("x", THERE))
 
 
 def test_only_workers_that_were_met_are_asked(played: Played) -> None:
     only = MeetWorkers((Neighbour(BEYOND, "other host"),), is_complete=True)
-    played.machine.master_said(only, played.now_s)
+    played.machine.master_message(only, played.now_s)
     x = stored("x", THERE, BEYOND)
     played.assign(READS_X, x)
     played.comes(FetchObject(x, (HttpPlan(BEYOND),)))

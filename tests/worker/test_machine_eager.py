@@ -15,7 +15,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import Needs, TaskSpec
 from ciel.testing.builders import a_task, inline, stored
-from ciel.worker.state.machine import GOING_ON_S, REPORT_EVERY_S
+from ciel.worker.state.machine import REPORT_EVERY_S, SUCCESSOR_WAIT_S
 from ciel.worker.state.orders import (
     KillAttempt,
     RecallAttempt,
@@ -188,8 +188,8 @@ def test_what_has_not_begun_is_given_back_and_what_runs_goes_on(played: Played) 
     played.assign(third, stored("x", THERE))
     played.comes(start(first), fetch("x", THERE))
     keys = tuple((task.id, 1) for task in (first, second, third))
-    played.machine.master_said(RecallTasks((*keys, (first.id, 7))), played.now_s)
-    fault = TaskFault(RECALLED, "it was given back before it began")
+    played.machine.master_message(RecallTasks((*keys, (first.id, 7))), played.now_s)
+    fault = TaskFault(RECALLED, "it was returned to the master before it started")
     played.comes(
         RecallAttempt(first.id, 1),
         report(second, fault=fault, run_s=0.0),
@@ -201,7 +201,7 @@ def test_what_has_not_begun_is_given_back_and_what_runs_goes_on(played: Played) 
 
 # --- attempts that are dispatched before their inputs exist ---------------------------------------
 
-GIVEN_BACK = TaskFault(RECALLED, "what it waits for is not made here")
+GIVEN_BACK = TaskFault(RECALLED, "no task on this worker produces its inputs")
 GONE = ((X, HERE),)
 
 
@@ -242,7 +242,7 @@ def test_a_worker_that_goes_on_tells_after_a_moment(played: Played) -> None:
     assert tells(1) == 0
     due_s = played.machine.due_s()
     assert due_s is not None
-    assert played.now_s < due_s <= played.now_s + GOING_ON_S
+    assert played.now_s < due_s <= played.now_s + SUCCESSOR_WAIT_S
     played.now_s = due_s
     assert len(played.machine.take_reports(due_s)) == 1
     assert tells(2) == 0

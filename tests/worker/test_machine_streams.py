@@ -181,14 +181,14 @@ def test_what_broke_elsewhere_is_not_followed_any_more(played: Played) -> None:
     played.machine.stream_opened(X, played.now_s)
     played.machine.take_orders()
     broken = DropObjects((X, ObjectId("y")), unless_complete=True)
-    played.machine.master_said(broken, played.now_s)
+    played.machine.master_message(broken, played.now_s)
     assert played.machine.orders == [AbandonFetch(X)]
     played.machine.take_orders()
     played.machine.master_lost(played.now_s)
     assert AbandonFetch(X) in played.machine.orders
     played.fetch_failed("x", THERE)
     played.machine.take_orders()
-    played.machine.master_said(DropObjects((X,)), played.now_s)
+    played.machine.master_message(DropObjects((X,)), played.now_s)
     assert played.machine.orders == []
 
 
@@ -222,7 +222,7 @@ def test_a_sweetheart_is_held_like_any_object(played: Played) -> None:
     played.assign(READS_A, made)
     played.comes(start(READS_A, made), report(A, made))
     played.ended(READS_A)
-    played.machine.master_said(DropObjects((made.id,)), played.now_s)
+    played.machine.master_message(DropObjects((made.id,)), played.now_s)
     played.comes(DeleteObjects((made.id,)), report(READS_A))
 
 
@@ -265,7 +265,7 @@ def test_a_process_that_nobody_goes_on_with_is_ended_once(played: Played) -> Non
     played.ended(A, FIXED)
     played.comes(report(A, FIXED))
     for _ in range(2):
-        played.machine.master_said(DropObjects((FIXED.id,)), played.now_s)
+        played.machine.master_message(DropObjects((FIXED.id,)), played.now_s)
     played.comes(EndProcesses((FIXED.id,)))
 
 
@@ -285,7 +285,7 @@ def test_a_process_that_waits_for_an_attempt_that_was_cancelled_is_ended(played:
         EndProcesses((FIXED.id,)),
         report(A, fault=CANCELLED),
     )
-    played.machine.master_said(DropObjects((FIXED.id,)), played.now_s)
+    played.machine.master_message(DropObjects((FIXED.id,)), played.now_s)
     played.comes()
 
 
@@ -296,5 +296,5 @@ def test_a_process_that_is_gone_is_an_input_that_was_lost(played: Played) -> Non
     losses = ((FIXED.id, HERE),)
     played.machine.inputs_gone((GOES_ON.id, 1), losses, "why", played.now_s)
     played.comes(start(GOES_ON, FIXED), report(A, FIXED), lost(GOES_ON, ("f", HERE)))
-    played.machine.master_said(DropObjects((FIXED.id,)), played.now_s)
+    played.machine.master_message(DropObjects((FIXED.id,)), played.now_s)
     played.comes()

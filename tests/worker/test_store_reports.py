@@ -134,10 +134,10 @@ def test_the_master_is_told_how_long_large_copies_took(store: Advised) -> None:
 
 def test_only_what_came_from_others_who_are_there_may_be_dropped(store: Advised) -> None:
     scene = Scene(store)
-    scene.machine.keep({ObjectId("made"): 5})
+    scene.machine.add_retained({ObjectId("made"): 5})
     scene.fetches.fetched(A, 5)
     assert not store.can_be_had_again("a")  # nobody else is there
-    scene.machine.master_said(MeetWorkers((Neighbour("there:1", "other"),)), 0)
+    scene.machine.master_message(MeetWorkers((Neighbour("there:1", "other"),)), 0)
     assert store.can_be_had_again("a")
     assert not store.can_be_had_again("made")
     store.dropped("a")

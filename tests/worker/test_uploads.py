@@ -44,7 +44,7 @@ def test_what_was_uploaded_long_ago_is_told_apart_from_what_is_new(machine: Work
 
 def test_what_is_deleted_was_never_uploaded(machine: WorkerMachine) -> None:
     machine.uploaded(X, 0.0)
-    machine.master_said(DropObjects((X,)), 1.0)
+    machine.master_message(DropObjects((X,)), 1.0)
     assert (deleted(machine), machine.uploads.unnamed(NEW_FOR_S)) == ([X], [])
 
 
@@ -60,7 +60,7 @@ def test_what_is_pinned_stays_whoever_wants_it_gone(machine: WorkerMachine) -> N
         machine.uploaded(object_id, 0.0)
     machine.uploads.pin(X)
     assert machine.uploads.unnamed(NEW_FOR_S) == [Y]
-    machine.master_said(DropObjects((X, Y)), 1.0)
+    machine.master_message(DropObjects((X, Y)), 1.0)
     assert (deleted(machine), list(machine.stored)) == ([Y], [X])
     machine.uploads.unpin(X)
     assert machine.uploads.unnamed(1 + NEW_FOR_S) == [X]
@@ -69,9 +69,9 @@ def test_what_is_pinned_stays_whoever_wants_it_gone(machine: WorkerMachine) -> N
 def test_what_is_pinned_is_not_read_in_place_of_what_was_made_since(machine: WorkerMachine) -> None:
     machine.uploaded(X, 0.0)
     machine.uploads.pin(X)
-    machine.master_said(DropObjects((X,)), 1.0)
+    machine.master_message(DropObjects((X,)), 1.0)
     reader = a_task("a", inputs=["x"])
-    machine.master_said(AssignTask(reader, 1, (stored("x", THERE),)), 2.0)
+    machine.master_message(AssignTask(reader, 1, (stored("x", THERE),)), 2.0)
     assert [type(order) for order in machine.orders] == [FetchObject]
 
 
@@ -81,7 +81,7 @@ def test_an_attempt_that_is_cancelled_for_a_reason_is_reported_with_it(
     running, queued = a_task("a"), a_task("b")
     fault = TaskFault("ABORTED", "why")
     for spec in (running, queued):
-        machine.master_said(AssignTask(spec, 1, ()), 0.0)
+        machine.master_message(AssignTask(spec, 1, ()), 0.0)
     for spec in (queued, running):
         machine.cancel((spec.id, 1), fault, 1.0)
     assert [type(order) for order in machine.orders] == [StartAttempt, KillAttempt]

@@ -277,7 +277,7 @@ class Worker:
             starts_locally=frozenset() if options.no_delegation else frozenset(here),
             memory_bytes=options.memory or memory_of_host(), kill_grace_s=options.kill_grace,
         )  # fmt: skip
-        machine.keep(held_by(store))
+        machine.add_retained(held_by(store))
         machine.uploads.found(machine.stored, self._reactor.seconds())
         return machine
 

@@ -100,7 +100,7 @@ class FakeWorker:
             starts_locally=facts.executors if world.options.delegates else frozenset(),
             memory_bytes=facts.memory_bytes,
         )
-        self.machine.keep(dict.fromkeys(store))
+        self.machine.add_retained(dict.fromkeys(store))
         self.connection: Connection | None = None
         self.session: PeerSession | None = None
         self._sessions = 0  # of the whole life
@@ -178,7 +178,7 @@ class FakeWorker:
         token = f"{self.facts.id} {self._sessions}"
         connection.send(PEER, Hello(self.facts, token, None))
         self.session = PeerSession("master", self._line(connection), token)
-        self.machine.master_joined()
+        self.machine.master_reached()
         self._flush()
 
     def _line(self, connection: Connection) -> Peer:
@@ -200,7 +200,7 @@ class FakeWorker:
         elif not isinstance(message, Heartbeat):
             self.has_met_master = True
             session.count(1)
-            self.machine.master_said(message, self.world.timeline.now_s)
+            self.machine.master_message(message, self.world.timeline.now_s)
         self._flush()
 
     def _lost(self, connection: Connection) -> None:

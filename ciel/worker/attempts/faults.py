@@ -64,7 +64,7 @@ def start_fault(
     """A program could not be started, or was recalled before that."""
     program = unicode_text(argv[0])
     if event.stage is Stage.VFORK and event.errno == errno.ECANCELED:
-        return TaskFault(RECALLED, "it was given back before it began")
+        return TaskFault(RECALLED, "it was returned to the master before it started")
     if event.stage is Stage.CHDIR:
         return TaskFault("PROGRAM_NOT_STARTED", directory_text(worker, cwd, event.errno))
     if event.stage is not Stage.EXEC:

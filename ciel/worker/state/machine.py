@@ -1,7 +1,8 @@
-"""The worker's state machine: takes assignments and results, and returns orders for its service.
+"""The worker's state machine: receives events, and returns orders for the service and reports for
+the master.
 
 An attempt fetches its inputs, waits for slots, runs, and is reported. It is in exactly one phase at
-a time. After each batch of events the service takes the orders, and then the reports to the master.
+a time. After each batch of events the service takes the orders, and then the reports.
 """
 
 from __future__ import annotations
@@ -62,34 +63,36 @@ from ciel.worker.state.orders import (
     RecallAttempt,
     StartAttempt,
     ending_of,
-    given_back,
+    returned,
 )
 from ciel.worker.state.recent import Recent
 from ciel.worker.state.slots import Slots
 from ciel.worker.state.uploads import Uploads
 
 FETCHES_PER_TICK = 500
-"""How many fetches an attempt causes at once; to order one takes about 15 us."""
-OFFERED_AT_ONCE = 1000
-"""Objects of the store in one report to a new master. It costs each side some 5 ms."""
+"""The maximum number of fetches that all attempts together start in one tick. Each takes about
+15 us."""
+REPORTED_AT_ONCE = 1000
+"""The maximum number of stored objects in one report to a new master. Such a report takes the
+worker and the master about 5 ms each."""
 
 PASSED_PER_SLOT = 4
-"""The first task of a job that runs nothing here overtakes this many eagerly dispatched tasks for
-each slot, and no more. Otherwise an endless sequence of new jobs could starve older ones.
+"""The first task of a job that has no other task here overtakes this many queued tasks for each
+slot. The number is limited because an endless sequence of new jobs could starve older ones.
 """
 
 REPORT_EVERY_S = 0.01
-GOING_ON_S = 0.001
-"""A worker reports successes no more often than this while it has tasks in its queue
-(REPORT_EVERY_S), or starts a task that waited for the result (GOING_ON_S). To wake the master,
-which wakes the client, costs as much as a small program.
+SUCCESSOR_WAIT_S = 0.001
+"""The shortest time between two reports of successes: REPORT_EVERY_S while the worker has tasks in
+its queue, SUCCESSOR_WAIT_S after an end that let a waiting task start here. A report wakes the
+master, which wakes the client; this costs as much as a small program.
 """
 
 _STORED = Concrete | Sweetheart
 
 
 class WorkerMachine:
-    """The state of a worker, and its decisions."""
+    """The state of a worker, and its decisions. The service reports events, with their time."""
 
     def __init__(
         self,
@@ -102,10 +105,11 @@ class WorkerMachine:
         memory_bytes: int = 0,
         kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
-        """`interactive`: the executors of interactive programs, which run too long to be launched
-        ahead of a free slot. `starts_locally`: the executors whose tasks this worker may start
-        itself when a parent spawns them here. `memory_bytes`: for programs; 0: unknown.
-        `kill_grace_s`: between SIGTERM and SIGKILL, for tasks that do not specify it.
+        """`interactive`: the executors of interactive programs, whose programs are not launched
+        before a slot is free. `starts_locally`: the executors whose tasks this worker may start
+        itself when a parent task here spawns them. `memory_bytes`: the memory for programs; 0 if it
+        is unknown. `kill_grace_s`: the time between SIGTERM and SIGKILL, for tasks that do not
+        specify it.
         """
         self.netloc = netloc
         self._here = frozenset((netloc,))
@@ -118,12 +122,13 @@ class WorkerMachine:
         self._orders: list[Order] = []
         self._reports: list[FromWorker] = []
         self._reports_are_urgent = False
-        self._goes_on, self._reported_at_s = False, 0.0  # if the last end lets a task start
-        self._stored: dict[ObjectId, int | None] = {}  # in the own store, with sizes if known
-        self._kept: set[ObjectId] = set()  # of these: from before this master, ...
-        self._to_offer: deque[ObjectId] = deque()  # ...and these are not reported yet
+        # Whether the last attempt that ended let another one start here.
+        self._has_started_waiter, self._reported_at_s = False, 0.0
+        self._stored: dict[ObjectId, int | None] = {}  # in this store, with known sizes
+        self._kept: set[ObjectId] = set()  # stored since before this master was reached
+        self._to_report: deque[ObjectId] = deque()  # of `_kept`, not reported yet
         self._growing: dict[ObjectId, None] = {}  # incomplete objects that may be read
-        self._fixed: dict[ObjectId, None] = {}  # that processes wait under
+        self._fixed: dict[ObjectId, None] = {}  # of waiting processes
         self._recent: Recent[ObjectId, Value] = Recent()  # small results
         self._local_starts = LocalStarts(starts_locally)
         self.uploads = Uploads()
@@ -144,22 +149,22 @@ class WorkerMachine:
 
     @property
     def stored(self) -> Mapping[ObjectId, int | None]:
-        """The objects in the own store, with sizes where they are known."""
+        """The objects in this worker's store, with their sizes, or None where a size is unknown."""
         return self._stored
 
     @property
     def fixed(self) -> Collection[ObjectId]:
-        """The fixed objects that processes wait under."""
+        """The fixed objects, for each of which a process waits."""
         return self._fixed
 
     @property
     def orders(self) -> Sequence[Order]:
-        """The orders that nobody has taken yet."""
+        """The orders that the service has not taken yet."""
         return self._orders
 
     @property
     def reports(self) -> Sequence[FromWorker]:
-        """The reports that nobody has taken yet."""
+        """The reports that the service has not taken yet."""
         return self._reports
 
     @property
@@ -168,11 +173,13 @@ class WorkerMachine:
 
     @property
     def slots_free(self) -> int:
-        """How many slots are free; negative while programs are launched ahead."""
+        """The number of free slots; negative while programs are launched before a slot is free."""
         return self._slots.free
 
     def idle_slots(self) -> int | None:
-        """Return how many slots have no task to run; None if other workers may have some, too."""
+        """Return the number of slots without a task. Return None if there are other workers: they
+        may have idle slots, too.
+        """
         return None if self._hosts else max(0, self.slots_free - len(self._queue))
 
     def recent_value(self, object_id: ObjectId) -> Value | None:
@@ -184,26 +191,28 @@ class WorkerMachine:
         return plans_for(ref, self.netloc, self.host, self._hosts)
 
     def is_droppable(self, object_id: str) -> bool:
-        """Whether the store may drop a copy that another worker may still have: people have not
-        pinned it, and no attempt reads it soon. Any thread may call this.
+        """Return whether the store may drop an object: other workers exist, which may have a copy,
+        no user has pinned it, and no attempt reads it soon. Any thread may call this.
         """
         if not self._hosts or object_id in self.uploads.pinned:
             return False
         return not self.is_read_next(object_id)
 
     def expects(self, object_id: ObjectId) -> bool:
-        """Whether the store should have an object, or a fetch is in progress. Any thread may call
-        this.
+        """Return whether the store has an object, or a fetch of it is in progress. Any thread may
+        call this.
         """
         return object_id in self._stored or object_id in self._fetching
 
-    def keep(self, objects: Mapping[ObjectId, int | None]) -> None:
-        """Add what the store has from an earlier run, before a master is reached."""
+    def add_retained(self, objects: Mapping[ObjectId, int | None]) -> None:
+        """Add the objects that the store has from an earlier run. Called before a master is
+        reached.
+        """
         self._stored.update(objects)
 
     # --- the master -------------------------------------------------------------------------------
 
-    def master_said(self, message: Message, now_s: float) -> None:
+    def master_message(self, message: Message, now_s: float) -> None:
         """Process a message from the master."""
         match message:
             case AssignTask():
@@ -213,8 +222,8 @@ class WorkerMachine:
             case RecallTasks(attempts):
                 for key in attempts:
                     self._recalled(key)
-            case DropObjects(objects, unless_whole):
-                held = () if unless_whole else tuple([o for o in objects if o in self._stored])
+            case DropObjects(objects, unless_complete):
+                held = () if unless_complete else tuple([o for o in objects if o in self._stored])
                 held = self.uploads.without_pinned(held, self._kept, now_s)
                 for object_id in held:
                     del self._stored[object_id]
@@ -225,46 +234,46 @@ class WorkerMachine:
             case MeetWorkers():
                 message.apply_to(self._hosts, self.netloc)
 
-    def master_joined(self) -> None:
-        """A master was reached: start to report what the store holds."""
-        self._to_offer = deque(self._stored)
+    def master_reached(self) -> None:
+        """Start to report the stored objects to a new master."""
+        self._to_report = deque(self._stored)
         self._kept = set(self._stored)
-        self._offer_some()
+        self._report_retained()
 
-    def _offer_some(self) -> None:
-        """Report some of the objects in the store; the rest follows, so that each tick is short."""
+    def _report_retained(self) -> None:
+        """Report some of the stored objects. Later ticks report the rest, so that each is short."""
         refs: list[Reference] = []
-        while self._to_offer and len(refs) < OFFERED_AT_ONCE:
-            object_id = self._to_offer.popleft()
+        while self._to_report and len(refs) < REPORTED_AT_ONCE:
+            object_id = self._to_report.popleft()
             if object_id in self._stored:
                 refs.append(Concrete(object_id, self._stored[object_id], self._here))
         if refs:
             self._report(ObjectsStored(tuple(refs), kept=True))
 
     def master_lost(self, now_s: float) -> None:
-        """The master is gone, and has forgotten these attempts when it is back: end them."""
+        """End all attempts: a master that restarts does not know them."""
         for key in list(self._attempts):
             self.cancel(key, CANCELLED, now_s)
         self._abandon(tuple(self._growing))
         self._end_processes(self._fixed)
         self.discard_reports()
-        self._to_offer.clear()
+        self._to_report.clear()
         self._to_fetch.clear()
 
     def _abandon(self, objects: Iterable[ObjectId]) -> None:
-        """Stop copying streams of other workers that broke, though the connection may still be
-        open.
+        """Stop copying those of the objects that are incomplete and are being copied from other
+        workers: they will not be completed there, even if the connection is still open.
         """
         for object_id in objects:
             if object_id in self._growing and object_id in self._fetching:
                 self._orders.append(AbandonFetch(object_id))
 
     def _end_processes(self, objects: Iterable[ObjectId]) -> None:
-        doomed = tuple(objects)
-        for object_id in doomed:
+        ended = tuple(objects)
+        for object_id in ended:
             del self._fixed[object_id]
-        if doomed:
-            self._orders.append(EndProcesses(doomed))
+        if ended:
+            self._orders.append(EndProcesses(ended))
 
     def _assigned(self, message: AssignTask, now_s: float) -> None:
         attempt = Attempt(message)
@@ -273,87 +282,93 @@ class WorkerMachine:
         self._attempts[attempt.key] = attempt
         missing = []
         for ref in attempt.inputs:
-            if isinstance(ref, Value | Failure | Fixed) or self._has(ref) or attempt.is_spare(ref):
+            if (
+                isinstance(ref, Value | Failure | Fixed)
+                or self._has(ref)
+                or attempt.is_unneeded(ref)
+            ):
                 continue
-            if (made := self._recent.get(ref.id)) is not None:
-                self._give(attempt, made)
+            if (value := self._recent.get(ref.id)) is not None:
+                self._replace_input(attempt, value)
             elif not isinstance(ref, Stream | Future) or ref.id not in self._growing:
                 missing.append(ref)
             elif isinstance(ref, Future):  # dispatched eagerly, after its producer started
-                self._give(attempt, Stream(ref.id, self._here))
+                self._replace_input(attempt, Stream(ref.id, self._here))
         if not missing:
             self._enqueue(attempt, now_s)
             return
         for ref in missing:
-            if isinstance(ref, Future) and not self._is_made_here(ref.id):
-                self._give_up(attempt, given_back(attempt))
+            if isinstance(ref, Future) and not self._is_produced_here(ref.id):
+                self._give_up(attempt, returned(attempt))
                 return
         self._waiting.wait(attempt.key, [ref.id for ref in missing])
         self._to_fetch.extend([ref for ref in missing if not isinstance(ref, Future)])
         self._fetch_some()
 
     def _fetch_some(self) -> None:
-        """Order the next fetches. An attempt may have 100,000 inputs: the fetches of the others
-        follow in later ticks, so that the worker serves its other tasks meanwhile.
+        """Order the next fetches, at most `FETCHES_PER_TICK`. An attempt may have 100,000 inputs:
+        later ticks order the rest, so that the worker serves its other tasks meanwhile.
         """
         for _ in range(min(len(self._to_fetch), FETCHES_PER_TICK)):
             ref = self._to_fetch.popleft()
-            if self._waiting.is_awaited(ref.id):  # else its attempt was cancelled, or it is here
+            if self._waiting.is_awaited(ref.id):  # else no attempt waits for it any more
                 self.fetch(ref)
 
-    def _is_made_here(self, object_id: ObjectId) -> bool:
+    def _is_produced_here(self, object_id: ObjectId) -> bool:
         return any(object_id in attempt.spec.outputs for attempt in self._attempts.values())
 
-    def _give(self, attempt: Attempt, made: Value | Stream | Concrete) -> None:
-        """Replace an input of a waiting attempt by its new reference."""
-        attempt.inputs = tuple([made if ref.id == made.id else ref for ref in attempt.inputs])
+    def _replace_input(self, attempt: Attempt, new: Value | Stream | Concrete) -> None:
+        """Replace an input of a waiting attempt by a newer reference to the same object."""
+        attempt.inputs = tuple([new if ref.id == new.id else ref for ref in attempt.inputs])
 
     def _has(self, ref: Reference) -> bool:
-        """Whether the store has the object that is meant. A copy from an earlier run may be stale,
-        if the object was recomputed elsewhere: then the reference does not list this worker, and
-        the master is about to drop the copy.
+        """Return whether the store has the object of a reference. A copy from an earlier run is
+        stale if the object was recomputed elsewhere: then the reference does not list this worker,
+        and the master will order the deletion of the copy.
         """
         if ref.id not in self._stored:
             return False
-        places = locations_of(ref)
-        return not places or self.netloc in places or ref.id not in self._kept
+        locations = locations_of(ref)
+        return not locations or self.netloc in locations or ref.id not in self._kept
 
     def _give_up(self, attempt: Attempt, report: FromWorker) -> None:
         """End an attempt that has not started, and the attempts that wait here for its outputs."""
         self._waiting.forget(attempt.key, [ref.id for ref in attempt.inputs])
         self._close(attempt, report)
-        self._give_back_waiters(attempt.spec.outputs)
+        self._return_waiters(attempt.spec.outputs)
 
-    def _give_back_waiters(self, outputs: Iterable[ObjectId]) -> None:
-        """Give attempts back to the master that wait for outputs which no task here produces."""
+    def _return_waiters(self, outputs: Iterable[ObjectId]) -> None:
+        """Return to the master the attempts that wait for outputs which no task here produces any
+        more.
+        """
         pending = list(outputs)
         while pending:
             object_id = pending.pop()
             if not self._waiting.is_awaited(object_id) or object_id in self._fetching:
                 continue
-            if self._is_made_here(object_id):
+            if self._is_produced_here(object_id):
                 continue
             for key in self._waiting.waiters_of(object_id):
                 waiter = self._attempts[key]
                 self._waiting.forget(key, [ref.id for ref in waiter.inputs])
-                self._close(waiter, given_back(waiter))
+                self._close(waiter, returned(waiter))
                 pending += waiter.spec.outputs
 
     def is_read_next(self, object_id: str) -> bool:
-        """Whether a running attempt reads an object, or one of the next to run. Any thread may call
-        this.
+        """Return whether a running attempt, or one that runs soon, reads an object. Any thread may
+        call this.
         """
         attempts = list(self._attempts.values())[: 2 * self._slots.count]
         return any(attempt.reads(ObjectId(object_id)) for attempt in attempts)
 
     def fetch(self, ref: Reference) -> None:
-        """Fetch an object that is not here, unless a fetch is in progress."""
+        """Order the fetch of an object, unless one is in progress."""
         if ref.id not in self._fetching:
             self._fetching[ref.id] = ref
             self._orders.append(FetchObject(ref, self.plans_for(ref)))
 
     def cancel(self, key: Key, fault: TaskFault, now_s: float) -> None:
-        """End an attempt in whatever phase it is; it fails with `fault`."""
+        """End an attempt in any phase; report it as failed with `fault`."""
         attempt = self._attempts.get(key)
         if attempt is None:
             return  # its report crossed the cancellation
@@ -363,22 +378,22 @@ class WorkerMachine:
             self._give_up(attempt, TaskReported(*key, (), fault, 0.0))
 
     def abort(self, job: str, task: str | None, now_s: float) -> int:
-        """End the attempts at a job's task, or at all its tasks; return how many there are."""
-        doomed = [
+        """End the attempts at one task of a job, or at all its tasks; return their number."""
+        keys = [
             key
             for key, attempt in self._attempts.items()
             if attempt.spec.job == job and task in (None, key[0])
         ]
-        for key in doomed:
+        for key in keys:
             self.cancel(key, ABORTED_HERE, now_s)
-        return len(doomed)
+        return len(keys)
 
     def _recalled(self, key: Key) -> None:
         attempt = self._attempts.get(key)
         if attempt is None:
             return  # its report crossed the recall
         if attempt.phase is Phase.FETCHING or attempt.phase is Phase.QUEUED:
-            fault = TaskFault(RECALLED, "it was given back before it began")
+            fault = TaskFault(RECALLED, "it was returned to the master before it started")
             self._give_up(attempt, TaskReported(*key, (), fault, 0.0))
         elif attempt.phase is Phase.RUNNING:
             self._orders.append(RecallAttempt(*key))
@@ -386,22 +401,22 @@ class WorkerMachine:
     # --- inputs -----------------------------------------------------------------------------------
 
     def fetched(self, object_id: ObjectId, now_s: float, size_bytes: int) -> None:
-        """A fetch has put an object into the own store; report the copy."""
+        """Add an object that a fetch has stored; report the copy."""
         self._fetching.pop(object_id, None)
         self._growing.pop(object_id, None)
         if object_id not in self._stored:
             self._report(ObjectsStored((Concrete(object_id, size_bytes, self._here),)))
-        self._hold(object_id, now_s, size_bytes)
+        self._add_stored(object_id, now_s, size_bytes)
 
-    def _hold(self, object_id: ObjectId, now_s: float, size_bytes: int | None = None) -> None:
-        """Add an object to what the own store has, and release the attempts that waited for it."""
+    def _add_stored(self, object_id: ObjectId, now_s: float, size_bytes: int | None = None) -> None:
+        """Add a stored object, and release the attempts that waited for it."""
         self._stored[object_id] = size_bytes
         self._kept.discard(object_id)
         self._release(object_id, now_s)
 
     def _release(self, object_id: ObjectId, now_s: float) -> None:
         for key in self._waiting.release(object_id):
-            self._goes_on = True
+            self._has_started_waiter = True
             self._enqueue(self._attempts[key], now_s)
 
     def fetch_failed(
@@ -413,22 +428,28 @@ class WorkerMachine:
         *,
         lacks_room: bool = False,
     ) -> None:
-        """No plan worked: give up the attempts that wait, and report where the object is not."""
+        """Give up the attempts that wait for an object which could not be fetched, and report the
+        locations that do not have it (`losses`).
+        """
         self._fetching.pop(object_id, None)
-        lost = tuple([(object_id, place) for place in losses])
+        lost = tuple([(object_id, netloc) for netloc in losses])
         for key in self._waiting.waiters_of(object_id):
-            if key in self._attempts:  # else it waited for outputs of another that was given up
+            if (
+                key in self._attempts
+            ):  # else it was given up with another one, whose outputs it needed
                 report = InputsLost(*key, lost, details, lacks_room)
                 self._give_up(self._attempts[key], report)
         self._break_off(object_id, lost, details, now_s)
 
     def stream_opened(self, object_id: ObjectId, now_s: float) -> None:
-        """The copy of an object that another worker is still writing may be read here."""
+        """Note that attempts here may read the local copy of an object that another worker is still
+        writing.
+        """
         self._growing[object_id] = None
         self._release(object_id, now_s)
 
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...], now_s: float) -> None:
-        """The outputs of a running attempt may be read while it writes them."""
+        """Note that outputs of a running attempt may be read while it writes them."""
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not Phase.RUNNING:
             return
@@ -440,13 +461,13 @@ class WorkerMachine:
             for waiter in self._waiting.waiters_of(ref.id):
                 reader = self._attempts[waiter]
                 if not reader.knows(ref.id):
-                    self._give(reader, ref)
+                    self._replace_input(reader, ref)
                     if self._waiting.release_one(waiter, ref.id):
-                        self._goes_on = True
+                        self._has_started_waiter = True
                         self._enqueue(reader, now_s)
 
     def stream_broken(self, object_id: ObjectId, details: str, now_s: float) -> None:
-        """An output that may be read while it grows will never be complete."""
+        """Note that a local output which may be read while it grows will never be complete."""
         self._break_off(object_id, ((object_id, self.netloc),), details, now_s)
 
     def _break_off(
@@ -456,7 +477,7 @@ class WorkerMachine:
         details: str,
         now_s: float,
     ) -> None:
-        """A growing object will never be complete: end its readers before it is recomputed."""
+        """End the readers of a growing object that will never be complete."""
         if self._growing.pop(object_id, 0) == 0:
             return
         for attempt in list(self._attempts.values()):
@@ -469,12 +490,14 @@ class WorkerMachine:
                 self._give_up(attempt, lost)
 
     def uploaded(self, object_id: ObjectId, now_s: float) -> None:
-        """A client has uploaded an object to the own store."""
-        self.uploads.came(object_id, now_s)
-        self._hold(object_id, now_s)
+        """Note that a client has uploaded an object to this worker's store."""
+        self.uploads.add(object_id, now_s)
+        self._add_stored(object_id, now_s)
 
     def offer_uploads(self, older_than_s: float, now_s: float) -> list[ObjectId]:
-        """Offer old uploads to the master, which orders the deletion of the unknown ones."""
+        """Report old uploads to the master, which orders the deletion of those that it does not
+        know. Return their ids.
+        """
         offered = self.uploads.unnamed(now_s, older_than_s)
         refs = tuple([Concrete(each, self._stored.get(each), self._here) for each in offered])
         if refs:
@@ -482,29 +505,31 @@ class WorkerMachine:
         return offered
 
     def dropped(self, object_id: ObjectId) -> None:
-        """The store has deleted an object for want of space."""
+        """Note that the store has deleted an object because it was full."""
         self._stored.pop(object_id, None)
 
     def preferred(self, ref: Sweetheart) -> None:
-        """An object is better read here than anywhere else."""
+        """Report that readers of an object should run here (a `Sweetheart` reference)."""
         if ref.id in self._stored:
             self._reports.append(ObjectsStored((ref,)))
 
     def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
-        """A copy from another worker took some time. It is reported with the copy itself."""
+        """Note the duration of a copy from another worker, which is reported together with the
+        copy.
+        """
         if size_bytes >= MEASURED_FROM_BYTES:
             self._reports.append(CopyTimed(netloc, size_bytes, run_s))
 
     def printed(self, printed: TaskPrinted) -> None:
-        """An attempt has printed text. Its report can wait as long as the report of an end."""
+        """Report text that an attempt has printed. This report is not urgent."""
         self._reports.append(printed)
 
     def process_attached(self, fixed: ObjectId) -> None:
-        """A process of this host waits for the root task of a new job."""
+        """Note that a process on this host waits for the root task of a new job."""
         self._fixed[fixed] = None
 
     def process_left(self, fixed: ObjectId) -> None:
-        """A process does not wait any more."""
+        """Note that an attached process does not wait any more."""
         self._fixed.pop(fixed, None)
 
     # --- running ----------------------------------------------------------------------------------
@@ -515,14 +540,16 @@ class WorkerMachine:
             return
         attempt.phase = Phase.QUEUED
         self._sequence += 1
-        place, job = self._sequence, attempt.spec.job
+        position, job = self._sequence, attempt.spec.job
         if all(other.spec.job != job or other is attempt for other in self._attempts.values()):
-            place -= PASSED_PER_SLOT * self._slots.count
-        heappush(self._queue, (-attempt.spec.needs.priority, place, attempt.key))
+            position -= PASSED_PER_SLOT * self._slots.count
+        heappush(self._queue, (-attempt.spec.needs.priority, position, attempt.key))
         self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> None:
-        """Start the tasks that fit, in order. Smaller tasks do not overtake one of many slots."""
+        """Start queued tasks in order, up to the first one that does not fit: smaller tasks do not
+        overtake a task that needs many slots.
+        """
         while self._queue and self._slots.has_room:
             key = self._queue[0][2]
             attempt = self._attempts.get(key)
@@ -537,40 +564,43 @@ class WorkerMachine:
     def _start(self, attempt: Attempt, now_s: float) -> None:
         attempt.phase = Phase.RUNNING
         for ref in attempt.inputs:
-            if isinstance(ref, Stream) and (made := self._recent.get(ref.id)) is not None:
-                self._give(attempt, made)
-            elif isinstance(ref, Future) and ref.id in self._stored and not attempt.is_spare(ref):
+            if isinstance(ref, Stream) and (value := self._recent.get(ref.id)) is not None:
+                self._replace_input(attempt, value)
+            elif (
+                isinstance(ref, Future) and ref.id in self._stored and not attempt.is_unneeded(ref)
+            ):
                 # The attempt was dispatched before the object existed.
-                self._give(attempt, Concrete(ref.id, self._stored[ref.id], self._here))
+                self._replace_input(attempt, Concrete(ref.id, self._stored[ref.id], self._here))
         at_most = self._slots.take(attempt)
-        if attempt.key[1] > 1:  # if it kills this worker, the master must not blame other attempts
+        if attempt.key[1] > 1:  # a retry: if it kills this worker, the master must know that it ran
             self._reports_are_urgent = True
         timeout_s = attempt.spec.needs.timeout_s
         if timeout_s:
             heappush(self._deadlines, (now_s + timeout_s, attempt.key))
-        may = self._local_starts.may_run_children(attempt.spec, attempt.key[1])
+        may_run_children = self._local_starts.may_run_children(attempt.spec, attempt.key[1])
         self._orders.append(
-            StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most, may)
+            StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most, may_run_children)
         )
 
     def spawned(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float,
         *, wanted: bool | None = None,
     ) -> None:  # fmt: skip
-        """A running attempt has created a task. The task starts here at once if a slot is free and
-        no other task waits for it. The report of the task says so, and precedes the reports of its
-        outputs.
+        """Report a task that a running attempt has created. Start it here at once if a result is
+        not wanted elsewhere first, its inputs are here, and it does not overtake queued tasks. The
+        report says whether it starts, and precedes the reports of its outputs.
         """
         if not self._may_create(key, known, now_s):
             return
         inputs = None
         if wanted is None:
-            made = (known, self._recent, self._stored)
-            inputs = self._local_starts.inputs_at_hand(spec, *made, self.netloc)
-        begins = inputs is not None and not self._queue and spec.needs.slots <= self.slots_free
-        begins = begins and self._slots.has_memory(spec.needs.memory_bytes)
-        self._report(SpawnTask(spec, known, key[1], begins, bool(wanted)))
-        if begins and inputs is not None:
+            inputs = self._local_starts.inputs_at_hand(
+                spec, known, self._recent, self._stored, self.netloc
+            )
+        starts_now = inputs is not None and not self._queue and spec.needs.slots <= self.slots_free
+        starts_now = starts_now and self._slots.has_memory(spec.needs.memory_bytes)
+        self._report(SpawnTask(spec, known, key[1], starts_now, bool(wanted)))
+        if starts_now and inputs is not None:
             self._local_starts.note(spec.id)
             child = Attempt(AssignTask(spec, 0, inputs))
             self._attempts[child.key] = child
@@ -579,8 +609,10 @@ class WorkerMachine:
     def child_started_inline(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float
     ) -> None:
-        """The program of a running attempt has created a task, and runs it inline in no slot."""
-        self._local_starts.note(spec.id)  # also if it is not reported any more
+        """Report a task that the program of a running attempt has created and runs inline, without
+        a slot of its own.
+        """
+        self._local_starts.note(spec.id)  # even if the task is not reported
         if self._may_create(key, known, now_s):
             self._report(SpawnTask(spec, known, key[1], True, True))
             child = Attempt(AssignTask(spec, 0, known))
@@ -588,14 +620,16 @@ class WorkerMachine:
             self._attempts[child.key] = child
 
     def _may_create(self, key: Key, known: tuple[Reference, ...], now_s: float) -> bool:
-        """Whether an attempt may create tasks; add the outputs that it has published for them."""
+        """Return whether an attempt may create tasks. If so, add those of its published outputs
+        that the tasks know as inputs: other workers may fetch them from here.
+        """
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not Phase.RUNNING:
             return False
-        for ref in known:  # another worker may fetch it from here
+        for ref in known:
             is_own = ref.id in attempt.spec.outputs or ref.id.startswith(key[0])
             if is_own and self.netloc in locations_of(ref):
-                self._hold_made((ref,), now_s)
+                self._add_published((ref,), now_s)
         return True
 
     def ended(
@@ -607,12 +641,12 @@ class WorkerMachine:
         now_s: float,
         exit_status: int | None = None,
     ) -> None:
-        """An attempt is over, and nothing of it runs any more."""
+        """Report an attempt whose processes have all ended."""
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
             self.outputs_discarded(tuple([r.id for r in published if isinstance(r, _STORED)]))
             return
-        self._goes_on = False
+        self._has_started_waiter = False
         self._slots.give_back(attempt)
         if fault is None:
             self._slots.learn(attempt, run_s)
@@ -626,13 +660,13 @@ class WorkerMachine:
         else:
             fault = fault if ending is None else ending_of(ending, fault)
             self._close(attempt, TaskReported(*key, published, fault, run_s, exit_status))
-        self._hold_made(published, now_s)
+        self._add_published(published, now_s)
         self._settle(attempt, published, now_s)
         self._start_next(now_s)
 
     def _settle(self, attempt: Attempt, published: tuple[Reference, ...], now_s: float) -> None:
-        """Release the attempts that waited for outputs of an attempt, and give up the attempts that
-        waited for outputs which it has not produced.
+        """Release the attempts that waited for published outputs of an attempt, and return to the
+        master the attempts that waited for its other outputs.
         """
         for ref in published:
             self._growing.pop(ref.id, None)
@@ -640,22 +674,22 @@ class WorkerMachine:
                 self._recent.put(ref.id, ref)
                 if self._waiting.is_awaited(ref.id):
                     for key in self._waiting.waiters_of(ref.id):
-                        self._give(self._attempts[key], ref)
+                        self._replace_input(self._attempts[key], ref)
                     self._release(ref.id, now_s)
             elif isinstance(ref, Fixed):
                 self._fixed[ref.id] = None
-        self._give_back_waiters(attempt.spec.outputs)
+        self._return_waiters(attempt.spec.outputs)
         for object_id in attempt.streams:
             lost = ((object_id, self.netloc),)
             self._break_off(object_id, lost, f"{object_id}: its producer ended badly", now_s)
 
-    def _hold_made(self, published: tuple[Reference, ...], now_s: float) -> None:
+    def _add_published(self, published: tuple[Reference, ...], now_s: float) -> None:
         for ref in published:
             if isinstance(ref, _STORED) and ref.id not in self._stored:
-                self._hold(ref.id, now_s, ref.size_bytes)
+                self._add_stored(ref.id, now_s, ref.size_bytes)
 
     def outputs_discarded(self, objects: tuple[ObjectId, ...]) -> None:
-        """Delete objects from the own store that were never reported; reported ones stay."""
+        """Delete outputs from this worker's store, except for those that were reported."""
         unknown = tuple([object_id for object_id in objects if object_id not in self._stored])
         if unknown:
             self._orders.append(DeleteObjects(unknown))
@@ -668,13 +702,13 @@ class WorkerMachine:
     def inputs_gone(
         self, key: Key, losses: tuple[tuple[ObjectId, str], ...], details: str, now_s: float
     ) -> None:
-        """Inputs of a started attempt were not where the master said; nothing of it runs."""
+        """Report that inputs of a started attempt were missing; no process of the attempt runs."""
         attempt = self._attempts.get(key)
         if attempt is None:
             return
         self._slots.give_back(attempt)
-        for object_id, place in losses:
-            if place == self.netloc:
+        for object_id, netloc in losses:
+            if netloc == self.netloc:
                 self._stored.pop(object_id, None)
                 self._fixed.pop(object_id, None)
         ending = attempt.ending or InputsLost(*key, losses, details)
@@ -695,17 +729,17 @@ class WorkerMachine:
             self._reports_are_urgent = True
 
     def take_orders(self) -> list[Order]:
-        """Take the orders that the service carries out now."""
+        """Remove and return the orders for the service."""
         orders, self._orders = self._orders, []
         return orders
 
     def discard_reports(self) -> None:
-        """Drop all reports: nobody is to get them."""
+        """Drop all reports: the master that they were meant for is gone."""
         self._reports.clear()
 
     def take_reports(self, now_s: float) -> list[FromWorker]:
-        """Take the reports to send now; none if they can wait for more, until `due_s` at the
-        latest.
+        """Remove and return the reports to send now. Returns none while they can wait for further
+        reports; `due_s` is the end of that wait.
         """
         if not self._reports:
             return []
@@ -714,15 +748,16 @@ class WorkerMachine:
         self._reported_at_s = now_s
         self._reports_are_urgent = False
         reports, self._reports = self._reports, []
-        if self._to_offer:
-            self._offer_some()
+        if self._to_report:
+            self._report_retained()
         return reports
 
     @property
     def _reports_due_s(self) -> float:
-        """When successes are reported at the latest."""
-        going_on_s = GOING_ON_S if self._goes_on else 0.0  # other workers may wait, too
-        return self._reported_at_s + (REPORT_EVERY_S if self._queue else going_on_s)
+        """The time at which successes are reported at the latest."""
+        # Tasks on other workers may wait for the result, so without a queue the wait is short.
+        short_s = SUCCESSOR_WAIT_S if self._has_started_waiter else 0.0
+        return self._reported_at_s + (REPORT_EVERY_S if self._queue else short_s)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -734,7 +769,7 @@ class WorkerMachine:
         grace_s = self._kill_grace_s if asked_s < 0 else asked_s
         heappush(self._deadlines, (now_s + grace_s, attempt.key))
         streams, attempt.streams = attempt.streams, ()
-        for object_id in streams:  # another attempt here may produce it before this one is gone
+        for object_id in streams:  # another attempt here may produce it before this one has ended
             lost = ((object_id, self.netloc),)
             self._break_off(object_id, lost, f"{object_id}: its producer is being ended", now_s)
 
@@ -754,7 +789,7 @@ class WorkerMachine:
                 self._kill(attempt, TaskFault("TIMED_OUT", details), now_s)
 
     def due_s(self) -> float | None:
-        """When `tick`, and then `take_reports`, is due next; None if neither is."""
+        """Return the time at which to call `tick`, then `take_reports`; None if not needed."""
         if self._to_fetch:
             return 0.0
         while self._deadlines and self._deadlines[0][1] not in self._attempts:
@@ -767,7 +802,7 @@ class WorkerMachine:
     # --- invariants -------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[str]:
-        """Yield the rules that are broken, each with a code. They hold after each event."""
+        """Yield the broken invariants, each with its code. All hold after each event."""
         slots, waiting = self._slots, self._waiting
         attempts = self._attempts.values()
         running = [a for a in attempts if a.phase in (Phase.RUNNING, Phase.ENDING)]
@@ -775,10 +810,10 @@ class WorkerMachine:
             yield f"W1 {slots.free} slots are free of {self.slots}, {len(running)} run"
         for key, attempt in self._attempts.items():
             if (attempt.phase is Phase.FETCHING) != (key in waiting):
-                yield f"W2 {key} is {attempt.phase.value}, its waiting disagrees"
+                yield f"W2 {key} is {attempt.phase.value}, the waiting table disagrees"
         for object_id in self._stored:
             if object_id not in self._kept and waiting.is_awaited(object_id):
-                yield f"W3 {object_id} is awaited and is there"
+                yield f"W3 {object_id} is awaited, but stored"
         taken = sum([min(a.memory_bytes, self.memory_bytes) for a in running])
         if slots.memory_free + taken != self.memory_bytes or slots.memory_free < 0:
             free, of = slots.memory_free, self.memory_bytes

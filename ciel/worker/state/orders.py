@@ -13,7 +13,7 @@ from ciel.core.tasks import TaskSpec
 
 
 class Phase(Enum):
-    """The phase of an attempt on this worker."""
+    """The phases of an attempt on this worker."""
 
     FETCHING = "fetching"
     QUEUED = "queued"
@@ -27,15 +27,18 @@ class Phase(Enum):
 
 
 class FetchObject(NamedTuple):
-    """Fetch an object into the own store by the first plan that works; answer with `fetched`."""
+    """Fetch an object into this worker's store by the first plan that works; answer with `fetched`
+    or `fetch_failed`.
+    """
 
     ref: Reference
     plans: tuple[Plan, ...]
 
 
 class StartAttempt(NamedTuple):
-    """Run a task; answer with `ended`, exactly once, whatever happens. `at_most`: launch its
-    program once fewer than this number run here; 0: at once. `may_run_children`: inline.
+    """Run a task; answer with `ended` or `inputs_gone`, exactly once. `at_most`: launch the program
+    when fewer than this number of programs run; 0: at once. `may_run_children`: the program may
+    run tasks that it spawns inline.
     """
 
     spec: TaskSpec
@@ -61,7 +64,7 @@ class RecallAttempt(NamedTuple):
 
 
 class DeleteObjects(NamedTuple):
-    """Delete objects from the own store."""
+    """Delete objects from this worker's store."""
 
     objects: tuple[ObjectId, ...]
 
@@ -73,7 +76,7 @@ class AbandonFetch(NamedTuple):
 
 
 class EndProcesses(NamedTuple):
-    """End the processes that wait in the middle of a task under these names: no task continues."""
+    """End the processes that wait for these fixed objects: no task will continue in them."""
 
     objects: tuple[ObjectId, ...]
 
@@ -103,27 +106,30 @@ class Attempt:
         self.slots = needs.slots
         self.memory_bytes = needs.memory_bytes
         self.phase = Phase.FETCHING
-        self.ending: TaskFault | InputsLost | None = None  # why it is being killed
-        self.streams: tuple[ObjectId, ...] = ()  # its outputs that may be read while it writes them
+        self.ending: TaskFault | InputsLost | None = None  # the reason for which it is being killed
+        self.streams: tuple[ObjectId, ...] = ()  # outputs that others may read while it writes
 
-    def is_spare(self, ref: Reference) -> bool:
-        """Whether it runs without one of its inputs, as another of them was enough. A task of that
-        kind is never dispatched eagerly, so no other input of it is a future.
+    def is_unneeded(self, ref: Reference) -> bool:
+        """Return whether an input is an alternative that the attempt does not need: a future of a
+        task with any-of inputs. Such a task is never dispatched eagerly, so its other inputs are no
+        futures.
         """
         return self.spec.any_count > 0 and isinstance(ref, Future)
 
     def knows(self, object_id: ObjectId) -> bool:
-        """Whether it has a location of the whole object, and so does not read it as it grows."""
+        """Return whether the attempt knows a location of the complete object, and so does not read
+        a growing one.
+        """
         return any(ref.id == object_id and type(ref) in _WHOLE for ref in self.inputs)
 
     def reads(self, object_id: ObjectId) -> bool:
-        """Whether its program may read an object as an input."""
-        return any(ref.id == object_id and not self.is_spare(ref) for ref in self.inputs)
+        """Return whether the program may read an object as an input."""
+        return any(ref.id == object_id and not self.is_unneeded(ref) for ref in self.inputs)
 
 
-def given_back(attempt: Attempt) -> TaskReported:
-    """Return the report by which an eagerly dispatched attempt goes back to the master."""
-    fault = TaskFault(RECALLED, "what it waits for is not made here")
+def returned(attempt: Attempt) -> TaskReported:
+    """Return the report that returns an eagerly dispatched attempt to the master."""
+    fault = TaskFault(RECALLED, "no task on this worker produces its inputs")
     return TaskReported(*attempt.key, (), fault, 0.0)
 
 

@@ -34,7 +34,7 @@ class Uploads:
     def unpin(self, object_id: ObjectId) -> None:
         del self._pinned[object_id]
 
-    def came(self, object_id: ObjectId, now_s: float) -> None:
+    def add(self, object_id: ObjectId, now_s: float) -> None:
         """Add an object that a client has uploaded."""
         self._since_s.pop(object_id, None)
         self._since_s[object_id] = now_s
@@ -43,7 +43,7 @@ class Uploads:
         """Add what the store has from an earlier run of the worker, except for outputs of tasks."""
         for object_id in objects:
             if not is_output(object_id):
-                self.came(object_id, now_s)
+                self.add(object_id, now_s)
 
     def unnamed(self, now_s: float, older_than_s: float = NEW_FOR_S) -> list[ObjectId]:
         """List old uploads that are not pinned. Jobs may have named them meanwhile."""
@@ -54,16 +54,16 @@ class Uploads:
         ]
 
     def without_pinned(
-        self, doomed: tuple[ObjectId, ...], kept: set[ObjectId], now_s: float
+        self, objects: tuple[ObjectId, ...], kept: set[ObjectId], now_s: float
     ) -> tuple[ObjectId, ...]:
-        """Return which of `doomed` the worker deletes. A pinned object stays, as an upload that was
-        `kept` and that the master does not know.
+        """Return which of `objects` the worker deletes. A pinned object stays, as an upload that
+        was `kept` and that the master does not know.
         """
-        pinned = [o for o in doomed if o in self._pinned] if self._pinned else []
+        pinned = [o for o in objects if o in self._pinned] if self._pinned else []
         for object_id in pinned:
             kept.add(object_id)
-            self.came(object_id, now_s)
-        deleted = tuple([o for o in doomed if o not in self._pinned]) if pinned else doomed
+            self.add(object_id, now_s)
+        deleted = tuple([o for o in objects if o not in self._pinned]) if pinned else objects
         for object_id in deleted if self._since_s else ():
             self._since_s.pop(object_id, None)
         return deleted

@@ -1,9 +1,10 @@
 """Dispatches tasks eagerly: if one worker will produce all missing inputs of a task, the master
-sends the task to that worker in advance, and the worker starts it by itself.
+sends the task to that worker in advance, and the worker starts it when they are complete.
 
-In the graph the task still waits. When its inputs are there, the master assigns it without another
-message; if they are produced elsewhere or fail, the master cancels the attempt. The attempt has the
-next number of its task, so that late reports about it do no harm.
+In the graph the task still waits. When its inputs are complete, the master marks the task as
+assigned, without another message. If an input fails or is produced elsewhere, the master cancels
+the attempt. The eager attempt uses the task's next attempt number; so later reports about it cannot
+be confused with reports about another attempt.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from ciel.master.state.context import Context
 from ciel.master.state.workers import AttemptKey, WorkerNode
 
 EAGER_MAX = 64
-"""The maximum number of eager tasks per worker; it gets more when half of them are left."""
+"""The maximum number of eager tasks per worker. A worker that has reached it gets more tasks when
+only half of this number is left."""
 INPUTS_MAX = 16
 """Tasks with more inputs are not dispatched eagerly: they usually wait for a long time."""
 SUCCESSORS_MAX = 128
-"""The number of readers of one object that are considered."""
+"""At most this many readers of one object are considered."""
 FAR_MAX_BYTES = 1_000_000
 """A task with a larger input on another worker is not dispatched eagerly: it may run better
 there."""
 
 WASTED_MAX = 2
-"""After so many cancelled eager attempts, a task is dispatched only when it can run: if tasks
-delegate, producers change often."""
+"""After so many cancelled eager attempts, a task is dispatched only when it can run. When tasks
+delegate, the producers of objects change often."""
 WASTED_KEPT_MAX = 1000
 
 
 class EagerDispatch:
-    """The waiting tasks that were dispatched to a worker in advance, and what becomes of them."""
+    """Sends waiting tasks to workers in advance, and cancels those that cannot start there."""
 
     def __init__(self, context: Context) -> None:
         self.tasks: dict[TaskNode, WorkerNode] = {}  # producers before their readers
@@ -45,7 +47,7 @@ class EagerDispatch:
         self._workers = context.table.by_id
         self._retry_states = context.retry_states
         self._context = context
-        self._wasted: dict[TaskNode, int] = {}  # cancelled eager attempts since it last ran
+        self._wasted: dict[TaskNode, int] = {}  # cancelled eager attempts since the task last ran
         self._producers: dict[TaskNode, None] = {}  # their readers may be dispatched now
         # Producers whose readers may be dispatched when the worker has room again.
         self._without_room: dict[WorkerNode, dict[TaskNode, None]] = {}
@@ -69,14 +71,14 @@ class EagerDispatch:
             waiting, graph.newly_waiting = graph.newly_waiting, []
             for task in waiting:
                 self._note_producer(task)
-        for worker in list(self._without_room):
-            if len(worker.eager) <= EAGER_MAX // 2:
-                self._producers.update(self._without_room.pop(worker))
+        for full in list(self._without_room):
+            if len(full.eager) <= EAGER_MAX // 2:
+                self._producers.update(self._without_room.pop(full))
         producers, self._producers = list(self._producers), {}
         for producer in producers:  # the list grows in the loop
-            place = self._place_of(producer)
-            if place is not None:
-                producers += self._send_successors(producer, place)
+            worker = self._worker_of(producer)
+            if worker is not None:
+                producers += self._send_successors(producer, worker)
 
     def _note_producer(self, task: TaskNode) -> None:
         if task.state is WAITING and len(task.spec.inputs) <= INPUTS_MAX:
@@ -84,13 +86,13 @@ class EagerDispatch:
             for object_id in task.spec.inputs:
                 node = nodes[object_id]
                 if node.ref is None and node.producer is not None:
-                    if self._place_of(node.producer) is not None:
+                    if self._worker_of(node.producer) is not None:
                         self._producers[node.producer] = None
                     return
 
-    def _place_of(self, producer: TaskNode | None) -> WorkerNode | None:
-        """Return the worker on which a task will certainly produce its outputs. The reader of a
-        stream does not count yet.
+    def _worker_of(self, producer: TaskNode | None) -> WorkerNode | None:
+        """Return the worker on which a task will certainly produce its outputs; None if that is not
+        certain, as for a task that reads a stream.
         """
         if producer is None:
             return None
@@ -101,7 +103,9 @@ class EagerDispatch:
         return self.tasks.get(producer)
 
     def _send_successors(self, producer: TaskNode, worker: WorkerNode) -> list[TaskNode]:
-        """Dispatch readers of a task, as many as the worker has slots; return them."""
+        """Dispatch readers of a task's outputs, at most as many as the worker has slots; return
+        them.
+        """
         sent: list[TaskNode] = []
         room = worker.facts.slots
         for object_id in producer.outputs:
@@ -126,9 +130,9 @@ class EagerDispatch:
             or spec.id in self._retry_states
         ):
             return False
-        if task.job.is_cancelled:  # the job is cancelled in slices, and this task is still waiting
+        if task.job.is_cancelled:  # the cancellation, in slices, has not reached this task yet
             return False
-        if spec.any_count or spec.needs.delay_s:  # its inputs depend on the time of its start
+        if spec.any_count or spec.needs.delay_s:  # it may start later, or with other inputs
             return False
         if self._wasted and self._wasted.get(task, 0) >= WASTED_MAX:
             return False
@@ -151,7 +155,7 @@ class EagerDispatch:
         """Whether one worker will produce all missing inputs of a task."""
         nodes = [self._graph.objects.nodes[object_id] for object_id in task.spec.inputs]
         return all(
-            type(node.ref) in CONSUMABLE or self._place_of(node.producer) is worker
+            type(node.ref) in CONSUMABLE or self._worker_of(node.producer) is worker
             for node in nodes
         )
 
@@ -164,11 +168,11 @@ class EagerDispatch:
         for peer, message in worker.assignment(task, task.attempt + 1, inputs):
             self._context.send(peer, message)
 
-    # --- what becomes of them ---------------------------------------------------------------------
+    # --- starts and cancellations -----------------------------------------------------------------
 
     def claim(self, task: TaskNode, worker: WorkerNode) -> bool:
-        """Remove a task that is to be assigned to the worker to which it was dispatched; return
-        False if it was not dispatched there, or cannot run there.
+        """Remove an eager task that the master now assigns to the worker that has it already.
+        Return False if the task was not dispatched to this worker, or cannot run there.
         """
         if self.tasks.get(task) is not worker:
             return False
@@ -188,18 +192,18 @@ class EagerDispatch:
         return True
 
     def find(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Return the task of an eager attempt that a worker reports on, if there is one."""
+        """Return the task of an eager attempt that a worker reports; None for other attempts."""
         task = self._graph.tasks.get(task_id)
         if task is None or self.tasks.get(task) is not worker or attempt != task.attempt + 1:
             return None
         return task
 
     def ended(self, task: TaskNode) -> None:
-        """Note that a worker has ended an eager attempt."""
+        """Remove an eager attempt that ended without being assigned."""
         self._forget(task)
         task.attempt += 1
         self._wasted[task] = self._wasted.get(task, 0) + 1
-        self._graph.disturbed = True  # its readers may have been dispatched because of it
+        self._graph.disturbed = True  # eager attempts of its readers may depend on it
 
     def cancel(self, task: TaskNode) -> AttemptKey:
         """Cancel an eager attempt; it occupies the worker until the worker reports its end."""
@@ -219,13 +223,15 @@ class EagerDispatch:
             self._wasted = {task: n for task, n in self._wasted.items() if task.job is not job}
 
     def produced_elsewhere(self, object_id: ObjectId) -> None:
-        """Note that an object was produced elsewhere than expected."""
+        """Cancel the eager attempts that wait for an object which another worker has produced."""
         for task in self._graph.waiting.waiters_of(object_id):
             if task in self.tasks:
                 self.cancel(task)
 
     def check(self) -> None:
-        """Cancel eager attempts that cannot start on their workers, if the graph was disturbed."""
+        """Cancel eager attempts that cannot start on their workers any more, if the graph has
+        changed in a way that can cause this (`disturbed`).
+        """
         while self._graph.disturbed:
             self._graph.disturbed = False
             if len(self._wasted) > WASTED_KEPT_MAX:
@@ -247,7 +253,7 @@ class EagerDispatch:
         del self.tasks.pop(task).eager[task]
 
     def problems(self) -> list[str]:
-        """Return every broken link; for tests, after each tick."""
+        """Return the broken invariants; tests check them after each tick."""
         found = []
         for task, worker in self.tasks.items():
             if task not in worker.eager or self._workers.get(worker.facts.id) is not worker:

@@ -45,7 +45,7 @@ class Played:
             HERE, "this host", slots, starts_locally=local, memory_bytes=memory_bytes
         )
         self.now_s = 100.0
-        self.machine.master_said(
+        self.machine.master_message(
             MeetWorkers((Neighbour(THERE, "that host"), Neighbour(BEYOND, "other host"))), 0.0
         )
 
@@ -63,7 +63,7 @@ class Played:
         self.machine.discard_reports()
 
     def assign(self, spec: TaskSpec, *inputs: Reference, attempt: int = 1) -> None:
-        self.machine.master_said(AssignTask(spec, attempt, inputs), self.now_s)
+        self.machine.master_message(AssignTask(spec, attempt, inputs), self.now_s)
 
     def run(self, spec: TaskSpec) -> None:
         """Assign a task that starts at once."""
@@ -71,10 +71,10 @@ class Played:
         self.comes(start(spec))
 
     def cancel(self, spec: TaskSpec, attempt: int = 1) -> None:
-        self.machine.master_said(CancelTask(spec.id, attempt), self.now_s)
+        self.machine.master_message(CancelTask(spec.id, attempt), self.now_s)
 
     def recall(self, spec: TaskSpec) -> None:
-        self.machine.master_said(RecallTasks(((spec.id, 1),)), self.now_s)
+        self.machine.master_message(RecallTasks(((spec.id, 1),)), self.now_s)
 
     def fetched(self, object_id: str) -> None:
         self.machine.fetched(ObjectId(object_id), self.now_s, 5000)
