@@ -35,28 +35,28 @@ _USAGE = "usage: ciel COMMAND [OPTION…] [ARG…]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the first word names; return the exit status, and never raise."""
+    """Run the command that the first argument names; return the exit status. Raises nothing."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["--version"]:
-        return _tell(f"ciel {__version__}")
+        return _print_text(f"ciel {__version__}")
     if words and words[0] in ("-h", "--help", "help"):
-        return _tell(_help())
+        return _print_text(_help())
     if not words:
         print(_help(), file=sys.stderr)
         return 2
     name, *rest = words
     if name not in COMMANDS:
-        from ciel.cli.parsing.parser import likely
+        from ciel.cli.parsing.parser import suggestion
 
-        unknown = f"there is no command {name!r}{likely(name, COMMANDS)}"
+        unknown = f"there is no command {name!r}{suggestion(name, COMMANDS)}"
         print(f"ciel: {unknown}; ciel --help lists them", file=sys.stderr)
         return 2
     module = f"ciel.cli.commands.{COMMANDS[name][0]}"
-    return start(module, name, rest, is_process=argv is None)
+    return run_command(module, name, rest, is_process=argv is None)
 
 
-def _tell(text: str) -> int:
-    """Print a text; return the exit status, which also tells of errors of standard output."""
+def _print_text(text: str) -> int:
+    """Print a text; return the exit status, which is 1 if standard output cannot be written."""
     from ciel.cli.outcome import conclude
     from ciel.cli.output.printing import print_text
 
@@ -67,12 +67,12 @@ def _tell(text: str) -> int:
     return conclude(command)
 
 
-def start(module: str, name: str, words: Sequence[str], *, is_process: bool) -> int:
-    """Run `main` of a module; return the exit status, and never raise. `is_process`: the process
-    runs nothing else.
+def run_command(module: str, name: str, words: Sequence[str], *, is_process: bool) -> int:
+    """Run `main` of a command's module; return the exit status. Raises nothing. `is_process`: the
+    process runs only this command.
     """
     if is_process:
-        gc.disable()  # modules stay in memory, and collections take a tenth of the start time
+        gc.disable()  # imported modules stay, and collections take a tenth of the start time
     try:
         from ciel.cli.outcome import conclude  # which imports the client
     except KeyboardInterrupt:  # the import takes a while

@@ -1,11 +1,13 @@
-"""Signal-safe locks: they replace `threading.Condition` and `threading.Event`, and stay valid after
-Ctrl-C and after a fork.
+"""Signal-safe locks, which replace `threading.Condition` and `threading.Event`.
 
-An interrupt may come between any two bytecodes of the main thread. Entering `with` on a lock that
-is written in C is one step: the lock is acquired and the block is entered, or neither.
-`Condition.__enter__` and `Condition.wait` are Python: an interrupt there leaves the lock acquired
-for ever, or has it released twice. So these classes extend a lock in C, and a waiting thread holds
-no lock.
+They stay valid after Ctrl-C. In a forked child, `Changes` and `Flag` raise ForkedError instead of
+blocking for ever.
+
+Ctrl-C may interrupt the main thread between any two bytecodes. Entering `with` on a lock that is
+written in C is one step: the thread acquires the lock and enters the block, or neither. The
+`threading` classes are written in Python: an interrupt in `Condition.__enter__` or `Condition.wait`
+leaves the lock acquired for ever, or releases it twice. So these classes extend a lock in C, and a
+waiting thread holds no lock.
 """
 
 from __future__ import annotations
@@ -19,45 +21,43 @@ from ciel.client.errors import ForkedError
 from ciel.client.forks import register_fork
 
 
-class Condition(RLock):  # type: ignore[misc]  # it is final in its stub alone
-    """A signal-safe lock with those methods of `threading.Condition` that `concurrent.futures`
-    uses.
-    """
+class Condition(RLock):  # type: ignore[misc]  # the stub declares it final
+    """A signal-safe `threading.Condition`, as far as `concurrent.futures` uses it."""
 
     _waiting: Sequence[LockType] = ()
 
-    def news(self) -> LockType:
-        """Return a lock that can be acquired after the next change; the caller holds this lock."""
-        news = allocate_lock()
-        news.acquire()
-        self._waiting = [*self._waiting, news]
-        return news
+    def change_lock(self) -> LockType:
+        """Return a lock that `notify_all` releases. The caller must hold this condition."""
+        change_lock = allocate_lock()
+        change_lock.acquire()
+        self._waiting = [*self._waiting, change_lock]
+        return change_lock
 
     def notify_all(self) -> None:
         """Wake all waiting threads; the caller holds the lock."""
-        for news in self._waiting:
-            if news.locked():  # otherwise an interrupt came here the last time
-                news.release()
+        for change_lock in self._waiting:
+            if change_lock.locked():  # else an interrupt ended an earlier call after the release
+                change_lock.release()
         self._waiting = ()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the next change; return False after the timeout. The caller holds the lock,
-        once; it holds the lock again afterwards, also if this raises.
+        """Wait for `notify_all`; return False after the timeout. The caller must have acquired this
+        lock exactly once. It holds the lock again afterwards, even if this raises.
         """
-        news = self.news()
+        change_lock = self.change_lock()
         try:
             self.release()
-            return news.acquire(timeout=-1.0 if timeout_s is None else max(0.0, timeout_s))
+            return change_lock.acquire(timeout=-1.0 if timeout_s is None else max(0.0, timeout_s))
         finally:
             interrupt: BaseException | None = None
-            while True:  # here, since an interrupt may also come at the start of a function
+            while True:  # inline: an interrupt may also come at the start of a function
                 try:
                     if not self._is_owned():  # type: ignore[attr-defined]  # as above
                         self.acquire()
                     break
                 except BaseException as error:
                     interrupt = error
-            self._waiting = [other for other in self._waiting if other is not news]
+            self._waiting = [other for other in self._waiting if other is not change_lock]
             if interrupt is not None:
                 raise interrupt
 
@@ -70,17 +70,17 @@ class Condition(RLock):  # type: ignore[misc]  # it is final in its stub alone
             with self:
                 if condition():
                     return True
-                news = self.news()
+                change_lock = self.change_lock()
             left_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            if not news.acquire(timeout=left_s):
+            if not change_lock.acquire(timeout=left_s):
                 with self:
-                    self._waiting = [other for other in self._waiting if other is not news]
+                    self._waiting = [other for other in self._waiting if other is not change_lock]
                     return condition()
 
 
 class Changes(Condition):  # type: ignore[misc]  # as above
-    """A lock for state that changes. Acquiring it in a forked child raises ForkedError: the thread
-    that holds it may not exist in the child.
+    """A condition for one object's state. Acquiring it in a forked child raises ForkedError: the
+    child does not have the thread that may hold the lock.
     """
 
     def __init__(self) -> None:
@@ -88,18 +88,18 @@ class Changes(Condition):  # type: ignore[misc]  # as above
         register_fork(self)
 
     def forked(self) -> None:
-        """Refuse all use: this is a copy in a forked child."""
+        """Make every acquisition raise ForkedError; called in a forked child."""
         self.__class__ = _Forked
 
 
 class _Forked(Changes):  # type: ignore[misc]  # as above
-    """Such a lock in a forked child."""
+    """A `Changes` in a forked child."""
 
     def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool:
         raise ForkedError(self.owner_pid, os.getpid())
 
     def __exit__(self, *error: object) -> None:
-        """Leave a block that was entered before the fork."""
+        """Do nothing: a block that was entered before the fork may end in the child."""
 
 
 class Flag:
@@ -122,5 +122,5 @@ class Flag:
             self._is_set = False
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set; return False after the timeout."""
+        """Wait until the flag is set; return False after the timeout."""
         return self._changed.wait_for(self.is_set, timeout_s)

@@ -89,7 +89,7 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
     assert submit._files([first]) == {"f": first}
     with pytest.raises(UsageError, match="has the same name"):
         submit._files([first, second])
-    with pytest.raises(UsageError, match="there is no such file"):
+    with pytest.raises(UsageError, match="does not exist"):
         submit._files([tmp_path / "none"])
     with pytest.raises(UsageError, match="is not a regular file"):
         submit._files([tmp_path])

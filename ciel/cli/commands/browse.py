@@ -17,7 +17,7 @@ from ciel.cli.outcome import Status
 from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.parsing.options import add_cluster_options, make_parser
 
-_ENTRANCE: Final = "/control/browse/enter"
+_LOGIN_PATH: Final = "/control/browse/enter"
 _EPILOG: Final = """\
 The link works once, within a minute, and only on the master's host. It gives the browser a cookie,
 with which it can read the pages for 12 hours and change nothing. From another computer, forward the
@@ -26,7 +26,7 @@ master's port first: ssh -L PORT:127.0.0.1:PORT HOST.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Print a link to the pages, and open it where a browser can be shown."""
+    """Print a link to the pages; open it in a browser if there is a display."""
     parser = make_parser("ciel browse", "Open the cluster's pages in the browser.", _EPILOG)
     parser.add_argument("--no-open", action="store_true", help="only print the link")
     add_cluster_options(parser)
@@ -41,14 +41,18 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def make_link(found: MasterLocation, now_s: float) -> str:
-    """Return a link that lets one browser in; a key that may do more is not in it."""
+    """Return a link that lets one browser read the pages, once.
+
+    The link contains no key, only a ticket. The ticket is made with the key of the role `read`
+    where the key that was found can derive it.
+    """
     key = found.key.derive(Role.READ) or found.key
-    ticket = make_ticket(key, "GET", urlsplit(found.url).netloc, _ENTRANCE, now_s)
-    return f"{found.url}{_ENTRANCE}?ticket={quote(ticket.partition(' ')[2], safe='')}"
+    ticket = make_ticket(key, "GET", urlsplit(found.url).netloc, _LOGIN_PATH, now_s)
+    return f"{found.url}{_LOGIN_PATH}?ticket={quote(ticket.partition(' ')[2], safe='')}"
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
-    """Return whether a browser would have a window. Browsers for terminals would take over this
-    one, so they are opened only if `BROWSER` names one.
+    """Return whether a browser would have its own window. Text browsers would take over this
+    terminal, so one is opened only if the variable `BROWSER` names it.
     """
     return any(environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))

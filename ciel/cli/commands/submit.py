@@ -46,32 +46,33 @@ from ciel.execution.report import visible
 
 _BLOCK_BYTES = 1 << 20  # as GNU parallel's
 _PIECES_PER_SLOT = 2
-"""How many pieces of standard input are submitted at a time: more would only fill the store."""
+"""How many pieces of standard input are submitted at a time for each slot of the cluster: more
+pieces would only fill the store."""
 
 Elements = Known | Lines | Pieces
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Submit the job; unless it is detached, wait for its results and print them."""
+    """Submit the job; unless `--detach` is given, wait for its results and print them."""
     args = parse(words)
     env = assignments("--env", args.env, os.environ)
     is_array = args.is_array
-    own, inputs = _split(args.inputs, is_array)
-    own_objects, objects = _split(args.objects, is_array)
+    element_inputs, inputs = _split(args.inputs, is_array)
+    element_objects, objects = _split(args.objects, is_array)
     files = _files([Path(path) for path in inputs])
     argv = _program(args.program, files)
     context = _context(args)
     elements = _elements(args)
     if is_array and not args.pipe and args.each_line != "-":
-        standard_input.tell_unread()
+        standard_input.warn_if_unread()
     files_out = ResultFiles(args.out, is_array) if args.out and not args.collect else None
     name = args.name or visible(os.path.basename(argv[0]))
-    reach = connect if args.detach else connect_or_start
-    client = reach(args, "ciel submit")
+    connector = connect if args.detach else connect_or_start
+    client = connector(args, "ciel submit")
     with closing(client):
-        sent = _objects(client, objects, files)
-        sent |= {name: client.upload(path) for name, path in files.items()}
-        own_objects = [_fixed_last(client, assignment) for assignment in own_objects]
+        references = _objects(client, objects, files)
+        references |= {name: client.upload(path) for name, path in files.items()}
+        element_objects = [_resolve_last(client, each) for each in element_objects]
         stdin = None if is_array else standard_input.upload(client, visible(args.program[0]))
         job = client.job(
             name[:JOB_NAME_MAX_LENGTH], detached=args.detach, keep=args.keep, store=args.store,
@@ -79,8 +80,15 @@ def main(prog: str, words: Sequence[str]) -> int:
         )  # fmt: skip
         template = Template(argv, env)
         with cancelling(client, job):
-            run = _adder(
-                client, job, elements, args, template, sent, _PerElement(own, own_objects), stdin
+            run = _task_adder(
+                client,
+                job,
+                elements,
+                args,
+                template,
+                references,
+                _PerElement(element_inputs, element_objects),
+                stdin,
             )
             if files_out is not None:
                 run = files_out.clearing(run)
@@ -100,10 +108,10 @@ def main(prog: str, words: Sequence[str]) -> int:
                     client, job, args.json, "output --follow" if args.follow else "wait"
                 )
             outputs = Outputs(client, job, files_out, args, collected)
-            return _follow(client, job, array, elements, template, outputs, args)
+            return _run_attached(client, job, array, elements, template, outputs, args)
 
 
-def _follow(
+def _run_attached(
     client: Client,
     job: Job,
     array: Array[Element],
@@ -134,7 +142,7 @@ def _follow(
                 lambda: job.cancel("nobody reads its output"),
             )
             job.on_growing = following.begin
-            stack.callback(following.raise_error)  # it is the reason of the cancellation
+            stack.callback(following.raise_error)  # the error caused the cancellation
         if args.stderr:
             client.show_prints(job, progress, lambda task: task.name if args.is_array else "")
         for batch in array.results():
@@ -160,18 +168,22 @@ class _PerElement:
         self._inputs = inputs
         self._objects = objects
 
-    def bring(
-        self, client: Client, element: Element, sent: Mapping[str, Reference]
+    def upload(
+        self, client: Client, element: Element, references: Mapping[str, Reference]
     ) -> Mapping[str, Reference]:
-        """Return all files of an element, by name; raises UsageError, and what `Client.upload`
-        does.
+        """Upload the files of an element; return all its files by name, those that all elements
+        share included. Raises UsageError, and the errors of `Client.upload`.
         """
         if not (self._inputs or self._objects):
-            return sent
+            return references
         files = _files([Path(substitute(path, element)) for path in self._inputs])
         wanted = [substitute(assignment, element) for assignment in self._objects]
-        found = _objects(client, wanted, {**files, **dict.fromkeys(sent, Path())})
-        return {**sent, **found, **{name: client.upload(path) for name, path in files.items()}}
+        found = _objects(client, wanted, {**files, **dict.fromkeys(references, Path())})
+        return {
+            **references,
+            **found,
+            **{name: client.upload(path) for name, path in files.items()},
+        }
 
     def executables(self, element: Element) -> list[str]:
         """Return the names of the files that are executable."""
@@ -182,16 +194,16 @@ def _executables(paths: Sequence[str]) -> list[str]:
     return [os.path.basename(path) for path in paths if os.access(path, os.X_OK)]
 
 
-def _split(given: Sequence[str], is_array: bool) -> tuple[list[str], list[str]]:
-    """Separate the texts with a placeholder for an element from the texts that are equal for
-    all.
+def _split(values: Sequence[str], is_array: bool) -> tuple[list[str], list[str]]:
+    """Separate the values that contain `{}`, and so differ from element to element, from the values
+    that are the same for all elements.
     """
-    own = [text for text in given if is_array and has_place(text)]
-    return own, [text for text in given if text not in own]
+    of_elements = [value for value in values if is_array and has_place(value)]
+    return of_elements, [value for value in values if value not in of_elements]
 
 
-def _fixed_last(client: Client, assignment: str) -> str:
-    """Replace `last` in an `--object`: it means the last job before this one."""
+def _resolve_last(client: Client, assignment: str) -> str:
+    """Replace `last` in an `--object` by the number of the last job before this one."""
     name, _, text = assignment.partition("=")
     if not text.startswith("last:"):
         return assignment
@@ -206,21 +218,21 @@ def _in_order(args: argparse.Namespace) -> bool:
 
 
 def _at_once(client: Client, args: argparse.Namespace) -> int:
-    """Return how many elements may be submitted and not finished at a time."""
-    given = [args.jobs or 0, args.array.at_once if args.array is not None else 0]
-    at_once = min([number for number in given if number], default=UNSETTLED_MAX)
+    """Return how many submitted elements may be unfinished at a time."""
+    limits = [args.jobs or 0, args.array.at_once if args.array is not None else 0]
+    at_once = min([limit for limit in limits if limit], default=UNSETTLED_MAX)
     if args.pipe and not args.detach:
         at_once = min(at_once, max(1, client.slot_count()) * _PIECES_PER_SLOT)
     return at_once
 
 
-def _adder(
+def _task_adder(
     client: Client,
     job: Job,
     elements: Elements,
     args: argparse.Namespace,
     template: Template,
-    sent: Mapping[str, Reference],
+    references: Mapping[str, Reference],
     per_element: _PerElement,
     stdin: Reference | None,
 ) -> Callable[[Element], Future]:
@@ -231,15 +243,15 @@ def _adder(
 
     def run(element: Element) -> Future:
         try:
-            words, env = template.fill(element)
+            argv, env = template.fill(element)
         except ValueError as error:
             raise UsageError(f"{elements.place(element)} {error}") from None
-        files = per_element.bring(client, element, sent)
+        files = per_element.upload(client, element, references)
         read = inputs
         if element.content is not None:
             read = [client.upload_content(element.content, elements.place(element))]
         return job.run(
-            words, inputs=read, files=files, env=env,
+            argv, inputs=read, files=files, env=env,
             executables=executables + per_element.executables(element), needs=needs,
             name=str(element.number), streams=args.follow,
             collects=patterns_of(args.collect, element),
@@ -248,7 +260,7 @@ def _adder(
     return run
 
 
-# --- what runs, and with which files --------------------------------------------------------------
+# --- the program and its files --------------------------------------------------------------------
 
 
 def _elements(args: argparse.Namespace) -> Elements:
@@ -262,11 +274,13 @@ def _elements(args: argparse.Namespace) -> Elements:
 
 
 def _context(args: argparse.Namespace) -> CallerContext:
-    """Return the directory and the environment of the program; raises ContextError."""
+    """Return the directory and the environment of the program; raises ContextError, and UsageError
+    for options that exclude each other.
+    """
     if args.cwd is not None and (args.inputs or args.objects):
-        given = "--in" if args.inputs else "--object"
+        option = "--in" if args.inputs else "--object"
         raise UsageError(
-            f"{given} sends files into the task's own directory, where the program then runs: "
+            f"{option} sends files into the task's own directory, where the program then runs: "
             "remove --cwd"
         )
     variables: dict[str, str] | None = {} if args.clean_env else None
@@ -275,13 +289,13 @@ def _context(args: argparse.Namespace) -> CallerContext:
 
 def _say_deleted(text: str, args: argparse.Namespace) -> None:
     """Print that files of the program were deleted with its directory, and how to keep them."""
-    why = "--scratch" if args.scratch else "--in" if args.inputs else "--object"
-    say(f"{text.strip()}; without {why} it runs in this directory, where they stay")
+    option = "--scratch" if args.scratch else "--in" if args.inputs else "--object"
+    say(f"{text.strip()}; without {option} it runs in this directory, where they stay")
 
 
 def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> list[str]:
-    """Return the command line, checked. A program with a slash is a path from the current
-    directory, unless `--in` sends that file: then it runs in the directory of the task.
+    """Check and return the command line. A program name with a slash is a path relative to the
+    current directory, unless `--in` sends that file: then the task's directory contains it.
     """
     program, *arguments = words
     if not program:
@@ -296,11 +310,11 @@ def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> l
 
 
 def _objects(
-    client: Client, given: Sequence[str], files: Mapping[str, Path]
+    client: Client, wanted: Sequence[str], files: Mapping[str, Path]
 ) -> dict[str, Reference]:
-    """Look up the objects of `--object`; return them by the names that programs see."""
+    """Look up the objects of `--object`; return them by the names of their files."""
     found: dict[str, Reference] = {}
-    for assignment in given:
+    for assignment in wanted:
         from ciel.cli.jobs.objects import content_of, find_object  # few commands need it
 
         name, _, text = assignment.partition("=")
@@ -319,8 +333,8 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for path in paths:
         if not path.is_file():
-            reason = "is not a regular file" if path.exists() else "there is no such file"
-            raise UsageError(f"--in {path}: {reason}")
+            reason = "is not a regular file" if path.exists() else "does not exist"
+            raise UsageError(f"--in {path}: the file {reason}")
         if path.name in files:
             raise UsageError(f"--in {path}: {files[path.name]} has the same name")
         files[path.name] = path
@@ -331,11 +345,11 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def _counts(
-    job: Job, array: Array[Element], elements: Elements, slots_taken: RunningCount
+    job: Job, array: Array[Element], elements: Elements, running_count: RunningCount
 ) -> Counts:
     summary = job.summary
     assigned = summary.counts.get(str(TaskState.ASSIGNED), 0) if summary else 0
-    running = slots_taken.among(assigned)
+    running = running_count.among(assigned)
     submitted, failed = array.submitted, job.failed_count // array.wanted_each
     done = job.settled_count // array.wanted_each - failed
     running = max(0, min(running, submitted - done - failed))

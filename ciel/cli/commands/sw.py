@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ciel.cli.outcome import UsageError
-from ciel.cli.parsing.parser import likely
+from ciel.cli.parsing.parser import suggestion
 
 VERBS = ("check", "fmt")
 
@@ -23,7 +23,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     args = parse("ciel sw", words, needs_script=False)
     if args.script is not None:
         script = args.script[0]
-        if not os.path.exists(script) and (hint := likely(script, VERBS)):
+        if not os.path.exists(script) and (hint := suggestion(script, VERBS)):
             raise UsageError(f"{script}: there is no such file{hint}")
         return run_script(args, "ciel sw", *args.script)
     from ciel.cli.skywriting.prompt import run_prompt

@@ -11,7 +11,7 @@ from ciel.cli.output.following import Following, rest_of
 from ciel.cli.output.printing import write_output, write_unlocked
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError
-from ciel.client.jobs.failed_output import printed_before
+from ciel.client.jobs.failed_output import output_of
 from ciel.core.jobs import JobSummary
 from ciel.core.refs import Failure, Reference, Stream, Value
 from ciel.execution.commands import can_be_followed
@@ -103,7 +103,7 @@ class LiveOutput:
         read to its end.
         """
         if isinstance(ref, Failure):
-            self._short.append(printed_before(self._client, ref).content[start:])
+            self._short.append(output_of(self._client, ref).content[start:])
         elif isinstance(ref, Value):
             self._short.append(ref.content[start:])
         else:

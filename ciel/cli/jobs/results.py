@@ -25,7 +25,7 @@ from ciel.cli.submission.result_files import FAILED
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError, TaskFailedError, WaitTimeoutError
 from ciel.client.jobs import LOSS_NOTICE_S
-from ciel.client.jobs.failed_output import printed_before
+from ciel.client.jobs.failed_output import output_of
 from ciel.core.jobs import JobState, JobSummary
 from ciel.core.refs import Failure, Reference, Value
 from ciel.execution.report import visible
@@ -130,7 +130,7 @@ class _Output:
         self, number: int, name: str, failure: Failure, facts: dict[str, Any], start: int
     ) -> None:
         """Print the output of a failed run, as `ciel submit` does."""
-        content = printed_before(self._client, failure).content
+        content = output_of(self._client, failure).content
         if not content:
             return
         if self._directory is not None:

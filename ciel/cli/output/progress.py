@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ciel.client.jobs import Job
 
 _REDRAW_S = 0.2
-_PLAIN_S = 30.0  # between lines where nothing can be redrawn
-_ASKED_EVERY_S = 0.5
+_PLAIN_S = 30.0  # between two lines on a stream that is not a terminal
+_POLL_S = 0.5
 _RATE_OVER_S = 20.0  # the time span over which the rate is measured
-_USUAL_COLUMNS = 80
+_DEFAULT_COLUMNS = 80
 _RED, _GREEN, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _ERASE = "\r\x1b[K"
 
@@ -51,22 +51,23 @@ class Counts(NamedTuple):
 
 
 class RunningCount:
-    """Estimates how many tasks of a job run. The master also counts tasks as assigned that wait on
-    a worker; at most as many run as the workers report as running.
+    """Estimates how many tasks of a job run. The master counts a task as assigned even while it
+    waits on its worker. So the estimate is at most the number of busy slots that workers report,
+    divided by the slots of a task.
     """
 
     def __init__(self, client: Client, slots: int = 1) -> None:
         self._client = client
         self._slots = slots  # of each task
         self._busy = 0
-        self._asked_s = -_ASKED_EVERY_S
+        self._polled_s = -_POLL_S
 
     def among(self, assigned: int) -> int:
         """Return how many of the assigned tasks run; may query the master."""
         now_s = time.monotonic()
-        if assigned and now_s >= self._asked_s + _ASKED_EVERY_S:
-            self._asked_s = now_s
-            with suppress(ClientError):  # the wait of the command raises it
+        if assigned and now_s >= self._polled_s + _POLL_S:
+            self._polled_s = now_s
+            with suppress(ClientError):  # the command raises it where it waits for results
                 self._busy = sum(worker["running"] for worker in self._client.ask("workers"))
         return min(assigned, self._busy // self._slots)
 
@@ -104,9 +105,10 @@ def coloured(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class Progress:
-    """A line about a job on a terminal, redrawn regularly and when the size of the terminal
-    changes; elsewhere a plain line every 30 s; nothing with `quiet`. Other output must be printed
-    by `aside`, or written to this object, which is a file, too.
+    """Shows the progress of one job: on a terminal as a line that is redrawn regularly and when the
+    terminal is resized, elsewhere as a new line every 30 s, and not at all with `quiet`.
+
+    Other output must be printed by `aside`, or written to this object, which is also a file.
     """
 
     def __init__(
@@ -130,7 +132,9 @@ class Progress:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._due = threading.Event()  # set to draw before the next regular time
-        self._thread = threading.Thread(target=self._draw_on, name="ciel-progress", daemon=True)
+        self._thread = threading.Thread(
+            target=self._draw_until_stopped, name="ciel-progress", daemon=True
+        )
         self._start_s = time.monotonic()
         self._past: deque[tuple[float, int]] = deque([(self._start_s, 0)])
         self._restore_signal: Callable[[], object] | None = None
@@ -181,7 +185,7 @@ class Progress:
     def flush(self) -> None:
         self._stream.flush()
 
-    def _draw_on(self) -> None:
+    def _draw_until_stopped(self) -> None:
         while not self._stop.is_set():
             self._due.wait(_REDRAW_S if self._live else _PLAIN_S)
             self._due.clear()
@@ -195,8 +199,8 @@ class Progress:
         self._past.append((now_s, counts.done + counts.failed))
         while len(self._past) > 2 and self._past[0][0] < now_s - _RATE_OVER_S:
             self._past.popleft()
-        then_s, then = self._past[0]
-        per_s = (counts.done + counts.failed - then) / max(now_s - then_s, 1e-3)
+        past_s, past_ended = self._past[0]
+        per_s = (counts.done + counts.failed - past_ended) / max(now_s - past_s, 1e-3)
         text = progress_text(self._name, counts, now_s - self._start_s, per_s)
         try:
             if self._live:
@@ -204,15 +208,15 @@ class Progress:
             self._stream.write(f"{_ERASE}{text}" if self._live else f"ciel: {text}\n")
             self._stream.flush()
         except (OSError, ValueError):
-            self._stop.set()  # the terminal is closed; the job goes on
+            self._stop.set()  # the terminal is closed; the job continues
         self._drawn, self._was_shown = self._live, True
 
     def _columns(self) -> int:
-        """Return the present width of the terminal."""
+        """Return the current width of the terminal."""
         try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _USUAL_COLUMNS
+            return os.get_terminal_size(self._stream.fileno()).columns or _DEFAULT_COLUMNS
         except (OSError, ValueError):
-            return _USUAL_COLUMNS
+            return _DEFAULT_COLUMNS
 
     def _paint(self, text: str) -> str:
         if not self._has_colours:
@@ -221,7 +225,7 @@ class Progress:
         return re.sub(r"\d+ done", f"{_GREEN}\\g<0>{_PLAIN}", text)
 
     def _conclude(self) -> None:
-        """Leave a line about the end of the job."""
+        """Print the line that stays after the job has ended."""
         counts = self._counts()
         if counts.total > 1:
             text = summary_text(self._name, counts, time.monotonic() - self._start_s)

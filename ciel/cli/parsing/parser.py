@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Report unknown arguments, and the option that the first one may have meant."""
         options = [name for name in self._option_string_actions if name.startswith("--")]
-        hint = likely(unknown[0].partition("=")[0], options, "--")
+        hint = suggestion(unknown[0].partition("=")[0], options, "--")
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -83,9 +83,9 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
 
-def likely(word: str, known: Iterable[str], prefix: str = "") -> str:
+def suggestion(word: str, known: Iterable[str], prefix: str = "") -> str:
     """Return a hint at the known word that is most similar to a mistyped one; "" if none is
-    similar. `prefix`: what all words start with, and what therefore does not count.
+    similar. `prefix`: a prefix of all known words, which the comparison ignores.
     """
     from difflib import get_close_matches  # only mistakes need it
 

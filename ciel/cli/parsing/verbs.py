@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ciel.cli.connection import connect
 from ciel.cli.outcome import Status, UsageError
 from ciel.cli.parsing.options import add_cluster_options, make_parser
-from ciel.cli.parsing.parser import likely
+from ciel.cli.parsing.parser import suggestion
 from ciel.client.client import Client
 
 
@@ -43,7 +43,7 @@ def show_verbs(command: str, about: str, verbs: Mapping[str, str], words: Sequen
     """Print the verbs, for --help or without a verb; raise UsageError for an unknown verb."""
     name = words[0] if words else ""
     if name not in ("", "-h", "--help", "help"):
-        hint = likely(name, verbs)
+        hint = suggestion(name, verbs)
         raise UsageError(
             f"there is no {command} {name}{hint}; {command} --help lists what there is"
         )

@@ -21,7 +21,7 @@ from ciel.cli.submission.result_files import ResultFiles
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError, TaskFailedError
 from ciel.client.jobs import Job
-from ciel.client.jobs.failed_output import printed_before
+from ciel.client.jobs.failed_output import output_of
 from ciel.core.errors import CielError
 from ciel.core.refs import Concrete, Failure, Reference, Sweetheart, Value
 from ciel.execution.report import visible
@@ -165,7 +165,7 @@ class Outputs:
 
     def _put_printed(self, element: Element, failure: Failure) -> None:
         """Print the output of a failed run, or write it to its own file."""
-        printed = printed_before(self._client, failure)
+        printed = output_of(self._client, failure)
         if not printed.content:
             return
         if self._files is None:
@@ -196,7 +196,7 @@ class Outputs:
             line.update(json_content("element", os.fsencode(element.text)))
         if isinstance(ref, Failure):
             self.failed_count += 1
-            printed = printed_before(self._client, ref).content[:JSON_OUTPUT_MAX_BYTES]
+            printed = output_of(self._client, ref).content[:JSON_OUTPUT_MAX_BYTES]
             failure = {"state": "failed", "reason": ref.reason, "story": ref.text}
             print_json(line | failure | (json_content("output", printed) if printed else {}))
         else:

@@ -43,8 +43,10 @@ def upload(client: Client, program: str) -> Reference | None:
         return client.upload_opened(spool, "standard input")
 
 
-def tell_unread() -> None:
-    """Print a note if standard input has content, which no run reads; never waits."""
+def warn_if_unread() -> None:
+    """Print a note if standard input has content, which no program of an array reads. Does not
+    block.
+    """
     if _kind() in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK) and _available_bytes():
         say(
             "the runs of an array do not read standard input: --each-line - has one run for each "

@@ -135,7 +135,7 @@ class Connection:
                     if len(self._queue) >= _SEND_RECORDS and self._torn is None:
                         self._push()
                     return
-                room = self._changed.news()
+                room = self._changed.change_lock()
             room.acquire()
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""Reads the standard output of failed programs. A failure has the first 4 KiB of it, and names the
-worker that retains the rest.
+"""Reads the standard output of failed programs. A failure contains the first 4 KiB of the output,
+and names the worker that retains the rest.
 """
 
 from __future__ import annotations
@@ -14,44 +14,45 @@ from ciel.core.refs import Failure
 if TYPE_CHECKING:
     from ciel.client.jobs.client import JobClient
 
-_NOT_ITS_OWN = ("DEPENDENCY_FAILED", "CANCELLED")
+_NO_PROGRAM_REASONS = ("DEPENDENCY_FAILED", "CANCELLED")
 
 
-class Printed(NamedTuple):
-    """The output that could be read, and a sentence about the rest, if there is any."""
+class ProgramOutput(NamedTuple):
+    """The part of a program's output that could be read, and why the rest is missing, if it is."""
 
     content: bytes = b""
     missing: str = ""
 
 
-def printed_before(client: JobClient, failure: Failure) -> Printed:
+def output_of(client: JobClient, failure: Failure) -> ProgramOutput:
     """Return the standard output of a program that failed."""
     details = _details(failure)
-    if "stdout" not in details or failure.reason in _NOT_ITS_OWN:
-        return Printed()
+    if "stdout" not in details or failure.reason in _NO_PROGRAM_REASONS:
+        return ProgramOutput()
     try:
         content = base64.b64decode(details["stdout"], validate=True)
         size_bytes = int(details["stdout_bytes"])
     except (KeyError, TypeError, ValueError):
-        return Printed()
+        return ProgramOutput()
     netloc, _, name = details.get("stdout_at", "").partition(" ")
     if not name:
-        return Printed(content)
-    why = "only its beginning is kept"
+        return ProgramOutput(content)
+    reason = "only its beginning is kept"
     try:
         content = b"".join(read_kept(netloc, name, client.location.key))
     except OutputGoneError as error:
-        why = str(error)
+        reason = str(error)
     missing_bytes = size_bytes - len(content)
-    missing = f"{missing_bytes} bytes of its output are missing: {why}"
-    return Printed(content, missing if missing_bytes > 0 else "")
+    missing = f"{missing_bytes} bytes of its output are missing: {reason}"
+    return ProgramOutput(content, missing if missing_bytes > 0 else "")
 
 
 def exit_of(failure: Failure) -> tuple[str, str]:
     """Return the exit status of a failed task's program, and the name of the signal that ended it.
-    Both are empty if they are not known, or if the program never ran.
+    Both are empty if they are unknown, or if the failure is not that of a program: the task was
+    cancelled, or one of its inputs failed.
     """
-    if failure.reason in _NOT_ITS_OWN:
+    if failure.reason in _NO_PROGRAM_REASONS:
         return "", ""
     details = _details(failure)
     return details.get("exit_status", ""), details.get("signal", "")

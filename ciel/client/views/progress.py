@@ -4,8 +4,8 @@
         print(sum(client.map(count, paths)))
 
 The client counts its own calls, by the names of their functions. The master counts programs and the
-tasks that tasks spawn; it is queried after each message that a job has changed. A timer only
-updates the remaining time.
+tasks that tasks spawn; the client queries it after each message that a job has changed. A timer
+updates the remaining time, and finds clients that were opened during the block.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ REDRAWN_S: Final = 0.1
 """The shortest time between two updates of the display."""
 PLAIN_S: Final = 10.0
 """The time between two updates where lines cannot be redrawn."""
-_POLL_S = 1.0  # for the time, and for new clients, which no message reports
+_POLL_S = 1.0  # to update the remaining time, and to find new clients
 _WINDOW_S = 10.0  # the period from which the rate is computed
-_LAST_S = 2.0  # for the last numbers, at the end
+_FINAL_UPDATE_MAX_S = 2.0  # the time that the last update may take
 _BUNDLE = re.compile(r"(\d+) calls of (.*)", re.DOTALL)
 
 
@@ -163,8 +163,9 @@ class Display(Protocol):
 
 
 class Progress:
-    """A context manager that displays the progress of some clients during the block. Within
-    another one it displays nothing. Calls and tasks that were done before do not count.
+    """A context manager that displays the progress of clients during a block. Inside the block of
+    another `Progress` it displays nothing. Calls and tasks that ended before the block do not
+    count.
     """
 
     _shown: Progress | None = None
@@ -179,11 +180,12 @@ class Progress:
         self._has_news = False
         self._is_over = False
         self._thread: threading.Thread | None = None
-        self._clients: dict[int, tuple[WatchedClient, dict[str, Row]]] = {}  # and counts before
+        # With the counts of each client at the start of the block.
+        self._clients: dict[int, tuple[WatchedClient, dict[str, Row]]] = {}
         self._kinds: dict[str, tuple[JobSummary | None, list[dict[str, Any]]]] = {}
         self._past: dict[str, deque[tuple[float, int]]] = {}
-        self._seen_s = time.monotonic()  # the time of the last update
-        self._inner = 0  # how often it was entered within another one, or itself
+        self._updated_s = time.monotonic()  # the time of the last update
+        self._inner = 0  # blocks of this object that are open inside another block
 
     def __enter__(self) -> Self:
         with Progress._guard:
@@ -208,28 +210,28 @@ class Progress:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-        self._thread.join(_LAST_S)
+        self._thread.join(_FINAL_UPDATE_MAX_S)
         for client, _ in self._clients.values():
             client.listen(self._note_change, listens=False)
         with Progress._guard:
             Progress._shown = None
         self._thread = None
 
-    def views(self, *, afresh: bool = False) -> list[View]:
-        """Return the present counts. Queries the masters about jobs that have changed (`afresh`:
-        about all jobs), and may wait for them.
+    def views(self, *, refresh: bool = False) -> list[View]:
+        """Return the current counts. Queries the masters about jobs that have changed (with
+        `refresh`, about all jobs), and may block until they reply.
         """
         self._find_clients()
         rows: dict[str, Row] = {}
         for client, before in self._clients.values():
-            for row in self._rows(client, afresh=afresh):
-                then = before.get(row.name, Row(row.name))
-                done, failed = row.done - then.done, row.failed - then.failed
-                total = row.total - then.done - then.failed
+            for row in self._rows(client, refresh=refresh):
+                start = before.get(row.name, Row(row.name))
+                done, failed = row.done - start.done, row.failed - start.failed
+                total = row.total - start.done - start.failed
                 row = row._replace(done=done, failed=failed, total=total)
                 rows[row.name] = rows.get(row.name, Row(row.name)).with_more(*row[1:])
         views = [self._view(row) for row in rows.values() if row.total]
-        self._seen_s = time.monotonic()
+        self._updated_s = time.monotonic()
         return views
 
     def _find_clients(self) -> None:
@@ -247,17 +249,17 @@ class Progress:
                 self._has_news = True
                 self._changed.notify_all()
 
-    def _rows(self, client: WatchedClient, *, afresh: bool = False) -> list[Row]:
+    def _rows(self, client: WatchedClient, *, refresh: bool = False) -> list[Row]:
         kinds: list[dict[str, Any]] = []
         name = ""
         for job in client.jobs:
             known = self._kinds.get(job.id, (None, []))
-            if job.summary is not None and (afresh or job.summary is not known[0]):
+            if job.summary is not None and (refresh or job.summary is not known[0]):
                 try:
                     summary = job.summary
                     known = self._kinds[job.id] = summary, _kinds_of(client, job.id)
                 except ClientError:
-                    pass  # the master is gone, or cannot be reached now: use the last answer
+                    pass  # the master is unreachable: use its last answer
             kinds += known[1]
             name = name or job.name
         calls = client.open_calls
@@ -265,25 +267,27 @@ class Progress:
 
     def _view(self, row: Row) -> View:
         now_s, ended = time.monotonic(), row.done + row.failed
-        past = self._past.setdefault(row.name, deque([(self._seen_s, 0)]))
+        past = self._past.setdefault(row.name, deque([(self._updated_s, 0)]))
         while len(past) > 1 and past[1][0] < now_s - _WINDOW_S:
             past.popleft()
-        then_s, then = past[0]
+        first_s, first_ended = past[0]
         if now_s > past[-1][0] + _WINDOW_S / 100:
             past.append((now_s, ended))
-        per_s = max(0.0, (ended - then) / (now_s - then_s)) if now_s > then_s else 0.0
+        per_s = max(0.0, (ended - first_ended) / (now_s - first_s)) if now_s > first_s else 0.0
         left = row.total - ended
         left_s = left / per_s if per_s and left > 0 and not row.grows else None
         return View(row, per_s, left_s)
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, signal.valid_signals()
+        )  # the main thread handles them
         while not self._is_over:
             self._changed.wait_for(lambda: self._has_news or self._is_over, _POLL_S)
             self._has_news = False
             self._display.show(self.views(), is_last=False)
             self._changed.wait_for(lambda: self._is_over, REDRAWN_S)
-        self._display.show(self.views(afresh=True), is_last=True)
+        self._display.show(self.views(refresh=True), is_last=True)
 
 
 # --- displays -------------------------------------------------------------------------------------
@@ -295,7 +299,7 @@ class Plain:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._shown_s = time.monotonic()
-        self._said: list[str] = []
+        self._written_lines: list[str] = []
 
     def show(self, views: list[View], *, is_last: bool) -> None:
         now_s = time.monotonic()
@@ -304,11 +308,11 @@ class Plain:
         self._shown_s = now_s
         lines = [f"ciel: {visible(str(view))}\n" for view in views]
         try:
-            self._stream.write("".join([line for line in lines if line not in self._said]))
+            self._stream.write("".join([line for line in lines if line not in self._written_lines]))
             self._stream.flush()
         except (OSError, ValueError):
             pass  # the stream is closed; the program goes on
-        self._said = lines
+        self._written_lines = lines
 
 
 class Lines:
@@ -318,9 +322,11 @@ class Lines:
         from rich.console import Console
         from rich.live import Live
 
-        is_seen = sys.stdout.isatty()  # then the program's output appears above the lines
+        is_terminal = (
+            sys.stdout.isatty()
+        )  # then the output of the program is printed above the lines
         self._live = Live(
-            console=Console(file=stream), auto_refresh=False, redirect_stdout=is_seen,
+            console=Console(file=stream), auto_refresh=False, redirect_stdout=is_terminal,
             redirect_stderr=sys.stderr.isatty(),
         )  # fmt: skip
 
@@ -352,11 +358,11 @@ class Widget:
     """Displays the rows in a notebook, with ipywidgets."""
 
     def __init__(self) -> None:
-        import ipywidgets  # type: ignore[import-untyped]  # it has no types
+        import ipywidgets  # type: ignore[import-untyped]  # the package has no types
         from IPython.display import display
 
         self._widget = ipywidgets.HTML()
-        display(self._widget)  # type: ignore[no-untyped-call]  # nor has this
+        display(self._widget)  # type: ignore[no-untyped-call]  # IPython has no types either
 
     def show(self, views: list[View], *, is_last: bool) -> None:
         self._widget.value = html_of(views)
@@ -384,7 +390,10 @@ def _display(stream: TextIO) -> Display:
             return Widget()
         if stream.isatty():
             return Lines(stream)
-    except (ImportError, ValueError):  # rich or ipywidgets is missing, or the stream is closed
+    except (
+        ImportError,
+        ValueError,
+    ):  # rich or ipywidgets is not installed, or the stream is closed
         pass
     return Plain(stream)
 
