@@ -134,7 +134,8 @@ class Migrator:
         it.
         """
         with self._lock:
-            if object_id not in self._moving and object_id not in self._to_load:
+            # Also while it moves: the end of its eviction may not be recorded yet.
+            if object_id not in self._to_load:
                 self._to_load.append(object_id)
                 self._wake()
 

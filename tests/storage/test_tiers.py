@@ -259,6 +259,27 @@ def test_an_object_stays_readable_if_its_process_is_killed_while_moving_it(
 # Objects that return to the upper level
 
 
+def test_an_object_read_before_its_eviction_is_recorded_is_promoted(
+    tiers: TieredStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_read = threading.Event()
+    end_move = tiers.mover._end_move
+
+    def end_late(object_id: str) -> None:
+        assert object_id != "o0" or is_read.wait(10)
+        end_move(object_id)
+
+    monkeypatch.setattr(tiers.mover, "_end_move", end_late)
+    fill(tiers, 16)
+    until(lambda: places(tmp_path, "o0") == "l")
+    for number in range(8, 16):
+        tiers.delete(f"o{number}")
+    assert tiers.get("o0") == content(0)
+    assert tiers.levels()[0].promoted == 0
+    is_read.set()
+    until(lambda: tiers.levels()[0].promoted == 1)
+
+
 def test_an_object_read_from_the_lower_level_is_promoted_when_there_is_room(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
