@@ -1,7 +1,7 @@
 """Serves FIFOs, each of which transfers one object once, from beginning to end (CIB-23).
 
     with Fifos(directory) as fifos:
-        served = fifos.give(reader.view())
+        served = fifos.serve(reader.view())
         subprocess.run(["sort", served.path])
         served.result.result()            # the number of bytes transferred
 
@@ -105,20 +105,22 @@ class Fifos:
         self._thread = threading.Thread(target=self._serve, name="ciel-fifos", daemon=True)
         self._thread.start()
 
-    def give(self, content: memoryview, *, is_patient: bool = False) -> Served:
-        """Make a FIFO from which a process can read `content` once. The FIFO keeps the content
-        until the transfer ends; with `is_patient` it waits for its reader until `end`.
+    def serve(self, content: memoryview, *, has_timeout: bool = True) -> Served:
+        """Create a FIFO from which a process can read `content` once. The FIFO keeps the content
+        until the transfer ends. Without a timeout it waits for its reader until `end` is called.
         """
-        return self._make(content, None, is_patient=is_patient)
+        return self._create(content, None, has_timeout=has_timeout)
 
     def accept(self, take: Callable[[bytes], object]) -> Served:
-        """Make a FIFO to which a process can write once. The thread calls `take` with the bytes. If
-        `take` raises an exception, the thread closes the FIFO, and the writer gets EPIPE.
+        """Create a FIFO to which a process can write once. The thread calls `take` with the bytes.
+        If `take` raises an exception, the thread closes the FIFO, and the writer gets EPIPE.
         """
-        return self._make(None, take, is_patient=False)
+        return self._create(None, take, has_timeout=True)
 
     def end(self, served: Served) -> None:
-        """Stop serving a FIFO, soon. The result is the number of bytes transferred by then."""
+        """Make the thread stop serving a FIFO. The result is the number of bytes transferred by
+        then.
+        """
         with self._lock:
             if not (self._is_closed or served.is_over):
                 self._ending.append(served)
@@ -149,14 +151,14 @@ class Fifos:
     ) -> None:
         self.close()
 
-    # --- making -----------------------------------------------------------------------------------
+    # --- creation ---------------------------------------------------------------------------------
 
-    def _make(
+    def _create(
         self,
         content: memoryview | None,
         take: Callable[[bytes], object] | None,
         *,
-        is_patient: bool,
+        has_timeout: bool,
     ) -> Served:
         path = str(self._directory / f"fifo-{secrets.token_hex(8)}")
         served = Served(path, content, take)
@@ -167,11 +169,11 @@ class Fifos:
             try:
                 # Open both ends, so that the process that opens the FIFO need not wait for us.
                 served.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-                with suppress(OSError):  # there is a limit for all pipes together
+                with suppress(OSError):  # the total size of all pipes of a user is limited
                     fcntl.fcntl(served.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
                 served.watch = _libc.inotify_add_watch(self._inotify, path.encode(), _IN_OPEN)
                 if served.watch < 0:
-                    raise OSError(ctypes.get_errno(), "inotify has no room", path)
+                    raise OSError(ctypes.get_errno(), "inotify has reached its limit", path)
             except OSError:
                 if served.fd >= 0:
                     os.close(served.fd)
@@ -179,7 +181,7 @@ class Fifos:
                 raise
             self._by_fd[served.fd] = served
             self._by_watch[served.watch] = served
-            if not is_patient:
+            if has_timeout:
                 self._serial += 1
                 due = (time.monotonic() + self._open_timeout_s, self._serial, served)
                 heapq.heappush(self._deadlines, due)
@@ -191,17 +193,17 @@ class Fifos:
 
     def _serve(self) -> None:
         while not self._is_closed:
-            for fd, _ in self._epoll.poll(self._patience()):
+            for fd, _ in self._epoll.poll(self._timeout_s()):
                 if fd == self._bell:
                     os.eventfd_read(self._bell)
                     self._take_ends()
                 elif fd == self._inotify:
                     self._take_opens()
                 else:
-                    self._go_on(fd)
+                    self._transfer_piece(fd)
             self._give_up()
 
-    def _patience(self) -> float | None:
+    def _timeout_s(self) -> float | None:
         with self._lock:
             while self._deadlines and self._deadlines[0][2].watch < 0:
                 heapq.heappop(self._deadlines)  # opened or finished
@@ -252,7 +254,7 @@ class Fifos:
         os.close(before)
         self._epoll.register(served.fd, select.EPOLLIN if is_reading else select.EPOLLOUT)
 
-    def _go_on(self, fd: int) -> None:
+    def _transfer_piece(self, fd: int) -> None:
         """Transfer one piece. The thread holds no lock meanwhile, not even its own."""
         served = self._by_fd.get(fd)
         if served is None:

@@ -26,18 +26,18 @@ from ciel.storage.errors import (
 )
 from ciel.storage.interface import Chunk, ObjectInfo, ObjectReader, ObjectWriter
 
-_NO_ROOM = {
-    "NO_INODES": "all files of its image are in use",
-    "NO_ENTRIES": "all names of its image are in use; a file has one for each core that has it",
-    "LINKS": "a file of its image has the maximum number of names",
+_NO_SPACE = {
+    "NO_INODES": "the image has no free inode",
+    "NO_ENTRIES": "the image has no free directory entry; an object needs one for each core",
+    "LINKS": "a file of the image has the maximum number of names",
 }
 _NO_HANDLES = (
-    "all handles that the image has for this worker are in use, because too many objects are open; "
-    "run fewer tasks at a time (--slots) or give each fewer inputs, or give the image more "
-    "capacity or fewer cores"
+    "the image has no free handle for this worker, because too many objects are open; run fewer "
+    "tasks at a time (--slots), give each task fewer inputs, or create the image with more "
+    "capacity or for fewer cores"
 )
-_NUMBERS = {"BUSY": errno.EBUSY, "NO_CLIENTS": errno.EUSERS}
-_PIPED_MIN_BYTES = 2**16  # copying a smaller object is faster than waking a thread
+_ERRNOS = {"BUSY": errno.EBUSY, "NO_CLIENTS": errno.EUSERS}
+_FIFO_MIN_BYTES = 2**16  # copying a smaller object takes less time than waking a thread
 
 
 def translated(
@@ -48,19 +48,19 @@ def translated(
         return ObjectNotFoundError(object_id)
     if error.reason == "NO_BLOCKS":
         return NoSpaceError(wanted_bytes, available_bytes)
-    if error.reason in _NO_ROOM:
-        return NoSpaceError(max(wanted_bytes, 1), 0, _NO_ROOM[error.reason])
+    if error.reason in _NO_SPACE:
+        return NoSpaceError(max(wanted_bytes, 1), 0, _NO_SPACE[error.reason])
     if error.reason == "NO_HANDLES":  # the image's limit, not the system's
         return ShmfsError(error.operation, error.reason, _NO_HANDLES)
     if error.reason == "CORRUPT":
         return CorruptObjectError(object_id, "image", str(error))
-    if error.reason in _NUMBERS:
-        return StoreSystemError(error.operation, _NUMBERS[error.reason])
+    if error.reason in _ERRNOS:
+        return StoreSystemError(error.operation, _ERRNOS[error.reason])
     return error
 
 
-def recorded(info: Info) -> str | None:
-    """Return the checksum stored as a file's tag; None if it was never computed."""
+def checksum_of(info: Info) -> str | None:
+    """Return the checksum that is stored in a file's tag, None if it was never computed."""
     return f"{info.tag:016x}" if info.tag else None
 
 
@@ -71,13 +71,13 @@ class OwningStore(Protocol):
     readers: OpenObjects
     scheme: str
     block_bytes: int
-    is_in_place: bool
+    writes_in_place: bool
 
     def fifos(self) -> Fifos: ...
     def file_name(self, object_id: str) -> str: ...
     def require_open(self) -> None: ...
     def new_file(self, object_id: str) -> File: ...
-    def new_draft(self, object_id: str) -> UncommittedFile: ...
+    def new_uncommitted(self, object_id: str) -> UncommittedFile: ...
     def free_bytes(self) -> int: ...
     def charge(self, more_bytes: int) -> None: ...
     def done_writing(self, writer: SccWriter, charged_bytes: int) -> None: ...
@@ -85,8 +85,8 @@ class OwningStore(Protocol):
 
 
 class SccReader(ObjectReader):
-    """A committed object, open in place. `path` names a sealed copy: it can be opened while the
-    reader is open, and longer if the store keeps the copy.
+    """An open committed object, read in place. `path` is the path of a sealed copy, which exists
+    while the reader is open, and longer if the store keeps the copy.
     """
 
     def __init__(self, store: OwningStore, object_id: str, file: File) -> None:
@@ -99,8 +99,8 @@ class SccReader(ObjectReader):
         self._file = file
         self._copy_fd = -1
         self._copy_path = ""
-        self._pipes = store.fifos
-        self._piped: Served | None = None
+        self._fifos = store.fifos
+        self._served: Served | None = None
         self._readers = store.readers
         self._readers.add(self)
 
@@ -111,15 +111,15 @@ class SccReader(ObjectReader):
 
     @property
     def piped_path(self) -> str:
-        if self._copy_fd >= 0 or self.size_bytes <= _PIPED_MIN_BYTES:
+        if self._copy_fd >= 0 or self.size_bytes <= _FIFO_MIN_BYTES:
             return self.path
-        if self._piped is None or self._piped.is_opened:
-            self._end_pipe()
+        if self._served is None or self._served.is_opened:
+            self._end_fifo()
             try:
-                self._piped = self._pipes().give(self._file.view(), is_patient=True)
+                self._served = self._fifos().serve(self._file.view(), has_timeout=False)
             except OSError as error:
                 raise StoreSystemError("mkfifo", error.errno or errno.EIO) from error
-        return self._piped.path
+        return self._served.path
 
     @property
     def source(self) -> str:
@@ -140,15 +140,15 @@ class SccReader(ObjectReader):
     def close(self) -> None:
         self._file.close()
         self._readers.discard(self)
-        self._end_pipe()
+        self._end_fifo()
         if self._copy_fd >= 0:
             self._copy_fd = -1
             self._copies.give_back(self._key)
 
-    def _end_pipe(self) -> None:
-        if self._piped is not None:
-            self._pipes().end(self._piped)
-            self._piped = None
+    def _end_fifo(self) -> None:
+        if self._served is not None:
+            self._fifos().end(self._served)
+            self._served = None
 
     def __del__(self) -> None:
         if hasattr(self, "_copy_fd"):
@@ -156,8 +156,8 @@ class SccReader(ObjectReader):
 
 
 class SccWriter(ObjectWriter):
-    """An object that is being written: directly into the image or, once the caller asks for a path
-    or a descriptor, into a draft, for which the image only reserves space.
+    """An object that is being written: directly into the image or, once the caller requests a path
+    or a descriptor, into an `UncommittedFile`, for which the image only reserves space.
     """
 
     def __init__(self, store: OwningStore, object_id: str, hint_bytes: int) -> None:
@@ -166,34 +166,34 @@ class SccWriter(ObjectWriter):
         self._pid = os.getpid()
         self._is_open = True
         self._file: File | None = None
-        self._draft: UncommittedFile | None = None
+        self._uncommitted: UncommittedFile | None = None
         self._written_bytes = 0
         self._charged_bytes = 0
         self._digest = xxhash.xxh3_64()
         self._viewed_bytes = 0
         self._hint_bytes = hint_bytes
-        self._shared = False  # a program may write too: only the file knows the size
+        self._shared = False  # other processes may write, so only the file has its size
         if hint_bytes:
-            self._have_room(hint_bytes)
+            self._reserve(hint_bytes)
 
     @property
     def path(self) -> str:
-        draft = self._in_draft()
+        uncommitted = self._write_uncommitted()
         self._shared = True
-        return draft.path
+        return uncommitted.path
 
     def fileno(self, *, to_write: bool = True) -> int:
-        draft = self._in_draft()
+        uncommitted = self._write_uncommitted()
         self._shared = self._shared or to_write
-        draft.is_lent = True
-        return draft.fileno()
+        uncommitted.is_shared = True
+        return uncommitted.fileno()
 
     @property
     def size_bytes(self) -> int:
         self._require_open()
-        if self._draft is None or not self._shared:
+        if self._uncommitted is None or not self._shared:
             return self._written_bytes
-        return os.fstat(self._draft.current_fd()).st_size
+        return os.fstat(self._uncommitted.current_fd()).st_size
 
     def write(self, chunk: Chunk) -> None:
         self._require_open()
@@ -202,9 +202,9 @@ class SccWriter(ObjectWriter):
             return
         content = content.cast("B")
         size_bytes = self._written_bytes + len(content)
-        if self._draft is not None:
-            self._have_room(size_bytes)
-            self._draft.write(content)
+        if self._uncommitted is not None:
+            self._reserve(size_bytes)
+            self._uncommitted.write(content)
         else:
             self._write_in_place(content, size_bytes)
         self._digest.update(content)
@@ -212,34 +212,34 @@ class SccWriter(ObjectWriter):
 
     def view(self, size_bytes: int) -> memoryview:
         self._require_open()
-        if self._draft is not None or self._written_bytes or not self._store.is_in_place:
+        if self._uncommitted is not None or self._written_bytes or not self._store.writes_in_place:
             return super().view(size_bytes)
-        self._have_room(size_bytes)
+        self._reserve(size_bytes)
         self._written_bytes = self._viewed_bytes = size_bytes
-        return self._have_file().writable(size_bytes) if size_bytes else memoryview(bytearray())
+        return self._require_file().writable(size_bytes) if size_bytes else memoryview(bytearray())
 
     def account(self) -> None:
         self._require_open()
         size_bytes = None
-        if self._draft is not None:
-            self._draft.note_if_full()
-            size_bytes = self._draft.size_now()
-        if not size_bytes:  # commit reports the problem
+        if self._uncommitted is not None:
+            self._uncommitted.note_if_full()
+            size_bytes = self._uncommitted.size_now()
+        if not size_bytes:  # `commit` reports a missing file
             return
         try:
-            self._have_room(size_bytes)
+            self._reserve(size_bytes)
         except NoSpaceError:
-            if not self.may_overrun:  # the draft is outside the image, and may grow meanwhile
+            if not self.may_overrun:  # the file is outside the image, and may grow meanwhile
                 raise
 
     @property
     def may_be_short(self) -> bool:
-        return self._draft is not None and self._shared and self._draft.may_be_short
+        return self._uncommitted is not None and self._shared and self._uncommitted.may_be_short
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         self._require_open()
-        if self._draft is not None:
-            fd = self._draft.current_fd() if self._shared else self._draft.fileno()
+        if self._uncommitted is not None:
+            fd = self._uncommitted.current_fd() if self._shared else self._uncommitted.fileno()
             return os.pread(fd, length_bytes, offset_bytes)
         if self._file is None:
             return b""
@@ -249,31 +249,31 @@ class SccWriter(ObjectWriter):
 
     def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
         self._require_open()
-        if self._draft is not None and self._shared:
-            self._draft.expect_all()
-        if self._draft is None or self._written_bytes or self._hint_bytes or not is_alone:
+        if self._uncommitted is not None and self._shared:
+            self._uncommitted.require_complete()
+        if self._uncommitted is None or self._written_bytes or self._hint_bytes or not is_alone:
             return super().take(max_bytes)
-        if (self._draft.size_now() or 0) > max_bytes:
+        if (self._uncommitted.size_now() or 0) > max_bytes:
             return None
-        content = self._draft.take_back() if self._pid == os.getpid() else None
+        content = self._uncommitted.take_back() if self._pid == os.getpid() else None
         if content is None:
             return super().take(max_bytes)
-        self._draft = None
+        self._uncommitted = None
         self.abort()
         return content
 
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         self._require_open()
-        if self._draft is not None:
-            size_bytes, found = self._copy_in(self._draft)
+        if self._uncommitted is not None:
+            size_bytes, found = self._copy_in(self._uncommitted)
         elif self._viewed_bytes:
             size_bytes, found = self._take_over()
         else:
             size_bytes, found = self._written_bytes, str(self._digest.hexdigest())
         if checksum is not None and found != checksum:
-            detail = f"it is {found}, and should be {checksum}"
+            detail = f"computed {found}, expected {checksum}"
             raise CorruptObjectError(self.object_id, "checksum", detail)
-        file = self._have_file()
+        file = self._require_file()
         info = ObjectInfo(self.object_id, size_bytes, found)
         try:
             file.set_tag(int(found, 16))
@@ -290,9 +290,9 @@ class SccWriter(ObjectWriter):
         if not self._is_open:
             return
         self._is_open = False
-        is_ours = os.getpid() == self._pid  # a forked copy owns neither the draft nor the space
-        if self._draft is not None:
-            self._draft.close(discard=is_ours)
+        is_ours = os.getpid() == self._pid  # a forked copy owns neither the file nor the space
+        if self._uncommitted is not None:
+            self._uncommitted.close(discard=is_ours)
         if self._file is not None:
             self._file.close()
         if is_ours:
@@ -307,23 +307,23 @@ class SccWriter(ObjectWriter):
             raise StoreClosedError(f"the writer of {self.object_id}")
         self._store.require_open()
 
-    def _have_file(self) -> File:
+    def _require_file(self) -> File:
         if self._file is None:
             self._file = self._store.new_file(self.object_id)
         return self._file
 
-    def _have_room(self, size_bytes: int) -> None:
+    def _reserve(self, size_bytes: int) -> None:
         try:
-            self._have_file().reserve(size_bytes)
+            self._require_file().reserve(size_bytes)
         except ShmfsError as error:
-            raise self._refused(error, size_bytes) from error
+            raise self._space_error(error, size_bytes) from error
         self._charge()
 
     def _write_in_place(self, content: memoryview, size_bytes: int) -> None:
         try:
-            self._have_file().write(content, self._written_bytes)
+            self._require_file().write(content, self._written_bytes)
         except ShmfsError as error:
-            raise self._refused(error, size_bytes) from error
+            raise self._space_error(error, size_bytes) from error
         self._charge()
 
     def _charge(self) -> None:
@@ -333,45 +333,49 @@ class SccWriter(ObjectWriter):
         self._store.charge(charged_bytes - self._charged_bytes)
         self._charged_bytes = charged_bytes
 
-    def _refused(self, error: ShmfsError, wanted_bytes: int) -> StorageError:
+    def _space_error(self, error: ShmfsError, wanted_bytes: int) -> StorageError:
         available_bytes = self._store.free_bytes() + self._charged_bytes
         return translated(error, self.object_id, wanted_bytes, available_bytes)
 
-    def _in_draft(self) -> UncommittedFile:
-        """Continue in a draft, which starts with the content written so far."""
+    def _write_uncommitted(self) -> UncommittedFile:
+        """Return the file outside the image to write to. The first call creates it, with the
+        content written so far.
+        """
         self._require_open()
-        if self._draft is None:
-            draft = self._store.new_draft(self.object_id)
+        if self._uncommitted is None:
+            uncommitted = self._store.new_uncommitted(self.object_id)
             try:
                 if self._hint_bytes > self._written_bytes:
-                    draft.reserve(self._hint_bytes)
+                    uncommitted.reserve(self._hint_bytes)
                 if self._written_bytes:
-                    draft.write(memoryview(self.read(0, self._written_bytes)))
+                    uncommitted.write(memoryview(self.read(0, self._written_bytes)))
             except StorageError:
-                draft.close()
+                uncommitted.close()
                 raise
-            self._draft = draft
-        return self._draft
+            self._uncommitted = uncommitted
+        return self._uncommitted
 
     def _take_over(self) -> tuple[int, str]:
-        """Make the bytes that were written in place the content."""
-        file = self._have_file()
-        file.wrote(self._viewed_bytes)
+        """Make the bytes that were written through `view` the content."""
+        file = self._require_file()
+        file.set_written(self._viewed_bytes)
         content = file.writable(self._viewed_bytes)
         return self._viewed_bytes, str(xxhash.xxh3_64(content).hexdigest())
 
-    def _copy_in(self, draft: UncommittedFile) -> tuple[int, str]:
-        """Fill the file from the draft. May be called again if a commit failed."""
+    def _copy_in(self, uncommitted: UncommittedFile) -> tuple[int, str]:
+        """Copy the uncommitted file into the image. May be repeated after a failed commit."""
         if self._shared:
-            draft.expect_all()
-        size_bytes = os.fstat(draft.current_fd()).st_size
+            uncommitted.require_complete()
+        size_bytes = os.fstat(uncommitted.current_fd()).st_size
         try:
-            file = self._have_file()
+            file = self._require_file()
             file.truncate(0)
-            self._have_room(size_bytes)
-            copied_bytes, found = draft.copy_to(file, size_bytes, in_place=self._store.is_in_place)
+            self._reserve(size_bytes)
+            copied_bytes, found = uncommitted.copy_to(
+                file, size_bytes, in_place=self._store.writes_in_place
+            )
         except ShmfsError as error:
-            raise self._refused(error, size_bytes) from error
+            raise self._space_error(error, size_bytes) from error
         except OSError as error:
             raise StoreSystemError("commit", error.errno or errno.EIO) from error
         self._store.copies.count(copied_bytes)
@@ -379,19 +383,19 @@ class SccWriter(ObjectWriter):
 
 
 class OpenObjects:
-    """The live readers or writers of a store. Any thread may count and end them."""
+    """The open readers or writers of a store. Any thread may use this."""
 
     def __init__(self) -> None:
         self._alive: weakref.WeakSet[SccReader | SccWriter] = weakref.WeakSet()
-        self._lock = threading.RLock()  # collecting a user may call `discard` within any call
+        self._lock = threading.RLock()  # garbage collection may call `discard` within any call
 
-    def add(self, user: SccReader | SccWriter) -> None:
+    def add(self, opened: SccReader | SccWriter) -> None:
         with self._lock:
-            self._alive.add(user)
+            self._alive.add(opened)
 
-    def discard(self, user: SccReader | SccWriter) -> None:
+    def discard(self, opened: SccReader | SccWriter) -> None:
         with self._lock:
-            self._alive.discard(user)
+            self._alive.discard(opened)
 
     def __len__(self) -> int:
         return len(self._alive)

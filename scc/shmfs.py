@@ -423,7 +423,7 @@ class File:
         pinned = ffi.gc(ffi.cast("char *", mapped), lambda _: unmap(mapped, size_bytes))
         return memoryview(ffi.buffer(pinned, size_bytes))
 
-    def wrote(self, size_bytes: int) -> None:
+    def set_written(self, size_bytes: int) -> None:
         """Report that content was written in place, up to `size_bytes`."""
         image = self._image
         image._check("wrote", image._lib.shmfs_wrote(*self._open(), size_bytes))

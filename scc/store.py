@@ -45,7 +45,7 @@ from ciel.scc.instances import (
     open_instance,
     remove_instance,
 )
-from ciel.scc.objects import OpenObjects, SccReader, SccWriter, recorded, translated
+from ciel.scc.objects import OpenObjects, SccReader, SccWriter, checksum_of, translated
 from ciel.scc.shapes import Info, ShmfsError
 from ciel.scc.shmfs import File
 from ciel.scc.uncommitted import UncommittedFile
@@ -124,7 +124,7 @@ class SccStore(ObjectStore):
         self.instance = instance
         self.copies = Copies(layout.capacity_bytes // _COPIES_SHARE)
         self.readers, self._writers = OpenObjects(), OpenObjects()
-        self.is_in_place = layout.build != "strict"
+        self.writes_in_place = layout.build != "strict"
         self._reserved_bytes = 0
         self._fifos: Fifos | None = None
         self._lock = threading.RLock()  # collecting a writer may call `charge` within any call
@@ -156,7 +156,7 @@ class SccStore(ObjectStore):
         self._capacity_bytes = self.block_bytes * self._image.geometry.block_count
         self._is_closed = False
         self.capabilities = Capabilities(
-            mappable=self.is_in_place,
+            mappable=self.writes_in_place,
             nameable=True,
             streaming=True,
             shared_between_processes=True,
@@ -182,16 +182,16 @@ class SccStore(ObjectStore):
         info = self._image.stat(name)
         if info is None or not info.is_committed:
             return None
-        return ObjectInfo(object_id, info.size_bytes, recorded(info))
+        return ObjectInfo(object_id, info.size_bytes, checksum_of(info))
 
     def checksum(self, object_id: str) -> str:
         with self._opened_file(object_id) as file:
-            return recorded(file.info()) or self._record(file)
+            return checksum_of(file.info()) or self._record(file)
 
     def verify(self, object_id: str) -> ObjectInfo:
         with self._opened_file(object_id) as file:
             info, found = file.info(), _digest(file)
-            if (expected := recorded(info)) not in (None, found):
+            if (expected := checksum_of(info)) not in (None, found):
                 detail = f"committed as {expected}, now {found}"
                 raise CorruptObjectError(object_id, "checksum", detail)
             return ObjectInfo(object_id, info.size_bytes, found)
@@ -329,7 +329,7 @@ class SccStore(ObjectStore):
         except ShmfsError as error:
             raise translated(error, object_id) from error
 
-    def new_draft(self, object_id: str) -> UncommittedFile:
+    def new_uncommitted(self, object_id: str) -> UncommittedFile:
         """Create a file that a program can write."""
         try:
             return UncommittedFile(self._temporaries, object_id, self._fullness)
@@ -407,8 +407,8 @@ class SccStore(ObjectStore):
     def _kept_instead(self, object_id: str, refused: str) -> ObjectInfo | None:
         """Return the equal object that was committed first; None if there is none.
 
-        The existing content is always read, whatever checksum is recorded: the object may have been
-        recomputed because the first one was found damaged, and a damaged object is deleted.
+        The existing content is always read, whatever checksum is recorded: the object may have
+        been recomputed because the first one was found damaged, and a damaged object is deleted.
         """
         try:
             file = self._opened_file(object_id)
@@ -416,7 +416,7 @@ class SccStore(ObjectStore):
             return None
         with file:
             info, kept = file.info(), _digest(file)
-        if recorded(info) not in (None, kept):
+        if checksum_of(info) not in (None, kept):
             self._unlink(self.file_name(object_id))
             return None
         if kept != refused:
@@ -435,7 +435,7 @@ class SccStore(ObjectStore):
             raise translated(error, object_id) from error
         with file:
             info = file.info()
-            found = ObjectInfo(object_id, info.size_bytes, recorded(info) or self._record(file))
+            found = ObjectInfo(object_id, info.size_bytes, checksum_of(info) or self._record(file))
             if expected is not None and found != expected:
                 reason = f"{found.size_bytes} bytes with checksum {found.checksum}"
                 raise CannotAdoptError(object_id, self.scheme + name, f"it is {reason}")

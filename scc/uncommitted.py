@@ -33,19 +33,19 @@ class UncommittedFile:
         self._times_full = fullness.count
         self._object_id = object_id
         self._name, self._fd = temporaries.create()
-        self.is_lent = False
-        """Whether another process may still have it open after we close it."""
+        self.is_shared = False
+        """Whether another process may have the file open after this process closes it."""
 
     @property
     def path(self) -> str:
         return self._temporaries.path_of(self._name)
 
     def fileno(self) -> int:
-        """Return the descriptor of the file that was created, even if its name changed."""
+        """Return the descriptor of the file that was created, even if it was renamed."""
         return self._fd
 
     def current_fd(self) -> int:
-        """Return a descriptor of the file that has the name now; a program may have replaced it."""
+        """Return a descriptor of the file at the path; a program may have replaced the file."""
         try:
             fd = self._temporaries.reopen(self._name)
         except OSError as error:
@@ -59,12 +59,12 @@ class UncommittedFile:
         return self._fd
 
     def size_now(self) -> int | None:
-        """Return the size of the file that has the name now; None if it is not a file of ours."""
+        """Return the size of the file at the path; None if it is missing or another user's."""
         status = self._temporaries.status_of(self._name)
         return None if status is None else status.st_size
 
     def note_if_full(self) -> None:
-        """Record if the device is full, so that writes of programs fail."""
+        """Record it if the device is full: writes of programs may have failed."""
         if is_full(self._temporaries.directory_fd):
             self._fullness.note()
 
@@ -75,7 +75,7 @@ class UncommittedFile:
             self.note_if_full()
         return self._fullness.was_full(self._times_full)
 
-    def expect_all(self) -> None:
+    def require_complete(self) -> None:
         """Raise `ShortOutputError` if the file may lack bytes."""
         if self.may_be_short:
             raise ShortOutputError(self._object_id, self.size_now() or 0)
@@ -97,8 +97,8 @@ class UncommittedFile:
             raise translated(error, "begin", size_bytes, self._fd) from error
 
     def copy_to(self, file: File, size_bytes: int, *, in_place: bool) -> tuple[int, str]:
-        """Copy the file that has the name now into an image file with that much space. Returns the
-        number of bytes, which is lower if the file has shrunk meanwhile, and the checksum.
+        """Copy the file at the path into a file of the image that has `size_bytes` of space. Return
+        the number of bytes, which is lower if the file has shrunk meanwhile, and the checksum.
         """
         fd, digest, offset_bytes = self.current_fd(), xxhash.xxh3_64(), 0
         if in_place:
@@ -115,15 +115,15 @@ class UncommittedFile:
                 file.write(part[:count], offset_bytes)
             offset_bytes += count
         if in_place:
-            file.wrote(offset_bytes)
+            file.set_written(offset_bytes)
         return offset_bytes, str(digest.hexdigest())
 
     def take_back(self) -> bytes | None:
         """Return the content and recycle the file, if it is the file that was created and no other
-        process has it. Otherwise return None and do nothing.
+        process has it open. Otherwise return None and do nothing.
         """
         status, ours = self._temporaries.status_of(self._name), os.fstat(self._fd)
-        if status is None or self.is_lent or not os.path.samestat(status, ours):
+        if status is None or self.is_shared or not os.path.samestat(status, ours):
             return None
         if ours.st_nlink != 1:
             return None

@@ -43,7 +43,7 @@ from ciel.shm.requests import (
 from ciel.shm.work import Counts, Done, Turn, Work, at_once, guarded
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.storage.interface import ObjectStore, ObjectWriter
-from ciel.storage.sharing import Found, NeighbourError
+from ciel.storage.sharing import PeerObject, PeerStoreError
 
 log = Logger()
 T = TypeVar("T")
@@ -116,19 +116,19 @@ class Daemon:
         except OSError as error:
             log.error("peers cannot find this store: {error}", error=error)
 
-    def ask(self, netloc: str, object_id: str) -> Deferred[Found]:
+    def ask(self, netloc: str, object_id: str) -> Deferred[PeerObject]:
         """Ask the daemon of another worker on this host for an object: one hop, without a server.
-        Fails with `ObjectNotFoundError`, or with `NeighbourError` if the daemon cannot be reached.
+        Fails with `ObjectNotFoundError`, or with `PeerStoreError` if the daemon cannot be reached.
         """
         self.counts.asked += 1
 
-        def answered(answer: Response) -> Found:
+        def answered(answer: Response) -> PeerObject:
             if isinstance(answer, Ok):
                 self.counts.found += 1
-                return Found(answer.path, answer.size_bytes, answer.checksum)
+                return PeerObject(answer.path, answer.size_bytes, answer.checksum)
             if answer.code is Code.NOT_FOUND:
                 raise ObjectNotFoundError(object_id)
-            raise NeighbourError(netloc, answer.reason)
+            raise PeerStoreError(netloc, answer.reason)
 
         return self._ask(member_of_worker(netloc), object_id, ASK_TIMEOUT_S).addCallback(answered)
 
@@ -160,7 +160,7 @@ class Daemon:
         """Stop serving. Aborts open writes of clients; threads end by themselves."""
         if self._is_closed:
             return
-        self._is_closed = self._work.is_called_off = True
+        self._is_closed = self._work.is_cancelled = True
         for porter in self._porters:
             porter.close()
         self._door.close()

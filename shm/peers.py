@@ -22,7 +22,7 @@ from ciel.shm.errors import MessageError
 from ciel.shm.layout import group_prefix
 from ciel.shm.messages import TIMEOUT_MAX_MS, Code, Fail, Load, Message, Response
 from ciel.shm.requests import REQUESTS_MAX
-from ciel.storage.sharing import NeighbourError
+from ciel.storage.sharing import PeerStoreError
 
 CONNECT_TIMEOUT_S: Final = 5.0
 IN_FLIGHT_MAX: Final = REQUESTS_MAX // 2
@@ -59,7 +59,7 @@ class Siblings:
         self, sibling: str, name: str, timeout_s: float, *, as_file: bool = False
     ) -> Deferred[Response]:
         """Ask a peer for an object; with `as_file`, for a path that any process can open. Fails
-        with `NeighbourError` if the peer does not answer.
+        with `PeerStoreError` if the peer does not answer.
 
         If the peer ends meanwhile, the load is sent again, because a new daemon may have the name.
         """
@@ -94,7 +94,7 @@ class Siblings:
             talk.close()
 
 
-class _BrokenOffError(NeighbourError):
+class _BrokenOffError(PeerStoreError):
     """An open connection ended before the answer arrived."""
 
 
@@ -160,7 +160,7 @@ class _Talk:
     def connection_lost(self, connection: Connection, reason: str) -> None:
         self.failed(_BrokenOffError(self.sibling, reason))
 
-    def failed(self, error: NeighbourError) -> None:
+    def failed(self, error: PeerStoreError) -> None:
         """Fail all pending requests."""
         self._over(self)
         asked, self._asked = self._asked, {}
@@ -173,7 +173,7 @@ class _Talk:
             self._connection.end("this daemon sends no more requests")
         elif self._connector is not None:
             self._connector.disconnect()
-        self.failed(NeighbourError(self.sibling, "this daemon sends no more requests"))
+        self.failed(PeerStoreError(self.sibling, "this daemon sends no more requests"))
 
 
 class _Dialling(ClientFactory):
@@ -191,8 +191,8 @@ class _Dialling(ClientFactory):
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
         text = f"it cannot be reached: {reason.getErrorMessage()}"
-        self._talk.failed(NeighbourError(self._talk.sibling, text))
+        self._talk.failed(PeerStoreError(self._talk.sibling, text))
 
     def clientConnectionLost(self, connector: Any, reason: Failure) -> None:
         if self._connection is not None and self._connection.refusal:
-            self._talk.failed(NeighbourError(self._talk.sibling, self._connection.refusal))
+            self._talk.failed(PeerStoreError(self._talk.sibling, self._connection.refusal))

@@ -24,7 +24,7 @@ from ciel.storage.errors import (
     StorageError,
 )
 from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
-from ciel.storage.sharing import Found, copy_in, link
+from ciel.storage.sharing import PeerObject, copy_in, link
 
 log = Logger()
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class Work:
         self._turn = turn
         self._lent: list[ExitStack] = []
         self._lent_before: list[ExitStack] = []
-        self.is_called_off = False
+        self.is_cancelled = False
 
     def look_up(self, name: str, *, for_sibling: bool) -> Seen | Place:
         """Look up an object in the daemon's store."""
@@ -140,15 +140,13 @@ class Work:
             info = self._lift(name)
             return Done(self._seen(name, info.checksum or ""), info.size_bytes)
         assert offer is not None
-        found = Found(offer.path, offer.size_bytes, offer.checksum)
+        found = PeerObject(offer.path, offer.size_bytes, offer.checksum)
         if link(self.store, name, found) is not None:
             return Done(self._seen(name, found.checksum), 0)
         # Reserve space first: objects that are moved to a disk for it also wait for the disk.
         writer = self.store.begin(name, size_hint_bytes=found.size_bytes)
         with writer, self._turn(found.path, found.size_bytes):
-            copy_in(
-                self.store, name, found, writer=writer, is_called_off=lambda: self.is_called_off
-            )
+            copy_in(self.store, name, found, writer=writer, is_cancelled=lambda: self.is_cancelled)
         return Done(self._seen(name, found.checksum), found.size_bytes)
 
     def _lift(self, name: str) -> ObjectInfo:
@@ -162,7 +160,7 @@ class Work:
             buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(reader.size_bytes, 1))))
             offset_bytes = 0
             while count := reader.read_into(buffer, offset_bytes):
-                if self.is_called_off:
+                if self.is_cancelled:
                     raise StorageError("cancelled")
                 writer.write(buffer[:count])
                 offset_bytes += count

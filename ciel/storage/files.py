@@ -300,7 +300,7 @@ class FileWriter(ObjectWriter):
             if checksum is not None:
                 found = found or digest_of(fd)
                 if found != checksum:
-                    detail = f"it is {found}, and should be {checksum}"
+                    detail = f"computed {found}, expected {checksum}"
                     raise CorruptObjectError(self.object_id, "checksum", detail)
             surplus_bytes = self._reserved_bytes - occupied_bytes(status.st_size)
             self._shelf.seal(fd, status, surplus_bytes, found, is_named=self._named)

@@ -30,14 +30,14 @@ def fifos(tmp_path: Path) -> Iterator[Fifos]:
 
 
 def test_a_program_reads_what_is_given(fifos: Fifos, tmp_path: Path) -> None:
-    served = fifos.give(memoryview(CONTENT))
+    served = fifos.serve(memoryview(CONTENT))
     assert subprocess.check_output(["cat", served.path]) == CONTENT
     assert served.result.result(PATIENCE_S) == len(CONTENT)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_empty_ends_at_once(fifos: Fifos) -> None:
-    served = fifos.give(memoryview(b""))
+    served = fifos.serve(memoryview(b""))
     assert subprocess.check_output(["cat", served.path]) == b""
     assert served.result.result(PATIENCE_S) == 0
 
@@ -51,14 +51,14 @@ def test_a_program_writes_what_is_taken(fifos: Fifos) -> None:
 
 
 def test_a_reader_that_leaves_early_ends_the_service(fifos: Fifos) -> None:
-    served = fifos.give(memoryview(CONTENT))
+    served = fifos.serve(memoryview(CONTENT))
     assert subprocess.check_output(["head", "-c", "10", served.path]) == CONTENT[:10]
     assert 10 <= served.result.result(PATIENCE_S) < len(CONTENT)
 
 
 def test_a_reader_that_is_killed_harms_nobody(fifos: Fifos) -> None:
-    served = fifos.give(memoryview(CONTENT))
-    other = fifos.give(memoryview(CONTENT))
+    served = fifos.serve(memoryview(CONTENT))
+    other = fifos.serve(memoryview(CONTENT))
     with subprocess.Popen(["sh", "-c", 'exec sleep 100 <"$0"', served.path]) as reader:
         while served.passed_bytes == 0:
             assert reader.poll() is None
@@ -68,11 +68,11 @@ def test_a_reader_that_is_killed_harms_nobody(fifos: Fifos) -> None:
 
 
 def test_a_reader_that_is_slow_keeps_nobody_waiting(fifos: Fifos) -> None:
-    slow = fifos.give(memoryview(CONTENT))
+    slow = fifos.serve(memoryview(CONTENT))
     with open(slow.path, "rb", buffering=0) as reader:
         first = reader.read(10)
         for _ in range(5):
-            quick = fifos.give(memoryview(CONTENT))
+            quick = fifos.serve(memoryview(CONTENT))
             assert subprocess.check_output(["cat", quick.path]) == CONTENT
         rest = b"".join(iter(lambda: reader.read(100_000), b""))
     assert first + rest == CONTENT
@@ -80,14 +80,14 @@ def test_a_reader_that_is_slow_keeps_nobody_waiting(fifos: Fifos) -> None:
 
 def test_a_fifo_that_nobody_opens_is_given_up(tmp_path: Path) -> None:
     with Fifos(tmp_path, open_timeout_s=0.05) as fifos:
-        for served in (fifos.give(memoryview(CONTENT)), fifos.accept(lambda piece: None)):
+        for served in (fifos.serve(memoryview(CONTENT)), fifos.accept(lambda piece: None)):
             with pytest.raises(FifoError, match="no process has opened it"):
                 served.result.result(PATIENCE_S)
         assert list(tmp_path.iterdir()) == []
 
 
 def test_nobody_opens_it_a_second_time(fifos: Fifos) -> None:
-    served = fifos.give(memoryview(CONTENT))
+    served = fifos.serve(memoryview(CONTENT))
     with open(served.path, "rb", buffering=0) as reader:
         assert reader.read(1) == CONTENT[:1]
         with pytest.raises(FileNotFoundError):
@@ -111,8 +111,8 @@ def test_who_takes_may_refuse_and_the_writer_finds_out(fifos: Fifos) -> None:
 
 def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
     with Fifos(tmp_path) as fifos:
-        served = fifos.give(memoryview(CONTENT))
-        unopened = fifos.give(memoryview(CONTENT))
+        served = fifos.serve(memoryview(CONTENT))
+        unopened = fifos.serve(memoryview(CONTENT))
         fd = os.open(served.path, os.O_RDONLY)
         assert os.read(fd, 1)
     with open(fd, "rb") as reader:
@@ -131,7 +131,7 @@ def test_the_content_is_let_go_of_when_the_service_ends(tmp_path: Path) -> None:
             file.write(CONTENT, 0)
             file.commit()
         with Fifos(fifos_path) as fifos:
-            given = [fifos.give(image.open_file("a").view()) for _ in range(3)]
+            given = [fifos.serve(image.open_file("a").view()) for _ in range(3)]
             info = image.stat("a")
             assert info is not None
             assert info.handle_count == 1  # all of them read by one
@@ -148,7 +148,7 @@ def test_any_number_of_readers_that_end_anyhow_leave_the_thread_and_the_memory_f
     fifos: Fifos,
 ) -> None:
     random = Random(1)
-    given = [fifos.give(memoryview(CONTENT)) for _ in range(60)]
+    given = [fifos.serve(memoryview(CONTENT)) for _ in range(60)]
 
     def read(path: str, size_bytes: int) -> None:
         with suppress(FileNotFoundError), open(path, "rb", buffering=0) as reader:
@@ -167,6 +167,6 @@ def test_any_number_of_readers_that_end_anyhow_leave_the_thread_and_the_memory_f
     for served, size in zip(given, sizes, strict=True):
         passed = served.result.result(PATIENCE_S)
         assert min(size, len(CONTENT)) <= passed <= len(CONTENT)
-    last = fifos.give(memoryview(CONTENT))
+    last = fifos.serve(memoryview(CONTENT))
     assert subprocess.check_output(["cat", last.path]) == CONTENT
     assert not any(os.path.exists(served.path) for served in given)

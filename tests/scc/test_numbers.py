@@ -46,7 +46,7 @@ def used(store: SccStore) -> int:
 def test_a_store_without_room_for_another_file_says_so(store: SccStore) -> None:
     for number in range(1024):
         store.put(f"o{number}", b"")
-    with pytest.raises(NoSpaceError, match="all files of its image are in use") as caught:
+    with pytest.raises(NoSpaceError, match="the image has no free inode") as caught:
         store.put("more", b"")
     assert caught.value.available_bytes == 0 < caught.value.wanted_bytes
     store.delete("o1")
@@ -59,9 +59,9 @@ def test_a_store_without_room_for_another_name_says_so(monkeypatch: pytest.Monke
         for name in "ab":
             one.put(name, b"")
         other.discover("a")
-        with pytest.raises(NoSpaceError, match="all names of its image are in use"):
+        with pytest.raises(NoSpaceError, match="the image has no free directory entry"):
             other.discover("b")
-        with pytest.raises(NoSpaceError, match="all names of its image are in use"):
+        with pytest.raises(NoSpaceError, match="the image has no free directory entry"):
             one.put("c", b"")
 
 
@@ -154,7 +154,7 @@ def test_who_has_too_many_objects_open_is_not_sent_to_the_limits_of_the_system(
         for name in "abc":
             store.put(name, CONTENT)
         with store.open("a"), store.open("b"):
-            with pytest.raises(ShmfsError, match="all handles that the image has") as caught:
+            with pytest.raises(ShmfsError, match="the image has no free handle") as caught:
                 store.open("c")
             assert open_files_advice(caught.value) == ""
         assert store.get("c") == CONTENT

@@ -20,7 +20,7 @@ from ciel.shm.requests import SLOW_MAX
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.storage.files import FileReader, FileStore, open_disk
 from ciel.storage.interface import ObjectInfo
-from ciel.storage.sharing import Found, NeighbourError, copy_in, link
+from ciel.storage.sharing import PeerObject, PeerStoreError, copy_in, link
 from ciel.storage.shelf import ShelfOptions
 from ciel.testing.homes import wait_for
 from ciel_tests.clusters.block_stores import BlockStores
@@ -171,10 +171,10 @@ def test_slow_loads_never_block_another(in_reactor: Any, own: FileStore, tmp_pat
     behind.close()
 
 
-def ended(in_reactor: Any, daemon: Daemon, netloc: str, name: str) -> Found | Exception:
+def ended(in_reactor: Any, daemon: Daemon, netloc: str, name: str) -> PeerObject | Exception:
     """The outcome of a request to a peer."""
     try:
-        found: Found = in_reactor(daemon.ask, netloc, name)
+        found: PeerObject = in_reactor(daemon.ask, netloc, name)
     except Exception as error:
         return error
     return found
@@ -193,7 +193,7 @@ def test_a_neighbour_is_found_by_its_address_and_is_asked_in_one_hop(
         )
         other.put("x", CONTENT)
         found = ended(in_reactor, near, "127.0.0.1:2", "x")
-        assert isinstance(found, Found)
+        assert isinstance(found, PeerObject)
         assert Path(found.path).read_bytes() == CONTENT
         assert (found.size_bytes, found.checksum) == (len(CONTENT), other.checksum("x"))
         assert isinstance(ended(in_reactor, near, "127.0.0.1:2", "y"), ObjectNotFoundError)
@@ -201,10 +201,10 @@ def test_a_neighbour_is_found_by_its_address_and_is_asked_in_one_hop(
         assert (figures["served"], figures["not_served"], figures["asked"]) == (1, 1, 0)
         in_reactor(far.close)
         gone = ended(in_reactor, near, "127.0.0.1:2", "x")
-        assert isinstance(gone, NeighbourError)
+        assert isinstance(gone, PeerStoreError)
         assert "cannot be reached" in str(gone)
     in_reactor(near.close)
-    assert isinstance(ended(in_reactor, near, "127.0.0.1:2", "x"), NeighbourError)
+    assert isinstance(ended(in_reactor, near, "127.0.0.1:2", "x"), PeerStoreError)
 
 
 def test_memory_that_is_not_shared_gives_a_file_that_lasts_until_it_is_opened(
@@ -222,7 +222,7 @@ def test_memory_that_is_not_shared_gives_a_file_that_lasts_until_it_is_opened(
         )  # fmt: skip
         image.put("x", content)
         found = ended(in_reactor, near, "127.0.0.1:2", "x")
-        assert isinstance(found, Found)
+        assert isinstance(found, PeerObject)
         assert link(own, "x", found) is None
         assert copy_in(own, "x", found).checksum == image.checksum("x")
         assert own.get("x") == content

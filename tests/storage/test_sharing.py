@@ -10,7 +10,7 @@ import pytest
 
 from ciel.storage.errors import CannotAdoptError, CorruptObjectError, NoSpaceError
 from ciel.storage.files import FileStore, open_disk
-from ciel.storage.sharing import Found, copy_in, link
+from ciel.storage.sharing import PeerObject, copy_in, link
 from ciel.testing.store_rules import digest
 
 CONTENT = bytes(range(256)) * 12_000  # three pieces
@@ -23,12 +23,12 @@ def own(tmp_path: Path) -> Iterator[FileStore]:
         assert [*(tmp_path / "own/incoming").glob("*/*")] == []
 
 
-def committed(tmp_path: Path, content: bytes = CONTENT) -> Found:
+def committed(tmp_path: Path, content: bytes = CONTENT) -> PeerObject:
     """Return a file that another store has committed."""
     path = tmp_path / "other"
     path.write_bytes(content)
     path.chmod(0o400)
-    return Found(str(path), len(content), digest(content))
+    return PeerObject(str(path), len(content), digest(content))
 
 
 def test_a_link_shares_the_file_and_a_copy_does_not(own: FileStore, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_an_empty_object_is_copied(own: FileStore, tmp_path: Path) -> None:
 
 
 def test_a_deleted_file_is_neither_linked_nor_copied(own: FileStore, tmp_path: Path) -> None:
-    gone = Found(str(tmp_path / "gone"), 5, "abc")
+    gone = PeerObject(str(tmp_path / "gone"), 5, "abc")
     for take in (link, copy_in):
         with pytest.raises(CannotAdoptError):
             take(own, "x", gone)
@@ -81,8 +81,8 @@ def test_a_file_with_another_size_or_checksum_is_refused(own: FileStore, tmp_pat
 
 def test_a_copy_without_room_or_cancelled_leaves_nothing(own: FileStore, tmp_path: Path) -> None:
     found = committed(tmp_path)
-    with pytest.raises(CannotAdoptError, match="called off"):
-        copy_in(own, "x", found, is_called_off=lambda: True)
+    with pytest.raises(CannotAdoptError, match="was cancelled"):
+        copy_in(own, "x", found, is_cancelled=lambda: True)
     own.put("y", bytes(6 * 2**20))
     with pytest.raises(NoSpaceError):
         copy_in(own, "x", found)

@@ -29,7 +29,7 @@ from ciel.net.ticks import DelayedCall
 from ciel.net.transfers import STALL_TIMEOUT_S, Begun, Transfers
 from ciel.storage.errors import CorruptObjectError, ObjectConflictError, StorageError
 from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
-from ciel.storage.sharing import Found, copy_in, link
+from ciel.storage.sharing import PeerObject, copy_in, link
 from ciel.worker.attempts.faults import is_full
 from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.state.orders import FetchObject
@@ -260,7 +260,7 @@ class Fetcher:
         return found.size_bytes
 
     @inlineCallbacks
-    def _copy_file(self, object_id: ObjectId, found: Found) -> Any:
+    def _copy_file(self, object_id: ObjectId, found: PeerObject) -> Any:
         """Copy a file of this host that cannot be linked. The copy waits for the disk that it is
         written to, or else for the disk that it is read from: a wait for both could be a deadlock.
         Before that it waits for room in the store: objects that the store moves to a disk to make

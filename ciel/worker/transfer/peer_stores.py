@@ -9,13 +9,13 @@ from typing import Protocol
 
 from twisted.internet.defer import Deferred
 
-from ciel.storage.sharing import Found
+from ciel.storage.sharing import PeerObject
 
 
 class PeerStores(Protocol):
     """Requests objects from peer stores."""
 
-    def ask(self, netloc: str, object_id: str) -> Deferred[Found]:
+    def ask(self, netloc: str, object_id: str) -> Deferred[PeerObject]:
         """Request an object from the store of the worker at an address; fails with a
         `StorageError`.
         """
