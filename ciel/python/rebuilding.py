@@ -1,6 +1,8 @@
-"""Pickles exceptions that pickle cannot restore. Pickle calls the class with the `args` of the
-exception, but its `__init__` may take other arguments, or build its text from them a second time.
-Unpickling re-creates such exceptions without calling their `__init__`.
+"""Pickles exceptions that pickle itself cannot restore.
+
+To restore an exception, pickle calls its class with its `args`. That fails if the `__init__` of the
+class takes other arguments, and it changes the message if `__init__` builds the message from its
+arguments. The function here lets pickle re-create such exceptions without calling `__init__`.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from typing import Any, Final
 from ciel.python.packing import PROTOCOL
 from ciel.python.pickling import Pickler
 
-_HEAP_TYPE: Final = 1 << 9  # in `__flags__`: a class statement created it
+_HEAP_TYPE: Final = 1 << 9  # set in `__flags__` of a class that a class statement created
 
 
 def pack_rebuilt(error: BaseException) -> bytes:
     """Pickle an exception that pickle itself may not restore, or that contains such exceptions.
-    Raises whatever their parts raise.
+    Raises the errors of pickling their arguments and attributes.
     """
     file = io.BytesIO()
     _Pickler(file, PROTOCOL).dump(error)
@@ -26,7 +28,7 @@ def pack_rebuilt(error: BaseException) -> bytes:
 
 class _Pickler(Pickler):
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, BaseException) or _comes_back(value):
+        if not isinstance(value, BaseException) or _is_restorable(value):
             return super().reducer_override(value)
         reduced: Any = _builtin(type(value)).__reduce__(value)
         _, args, *state = reduced
@@ -34,8 +36,8 @@ class _Pickler(Pickler):
         return _new, (type(value), args), *(state or ({},)), None, None, _set_state
 
 
-def _comes_back(error: BaseException) -> bool:
-    """Tell whether pickle restores an exception."""
+def _is_restorable(error: BaseException) -> bool:
+    """Return whether pickle can restore an exception with its arguments."""
     kind = type(error)
     try:
         reduced: Any = error.__reduce_ex__(PROTOCOL)
@@ -43,9 +45,9 @@ def _comes_back(error: BaseException) -> bool:
         copy = made(*args)
         if state and state[0] is not None:
             copy.__setstate__(state[0])
-        ways = (kind.__reduce__, kind.__reduce_ex__)
-        is_own = made is not kind or any(isinstance(way, FunctionType) for way in ways)
-        return is_own or bool(copy.args == error.args)
+        methods = (kind.__reduce__, kind.__reduce_ex__)
+        has_own_way = made is not kind or any(isinstance(each, FunctionType) for each in methods)
+        return has_own_way or bool(copy.args == error.args)
     except Exception:  # a class of the user may raise anything
         return False
 
@@ -53,7 +55,7 @@ def _comes_back(error: BaseException) -> bool:
 def _builtin(kind: type[BaseException]) -> type[BaseException]:
     """Return the built-in base class of an exception class."""
     while kind.__flags__ & _HEAP_TYPE:
-        kind = kind.__base__  # type: ignore[assignment]  # a base of an exception is one
+        kind = kind.__base__  # type: ignore[assignment]  # the base of an exception class is one, too
     return kind
 
 
