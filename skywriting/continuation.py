@@ -3,7 +3,7 @@
     {"skywriting": 1, "units": [origin, …], "heap": [thing, …],
      "stack": [[unit, code, frame, called at, [[point, value, …], …]], …]}    or "value", or "call"
 
-Numbers, texts, truth values and none are plain JSON; references are `__ref__` objects. A value that
+Numbers, strings, booleans and none are plain JSON; references are `__ref__` objects. A value that
 can be shared or changed is in the heap once, and `{"@": place}` refers to it: a list as such, a
 dictionary as `{"d": [key, value, …]}`, a function as `{"f": [unit, code], "c": {variable: value}}`,
 a frame as `{"n": {variable: value}}`, a reference to be read as `{"*": reference}`. A long integer

@@ -20,13 +20,13 @@ class Kind(NamedTuple):
 
 
 ANY = Kind("", frozenset())
-TEXT = Kind("a text", frozenset((str,)))
+TEXT = Kind("a string", frozenset((str,)))
 INTEGER = Kind("an integer", frozenset((int, bool)))
 NUMBER = Kind("a number", frozenset((int, bool, float)))
 LIST = Kind("a list", frozenset((list,)))
 DICTIONARY = Kind("a dictionary", frozenset((dict,)))
-SEQUENCE = Kind("a list or a text", frozenset((list, str)))
-SIZED = Kind("a list, a text or a dictionary", frozenset((list, str, dict)))
+SEQUENCE = Kind("a list or a string", frozenset((list, str)))
+SIZED = Kind("a list, a string or a dictionary", frozenset((list, str, dict)))
 FUNCTION = Kind("a function", frozenset((Closure, Builtin)))
 REFERENCE = Kind("a reference", frozenset(REFERENCE_TYPES))
 
@@ -100,4 +100,4 @@ def require_data(name: str, value: dict[str, Any]) -> None:
         left += item if type(item) is list else item.values()
         for key in item if type(item) is dict else ():
             if type(key) is not str:
-                raise ScriptError(f"{name}() needs texts as keys of arguments, not {brief(key)}")
+                raise ScriptError(f"{name}() needs strings as keys of arguments, not {brief(key)}")

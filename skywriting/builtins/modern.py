@@ -40,7 +40,7 @@ from ciel.skywriting.host import Host
 MODERN: Table = {"null": None}
 _THERE = (Value, Concrete, Sweetheart)
 
-# --- text -----------------------------------------------------------------------------------------
+# --- strings --------------------------------------------------------------------------------------
 
 
 @define(MODERN, "split", TEXT, TEXT, optional=1)
@@ -48,7 +48,7 @@ def _split(host: Host, text: str, separator: str | None = None) -> list[str]:
     if separator is None:
         return text.split()
     if not separator:
-        raise ScriptError("split() needs a separator that is not empty; a text can be indexed")
+        raise ScriptError("split() needs a separator that is not empty; a string can be indexed")
     operators.require_length(text.count(separator) + 1)
     return text.split(separator)
 
@@ -59,7 +59,7 @@ def _join(host: Host, separator: str, items: list[Any]) -> str:
     for number, item in enumerate(items):
         if type(item) is not str:
             more = advice(item) or "; str() makes one of it"
-            raise ScriptError(f"join() needs texts, but item {number} is {brief(item)}{more}")
+            raise ScriptError(f"join() needs strings, but item {number} is {brief(item)}{more}")
         length += len(item)
     _require_text_length(length)
     return separator.join(items)
@@ -68,14 +68,16 @@ def _join(host: Host, separator: str, items: list[Any]) -> str:
 @define(MODERN, "replace", TEXT, TEXT, TEXT)
 def _replace(host: Host, text: str, old: str, new: str) -> str:
     if not old:
-        raise ScriptError("replace() needs a text to look for that is not empty")
+        raise ScriptError("replace() needs a string to look for that is not empty")
     _require_text_length(len(text) + text.count(old) * (len(new) - len(old)))
     return text.replace(old, new)
 
 
 def _require_text_length(count: int) -> None:
     if count > TEXT_MAX_CHARACTERS:
-        raise ScriptError(f"a text may have at most {TEXT_MAX_CHARACTERS} characters, not {count}")
+        raise ScriptError(
+            f"a string may have at most {TEXT_MAX_CHARACTERS} characters, not {count}"
+        )
 
 
 @define(MODERN, "trim", TEXT)
@@ -103,7 +105,7 @@ def _endswith(host: Host, text: str, end: str) -> bool:
     return text.endswith(end)
 
 
-# --- lists, texts and dictionaries ----------------------------------------------------------------
+# --- lists, strings and dictionaries --------------------------------------------------------------
 
 
 @define(MODERN, "find", SEQUENCE, ANY)
@@ -125,7 +127,7 @@ def _contains(host: Host, where: Any, what: Any) -> bool:
 
 def _text_within(name: str, what: Any) -> str:
     if type(what) is not str:
-        raise ScriptError(f"{name}() looks for a text in a text, not for {brief(what)}")
+        raise ScriptError(f"{name}() looks for a string in a string, not for {brief(what)}")
     return what
 
 
@@ -211,7 +213,7 @@ def _sum(host: Host, items: list[Any]) -> Any:
     total: Any = 0
     for number, item in enumerate(items):
         if not isinstance(item, int | float):
-            more = "; join() joins texts" if type(item) is str else advice(item)
+            more = "; join() joins strings" if type(item) is str else advice(item)
             raise ScriptError(f"sum() needs numbers, but item {number} is {brief(item)}{more}")
         total = operators.add(total, item)
     return total
@@ -221,7 +223,7 @@ def _sum(host: Host, items: list[Any]) -> Any:
 def _float(host: Host, value: Any) -> float:
     if not isinstance(value, int | float | str):
         more = advice(value)
-        raise ScriptError(f"float() needs a number or a text, not {brief(value)}{more}")
+        raise ScriptError(f"float() needs a number or a string, not {brief(value)}{more}")
     try:
         found = float(value)
     except ValueError:

@@ -1,5 +1,5 @@
-"""The built-in functions of the original (ciel-interfaces, 8.6). Newer ones are in `modern`, and
-functions that call functions of the script are in `prelude.sw`.
+"""The built-in functions of the original Skywriting (ciel-interfaces, 8.6). Newer functions are in
+`modern`; functions that call functions of the script are in `prelude.sw`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ciel.skywriting.evaluation.values import (
 from ciel.skywriting.host import Host
 
 ORIGINAL: Table = {}
-"""Their names count as bound: no function may assign to them (8.4)."""
+"""The names of these functions count as bound: no script function may assign to them (8.4)."""
 VERSION_2: Table = {}
-"""In scripts of version 2 these replace functions of the same name."""
+"""In scripts of version 2 these functions replace the original ones of the same names."""
 _is_integer = re.compile(r"\s*[+-]?[0-9]+\s*").fullmatch
 
 
@@ -59,7 +59,7 @@ def _exec(host: Host, executor: str, args: dict[str, Any], count: int) -> Any:
 
 def _outputs(host: Host, name: str, executor: str, keywords: dict[str, Any]) -> list[Reference]:
     if not 0 <= keywords["n_outputs"] <= LIST_MAX_ITEMS:
-        raise ScriptError(f"{name}() cannot make {keywords['n_outputs']} outputs")
+        raise ScriptError(f"{name}() cannot have {keywords['n_outputs']} outputs")
     require_data(name, keywords["args"])
     found = host.spawn_task(executor, keywords)
     return found if isinstance(found, list) else [found]
@@ -95,9 +95,9 @@ def _int(host: Host, value: Any) -> int:
     if isinstance(value, int | float):
         return int(value)
     if type(value) is not str:
-        raise ScriptError(f"int() needs a number or a text, not {brief(value)}{advice(value)}")
+        raise ScriptError(f"int() needs a number or a string, not {brief(value)}{advice(value)}")
     if not _is_integer(value):
-        raise ScriptError(f"int() finds no integer in {brief(value)}")
+        raise ScriptError(f"int() needs an integer, not {brief(value)}")
     if len(value) < 4000:
         return int(value)
     digits = value.strip()
@@ -105,7 +105,7 @@ def _int(host: Host, value: Any) -> int:
         raise ScriptError(f"int() takes at most {INTEGER_MAX_DIGITS:,} digits, not {len(digits):,}")
     from decimal import Decimal  # slow to load, and rarely needed
 
-    return int(Decimal(digits))  # int refuses more than 4,300 digits
+    return int(Decimal(digits))  # `int` accepts at most 4,300 digits
 
 
 @define(ORIGINAL, "str", ANY)
@@ -121,7 +121,7 @@ def _len(host: Host, value: Any) -> int:
 @define(ORIGINAL, "range", INTEGER, INTEGER, INTEGER, optional=2)
 def _range(host: Host, first: int, stop: int | None = None, step: int = 1) -> list[int]:
     if step == 0:
-        raise ScriptError("range() cannot go in steps of 0")
+        raise ScriptError("range() needs a step other than 0")
     numbers = range(first) if stop is None else range(first, stop, step)
     # len() fails if the length exceeds a machine word.
     if numbers and (numbers[-1] - numbers[0]) // step >= LIST_MAX_ITEMS:
@@ -141,7 +141,9 @@ def _get_key(host: Host, dictionary: dict[Any, Any], key: Any, default: Any) -> 
 
 def _can_be_key(name: str, key: Any) -> bool:
     if isinstance(key, list | dict):
-        raise ScriptError(f"{name}() needs a key as its 2nd argument; {brief(key)} cannot be one")
+        raise ScriptError(
+            f"{name}() needs a key as its second argument; {brief(key)} cannot be a key"
+        )
     return isinstance(key, str | int | float)
 
 
@@ -155,16 +157,17 @@ def _print(host: Host, value: Any) -> bool:
 
 
 @define(VERSION_2, "str 2", ANY, shown="str")
-def _str_today(host: Host, value: Any) -> str:
-    return showing.today(value)
+def _str_version_2(host: Host, value: Any) -> str:
+    return showing.version_2(value)
 
 
 @define(VERSION_2, "print 2", ANY, shown="print")
-def _print_today(host: Host, value: Any) -> bool:
-    host.print(showing.today(value))
+def _print_version_2(host: Host, value: Any) -> bool:
+    host.print(showing.version_2(value))
     return True
 
 
-# A continuation refers to a built-in by its own name, which must be unique.
+# The names "str 2" and "print 2": a continuation refers to a built-in by its name, which must be
+# unique.
 VERSION_2["str"] = VERSION_2["str 2"]
 VERSION_2["print"] = VERSION_2["print 2"]

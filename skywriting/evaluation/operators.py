@@ -19,24 +19,24 @@ from ciel.skywriting.evaluation.values import (
     kind,
 )
 
-_NUMBERS = (int, float)  # truth values are integers
+_NUMBERS = (int, float)  # booleans are integers
 _INTEGER_MAX_BITS = int(INTEGER_MAX_DIGITS * math.log2(10))
 
 
 def add(left: Any, right: Any) -> Any:
-    """Add numbers, texts or lists; the sum of lists is a new list."""
+    """Add numbers, strings or lists; the sum of lists is a new list."""
     if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
         return _number(operator.add, "+", left, right)
     if type(left) is type(right) is str:
         if len(left) + len(right) > TEXT_MAX_CHARACTERS:
-            raise ScriptError(f"a text may have at most {TEXT_MAX_CHARACTERS} characters")
+            raise ScriptError(f"a string may have at most {TEXT_MAX_CHARACTERS} characters")
         return left + right
     if type(left) is type(right) is list:
         require_length(len(left) + len(right))
         return left + right
     more = advice(left, right)
     if not more and str in (type(left), type(right)):
-        more = "; str(…) makes a text of it"
+        more = "; str(…) makes a string of it"
     raise ScriptError(f"cannot add {brief(left)} and {brief(right)}{more}")
 
 
@@ -132,7 +132,7 @@ def negate(value: Any) -> Any:
 
 
 def item(target: Any, index: Any) -> Any:
-    """Return `target[index]`, for a list or text (from either end) or a dictionary."""
+    """Return `target[index]`, for a list or string (from either end) or a dictionary."""
     if type(target) is dict:
         try:
             return target[index]

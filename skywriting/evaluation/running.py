@@ -28,7 +28,7 @@ CALLS_MAX_DEPTH = 10_000
 
 
 class Finished(NamedTuple):
-    """A script has ended. `value` is plain: numbers, texts, lists, dictionaries and references.
+    """A script has ended. `value` is plain: numbers, strings, lists, dictionaries and references.
     `has_returned`: it is the value of a `return`; otherwise it is none, since there was none.
     """
 

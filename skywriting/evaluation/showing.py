@@ -60,8 +60,8 @@ def original(value: Any) -> str:
     return _write(value, _ORIGINAL)
 
 
-def today(value: Any) -> str:
-    """Format a value as in scripts of version 2: as JSON, but a text as it is."""
+def version_2(value: Any) -> str:
+    """Format a value as in scripts of version 2: as JSON, but a string as it is."""
     return value if isinstance(value, str) else _write(value, _TODAY)
 
 
@@ -104,7 +104,7 @@ def _today_leaf(value: Any) -> str:
 
 
 def _json_key(key: Any) -> str:
-    """Format a key as a text: a number, a truth value or none by its JSON."""
+    """Format a key as a string: a number, a boolean or none by its JSON."""
     return _json_leaf(key if isinstance(key, str) else _json_leaf(key))
 
 

@@ -416,7 +416,7 @@ def _items(value: Any, count: int) -> list[Any]:
     if type(value) in (dict, str):
         return list(value)
     raise ScriptError(
-        f"for goes over a list, a dictionary or a text, not {brief(value)}{advice(value)}"
+        f"for goes over a list, a dictionary or a string, not {brief(value)}{advice(value)}"
     )
 
 

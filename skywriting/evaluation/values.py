@@ -1,4 +1,4 @@
-"""The values of scripts: Python's integers, floats, texts, truth values, lists and dictionaries,
+"""The values of scripts: Python's integers, floats, strings, booleans, lists and dictionaries,
 None, references, and the classes that this module defines.
 
 Only variables, and arguments of a script's functions, can be `Lazy`; items of lists and
@@ -161,7 +161,7 @@ def is_reference(value: Any) -> bool:
 
 
 _KINDS = {
-    bool: "truth value", int: "integer", float: "float", str: "text", list: "list",
+    bool: "boolean", int: "integer", float: "float", str: "string", list: "list",
     dict: "dictionary", type(None): "none", Closure: "function", Builtin: "function",
 }  # fmt: skip
 

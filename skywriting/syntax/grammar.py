@@ -2,7 +2,7 @@
 
 The tables are made by ply (`generate`, `tables`). The parser that uses them is ours: it is half as
 long as the one in ply, several times as fast, and continues after an error (`repair`). It does not
-recurse, so that it can report a text that is nested too deeply.
+recurse, so that it can report a script that is nested too deeply.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _too_deep(script: Script) -> list[Problem]:
 
 
 def parse(source: Source) -> Script:
-    """Parse a text. Raises SourceError with all errors in it."""
+    """Parse a script. Raises SourceError with all errors in it."""
     if len(source.text) > LENGTH_MAX:
         message = f"this script is too long: it has more than {LENGTH_MAX} characters"
         raise SourceError([Problem(source, 0, message)])

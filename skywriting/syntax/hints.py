@@ -81,14 +81,14 @@ _is_key = re.compile(r"[{,]\s*\w+\s*:").match
 def describe(kind: str, text: str) -> str:
     """Describe a token."""
     if kind == END:
-        return "the end of the text"
+        return "the end of the script"
     shown = text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"
     if kind == NAME:
         return f'the name "{shown}"'
     if kind == NUMBER:
         return f"the number {shown}"
     if kind == TEXT:
-        return f"the text {shown}"
+        return f"the string {shown}"
     return f'"{shown}"'
 
 
@@ -140,7 +140,7 @@ def hint(
 def hint_on_name(name: str, known: Collection[str], text: str, offset: int) -> str:
     """Return a hint on a name that is not bound."""
     if _is_key(text, len(text[:offset].rstrip()) - 1):
-        return f'keys that are texts have quotes: "{name}"'
+        return f'keys that are strings have quotes: "{name}"'
     if name in _INCLUDED:
         return f'include "{_INCLUDED[name]}"; gives it'
     likeness = _LIKENESS_ELSEWHERE if name in _ELSEWHERE else _LIKENESS

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ciel.skywriting.errors import Problem, Source
 
-NAME, NUMBER, TEXT, BAD, END = "name", "number", "text", "bad", "end"
+NAME, NUMBER, TEXT, BAD, END = "name", "number", "string", "bad", "end"
 NOT_2 = "not"  # `!` of version 2, with the precedence of unary minus
 
 KEYWORDS = (
@@ -59,7 +59,7 @@ _DIGITS_AT_ONCE = 4_000  # Python refuses to convert more than 4,300
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text, in parallel lists that end with `END`; and its comments."""
+    """The tokens of a script, in parallel lists that end with `END`; and its comments."""
 
     kinds: list[str]
     texts: list[str]
@@ -89,7 +89,7 @@ _AT = "\0"
 
 
 def tokenize(source: Source) -> Tokens:
-    """Split a text into tokens. Errors are added to `problems`, and do not end it."""
+    """Split a script into tokens. Errors are added to `problems`, and do not end it."""
     first = _FIRST_LINE.match(source.text)
     assert first is not None
     begin = first.end()
@@ -177,11 +177,11 @@ def _show_character(piece: str) -> str:
         "?": ' (there is no "a ? b : c": use if and else)',
         "^": " (there is no such operator)",
         "~": " (there is no such operator)",
-        "`": " (texts stand in \" or ')",
-        "\u201c": ' (texts stand in plain quotes: ")',
-        "\u201d": ' (texts stand in plain quotes: ")',
-        "\u2018": " (texts stand in plain quotes: ')",
-        "\u2019": " (texts stand in plain quotes: ')",
+        "`": " (strings stand in \" or ')",
+        "\u201c": ' (strings stand in plain quotes: ")',
+        "\u201d": ' (strings stand in plain quotes: ")',
+        "\u2018": " (strings stand in plain quotes: ')",
+        "\u2019": " (strings stand in plain quotes: ')",
         "\xa0": " (write a plain space)",
     }
     shown = f'"{piece}"' if piece.isprintable() else f"U+{ord(piece[0]):04X}"
@@ -213,21 +213,21 @@ def _number_fault(piece: str) -> str:
 def _text_fault(piece: str) -> str:
     quote = piece[0]
     if not _is_closed(piece):
-        return f"this text is never closed: {quote} is missing at the end of the line"
+        return f"this string is never closed: {quote} is missing at the end of the line"
     if "\\" not in piece:
         return ""
     for found in _ESCAPE.finditer(piece):
         if found[4] == "u":
             return "\\u takes four hexadecimal digits"
         if found[4] and found[4] not in _ESCAPED:
-            return f"unknown escape \\{found[4]} in a text (there are \\\" \\' \\\\ \\b \\f \\n \\r \\t \\uXXXX)"  # noqa: E501
+            return f"unknown escape \\{found[4]} in a string (there are \\\" \\' \\\\ \\b \\f \\n \\r \\t \\uXXXX)"  # noqa: E501
         if found[3] and 0xD800 <= int(found[3], 16) < 0xE000:
             return f"\\u{found[3]} is half of a character: the other half is missing"
     return ""
 
 
 def _is_closed(piece: str) -> bool:
-    """Tell whether a text ends with its quote, and not with an escaped one."""
+    """Tell whether a string ends with its quote, and not with an escaped one."""
     if len(piece) < 2 or piece[-1] != piece[0]:
         return False
     inner = piece[1:-1]
@@ -254,7 +254,7 @@ def number_of(piece: str) -> int | float:
 
 
 def text_of(piece: str) -> str:
-    """Return the value of a text in quotes, also of one with an error."""
+    """Return the value of a string in quotes, also of one with an error."""
     inner = piece[1:-1]
     return _ESCAPE.sub(_unescape, inner) if "\\" in inner else inner
 

@@ -116,7 +116,7 @@ class Repair:
         found = describe(kind, self.texts[at])
         if kind == END and opening is not None:
             sign = self.kinds[opening]
-            self._tell(opening, f'this "{sign}" is never closed: the text ends without '
+            self._tell(opening, f'this "{sign}" is never closed: the script ends without '
                                 f'its "{_CLOSERS[sign]}"')  # fmt: skip
             return
         if kind in _OPENERS and opening is None:
@@ -261,7 +261,9 @@ class Repair:
         assert opening is not None
         sign = self.kinds[opening]
         if self.kinds[at] == END:
-            message = f'this "{sign}" is never closed: the text ends without its "{_CLOSERS[sign]}"'
+            message = (
+                f'this "{sign}" is never closed: the script ends without its "{_CLOSERS[sign]}"'
+            )
             self._tell(opening, message)
         else:
             here = self.offsets[at] if not self._is_on_next_line(at) else self._end(at - 1)

@@ -84,7 +84,7 @@ RULES = (
     ("names : names , name", "more_after_comma"),
     ("expr : name", "name"),
     ("expr : number", "number"),
-    ("expr : text", "text"),
+    ("expr : string", "string"),
     ("expr : true", "true"),
     ("expr : false", "false"),
     ("expr : ( expr )", "brackets"),
@@ -174,7 +174,7 @@ class Builder:
         at = parts[0]
         return Constant(self.offsets[at], number_of(self.texts[at]))
 
-    def text(self, parts: list[int]) -> Constant:
+    def string(self, parts: list[int]) -> Constant:
         at = parts[0]
         return Constant(self.offsets[at], text_of(self.texts[at]))
 

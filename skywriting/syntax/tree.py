@@ -58,7 +58,7 @@ class Name(Node):
 
 
 class Constant(Node):
-    """A number, a text or a truth value in the script."""
+    """A number, a string or a boolean in the script."""
 
     start: int
     value: int | float | str | bool

@@ -202,9 +202,9 @@ HALF = "a" * (TEXT_MAX_CHARACTERS // 2)
 @pytest.mark.parametrize(
     "name, arguments, message",
     [
-        ("join", ["", [HALF, HALF, "a"]], "a text may have at most"),
-        ("join", ["-" * 1000, [""] * 70_000], "a text may have at most"),
-        ("replace", [HALF, "a", "abc"], "a text may have at most"),
+        ("join", ["", [HALF, HALF, "a"]], "a string may have at most"),
+        ("join", ["-" * 1000, [""] * 70_000], "a string may have at most"),
+        ("replace", [HALF, "a", "abc"], "a string may have at most"),
         ("split", ["," * (LIST_MAX_ITEMS + 1), ","], "a list may have at most"),
         ("int", ["9" * 100_001], "at most 100,000 digits"),
         ("str", [1 << 400_000], "more than 100,000 digits cannot be shown"),
@@ -248,7 +248,7 @@ def test_depth_makes_no_difference_to_text() -> None:
     value: list[Any] = []
     for _ in range(20_000):
         value = [value]
-    assert showing.original(value) == showing.today(value) == "[" * 20_001 + "]" * 20_001
+    assert showing.original(value) == showing.version_2(value) == "[" * 20_001 + "]" * 20_001
 
 
 def test_what_is_too_deep_or_within_itself_is_no_result() -> None:
@@ -276,7 +276,7 @@ def test_extent_counts_what_is_shared_as_often_as_it_is_written() -> None:
 def test_a_reference_looks_the_same_whatever_is_known_of_it(host: ScriptHost) -> None:
     future = host.withhold()
     concrete = Concrete(future.id, 5, frozenset(("here:1",)))
-    for show in (showing.original, showing.today):
+    for show in (showing.original, showing.version_2):
         assert show(future) == show(concrete) == f"<reference {future.id}>"
         assert show([future]) == f"[<reference {future.id}>]"
 

@@ -215,7 +215,7 @@ def test_values_stand_in_the_tree() -> None:
 
 # A part of a grammar: ("word", kind), ("name", rule), ("all" | "any" | "maybe" | "often", parts).
 Part = tuple[str, Any]
-_TOKENS = ("name", "number", "text")
+_TOKENS = ("name", "number", "string")
 
 
 def read_grammar() -> dict[str, Part]:
