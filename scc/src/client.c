@@ -37,7 +37,7 @@ static int end_io(struct shmfs *fs, uint32_t client)
 }
 
 /* Clean up after a dead client. We own its slot, and its log has been applied. */
-static int bury(struct shmfs *fs, uint32_t client)
+static int clean_up(struct shmfs *fs, uint32_t client)
 {
     locks_release(fs, client);
     /* A sweeper that died on this slot may have left a log that stores to the handles; it held an
@@ -64,7 +64,7 @@ static int free_orphans(struct shmfs *fs)
 {
     for (uint32_t number = 1; number <= fs->shape.geometry.inode_count; number++) {
         struct image_inode copy;
-        inode_snapshot(fs, inode_visit(fs, number), &copy); /* without the lock: may be outdated */
+        inode_snapshot(fs, inode_refresh(fs, number), &copy); /* without the lock: may be outdated */
         if (!copy.flags || copy.link_count || copy.handle_count)
             continue;
         int error = inode_drain(fs, number, copy.generation);
@@ -97,12 +97,12 @@ static int sweep_one(struct shmfs *fs, uint32_t client)
     result = 0;
     if (port_register_load(&other->state) != CLIENT_FREE) {
         result = client_recover(fs, client, port_register_load(&other->generation));
-        if (!result && !(result = bury(fs, client))) {
+        if (!result && !(result = clean_up(fs, client))) {
             port_register_store(&fs->port, &other->state, CLIENT_FREE);
             result = 1;
         }
     }
-    log_forget(fs);
+    log_discard(fs);
     lock_drop_all(fs);
     client_sign(fs, client, false);
     return result;
@@ -113,7 +113,7 @@ static int let_go(struct shmfs *fs, uint32_t slot)
 {
     const struct image_handle *handle = handle_at(fs, fs->client, slot);
     const uint32_t number = port_load32(&fs->port, &handle->inode);
-    struct image_inode *inode = inode_visit(fs, number), copy;
+    struct image_inode *inode = inode_refresh(fs, number), copy;
     if (!number)
         return 0;
     if (inode && port_load32(&fs->port, &handle->flags) & HANDLE_WRITING &&
@@ -136,7 +136,7 @@ static int close_lost(struct shmfs *fs)
     while (fs->lost_count && error != SHMFS_ERROR_BUSY) {
         error = let_go(fs, fs->lost_slots[fs->lost_count - 1]);
         fs->lost_count -= error != SHMFS_ERROR_BUSY; /* a damaged one would fail again */
-        log_forget(fs);
+        log_discard(fs);
         lock_drop_all(fs);
     }
     return error;
@@ -154,7 +154,7 @@ int client_sweep(struct shmfs *fs)
     }
     if (count || fs->has_orphans) {
         const int result = free_orphans(fs);
-        log_forget(fs);
+        log_discard(fs);
         lock_drop_all(fs);
         error = error ? error : result;
     }
@@ -190,7 +190,7 @@ static int join(struct shmfs *fs, uint32_t client)
     fs->group = fs->options.group ? (fs->options.group - 1) % shards : apart(client, shards);
     port_invalidate(&fs->port, handle_at(fs, client, 0),
                     fs->shape.geometry.handle_count * sizeof(struct image_handle));
-    if (!is_free && !(error = bury(fs, client)))
+    if (!is_free && !(error = clean_up(fs, client)))
         error = free_orphans(fs);
     return error;
 }
@@ -198,7 +198,7 @@ static int join(struct shmfs *fs, uint32_t client)
 /* Stop being a client, or give up becoming one. */
 static void part(struct shmfs *fs)
 {
-    log_forget(fs);
+    log_discard(fs);
     lock_drop_all(fs);
     client_sign(fs, fs->client, false);
 }

@@ -157,7 +157,7 @@ uint32_t log_get32(struct shmfs *fs, const uint32_t *word);
 void log_commit(struct shmfs *fs);
 
 /* Discard everything recorded. */
-void log_forget(struct shmfs *fs);
+void log_discard(struct shmfs *fs);
 
 /* Apply another client's log: returns 1, or 0 if it is empty. Fails with CORRUPT. */
 int log_replay(struct shmfs *fs, uint32_t client);
@@ -207,8 +207,8 @@ static inline uint32_t inode_group(const struct shmfs *fs, uint32_t number)
     return (number - 1) / fs->shape.inodes_per_group;
 }
 
-/* Return an inode, or NULL if the number is out of range. */
-struct image_inode *inode_visit(struct shmfs *fs, uint32_t number);
+/* Drop the cached lines of an inode, and return it; NULL if the number is out of range. */
+struct image_inode *inode_refresh(struct shmfs *fs, uint32_t number);
 
 /* Find a free inode and take its lock. Returns its number, or NO_INODES. */
 int64_t inode_find(struct shmfs *fs);
@@ -257,8 +257,8 @@ static inline uint32_t entry_group(const struct shmfs *fs, uint32_t number)
     return (number - 1) / fs->shape.entries_per_group;
 }
 
-/* Return an entry, or NULL if the number is out of range. */
-struct image_entry *entry_visit(struct shmfs *fs, uint32_t number);
+/* Drop the cached lines of an entry, and return it; NULL if the number is out of range. */
+struct image_entry *entry_refresh(struct shmfs *fs, uint32_t number);
 
 /* Return whether an entry, whose number must be in range, is in use. Without its lock, the result
  * may be outdated. */

@@ -43,7 +43,7 @@ static struct image_entry *entry_at(const struct shmfs *fs, uint32_t number)
     return (struct image_entry *)(fs->control + fs->shape.entries) + (number - 1);
 }
 
-struct image_entry *entry_visit(struct shmfs *fs, uint32_t number)
+struct image_entry *entry_refresh(struct shmfs *fs, uint32_t number)
 {
     struct image_entry *entry = entry_at(fs, number);
     if (entry)
@@ -82,13 +82,13 @@ static int find(struct shmfs *fs, const struct name *name, struct place *place)
     *place = (struct place){0};
     uint32_t number = port_load32(&fs->port, bucket);
     for (uint32_t step = 0; number; step++) {
-        const struct image_entry *entry = entry_visit(fs, number);
+        const struct image_entry *entry = entry_refresh(fs, number);
         if (!entry || step > fs->shape.geometry.entry_count)
             return SHMFS_ERROR_CORRUPT;
         if (is_named(fs, entry, name)) {
             place->entry = number;
             place->inode = port_load32(&fs->port, &entry->inode);
-            return inode_visit(fs, place->inode) ? 0 : SHMFS_ERROR_CORRUPT;
+            return inode_refresh(fs, place->inode) ? 0 : SHMFS_ERROR_CORRUPT;
         }
         place->before = number;
         number = port_load32(&fs->port, &entry->next);
@@ -110,7 +110,7 @@ int directory_look_once(struct shmfs *fs, const struct name *name, struct found 
         int error = find(fs, name, &place);
         if (!error && place.entry)
             *found = (struct found){
-                place.inode, port_load32(&fs->port, &inode_visit(fs, place.inode)->generation)};
+                place.inode, port_load32(&fs->port, &inode_refresh(fs, place.inode)->generation)};
         port_fence(&fs->port);
         if (port_load32(&fs->port, &group->sequence) != sequence)
             continue;
@@ -145,7 +145,7 @@ int directory_look(struct shmfs *fs, const struct name *name, struct found *foun
     if (!(error = directory_lock(fs, name, &place, 1))) {
         if (place.entry)
             *found = (struct found){
-                place.inode, port_load32(&fs->port, &inode_visit(fs, place.inode)->generation)};
+                place.inode, port_load32(&fs->port, &inode_refresh(fs, place.inode)->generation)};
         else
             error = SHMFS_ERROR_NOT_FOUND;
     }
@@ -163,7 +163,7 @@ static uint32_t first_free(struct shmfs *fs, uint32_t group)
 /* Return a number from a free list after checking that it is free; otherwise CORRUPT. */
 static int64_t free_one(struct shmfs *fs, uint32_t group, uint32_t number)
 {
-    const struct image_entry *entry = entry_visit(fs, number);
+    const struct image_entry *entry = entry_refresh(fs, number);
     if (!entry || entry_group(fs, number) != group || port_load32(&fs->port, &entry->inode))
         return SHMFS_ERROR_CORRUPT;
     return number;
@@ -235,7 +235,7 @@ int64_t directory_lock_free(struct shmfs *fs, const struct name *names, struct p
 void directory_add(struct shmfs *fs, const struct name *name, uint32_t number, uint32_t inode)
 {
     struct port *port = &fs->port;
-    struct image_entry *entry = entry_visit(fs, number);
+    struct image_entry *entry = entry_refresh(fs, number);
     struct image_group *group = group_at(fs, entry_group(fs, number));
     uint32_t *bucket = bucket_at(fs, name);
     const uint32_t next_free = port_load32(port, &entry->next);
@@ -268,7 +268,7 @@ static void unchain(struct shmfs *fs, const struct name *name, struct place plac
 
 void directory_remove(struct shmfs *fs, const struct name *name, struct place place)
 {
-    struct image_entry *entry = entry_visit(fs, place.entry);
+    struct image_entry *entry = entry_refresh(fs, place.entry);
     const uint32_t home = entry_group(fs, place.entry);
     struct image_group *group = group_at(fs, home);
     const uint32_t first = first_free(fs, home);
@@ -282,7 +282,7 @@ void directory_remove(struct shmfs *fs, const struct name *name, struct place pl
 void directory_rename(struct shmfs *fs, const struct name *from, struct place place,
                       const struct name *to)
 {
-    struct image_entry *entry = entry_visit(fs, place.entry);
+    struct image_entry *entry = entry_refresh(fs, place.entry);
     uint32_t *bucket = bucket_at(fs, to);
     unchain(fs, from, place, port_load32(&fs->port, &entry->next));
     log_set64(fs, &entry->hash, to->hash);

@@ -8,7 +8,7 @@
 
 #define RENAMED_LIMIT 100 /* passes over all names of a file that other clients rename meanwhile */
 
-struct image_inode *inode_visit(struct shmfs *fs, uint32_t number)
+struct image_inode *inode_refresh(struct shmfs *fs, uint32_t number)
 {
     if (number < 1 || number > fs->shape.geometry.inode_count)
         return NULL;
@@ -49,7 +49,7 @@ int inode_content(struct shmfs *fs, const struct image_inode *inode, struct imag
 void inode_info(struct shmfs *fs, uint32_t number, struct shmfs_info *info)
 {
     struct image_inode copy;
-    inode_snapshot(fs, inode_visit(fs, number), &copy);
+    inode_snapshot(fs, inode_refresh(fs, number), &copy);
     *info = (struct shmfs_info){
         .inode = number,
         .generation = copy.generation,
@@ -69,7 +69,7 @@ void inode_info(struct shmfs *fs, uint32_t number, struct shmfs_info *info)
 /* Return a number from a free list after checking that it is free; otherwise CORRUPT. */
 static int64_t free_one(struct shmfs *fs, uint32_t group, uint32_t number)
 {
-    const struct image_inode *inode = inode_visit(fs, number);
+    const struct image_inode *inode = inode_refresh(fs, number);
     if (!inode || inode_group(fs, number) != group || port_load32(&fs->port, &inode->flags))
         return SHMFS_ERROR_CORRUPT;
     return number;
@@ -111,7 +111,7 @@ int64_t inode_find(struct shmfs *fs)
 void inode_take(struct shmfs *fs, uint32_t number, struct run row, uint32_t link_count)
 {
     struct port *port = &fs->port;
-    struct image_inode *inode = inode_visit(fs, number);
+    struct image_inode *inode = inode_refresh(fs, number);
     struct image_group *group = group_at(fs, inode_group(fs, number));
     const uint32_t next = port_load32(port, &inode->next_free);
     /* No client reads these fields while the inode is free. */
@@ -132,7 +132,7 @@ void inode_take(struct shmfs *fs, uint32_t number, struct run row, uint32_t link
 static void inode_give(struct shmfs *fs, uint32_t number)
 {
     struct port *port = &fs->port;
-    struct image_inode *inode = inode_visit(fs, number);
+    struct image_inode *inode = inode_refresh(fs, number);
     struct image_group *group = group_at(fs, inode_group(fs, number));
     const uint32_t first = first_free(fs, inode_group(fs, number));
     log_set32(fs, &inode->flags, 0);
@@ -170,7 +170,7 @@ static int read_only_inode(struct shmfs *fs, const struct shmfs_handle *handle,
                            struct image_inode **inode)
 {
     struct image_inode copy;
-    *inode = inode_visit(fs, handle->inode);
+    *inode = inode_refresh(fs, handle->inode);
     if (!*inode)
         return SHMFS_ERROR_STALE;
     port_fence(&fs->port); /* all earlier reads of its content happened before this check */
@@ -190,7 +190,7 @@ int handle_inode(struct shmfs *fs, const struct shmfs_handle *handle, struct ima
     if (!handle->inode || handle->slot >= fs->shape.geometry.handle_count ||
         port_load32(&fs->port, &handle_at(fs, fs->client, handle->slot)->inode) != handle->inode)
         return SHMFS_ERROR_STALE;
-    *inode = inode_visit(fs, handle->inode);
+    *inode = inode_refresh(fs, handle->inode);
     if (!*inode || port_load32(&fs->port, &(*inode)->generation) != handle->generation)
         return SHMFS_ERROR_STALE;
     return 0;
@@ -256,7 +256,7 @@ static int give_blocks(struct shmfs *fs, struct image_inode *inode)
 
 int inode_count(struct shmfs *fs, uint32_t number, uint32_t link_count, uint32_t handle_count)
 {
-    struct image_inode *inode = inode_visit(fs, number);
+    struct image_inode *inode = inode_refresh(fs, number);
     if (!link_count && !handle_count) {
         const int more = give_blocks(fs, inode);
         if (!more)
@@ -277,11 +277,11 @@ int inode_count(struct shmfs *fs, uint32_t number, uint32_t link_count, uint32_t
 int inode_drain(struct shmfs *fs, uint32_t number, uint32_t generation)
 {
     for (int more = 1; more;) {
-        struct image_inode *inode = inode_visit(fs, number);
+        struct image_inode *inode = inode_refresh(fs, number);
         int error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, number)));
         if (error)
             return error;
-        inode_visit(fs, number);
+        inode_refresh(fs, number);
         more = 0;
         if (port_load32(&fs->port, &inode->flags) &&
             port_load32(&fs->port, &inode->generation) == generation &&
@@ -310,13 +310,13 @@ static int drop_name(struct shmfs *fs, const struct image_handle *handle, uint32
 {
     struct name name;
     struct place place;
-    name_of(fs, entry_visit(fs, entry), &name);
+    name_of(fs, entry_refresh(fs, entry), &name);
     int error = directory_lock(fs, &name, &place, 1);
     if (!error)
         error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, number)));
     if (error)
         return error;
-    struct image_inode *inode = inode_visit(fs, number);
+    struct image_inode *inode = inode_refresh(fs, number);
     const bool is_over = !is_open(fs, handle, number) ||
                          port_load32(&fs->port, &inode->flags) & INODE_COMMITTED;
     if (place.entry == entry && place.inode == number && !is_over) {
@@ -334,7 +334,7 @@ static int drop_name(struct shmfs *fs, const struct image_handle *handle, uint32
 static int drop_names(struct shmfs *fs, const struct image_handle *handle, uint32_t number)
 {
     uint32_t named;
-    const struct image_inode *inode = inode_visit(fs, number);
+    const struct image_inode *inode = inode_refresh(fs, number);
     for (int tries = 0; port_load32(&fs->port, &inode->link_count); tries++) {
         if (tries == RENAMED_LIMIT)
             return SHMFS_ERROR_CORRUPT; /* its names are in no bucket */
@@ -345,7 +345,7 @@ static int drop_names(struct shmfs *fs, const struct image_handle *handle, uint3
             if (end)
                 return end < 0 ? end : 0;
         }
-        inode_visit(fs, number);
+        inode_refresh(fs, number);
     }
     return 0;
 }
@@ -355,7 +355,7 @@ int handle_close(struct shmfs *fs, uint32_t client, uint32_t slot, bool has_died
     struct image_handle *handle = handle_at(fs, client, slot);
     const uint32_t number = port_load32(&fs->port, &handle->inode);
     const bool writes = port_load32(&fs->port, &handle->flags) & HANDLE_WRITING;
-    struct image_inode *inode = inode_visit(fs, number), copy;
+    struct image_inode *inode = inode_refresh(fs, number), copy;
     int error = inode ? 0 : SHMFS_ERROR_CORRUPT;
     if (!error && has_died && writes)
         error = drop_names(fs, handle, number);
@@ -367,7 +367,7 @@ int handle_close(struct shmfs *fs, uint32_t client, uint32_t slot, bool has_died
         lock_drop_all(fs);
         return 0;
     }
-    inode_snapshot(fs, inode_visit(fs, number), &copy);
+    inode_snapshot(fs, inode_refresh(fs, number), &copy);
     log_set32(fs, &handle->inode, 0);
     if (writes)
         log_set32(fs, &inode->flags, copy.flags & ~(uint32_t)INODE_WRITING);
@@ -481,7 +481,7 @@ int inode_grow(struct shmfs *fs, struct shmfs_handle *handle, uint32_t block_cou
         error = grow_once(fs, handle, block_count);
     while (error > 0);
     if (error < 0) {
-        log_forget(fs);
+        log_discard(fs);
         lock_drop_all(fs);
         inode_trim(fs, handle, had_count);
     }

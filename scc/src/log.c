@@ -86,7 +86,7 @@ static void clear(struct shmfs *fs)
     fs->log_groups = 0;
 }
 
-void log_forget(struct shmfs *fs)
+void log_discard(struct shmfs *fs)
 {
     if (!fs->log_count)
         return;
@@ -119,7 +119,7 @@ static bool is_sound(const struct shmfs *fs, const struct image_record *record)
 
 /* Make the store that a record describes. A store writes back its whole line, so the line must not
  * be stale: this core may have fetched it before it took the lock that guards it. */
-static void carry_out(struct shmfs *fs, const struct image_record *record)
+static void apply(struct shmfs *fs, const struct image_record *record)
 {
     struct port *port = &fs->port;
     const uint64_t kind = record->place >> PLACE_BITS, place = record->place & PLACE_MASK;
@@ -161,12 +161,12 @@ static void mark(struct shmfs *fs, uint64_t groups, bool changing)
         port_fence(&fs->port);
 }
 
-static void carry_out_all(struct shmfs *fs, const struct image_record *records, uint32_t count,
+static void apply_all(struct shmfs *fs, const struct image_record *records, uint32_t count,
                           uint64_t groups, uint32_t *log_count)
 {
     mark(fs, groups, true);
     for (uint32_t i = 0; i < count; i++)
-        carry_out(fs, &records[i]);
+        apply(fs, &records[i]);
     mark(fs, groups, false);
     port_publish32(&fs->port, log_count, 0);
 }
@@ -181,7 +181,7 @@ void log_commit(struct shmfs *fs)
     /* The commit point: a client that dies before this store has changed nothing; after this store
      * the whole transaction takes effect. */
     port_publish32(&fs->port, &client->log_count, fs->log_count);
-    carry_out_all(fs, fs->records, fs->log_count, fs->log_groups, &client->log_count);
+    apply_all(fs, fs->records, fs->log_count, fs->log_groups, &client->log_count);
     clear(fs);
 }
 
@@ -202,6 +202,6 @@ int log_replay(struct shmfs *fs, uint32_t number)
     for (uint32_t i = 0; i < count; i++)
         if (!is_sound(fs, &records[i]))
             return SHMFS_ERROR_CORRUPT;
-    carry_out_all(fs, records, count, groups, &client->log_count);
+    apply_all(fs, records, count, groups, &client->log_count);
     return 1;
 }

@@ -9,7 +9,7 @@ static void enter(struct shmfs *fs)
 /* Return a result; afterwards the log is empty and no lock is held. */
 static int leave(struct shmfs *fs, int result)
 {
-    log_forget(fs);
+    log_discard(fs);
     lock_drop_all(fs);
     pthread_mutex_unlock(&fs->mutex);
     return result;
@@ -41,7 +41,7 @@ static bool found_room(struct shmfs *fs, int64_t error)
     if (error != SHMFS_ERROR_NO_BLOCKS && error != SHMFS_ERROR_NO_INODES &&
         error != SHMFS_ERROR_NO_ENTRIES)
         return false;
-    log_forget(fs);
+    log_discard(fs);
     lock_drop_all(fs);
     const uint32_t owed = fs->has_orphans + fs->lost_count;
     return client_sweep(fs) > 0 || fs->has_orphans + fs->lost_count < owed;
@@ -95,7 +95,7 @@ static int create(struct shmfs *fs, const struct name *name, uint64_t size_hint_
         directory_add(fs, name, (uint32_t)entry, (uint32_t)number);
     *handle = (struct shmfs_handle){
         .inode = (uint32_t)number,
-        .generation = port_load32(&fs->port, &inode_visit(fs, (uint32_t)number)->generation),
+        .generation = port_load32(&fs->port, &inode_refresh(fs, (uint32_t)number)->generation),
         .slot = (uint32_t)slot,
     };
     log_commit(fs);
@@ -154,7 +154,7 @@ static int open_file(struct shmfs *fs, const struct name *name, enum open_mode m
         error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, found.inode)));
     if (error)
         return error;
-    inode = inode_visit(fs, found.inode);
+    inode = inode_refresh(fs, found.inode);
     error = inode_content(fs, inode, &copy);
     if (!copy.flags || copy.generation != found.generation ||
         (!copy.link_count && !copy.handle_count))
@@ -196,7 +196,7 @@ static int open_read_only(struct shmfs *fs, const struct name *name, enum open_m
     if (!(error = handle_inode(fs, handle, &inode)))
         return 0;
     handle->inode = 0;
-    inode_snapshot(fs, inode_visit(fs, found.inode), &copy);
+    inode_snapshot(fs, inode_refresh(fs, found.inode), &copy);
     return copy.generation == found.generation && copy.flags && !(copy.flags & INODE_COMMITTED)
                ? SHMFS_ERROR_WRITING
                : SHMFS_ERROR_NOT_FOUND; /* it was removed after the lookup */
@@ -567,7 +567,7 @@ static int stat_read_only(struct shmfs *fs, const struct name *name, struct shmf
         return error;
     inode_info(fs, found.inode, info);
     port_fence(&fs->port);
-    if (port_load32(&fs->port, &inode_visit(fs, found.inode)->generation) != found.generation ||
+    if (port_load32(&fs->port, &inode_refresh(fs, found.inode)->generation) != found.generation ||
         (!info->link_count && !info->handle_count))
         return SHMFS_ERROR_NOT_FOUND; /* it was removed after the lookup */
     return 0;
@@ -622,7 +622,7 @@ static int link_names(struct shmfs *fs, const struct name *names)
     int error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, number)));
     if (error)
         return error;
-    struct image_inode *inode = inode_visit(fs, number);
+    struct image_inode *inode = inode_refresh(fs, number);
     const uint32_t link_count = port_load32(&fs->port, &inode->link_count);
     if (link_count == SHMFS_LINK_MAX)
         return SHMFS_ERROR_LINKS;
@@ -655,7 +655,7 @@ int shmfs_link(struct shmfs *fs, const char *target, const char *text)
 static int lose_name(struct shmfs *fs, uint32_t number)
 {
     struct image_inode copy;
-    inode_snapshot(fs, inode_visit(fs, number), &copy);
+    inode_snapshot(fs, inode_refresh(fs, number), &copy);
     const int more = inode_count(fs, number, copy.link_count - 1, copy.handle_count);
     if (more < 0)
         return more;
@@ -710,7 +710,7 @@ static int rename_names(struct shmfs *fs, const struct name *names, bool replace
     error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, places[1].inode)));
     if (error)
         return error;
-    log_set32(fs, &entry_visit(fs, places[1].entry)->inode, places[0].inode);
+    log_set32(fs, &entry_refresh(fs, places[1].entry)->inode, places[0].inode);
     log_names(fs, bit(names[1].group));
     directory_remove(fs, &names[0], places[0]);
     return lose_name(fs, places[1].inode);
@@ -736,10 +736,10 @@ static int list_one(struct shmfs *fs, uint32_t number, char *text, struct shmfs_
     int error = lock_take(fs, LOCK_DIRECTORY, bit(entry_group(fs, number)));
     if (error || !entry_is_used(fs, number, &inode))
         return error;
-    name_of(fs, entry_visit(fs, number), &name);
+    name_of(fs, entry_refresh(fs, number), &name);
     memcpy(text, name.words, name.size_bytes);
     text[name.size_bytes] = 0;
-    if (!inode_visit(fs, inode))
+    if (!inode_refresh(fs, inode))
         return SHMFS_ERROR_CORRUPT;
     error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, inode)));
     if (error)
@@ -753,7 +753,7 @@ static int list_read_only(struct shmfs *fs, uint32_t number, char *text, struct 
 {
     struct name name;
     uint32_t inode;
-    const struct image_entry *entry = entry_visit(fs, number);
+    const struct image_entry *entry = entry_refresh(fs, number);
     name_of(fs, entry, &name); /* maybe outdated; tells which group's sequence to watch */
     const uint32_t group = name.group;
     const uint32_t *place = &group_at(fs, group)->sequence;
@@ -762,7 +762,7 @@ static int list_read_only(struct shmfs *fs, uint32_t number, char *text, struct 
         return 0;
     port_fence(&fs->port);
     name_of(fs, entry, &name);
-    const bool is_inode = inode_visit(fs, inode);
+    const bool is_inode = inode_refresh(fs, inode);
     if (is_inode)
         inode_info(fs, inode, info);
     port_fence(&fs->port);

@@ -203,7 +203,7 @@ static void cut_in_pieces(bool to_nothing)
     IS(shmfs_stat_handle(fs, &file, &info), 0);
     IS(info.is_contiguous, true);
     IS(info.block_count, !to_nothing);
-    IS(port_load32(&fs->port, &inode_visit(fs, file.inode)->first_block), !to_nothing);
+    IS(port_load32(&fs->port, &inode_refresh(fs, file.inode)->first_block), !to_nothing);
     IS(free_blocks(fs), RUN_LIMIT + 1 + to_nothing);
     check();
     end();
@@ -290,7 +290,7 @@ static void ring(void (*handler)(int))
 static void set_size(uint64_t size_bytes)
 {
     struct shmfs *fs = clients[0];
-    uint64_t *word = &inode_visit(fs, harmed)->size_bytes;
+    uint64_t *word = &inode_refresh(fs, harmed)->size_bytes;
     port_store64(&fs->port, word, size_bytes);
     port_flush(&fs->port, word, sizeof *word);
     port_fence(&fs->port);

@@ -189,7 +189,7 @@ static void find_more_names(struct shmfs *fs)
 {
     static uint8_t scratch[1 << 19] __attribute__((aligned(8)));
     struct shmfs_problem problem = {.code = "no"};
-    struct image_inode *inode = inode_visit(fs, 1);
+    struct image_inode *inode = inode_refresh(fs, 1);
     inode->link_count = 1;
     IS(shmfs_link(fs, "0", "too many"), 0);
     inode->link_count = SHMFS_LINK_MAX + 1;

@@ -42,7 +42,7 @@ static struct image_entry *entry_of(struct shmfs *fs, const char *text, uint32_t
     IS(directory_lock(fs, &name, &place, 1), 0);
     lock_drop_all(fs);
     *number = place.entry;
-    return entry_visit(fs, place.entry);
+    return entry_refresh(fs, place.entry);
 }
 
 /* The check has a code for every damage of one word. */
@@ -51,8 +51,8 @@ static void named_damage(void)
     struct shmfs *fs = to_damage();
     uint32_t number;
     struct image_entry *entry = entry_of(fs, "a", &number);
-    struct image_inode *a = inode_visit(fs, (uint32_t)shmfs_lookup(fs, "a"));
-    struct image_inode *mine = inode_visit(fs, own.inode);
+    struct image_inode *a = inode_refresh(fs, (uint32_t)shmfs_lookup(fs, "a"));
+    struct image_inode *mine = inode_refresh(fs, own.inode);
     struct image_group *group = group_at(fs, 0), *other = group_at(fs, 1);
     const struct { uint32_t *word; uint32_t value; char code[4]; } damages[] = {
         {(uint32_t *)fs->control + 8, 1, "S1"}, {&client_at(fs, 1)->state, 7, "C1"},
@@ -224,7 +224,7 @@ static void harmed_files(void)
     IS(shmfs_stat_handle(fs, &file, &info), SHMFS_ERROR_STALE);
     handle_at(fs, 0, 0)->inode = 0;
     IS(shmfs_create(fs, "a", BLOCK, &file), 0);
-    harmed = inode_visit(fs, file.inode);
+    harmed = inode_refresh(fs, file.inode);
     before_store(fs, 1, harm);
     IS(shmfs_reserve(fs, &file, 3 * BLOCK), SHMFS_ERROR_CORRUPT);
     harmed->size_bytes = 0;
@@ -251,7 +251,7 @@ static void broken_chain(void)
     for (int i = 0; i < 3; i++)
         IS(shmfs_create(fs, i ? NULL : "a", BLOCK, &files[i]), 0);
     IS(shmfs_write(fs, &files[0], content, 3 * BLOCK, 0), 3 * BLOCK);
-    uint32_t *link = fat_at(fs, inode_visit(fs, files[0].inode)->first_block);
+    uint32_t *link = fat_at(fs, inode_refresh(fs, files[0].inode)->first_block);
     const uint32_t before = port_load32(&fs->port, link);
     *link = FAT_FREE;
     files[0].place_block = 0;

@@ -402,7 +402,7 @@ static void restore(const struct snapshot *snapshot)
         memcpy(storage[i], from, storage_bytes), from += storage_bytes;
 }
 
-static void bury(int client)
+static void clean_up(int client)
 {
     port_drop(&world.clients[client]->port);
     world.is_dead[shmfs_client_of(world.clients[client])] = true;
@@ -434,11 +434,11 @@ static bool dies(int client, uint64_t n, const struct call *call)
         else
             shmfs_sweep(world.clients[client]);
         port->dies_at = 0;
-        bury(client);
+        clean_up(client);
         return false;
     }
     port->dies_at = 0;
-    bury(client);
+    clean_up(client);
     return true;
 }
 
@@ -452,7 +452,7 @@ static void experiment(const struct call *call, bool pairs)
             abort();
     }
     save(&start);
-    bury(call->client);
+    clean_up(call->client);
     const uint64_t before = settled();
     restore(&start);
     dies(call->client, 0, call);
@@ -535,7 +535,7 @@ int main(int argc, char **argv)
             compare(world.clients[chance(CLIENTS)]);
         if (chance(40) == 0) { /* a client dies between two calls, and returns */
             const int client = (int)chance(CLIENTS);
-            bury(client);
+            clean_up(client);
             note_death(client);
             if (chance(2))
                 shmfs_sweep(world.clients[(client + 1) % CLIENTS]);

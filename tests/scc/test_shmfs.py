@@ -28,14 +28,14 @@ WALKS = (  # SEED STEPS CRASH_EVERY PAIRS SHARDS
 )  # fmt: skip
 DEATHS = ("shmfs_walk 5 200 50 1 1", "shmfs_kills 6 4 1", "shmfs_kills 10 4 64")
 CALLS = (
-    "shmfs_units", "shmfs_onlookers", "shmfs_limits", "shmfs_races", "shmfs_verdicts",
-    "shmfs_again",
+    "shmfs_units", "shmfs_third_client", "shmfs_limits", "shmfs_races", "shmfs_verdicts",
+    "shmfs_reuse",
 )  # fmt: skip
 DAMAGE = ("shmfs_damage words 1", "shmfs_damage random 1 1500")
 # One test for each build, so that its objects are compiled once.
 BUILDS = {
     "coherent": ((), MEMORY, (*WALKS, *DEATHS, *CALLS, *DAMAGE)),
-    "flushing": (("PORT_FLUSHING",), (), (*WALKS[1:], "shmfs_units", "shmfs_again")),
+    "flushing": (("PORT_FLUSHING",), (), (*WALKS[1:], "shmfs_units", "shmfs_reuse")),
     "strict": (("PORT_STRICT",), (), (*WALKS, *DEATHS, *CALLS)),
     "coherent, threads": ((), THREADS, ("shmfs_kills 0 3 1", "shmfs_kills 0 3 64")),
 }

@@ -1,6 +1,6 @@
-/* shmfs_again: memory that an older image, or an older client of the same slot, has used. A core
- * must not mistake cached lines of the old state for the present state (failures S1, P3); and there
- * is not an image while one is being made.
+/* shmfs_reuse: memory that an older image, or an older client of the same slot, has used. A core
+ * must not mistake cached lines of the old state for the present state (failures S1, P3). An image
+ * is not visible before it is complete.
  */
 #include "shmfs_watch.h"
 

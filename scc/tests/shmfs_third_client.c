@@ -1,5 +1,5 @@
-/* shmfs_onlookers: locks whose owner is stopped; and clients that die in the middle of a call while
- * another client sweeps up and a third one works (failures S1, S5, S10).
+/* shmfs_third_client: locks whose owner is stopped; and clients that die in the middle of a call,
+ * while a second client cleans up after them and a third client works (failures S1, S5, S10).
  */
 #include "shmfs_watch.h"
 
@@ -56,7 +56,7 @@ static void stopped(uint32_t shards, enum lock_kind kind, uint32_t shard)
     end();
 }
 
-static struct shmfs *onlooker;
+static struct shmfs *third;
 static int asked, acts_at;
 
 /* Let another client work in the middle of a call. */
@@ -66,13 +66,13 @@ static void look_on(void)
     if (++asked != acts_at)
         return;
     meanwhile = NULL;
-    shmfs_io_begin(onlooker, 0, 0);
-    shmfs_io_end(onlooker);
-    if (!shmfs_create(onlooker, "onlooker", 4 * BLOCK, &file)) {
-        shmfs_write(onlooker, &file, content, 3 * BLOCK, 0);
-        shmfs_close(onlooker, &file);
+    shmfs_io_begin(third, 0, 0);
+    shmfs_io_end(third);
+    if (!shmfs_create(third, "third", 4 * BLOCK, &file)) {
+        shmfs_write(third, &file, content, 3 * BLOCK, 0);
+        shmfs_close(third, &file);
     }
-    shmfs_unlink(onlooker, "onlooker");
+    shmfs_unlink(third, "third");
     meanwhile = look_on;
 }
 
@@ -114,8 +114,8 @@ static bool chain_of_deaths(uint64_t store, int act)
     clients[1]->port.dies_at = 0;
     port_drop(&clients[1]->port);
     is_dead[1] = true;
-    onlooker = clients[3];
-    onlooker->options.lock_timeout_ms = 1; /* the asking client may hold a lock */
+    third = clients[3];
+    third->options.lock_timeout_ms = 1; /* the asking client may hold a lock */
     asked = 0;
     acts_at = act;
     meanwhile = look_on;
@@ -271,7 +271,7 @@ static bool late_lines(uint64_t store, uint32_t notes)
     make_file(fs, "a", 1);
     for (uint32_t i = 0; i < notes; i++)
         log_set32(fs, &handle_at(fs, 0, 3)->flags, i);
-    log_forget(fs);
+    log_discard(fs);
     shmfs_detach(fs);
     old = fs->port;
     storage[0] = next;
