@@ -1,7 +1,7 @@
-"""The parts of the build that pyproject.toml cannot express: the places of packages, and C code.
+"""The parts of the build that pyproject.toml cannot express: the packages' directories, and C code.
 
-Rooms at the top of the tree are imported as `ciel.<room>`. The links in `ciel/` serve static tools
-and running from a checkout; the build does not depend on them.
+The packages at the top of the tree are imported as `ciel.<package>`. The links in `ciel/` serve
+static tools and programs that run from a checkout; the build does not depend on them.
 """
 
 import copy
@@ -22,12 +22,12 @@ from setuptools import find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ROOMS = ("executors", "scc", "shm", "skywriting")
+TOP_LEVEL_PACKAGES = ("executors", "scc", "shm", "skywriting")
 PROGRAM_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
 PARTS = runpy.run_path("scc/build_ffi.py")
 
-# Programs on the PATH of who installs the wheel; `make dev` links them. Each is one file with a
-# `main`; what else lies there, and the core, is in all of them.
+# Programs that a wheel installs on the PATH; `make dev` links them. Each has one source file with
+# `main`; the other sources in the directory, and the core of shmfs, are linked into all of them.
 TOOLS_HOME = Path("scc/bin")
 TOOL_FLAGS = ["-Iscc/include", "-Iscc/src", "-pthread"]
 _TOOL_SOURCES = sorted(Path("scc/tools").glob("*.c"))
@@ -35,13 +35,13 @@ TOOLS = [p for p in _TOOL_SOURCES if p.stem.startswith("shm") or p.stem == "drop
 CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p not in TOOLS)]
 
 
-# What mypyc compiles, in wheels and by `make compiled`: the packages that decide, and the modules
-# that every task passes. An editable installation runs the same sources as they are. Errors are not
-# compiled, since they have several bases. No class here may be a subclass of a class in C or of
-# another project's: the compiler does not see that base, and forgets it. A class that inherits from
-# a compiled class is compiled, too.
-COMPILED_ROOMS = ("ciel/core", "ciel/wire", "ciel/master/state", "ciel/worker/state")
-COMPILED_ALONE = (
+# What mypyc compiles, in wheels and by `make compiled`: the packages with state machines, and the
+# modules that handle every task. An editable installation runs the same sources uncompiled. Modules
+# of errors are not compiled, since their classes have several bases. A compiled class must not
+# inherit from a class that is written in C or belongs to another project: the compiler does not see
+# that base, and drops it. Subclasses of compiled classes must be compiled, too.
+COMPILED_PACKAGES = ("ciel/core", "ciel/wire", "ciel/master/state", "ciel/worker/state")
+COMPILED_MODULES = (
     "ciel/execution/attempt.py",
     "ciel/execution/conversation.py",
     "ciel/execution/outputs.py",
@@ -75,21 +75,21 @@ COMPILED_ALONE = (
     "ciel/worker/service.py",
 )
 UNCOMPILED = ("__init__.py", "errors.py")
-ASKED_ONLY = {"egg_info", "dist_info", "sdist"}  # commands that build nothing
-# What is installed beside the compiler decides nothing: pip builds where nearly nothing is.
+QUERY_COMMANDS = {"egg_info", "dist_info", "sdist"}  # these commands build nothing
+# Ignore packages that are installed beside the compiler: pip builds in an environment without them.
 TYPE_OPTIONS = ["--config-file=", f"--cache-dir={os.devnull}", "--ignore-missing-imports"]
 TYPE_OPTIONS += ["--no-site-packages"]
 
 
 COMPILER = ["mypy==2.4.1"]
-ASKED_TO_COMPILE = os.environ.get("CIEL_COMPILED")
-"""1: compile; 0: do not, and need no compiler; unset: compile, unless it is editable."""
+COMPILED_OPTION = os.environ.get("CIEL_COMPILED")
+"""1: compile; 0: do not compile; not set: compile unless the installation is editable."""
 
 
 @functools.cache
 def compiled_by_mypyc():
-    """Return the extensions that mypyc makes. It takes half a minute, so only builds call this."""
-    if ASKED_TO_COMPILE != "1" and (ASKED_TO_COMPILE == "0" or "editable_wheel" in sys.argv):
+    """Return the extensions that mypyc creates. Only builds call this: it takes half a minute."""
+    if COMPILED_OPTION != "1" and (COMPILED_OPTION == "0" or "editable_wheel" in sys.argv):
         return []
     from mypyc.build import mypycify
 
@@ -97,11 +97,11 @@ def compiled_by_mypyc():
         paths = [path for room in rooms for path in sorted(Path(room).rglob("*.py"))]
         return [str(path) for path in paths if path.name not in UNCOMPILED]
 
-    for room in ROOMS:  # a source archive has no links
+    for room in TOP_LEVEL_PACKAGES:  # a source archive has no links
         if not Path("ciel", room).exists():
             Path("ciel", room).symlink_to(Path("..", room))
-    below = modules_in(*COMPILED_ROOMS[:2])
-    above = [*modules_in(*COMPILED_ROOMS[2:]), *COMPILED_ALONE]
+    below = modules_in(*COMPILED_PACKAGES[:2])
+    above = [*modules_in(*COMPILED_PACKAGES[2:]), *COMPILED_MODULES]
     libraries = [(below, "ciel.compiled_below"), (above, "ciel.compiled_above")]  # one a processor
     level = os.environ.get("CIEL_OPTIMIZE", "2")
     options = {"opt_level": level, "debug_level": "0", "separate": libraries}
@@ -194,7 +194,7 @@ class BuildApart(build_ext):
     """Several modules are made of the same sources: each has a folder to itself, all at once."""
 
     def finalize_options(self):
-        if ASKED_ONLY.isdisjoint(sys.argv):
+        if QUERY_COMMANDS.isdisjoint(sys.argv):
             known = self.distribution.ext_modules
             known += [extension for extension in compiled_by_mypyc() if extension not in known]
         super().finalize_options()
@@ -212,11 +212,13 @@ class BuildApart(build_ext):
 
 
 room_packages = [
-    f"ciel.{room}{'.' + sub if sub else ''}" for room in ROOMS for sub in ["", *find_packages(room)]
+    f"ciel.{room}{'.' + sub if sub else ''}"
+    for room in TOP_LEVEL_PACKAGES
+    for sub in ["", *find_packages(room)]
 ]
 setup(
     packages=[*(p for p in find_packages(include=["ciel", "ciel.*"])), *room_packages],
-    package_dir={"ciel": "ciel"} | {f"ciel.{room}": room for room in ROOMS},
+    package_dir={"ciel": "ciel"} | {f"ciel.{room}": room for room in TOP_LEVEL_PACKAGES},
     package_data={
         "ciel": ["py.typed"],
         "ciel.launch": ["launcher.c"],
@@ -224,7 +226,7 @@ setup(
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },
     include_package_data=False,  # git's list of files would bring tests and sources in C
-    setup_requires=[] if ASKED_TO_COMPILE == "0" else COMPILER,
+    setup_requires=[] if COMPILED_OPTION == "0" else COMPILER,
     cffi_modules=[f"scc/build_ffi.py:{name}" for name in PARTS["MODULES"] if HAS_PYTHON_HEADERS],
     data_files=[("bin", [str(TOOLS_HOME / program) for program in PROGRAMS])],
     cmdclass={"build_py": BuildWithPrograms, "build_ext": BuildApart},

@@ -1,5 +1,5 @@
-"""Measures shmfs from C: small files against tmpfs, coarse locks against fine ones, 1 GiB against
-memcpy.
+"""Measures shmfs from C: small files against tmpfs, coarse locks against fine ones, and 1 GiB
+against memcpy.
 
 Pairs are interleaved; each program creates its own image and removes it. Expected cost: create and
 commit are two transactions of about fifteen log records, six locks without contention, and two
@@ -40,7 +40,9 @@ def rates(*arguments: object) -> list[float]:
 
 
 def measure(pairs: int = PAIRS) -> dict[str, float]:
-    """Return medians, and medians of the ratios of neighbouring runs."""
+    """Return medians of rates, medians of the ratios of adjacent runs (`…_to_tmpfs_…`,
+    `…_to_memcpy`), and ratios of medians.
+    """
     runs: dict[str, list[list[float]]] = {}
     for _ in range(pairs):
         for processes in (1, 2):
