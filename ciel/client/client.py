@@ -308,10 +308,13 @@ class Client(Shown, JobClient):
             if options.get(option) is not None:
                 raise OptionError(option, f"it is for functions; a program has {instead}")
         chosen = read_options(Options(name=str(argv[0])[:200]), options)
-        line = [self._argument(item) for item in argv]
+        # The client releases the object of a future that is dropped. These futures must exist until
+        # the task that reads their objects is added.
+        held: list[Any] = []
+        line = [self._argument(item, held) for item in argv]
         inputs = [] if stdin is None else stdin if isinstance(stdin, list | tuple) else [stdin]
-        given = [self._object(item) for item in inputs]
-        named = {name: self._object(item) for name, item in (files or {}).items()}
+        given = [self._object(item, held) for item in inputs]
+        named = {name: self._object(item, held) for name, item in (files or {}).items()}
         directory = _directory(cwd, scratch=scratch, has_files=bool(named))
 
         def add(job: Job) -> Sequence[FutureReference]:
@@ -335,15 +338,16 @@ class Client(Shown, JobClient):
             )  # fmt: skip
 
         futures = self.calls.run(add, chosen.name)
+        held.clear()
         return futures[0] if outputs == 1 else futures
 
-    def _argument(self, item: Any) -> Any:
+    def _argument(self, item: Any, held: list[Any]) -> Any:
         if hasattr(item, "__ciel_future__"):
-            return self._object(item)
+            return self._object(item, held)
         return os.fspath(item) if isinstance(item, os.PathLike) else item
 
-    def _object(self, item: Any) -> Reference:
-        """Return an object that a program can read."""
+    def _object(self, item: Any, held: list[Any]) -> Reference:
+        """Return an object that a program can read; append its future to `held`."""
         if isinstance(item, REFERENCE_TYPES):
             return item
         if isinstance(item, bytes | bytearray | memoryview | str):
@@ -356,6 +360,7 @@ class Client(Shown, JobClient):
                 f"a program reads futures, bytes, texts and paths of files, not {item!r:.80}"
             )
         raw = self.calls.as_bytes(item)
+        held.append(raw)
         self.calls.send(raw)
         if raw.lot is None:
             raise raw.unsent_error()

@@ -352,6 +352,35 @@ def test_a_cancelled_call_stops(client: ciel.Client, tmp_path: Path) -> None:
     assert client.submit(increment, 1).result(30) == 2  # in the slots of the cancelled calls
 
 
+def read_slowly(text: str) -> str:
+    time.sleep(0.3)
+    return text
+
+
+class ReadSlowly(str):
+    """A text that takes a while to unpickle, and so to convert into bytes for a program."""
+
+    def __reduce__(self) -> Any:
+        return read_slowly, (str(self),)
+
+
+def test_what_a_program_reads_is_not_released_before_the_program_is_added(
+    client: ciel.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = client.calls.run
+
+    def run_late(*args: Any) -> Any:
+        time.sleep(0.1)  # a worker converts the text
+        client.calls._job.release_dropped()  # as the thread of the calls does at any time
+        time.sleep(0.5)  # the text is converted, and released if nothing refers to it
+        return run(*args)
+
+    text = client.submit(ReadSlowly, "is 7")
+    client.wait([text])
+    monkeypatch.setattr(client.calls, "run", run_late)
+    assert client.run(["cat"], stdin=text).result(20) == b"is 7"
+
+
 def test_programs_and_functions_read_each_others_results(client: ciel.Client) -> None:
     text = client.submit("\n".join, ["pear", "apple", "pear"])
     out = client.run(["sort", "-u"], stdin=text, outputs=1)
