@@ -31,7 +31,7 @@ from zope.interface import classImplements
 from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
 from ciel.net.channels import ChannelNegotiation, Channels, ChannelTransport
-from ciel.net.flight_recorder import FlightRecorder
+from ciel.net.flight_recorder import ENDED, RECEIVED, SENT, FlightRecorder
 from ciel.net.ticks import TELL, Clock, DelayedCall, Ticks
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAME_MAX
@@ -151,6 +151,8 @@ class ControlPeer:
         self._queued_max_bytes = queued_max_bytes
         self._channels = channels
         self._recorder = recorder
+        self._recorded_as = ""  # the name of this connection in the record
+        self._handshake = b""  # the bytes received before the peer had proved its key
         self._negotiation: ChannelNegotiation | None = None
         self._allowed: frozenset[type] = frozenset()
         self._outbox: list[Message] = []  # messages of this tick
@@ -251,6 +253,8 @@ class ControlPeer:
         if ITCPTransport.providedBy(self.transport):
             self.transport.setTcpNoDelay(True)
         self.address = describe(self.transport.getPeer())
+        if self._recorder is not None:
+            self._recorded_as = self._recorder.connect(self.address)
         # A pull producer is notified when the transport has sent its buffer. This is public API.
         self.transport.registerProducer(self, False)
         self._timer = self._reactor.callLater(self.hello_timeout_s, self._hello_timed_out)
@@ -267,15 +271,18 @@ class ControlPeer:
             records = self._session.receive(data)
             if self.hello is None:
                 self._write(self._session.data_to_send())
+                self._handshake += data
                 if not self._session.is_open:
                     return
+                data, self._handshake = self._handshake, b""
+                self._record(RECEIVED, data)
                 self._open()
+            else:
+                self._record(RECEIVED, data)
             if self._negotiation is not None:
                 records = self._negotiation.take_records(records)
                 if self._negotiation.is_over:
                     self._negotiation = None
-            if records and self._recorder is not None:
-                self._recorder.add("<", self.address, data)
             messages = decode_all(records, self._allowed)
         except RemoteProtocolError as error:
             self._fail(error)
@@ -311,6 +318,8 @@ class ControlPeer:
         self._outbox.clear()
         self._backlog.clear()
         self._backlog_bytes = self._handed_bytes = 0
+        if self.hello is not None:
+            self._record(ENDED, self._end.encode())
         if self.hello is not None or self._session.side is Side.INITIATOR:
             self._notify_owner("peer_closed", self._end)
 
@@ -393,6 +402,10 @@ class ControlPeer:
         self.transport = transport
         transport.registerProducer(self, False)
 
+    def _record(self, sign: str, data: bytes) -> None:
+        if self._recorder is not None:
+            self._recorder.add(sign, self._recorded_as, data)
+
     def _flush(self) -> None:
         if not self._outbox:
             return
@@ -404,8 +417,7 @@ class ControlPeer:
         except WireError as error:  # a message of ours that cannot be encoded, or is too large
             self._fail_and_notify(error, error.reason)
             return
-        if self._recorder is not None:
-            self._recorder.add(">", self.address, data)
+        self._record(SENT, data)
         self._write(data)
         if self.queued_bytes > self._queued_max_bytes:
             self._drop(f"{self.queued_bytes} bytes wait to be sent, the peer does not read them")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ciel.net.flight_recorder import RECORD_TITLE
 from ciel.testing.homes import Home, wait_for
+from ciel.testing.replay import Dump, ReplayError
+from ciel.testing.replay import replayed as replay_of
 
 HANGING = """
 import sys, time
@@ -48,7 +54,13 @@ def test_a_dump_of_each_daemon_is_fetched(up: Home) -> None:
     assert done.returncode == 0, done.stderr
     paths = [up.path / line for line in done.stdout.splitlines()]
     master, worker = (path.read_text() for path in paths)
-    expected = ["stacks", "state", "timers", "the latest messages, < received, > sent"]
+    expected = [
+        "stacks",
+        "state",
+        "timers",
+        "the latest messages, < received, > sent",
+        RECORD_TITLE,
+    ]
     assert parts(master) == parts(worker) == expected
     assert '"problems": []' in master
     assert '"attempts": []' in worker
@@ -117,3 +129,66 @@ def command_of(pid: int) -> str:
 
 def worker_of(up: Home) -> str:
     return up.run("ciel", "worker", "list").stdout.splitlines()[1].split()[0]
+
+
+def replayed(up: Home, path: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """Replay a dump; return the state of the machine, and what was printed on standard error."""
+    done = up.run("python", "-m", "ciel.testing.replay", str(path), *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    done = home.run("ciel", "up", "--workers", "1", "--slots", "2", "--listen", "127.0.0.1:0")
+    assert done.returncode == 0, done.stderr
+    yield home
+    home.run("ciel", "down", "--force")
+    home.expect_nothing_left()
+
+
+def test_a_replay_of_a_dump_ends_in_the_state_of_the_daemon(home: Home) -> None:
+    """All messages since the start are in the records: finished, failed and running tasks."""
+    home.run("ciel", "submit", "--array", "1-20", "--", "echo", "{}")
+    home.run("ciel", "submit", "--", "false")
+    home.run("ciel", "submit", "--detach", "--array", "1-3", "--", "sleep", "60")
+    wait_for(lambda: '"assigned": 3' in home.run("ciel", "job", "list", "--json").stdout, "tasks")
+    fetched = home.run("ciel", "debug", "dump")
+    assert fetched.returncode == 0, fetched.stderr
+    for line in fetched.stdout.splitlines():
+        dump = Dump.read(home.path / line)
+        state, differences = replayed(home, home.path / line)
+        assert differences == ""
+        assert state["problems"] == []
+        if "attempts" in state:
+            assert len(state["attempts"]) == 3
+        for key in state.keys() & {"attempts", "slots_free", "queue", "objects"}:
+            assert state[key] == dump.state[key], key
+        # Columns 6 and 7 are times: the clock of the daemon starts with the computer.
+        jobs, expected = state.get("jobs", []), dump.state.get("jobs", [])
+        assert [row[:6] + row[8:] for row in jobs] == [row[:6] + row[8:] for row in expected]
+
+
+def test_a_replay_can_stop_earlier(up: Home) -> None:
+    assert up.run("ciel", "submit", "--", "echo", "hi").returncode == 0
+    before_s = time.time()
+    assert up.run("ciel", "submit", "--", "echo", "later").returncode == 0
+    path = up.path / up.run("ciel", "debug", "dump").stdout.splitlines()[0]
+    jobs = [
+        len(replayed(up, path, *options)[0]["jobs"]) for options in ((), ("--until", str(before_s)))
+    ]
+    assert jobs[0] == jobs[1] + 1
+
+
+@pytest.mark.parametrize("content", ["nothing", "--- state ---\n{}\n\n"])
+def test_a_file_that_is_not_a_dump_is_not_replayed(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "dump"
+    path.write_text(content)
+    with pytest.raises(ReplayError, match="is not a dump with a record"):
+        Dump.read(path)
+
+
+def test_a_record_that_lacks_its_start_is_not_replayed() -> None:
+    with pytest.raises(ReplayError, match="the record lacks its first 7 batches"):
+        replay_of(Dump({}, 7, []))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ciel.net.flight_recorder import (
     BATCHES_MAX,
+    RECEIVED,
     RECORDED_MAX_BYTES,
     SHOWN_MAX_LENGTH,
+    Batch,
     FlightRecorder,
+    read_record,
 )
 
 
@@ -39,3 +44,29 @@ def test_a_long_batch_is_cut() -> None:
     (line,) = recorder.lines()
     assert line.endswith("x… 5000 bytes")
     assert len(line) < SHOWN_MAX_LENGTH + 50
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    recorder = FlightRecorder(lambda: 12.5)
+    connections = [recorder.connect("unix:"), recorder.connect("unix:")]
+    for connection in connections:
+        recorder.add(RECEIVED, connection, bytes(range(256)))
+    lines = list(recorder.encoded_lines())
+    assert max(map(len, lines)) <= 100
+    assert read_record(lines) == (
+        0, [Batch(12.5, RECEIVED, f"unix:#{number}", bytes(range(256))) for number in (1, 2)]
+    )  # fmt: skip
+
+
+def test_a_record_says_how_many_batches_it_lacks() -> None:
+    recorder = FlightRecorder()
+    for _ in range(BATCHES_MAX + 3):
+        recorder.add(RECEIVED, "a", b"x")
+    dropped_count, batches = read_record(list(recorder.encoded_lines()))
+    assert (dropped_count, len(batches)) == (3, BATCHES_MAX)
+
+
+@pytest.mark.parametrize("lines", [[], ["no base64!"], ["bm90aGluZw=="]])
+def test_lines_that_are_not_a_record_are_rejected(lines: list[str]) -> None:
+    with pytest.raises(ValueError, match="not a record of messages"):
+        read_record(lines)

@@ -23,7 +23,7 @@ from typing import Any, Final
 from twisted.logger import Logger
 
 from ciel import __version__
-from ciel.net.flight_recorder import FlightRecorder
+from ciel.net.flight_recorder import RECORD_TITLE, FlightRecorder
 
 log = Logger()
 
@@ -110,6 +110,8 @@ class Diagnosis:
                 yield f"in {call.getTime() - self._reactor.seconds():.3f} s: {call.func}"
         yield "\n--- the latest messages, < received, > sent ---"
         yield from self._recorder.lines()
+        yield f"\n--- {RECORD_TITLE} ---"
+        yield from self._recorder.encoded_lines()
 
     def _remove_old(self) -> None:
         dumps = sorted(self._directory.glob(f"{self._name}-*.dump"), key=os.path.getmtime)

@@ -120,10 +120,7 @@ class Master:
         reactor.poll_for_s = poll_s(options, 0.0)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
-        machine = MasterMachine(
-            delegates=not options.no_delegation, suspect_after_s=options.suspect_after,
-            worker_timeout_s=options.worker_timeout,
-        )  # fmt: skip
+        machine = MasterMachine(**self._machine_options())
         service = self._service = MasterService(reactor, ticks, NullJournal(), about, machine)
         service.on_inconsistent = self._fail_inconsistent
 
@@ -154,6 +151,13 @@ class Master:
         settle_memory()
         return {"url": about["url"], "control": str(side.address)}
 
+    def _machine_options(self) -> dict[str, Any]:
+        options = self._options
+        return {
+            "delegates": not options.no_delegation, "suspect_after_s": options.suspect_after,
+            "worker_timeout_s": options.worker_timeout,
+        }  # fmt: skip
+
     def _write_dump(self, reason: str) -> Path | None:
         return self.dump(reason)
 
@@ -166,7 +170,8 @@ class Master:
         if self._service is None:
             return None
         answers = {topic: self._service.answer(topic, {}) for topic in ("status", "jobs")}
-        return answers | {"problems": list(problems(self._service.machine))}
+        found = list(problems(self._service.machine))
+        return answers | {"problems": found, "machine": self._machine_options()}
 
     def open_alone(self) -> None:
         """Read or make the key, open, and write the access file. Raises one of START_ERRORS."""

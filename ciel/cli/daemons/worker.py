@@ -265,18 +265,21 @@ class Worker:
             "worker": self._id, "master": self._url, "slots": machine.slots,
             "slots_free": machine.slots_free, "queue": machine.queue_length,
             "attempts": attempts, "objects": len(machine.stored),
-            "problems": list(machine.problems()),
+            "problems": list(machine.problems()), "machine": self._machine_options,
         }  # fmt: skip
 
     def _machine(self, own: str, store: ObjectStore, executors: Executors) -> WorkerMachine:
         """Create the state, with what the store has from an earlier run."""
         options, here = self._options, executors.offered
-        machine = WorkerMachine(
-            own, host_identity(), options.slots or len(os.sched_getaffinity(0)),
-            interactive=frozenset(name for name, executor in here.items() if executor.talks),
-            starts_locally=frozenset() if options.no_delegation else frozenset(here),
-            memory_bytes=options.memory or memory_of_host(), kill_grace_s=options.kill_grace,
-        )  # fmt: skip
+        self._machine_options = {
+            "netloc": own, "host": host_identity(),
+            "slots": options.slots or len(os.sched_getaffinity(0)),
+            "interactive": [name for name, executor in here.items() if executor.talks],
+            "starts_locally": [] if options.no_delegation else list(here),
+            "memory_bytes": options.memory or memory_of_host(),
+            "kill_grace_s": options.kill_grace,
+        }  # fmt: skip
+        machine = WorkerMachine(**self._machine_options)
         machine.add_retained(held_by(store))
         machine.uploads.found(machine.stored, self._reactor.seconds())
         return machine

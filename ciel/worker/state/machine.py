@@ -100,8 +100,8 @@ class WorkerMachine:
         host: str,
         slots: int,
         *,
-        interactive: frozenset[str] = frozenset(),
-        starts_locally: frozenset[str] = frozenset(),
+        interactive: Collection[str] = (),
+        starts_locally: Collection[str] = (),
         memory_bytes: int = 0,
         kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
@@ -117,7 +117,7 @@ class WorkerMachine:
         self.slots = slots
         self.memory_bytes = memory_bytes
         self._kill_grace_s = kill_grace_s
-        self._slots = Slots(slots, interactive, memory_bytes)
+        self._slots = Slots(slots, frozenset(interactive), memory_bytes)
         self._attempts: dict[Key, Attempt] = {}
         self._orders: list[Order] = []
         self._reports: list[FromWorker] = []
@@ -130,7 +130,7 @@ class WorkerMachine:
         self._growing: dict[ObjectId, None] = {}  # incomplete objects that may be read
         self._fixed: dict[ObjectId, None] = {}  # of waiting processes
         self._recent: Recent[ObjectId, Value] = Recent()  # small results
-        self._local_starts = LocalStarts(starts_locally)
+        self._local_starts = LocalStarts(frozenset(starts_locally))
         self.uploads = Uploads()
         self._hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
