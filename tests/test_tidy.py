@@ -131,12 +131,12 @@ def is_export(node: ast.stmt) -> bool:
 
 @cache
 def rooms() -> tuple[str, ...]:
-    """Read ROOMS in setup.py without running it."""
+    """Read TOP_LEVEL_PACKAGES in setup.py without running it."""
     for node in ast.parse((ROOT / "setup.py").read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TOP_LEVEL_PACKAGES":
             value: tuple[str, ...] = ast.literal_eval(node.value)
             return value
-    raise AssertionError("setup.py names no ROOMS")
+    raise AssertionError("setup.py names no TOP_LEVEL_PACKAGES")
 
 
 def test_the_links_to_rooms_agree_with_setup_py() -> None:

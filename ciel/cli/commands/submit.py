@@ -333,8 +333,8 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for path in paths:
         if not path.is_file():
-            reason = "is not a regular file" if path.exists() else "does not exist"
-            raise UsageError(f"--in {path}: the file {reason}")
+            reason = "it is not a regular file" if path.exists() else "the file does not exist"
+            raise UsageError(f"--in {path}: {reason}")
         if path.name in files:
             raise UsageError(f"--in {path}: {files[path.name]} has the same name")
         files[path.name] = path
