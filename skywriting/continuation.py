@@ -252,7 +252,7 @@ class _Reader:
             return Read(frame=self._frame(value["frame"]))
         if "call" in value:
             function, *arguments = [self._item(each) for each in _list(value["call"])]
-            _require(isinstance(function, Closure | Builtin), "what is called is not a function")
+            _require(isinstance(function, Closure | Builtin), "the called value is not a function")
             return Read(call=SpawnedCall(function, arguments))
         blocked = Blocked([])
         if "value" in value:
@@ -273,7 +273,7 @@ class _Reader:
         if "n" in written or "d" in written:
             return {}
         if "*" in written:
-            _require(is_reference(written["*"]), "what is to be read is not a reference")
+            _require(is_reference(written["*"]), "the value to be read is not a reference")
             return Lazy(written["*"])
         return Closure(self._code(written["f"]), {})
 
@@ -353,7 +353,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _index(value: Any, of: list[Any]) -> int:
-    _require(type(value) is int and 0 <= value < len(of), "a number that stands for nothing")
+    _require(type(value) is int and 0 <= value < len(of), "a number that refers to nothing")
     return int(value)
 
 

@@ -19,6 +19,6 @@ def text_of(name: str) -> str:
         hint = f' (did you mean "{meant[0]}"?)' if meant else ""
         raise ScriptError(
             f'there is no standard include "{name:.80}"{hint}; there are {", ".join(NAMES)}. '
-            "A text that begins with http is fetched; a reference is read"
+            "A string that starts with http is fetched; a reference is read"
         )
     return (_FOLDER / f"{name}.sw").read_text(encoding="utf-8")

@@ -80,7 +80,7 @@ def require_data(name: str, value: dict[str, Any]) -> None:
     """Raise an error for arguments that have no form in JSON, for a task of another executor."""
     size = extent(value)
     if size.contains_itself:
-        raise ScriptError(f"{name}() cannot give a value that contains itself to another executor")
+        raise ScriptError(f"{name}() cannot pass a value that contains itself to another executor")
     if size.values > VALUES_MAX or size.depth > DEPTH_MAX:
         raise ScriptError(
             f"{name}() was given {size.values:,} values, {size.depth} levels deep, as arguments of "
@@ -92,7 +92,7 @@ def require_data(name: str, value: dict[str, Any]) -> None:
         item = left.pop()
         if isinstance(item, Closure | Builtin):
             raise ScriptError(
-                f"{name}() cannot give a function to another executor; spawn() runs functions"
+                f"{name}() cannot pass a function to another executor; spawn() runs functions"
             )
         if type(item) not in (list, dict) or id(item) in seen:
             continue

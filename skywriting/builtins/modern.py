@@ -310,7 +310,7 @@ def _text_of(name: str, ref: Reference, host: Host) -> str:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise ScriptError(
-            f"{name}() finds no text in {ref.id}: byte {error.start} is not UTF-8; leave such "
+            f"{name}() finds no text in {ref.id}: byte {error.start} is not UTF-8; pass such "
             "objects to programs"
         ) from None
     _require_text_length(len(text))

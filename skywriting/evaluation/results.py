@@ -76,9 +76,9 @@ def require_result(value: Any) -> Any:
     if size.contains_itself:
         raise ScriptError(f"a {kind(value)} that contains itself cannot be returned from a task")
     if size.depth > DEPTH_MAX:
-        raise ScriptError(f"what is returned is nested more than {DEPTH_MAX} levels deep")
+        raise ScriptError(f"the returned value is nested more than {DEPTH_MAX} levels deep")
     if size.values > VALUES_MAX:
-        raise ScriptError(f"what is returned has more than {VALUES_MAX:,} values in it")
+        raise ScriptError(f"the returned value has more than {VALUES_MAX:,} values in it")
     seen: set[int] = set()
     left = [value]
     while left:

@@ -401,7 +401,7 @@ def _from(items: list[Any], at: int) -> Iterator[Any]:
 def _pair(item: Any) -> list[Any]:
     if type(item) is not list or len(item) != 2:
         raise ScriptError(
-            "for with two names goes over a dictionary, or a list of pairs; "
+            "for with two names iterates over a dictionary, or a list of pairs; "
             f"{brief(item)} is not a pair"
         )
     return item
@@ -416,7 +416,7 @@ def _items(value: Any, count: int) -> list[Any]:
     if type(value) in (dict, str):
         return list(value)
     raise ScriptError(
-        f"for goes over a list, a dictionary or a string, not {brief(value)}{advice(value)}"
+        f"for iterates over a list, a dictionary or a string, not {brief(value)}{advice(value)}"
     )
 
 
@@ -457,7 +457,7 @@ def _included(frame: Frame, what: Any) -> Any:
     what = force(what, run.host)
     if not isinstance(what, str) and not is_reference(what):
         raise ScriptError(
-            f"include takes a name, a URL or a reference to a script, not {brief(what)}"
+            f"include needs a name, a URL or a reference to a script, not {brief(what)}"
         )
     try:
         found = run.host.include(what)

@@ -33,8 +33,10 @@ FIRST_WORDS = {
     ),
     **dict.fromkeys(("elif", "elsif", "elseif"), 'write "else if (…) { … }"'),
     "foreach": "write for (name in list) { … }",
-    **dict.fromkeys(("switch", "case", "match"), "there is no such thing: use if and else if"),
-    **dict.fromkeys(("unless", "until"), "there is no such thing: use if or while, and !"),
+    **dict.fromkeys(
+        ("switch", "case", "match"), "this statement does not exist: use if and else if"
+    ),
+    **dict.fromkeys(("unless", "until"), "this statement does not exist: use if or while, and !"),
     **dict.fromkeys(
         ("try", "catch", "except", "throw", "raise"), "there are no exceptions: see is_error"
     ),
@@ -47,7 +49,7 @@ _WORDS_BETWEEN = {
     "or": '"or" is written ||',
     "not": '"not" is written !',
     "is": '"is" is written ==',
-    "then": "what is done stands in braces: { … }",
+    "then": "the body must be in braces: { … }",
     "mod": "the remainder is written %",
 }
 _PAIRS = {
@@ -61,7 +63,7 @@ _PAIRS = {
     "->": "functions are written lambda a, b: value",
     ":=": 'assignments are written with "="',
     "::": 'there is no "::"',
-    "..": "lists of numbers are made with range(a, b)",
+    "..": "use range(a, b) for a list of numbers",
     "<<": "there is no such operator",
     ">>": "there is no such operator",
 }
@@ -133,7 +135,7 @@ def hint(
     if kind == ";" and before == "}":
         return 'no ";" is needed after "}"'
     if before in KEYWORDS and kind in ("=", ",", ")", ";", ".", "+="):
-        return f'"{before}" is a word of the language and cannot be a name'
+        return f'"{before}" is a keyword and cannot be a name'
     return _hint_on_structure(kinds, at, first)
 
 
@@ -152,13 +154,13 @@ def _hint_on_structure(kinds: list[str], at: int, first: int) -> str:
     kind = kinds[at]
     before = kinds[at - 1] if at else ""
     if kind in _STATEMENT_WORDS and kinds[max(0, at - 2) : at] == [":", "{"]:
-        return "what a lambda gives is one value; a function with statements is function(…) { … }"
+        return "a lambda has one expression; a function with statements is function(…) { … }"
     if kind in _STATEMENT_WORDS and at > first:
         if before in (")", "else", "do"):
-            return "what is done stands in braces: { … }"
+            return "the body must be in braces: { … }"
         return f'"{kind}" begins a statement, and is not a value'
     if before in (")", "else", "do") and kinds[first] in _WITH_BLOCKS:
-        return "what is done stands in braces: { … }"
+        return "the body must be in braces: { … }"
     if before in ("if", "while", "for"):
         return f'what follows "{before}" stands in brackets: {before} (…) {{ … }}'
     if before == "function" and kind == NAME and at - 1 > first:

@@ -177,11 +177,11 @@ def _show_character(piece: str) -> str:
         "?": ' (there is no "a ? b : c": use if and else)',
         "^": " (there is no such operator)",
         "~": " (there is no such operator)",
-        "`": " (strings stand in \" or ')",
-        "\u201c": ' (strings stand in plain quotes: ")',
-        "\u201d": ' (strings stand in plain quotes: ")',
-        "\u2018": " (strings stand in plain quotes: ')",
-        "\u2019": " (strings stand in plain quotes: ')",
+        "`": " (strings are written in \" or ')",
+        "\u201c": ' (strings are written in plain quotes: ")',
+        "\u201d": ' (strings are written in plain quotes: ")',
+        "\u2018": " (strings are written in plain quotes: ')",
+        "\u2019": " (strings are written in plain quotes: ')",
         "\xa0": " (write a plain space)",
     }
     shown = f'"{piece}"' if piece.isprintable() else f"U+{ord(piece[0]):04X}"

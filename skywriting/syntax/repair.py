@@ -174,7 +174,9 @@ class Repair:
         if self.accepts(("]", "=")):
             return None
         if not quiet:
-            self._tell(at, 'found "=", which assigns and stands in statements only: "==" compares')
+            self._tell(
+                at, 'found "=", which assigns, and is valid in statements only: "==" compares'
+            )
         self.kinds[at] = "=="
         return at
 
@@ -195,7 +197,7 @@ class Repair:
         if self.kinds[at + 1] == "(" and self.kinds[at - 1] not in (".", "function"):
             return None
         if not quiet:
-            message = f'found "{kind}", which is a word of the language and cannot be a name'
+            message = f'found "{kind}", which is a keyword and cannot be a name'
             if self.kinds[at - 1] == ".":
                 message += f': write ["{kind}"]'
             self._tell(at, message)

@@ -190,7 +190,7 @@ class _Scope:
         self._read([node.value])
         target = node.target
         if node.operator == "+=" and not isinstance(target, Name):
-            self._refuse(target.start, "+= takes a variable on its left: write a = a + b instead")
+            self._refuse(target.start, "+= needs a variable on its left: write a = a + b instead")
         while isinstance(target, Index | Field):
             if isinstance(target, Index):
                 self._read([target.index])
@@ -206,7 +206,7 @@ class _Scope:
         if name not in self.assigned:
             self.assigned[name] = offset
             if name in self.parameters:
-                message = f'this function cannot be made: it assigns its own parameter "{name}"'
+                message = f'this function is invalid: it assigns to its parameter "{name}"'
                 self._refuse(offset, message, is_warning=True)
 
     def _refuse(self, offset: int, message: str, is_warning: bool = False) -> None:
@@ -215,10 +215,10 @@ class _Scope:
 
 _DESCRIPTIONS: dict[type, str] = {
     Constant: "a constant",
-    ListOf: "a list that stands here",
-    DictOf: "a dictionary that stands here",
-    Unary: "what an operator gives",
-    Binary: "what an operator gives",
-    Call: "what a call returns",
+    ListOf: "a list literal",
+    DictOf: "a dictionary literal",
+    Unary: "the result of an operator",
+    Binary: "the result of an operator",
+    Call: "the result of a call",
     Function: "a function",
 }

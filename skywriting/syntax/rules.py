@@ -230,7 +230,7 @@ class Builder:
         for at in numbers:
             name = self.texts[at]
             if name in names:
-                fault = f'the name "{name}" stands twice in this list'
+                fault = f'the name "{name}" occurs twice in this list'
                 self.problems.append(Problem(self.source, self.offsets[at], fault))
             names[name] = None
         return tuple(names)
@@ -251,7 +251,7 @@ class Builder:
         while isinstance(root, Index | Field):
             root = root.target
         if isinstance(root, Name) and root.start != start:
-            fault = "cannot assign to what stands in brackets: only to a variable, or in one"
+            fault = "cannot assign to an expression in brackets: only to a variable, or in one"
             self.problems.append(Problem(self.source, start, fault))
         return Assign(start, self.offsets[end], self.texts[at], target, value)
 
@@ -269,7 +269,7 @@ class Builder:
     def for_(self, parts: list[Any]) -> For:
         at, _, numbers, _, iterable, _, body = parts
         if len(numbers) > 2:
-            fault = "for takes one name, or two over a dictionary or pairs: for (key, value in …)"
+            fault = "for needs one name, or two for a dictionary or pairs: for (key, value in …)"
             self.problems.append(Problem(self.source, self.offsets[numbers[2]], fault))
         return For(self.offsets[at], body.end, self._names(numbers), iterable, body)
 

@@ -293,7 +293,7 @@ class Recogniser:
 
 RULES: dict[str, Part] = {**read_grammar(), "first_line": ("all", [])}
 WORDS = [word for word in (*KEYWORDS, *OPERATORS) if word not in ("true", "false", "%", "<", "!=")]
-NOT_OF_THE_GRAMMAR = ("is not in a loop", "stands twice")
+NOT_OF_THE_GRAMMAR = ("is not in a loop", "occurs twice")
 
 
 def has_sentence(text: str) -> bool:

@@ -80,7 +80,7 @@ def test_a_loop_within_a_function_within_a_loop_may_be_left() -> None:
 
 def test_a_function_that_assigns_its_own_parameter_is_warned_of() -> None:
     (problem,) = warnings("function f(x) { x = 1; return x; }")
-    assert problem.message == 'this function cannot be made: it assigns its own parameter "x"'
+    assert problem.message == 'this function is invalid: it assigns to its parameter "x"'
 
 
 @pytest.mark.parametrize(
