@@ -184,7 +184,7 @@ def words_of(args: dict[str, Any], key: str) -> list[str | InputPath]:
     """Return the words of the command line under `key`; references become paths of inputs."""
     line = args.get(key, [])
     if not isinstance(line, list):
-        raise BadArgumentsError(f"{key!r} must be a list of texts, numbers and references")
+        raise BadArgumentsError(f"{key!r} must be a list of strings, numbers and references")
     words: list[str | InputPath] = []
     for number, given in enumerate(line):
         item = _system_text(given)
@@ -198,7 +198,7 @@ def words_of(args: dict[str, Any], key: str) -> list[str | InputPath]:
             words.append(InputPath(item.id))
         else:
             raise BadArgumentsError(
-                f"element {number} of {key!r} must be text, a number or a reference"
+                f"element {number} of {key!r} must be a string, a number or a reference"
             )
     return words
 
@@ -276,7 +276,7 @@ def _cwd(args: dict[str, Any], caller: Caller | None, *, has_files: bool) -> str
     if not isinstance(cwd, str) or "\0" in cwd or not (cwd == "" or cwd.startswith("/")):
         raise BadArgumentsError(f"'cwd' must be an absolute path, not {cwd!r:.80}")
     if cwd and has_files:
-        raise BadArgumentsError("a program with 'files' runs where they lie: leave 'cwd' away")
+        raise BadArgumentsError("a program with 'files' runs in their directory: remove 'cwd'")
     return cwd
 
 
@@ -296,7 +296,7 @@ def _env(args: dict[str, Any]) -> dict[str, str | None]:
     if not isinstance(env, dict) or not all(
         item is None or isinstance(item, str) for item in env.values()
     ):
-        raise BadArgumentsError("'env' must be an object whose values are texts, or null")
+        raise BadArgumentsError("'env' must be an object whose values are strings, or null")
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + (value or ""):
             raise BadArgumentsError(f"{name!r} in 'env' cannot be set in an environment")
@@ -334,7 +334,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "single_consumer": _BOOL,
     "stream_chunk_size": (_is_size, "a number of bytes, from 1"),
     "make_sweetheart": (_is_sweetheart, "a reference or a list of references"),
-    "debug_options": (_are_words, "a list of texts"),
+    "debug_options": (_are_words, "a list of strings"),
 }
 
 

@@ -350,7 +350,7 @@ def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
     for key, value in asked.items():
         if key == "retry_on":
             if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
-                raise BadCallError(f"'retry_on' must be a list of texts, not {value!r:.40}")
+                raise BadCallError(f"'retry_on' must be a list of strings, not {value!r:.40}")
             asked[key] = tuple(value)
         elif type(value) is not int and not (key.endswith("_s") and type(value) is float):
             raise BadCallError(f"{key!r} must be a number, not {value!r:.40}")

@@ -46,9 +46,9 @@ class Jvm:
 
 
 def text_list(name: str, value: object) -> tuple[str, ...]:
-    """Check an option of the configuration that must be a list of texts; raises TypeError."""
+    """Check an option of the configuration that must be a list of strings; raises TypeError."""
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise TypeError(f"{name!r} must be a list of texts")
+        raise TypeError(f"{name!r} must be a list of strings")
     return tuple(value)
 
 

@@ -53,7 +53,7 @@ class LanguageExecutor(ProcExecutor):
             raise TypeError("'command' must begin with a program's name")
         self._env = dict(env or {})
         if not all(isinstance(value, str) for value in self._env.values()):
-            raise TypeError("'env' must be a table of texts")
+            raise TypeError("'env' must be a table of strings")
         self._path = text_list("path", path)
         self._memoise = memoise
 
@@ -67,8 +67,8 @@ class LanguageExecutor(ProcExecutor):
         if program == BINARY or shutil.which(program, path=search) is not None:
             return ""
         return (
-            f"there is no program {program!r} on this host: install it, or say where it is under "
-            f"[executors.{self.name}] in the configuration"
+            f"this host has no program {program!r}: install it, or set its path in "
+            f"[executors.{self.name}] of the configuration"
         )
 
     def begin(self, task: Task) -> Action:
@@ -91,7 +91,7 @@ class LanguageExecutor(ProcExecutor):
             arguments.pop("n_outputs", None)
         for reserved in ("fixed", "package_ref"):
             if reserved in arguments:
-                raise BadArgumentsError(f"{reserved!r} cannot be given to a task of {self.name}")
+                raise BadArgumentsError(f"{reserved!r} cannot be passed to a task of {self.name}")
         self._argv(arguments)
         return with_dependencies(
             ChildForm(arguments, n_outputs, self._memoise, as_list=True), keywords
@@ -103,7 +103,7 @@ class LanguageExecutor(ProcExecutor):
         binary = arguments.get("binary")
         if not isinstance(binary, str) or not binary.split() or "\0" in binary:
             raise BadArgumentsError(
-                f"{self.name} needs 'binary', a program and its arguments in one text"
+                f"{self.name} needs 'binary', a program and its arguments in one string"
             )
         start = self._command.index(BINARY)
         return [*self._command[:start], *binary.split(), *self._command[start + 1 :]]

@@ -10,7 +10,7 @@ standard output goes to the same place as standard error. Arguments (`args`):
 - `cso`: `entry_point`, the name of a function as `sdk/c/sw_task.h` declares it, and `lib`, a list
   of references to shared objects.
 
-Both: `inputs`, a list of references; `argv`, a list of texts, numbers and references; `files`,
+Both: `inputs`, a list of references; `argv`, a list of strings, numbers and references; `files`,
 `env` and the options in `arguments`.
 """
 

@@ -88,7 +88,7 @@ class NestedConversation(Conversation):
         if text is None:
             return
         if not isinstance(text, str):
-            raise BadCallError("'cont_text' must be a text")
+            raise BadCallError("'cont_text' must be a string")
         content = text.encode()
         if len(content) > INLINE_MAX_BYTES:
             outputs = attempt.outputs

@@ -95,7 +95,7 @@ def command_line(command: Any) -> tuple[str | InputPath, ...]:
     items = command if isinstance(command, list) else [command]
     if command is None or not items:
         raise BadArgumentsError(
-            "'command' must name a program: a text, a reference, or a list with its arguments"
+            "'command' must name a program: a string, a reference, or a list with its arguments"
         )
     argv: list[str | InputPath] = []
     for number, item in enumerate(items):
@@ -105,6 +105,6 @@ def command_line(command: Any) -> tuple[str | InputPath, ...]:
             argv.append(InputPath(item.id, executable=number == 0))
         else:
             raise BadArgumentsError(
-                f"'command' contains {item!r:.40}, which is neither a text nor a reference"
+                f"'command' contains {item!r:.40}, which is neither a string nor a reference"
             )
     return tuple(argv)

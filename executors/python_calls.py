@@ -213,7 +213,7 @@ def _content(text: Any) -> bytes:
     try:
         return a2b_base64(text, strict_mode=True)
     except (TypeError, ValueError):
-        raise BadCallError("what it publishes is not base64") from None
+        raise BadCallError("the published content is not base64") from None
 
 
 def _digest(args: dict[str, Any]) -> str:

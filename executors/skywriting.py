@@ -61,7 +61,7 @@ class SwiExecutor(ProcExecutor):
         env, args = keywords.get("start_env"), keywords.get("start_args")
         if env is not None:
             if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
-                raise BadArgumentsError("'start_env' must be an object whose values are texts")
+                raise BadArgumentsError("'start_env' must be an object whose values are strings")
             arguments["start_env"] = env
         if args is not None:
             if not isinstance(args, list):

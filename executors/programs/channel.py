@@ -116,7 +116,7 @@ class Channel(ciel_task.Channel):
             return None
         method, arguments = decode(payload)
         if method not in ("start_task", "die"):
-            raise ciel_task.TaskError(f"{method!r} came in place of a task")
+            raise ciel_task.TaskError(f"{method!r} was received instead of a task")
         return dict(arguments) if method == "start_task" else None
 
 

@@ -39,7 +39,7 @@ def main() -> int:
     for pattern in patterns:
         made = [name for name in _matches(pattern) if _stamp(name) != before.get(name)]
         if not made:
-            return _fail(f"the program made no file {pattern!r}{_why_none(pattern, before)}")
+            return _fail(f"the program created no file {pattern!r}{_why_none(pattern, before)}")
         names += made
     try:
         _pack(archive, list(dict.fromkeys(names)), moves=moves)
@@ -83,7 +83,7 @@ def _why_none(pattern: str, before: dict[str, tuple[int, ...]]) -> str:
     if os.path.isdir(pattern):
         return f", but a directory: name its files, as in {os.path.join(pattern, '*')!r}"
     if before.keys() & set(_matches(pattern)):
-        return "; the one that is there was there before, unchanged"
+        return "; the file of that name is older than the task, and unchanged"
     return ""
 
 

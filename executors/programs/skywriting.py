@@ -74,7 +74,7 @@ class Run:
                 self._fail(str(error), "RUNTIME_ERROR")
                 step = None
             except _NoReturnError:
-                text = "the script has ended without a 'return', so there is nothing to give back"
+                text = "the script has ended without a 'return', so it has no value"
                 self._fail(text, "NO_RETURN_VALUE")
                 step = None
 
@@ -184,7 +184,7 @@ class Run:
             text = encode(outcome.value)
             content = text.encode()
         except ValueError as error:
-            raise ScriptError(f"what it returns has no form in JSON: {error}") from None
+            raise ScriptError(f"its value has no JSON form: {error}") from None
         with self._channel.no_signals:
             self._host.create_all()
             arguments = {"keep_process": "may_keep"}

@@ -130,7 +130,7 @@ class TaskHost:
         try:
             text = encode(written.value)
         except ValueError as error:
-            raise ScriptError(f"what it holds cannot be written down: {error}") from None
+            raise ScriptError(f"its state cannot be saved: {error}") from None
         arguments: dict[str, Any] = {}
         if len(text) > ciel_task.PUBLISH_MAX_BYTES:
             if not may_store:
@@ -198,7 +198,7 @@ class TaskHost:
                     content = self.read(origin["ref"])
                     if content is None:
                         name = origin["ref"].id
-                        raise ContinuationError(f"the text of a script is not there: {name}")
+                        raise ContinuationError(f"a script cannot be read: {name}")
                     unit = self.unit(origin, content)
                 return unit
         raise ContinuationError(f"no script has this origin: {origin!r:.200}")

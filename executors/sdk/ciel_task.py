@@ -202,7 +202,7 @@ class Channel:
             while unsent:
                 del unsent[: self._pipes.write(self._writes, unsent)]
         except BrokenPipeError:
-            raise WorkerGoneError("the worker takes nothing more from this task") from None
+            raise WorkerGoneError("the worker accepts no more calls of this task") from None
 
     def read_answer(self) -> None:
         """Wait for the next reply."""
@@ -213,7 +213,7 @@ class Channel:
         if not payload.startswith(f'["{answer.method}"'.encode()):  # most need no decoding
             method, _ = _decode(payload)
             if method != answer.method:
-                raise TaskError(f"{method!r} came in place of a reply to {answer.method!r}")
+                raise TaskError(f"{method!r} was received instead of a reply to {answer.method!r}")
         answer.payload = payload
         self._unanswered.popleft()
 
@@ -230,7 +230,7 @@ class Channel:
             return None
         method, args = _decode(payload)
         if method not in ("start_task", "die"):
-            raise TaskError(f"{method!r} came in place of a task")
+            raise TaskError(f"{method!r} was received instead of a task")
         return Task(self, args) if method == "start_task" else None
 
     def _frame(self) -> bytes | None:

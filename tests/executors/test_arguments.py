@@ -106,8 +106,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stream_chunk_size": 0}, "'stream_chunk_size' must be a number of bytes"),
     ({"stream_chunk_size": True}, "'stream_chunk_size' must be a number of bytes"),
     ({"make_sweetheart": "x"}, "'make_sweetheart' must be a reference or a list"),
-    ({"debug_options": "go_slow"}, "'debug_options' must be a list of texts"),
-    ({"debug_options": [1]}, "'debug_options' must be a list of texts"),
+    ({"debug_options": "go_slow"}, "'debug_options' must be a list of strings"),
+    ({"debug_options": [1]}, "'debug_options' must be a list of strings"),
 ]
 
 

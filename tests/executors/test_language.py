@@ -56,7 +56,7 @@ def test_a_process_that_waits_is_gone_on_with(task: MakeTask) -> None:
 
 @pytest.mark.parametrize("key", ["fixed", "package_ref"])
 def test_what_is_the_engines_cannot_be_given(key: str) -> None:
-    with pytest.raises(BadArgumentsError, match=f"'{key}' cannot be given to a task of ocaml"):
+    with pytest.raises(BadArgumentsError, match=f"'{key}' cannot be passed to a task of ocaml"):
         ocaml().child_form({"binary": "a", key: X})
 
 
@@ -66,7 +66,9 @@ def test_a_program_is_sought_where_the_configuration_says_and_on_the_path(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "julia").touch(0o755)
     plain = LanguageExecutor(name="julia", command=["julia"])
-    assert "under [executors.julia] in the configuration" in plain.missing({"PATH": "/nowhere"})
+    assert "set its path in [executors.julia] of the configuration" in plain.missing(
+        {"PATH": "/nowhere"}
+    )
     assert plain.missing({"PATH": f"/nowhere:{tmp_path}/bin"}) == ""
     at_home = LanguageExecutor(name="julia", command=["julia"], path=["~/bin"])
     assert at_home.missing({"PATH": "/nowhere", "HOME": str(tmp_path)}) == ""
@@ -82,10 +84,10 @@ def test_haskell_finds_what_cabal_installed(task: MakeTask) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"command": []}, "'command' must begin with a program's name"),
-    ({"command": "julia x"}, "'command' must be a list of texts"),
-    ({"command": ["a", 1]}, "'command' must be a list of texts"),
-    ({"command": ["a"], "env": {"A": 1}}, "'env' must be a table of texts"),
-    ({"command": ["a"], "path": "~/bin"}, "'path' must be a list of texts"),
+    ({"command": "julia x"}, "'command' must be a list of strings"),
+    ({"command": ["a", 1]}, "'command' must be a list of strings"),
+    ({"command": ["a"], "env": {"A": 1}}, "'env' must be a table of strings"),
+    ({"command": ["a"], "path": "~/bin"}, "'path' must be a list of strings"),
 ]
 
 

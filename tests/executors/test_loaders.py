@@ -140,10 +140,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"lib": "x.jar"}, "'lib' must be a list of references"),
     ({"class": None}, "'class' must be a text, not None"),
     ({"class": "a\0b"}, "'class' must be a text"),
-    ({"argv": "x"}, "'argv' must be a list of texts, numbers and references"),
+    ({"argv": "x"}, "'argv' must be a list of strings, numbers and references"),
     ({"argv": ["a\0"]}, "element 0 of 'argv' contains a NUL character"),
     ({"inputs": ["x"]}, "'inputs' must be a list of references"),
-    ({"debug_options": 1}, "'debug_options' must be a list of texts"),
+    ({"debug_options": 1}, "'debug_options' must be a list of strings"),
 ]
 
 

@@ -105,7 +105,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("spawn", {"executor_name": "proc", "command": "x", "slots": -5}, "slots must be 1 to 1024"),
     ("spawn", {"executor_name": "proc", "command": "x", "timeout_s": -1}, "timeout_s must be"),
     ("spawn", {"executor_name": "proc", "command": "x", "retries": True}, "'retries' must be"),
-    ("spawn", {"executor_name": "proc", "command": "x", "retry_on": "A"}, "must be a list of text"),
+    ("spawn", {"executor_name": "proc", "command": "x", "retry_on": "A"}, "be a list of strings"),
     ("spawn", {"executor_name": "proc", "command": "x", "retry_on": ["CANCELLED"]}, "cannot fix"),
     ("spawn", {"executor_name": "proc", "command": "x", "retry_delay_s": -1}, "retry_delay_s must"),
     ("spawn", {"executor_name": "proc", "command": "x", "delay_s": -0.1}, "delay_s must be 0 to"),

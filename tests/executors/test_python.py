@@ -300,7 +300,7 @@ def test_room_and_what_is_known_are_told(dialogue: Dialogue, store: FileStore) -
     assert not isinstance(reply["refs"][0], Future | Value)
 
 
-DIED = TaskFault("RUNTIME_ERROR", "it ended with exit status 3 before it had said 'exit'")
+DIED = TaskFault("RUNTIME_ERROR", "it ended with exit status 3 before it called 'exit'")
 
 
 def test_a_death_is_told_of_the_task_and_not_of_its_program(dialogue: Dialogue) -> None:

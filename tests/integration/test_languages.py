@@ -225,7 +225,7 @@ def test_a_function_gets_descriptors_and_arguments(
         ({"lib": [part("copying")]}, "ciel: library 1 of 'lib' cannot be loaded: "),
         ({"entry_point": ""}, "'entry_point' must be a text, not ''"),
         ({"lib": []}, "cso needs a list 'lib' of at least one reference"),
-        ({"argv": [None]}, "element 0 of 'argv' must be text, a number or a reference"),
+        ({"argv": [None]}, "element 0 of 'argv' must be a string, a number or a reference"),
     ],
     ids=str,
 )
@@ -403,8 +403,8 @@ def test_an_executor_that_cannot_run_is_named_with_its_missing_requirement(
     for handler, why in (
         (
             "julia",
-            "there is no program 'ciel-no-such-julia' on this host: install it, or say where it is "
-            "under [executors.julia] in the configuration",
+            "this host has no program 'ciel-no-such-julia': install it, or set its path in "
+            "[executors.julia] of the configuration",
         ),
         (
             "cobol",

@@ -147,7 +147,7 @@ def test_a_reply_to_another_call_is_an_error(python: Start) -> None:
     program.say("allocate_output", {"index": 1})
     method, args = program.hear()
     assert method == "error"
-    assert "'allocate_output' came in place of a reply to 'publish_string'" in args["report"]
+    assert "'allocate_output' was received instead of a reply to 'publish_string'" in args["report"]
 
 
 def test_a_program_started_by_hand_explains_itself(tmp_path: Path) -> None:

@@ -379,7 +379,7 @@ class Run:
         arrays = self._outputs.arrays
         if arrays is None or not arrays.has_survivors:
             return ""
-        return "an array that lies in the store, and could still change it"
+        return "an array in the store, which could still be changed"
 
     def _publish_raw(self, outcome: Outcome) -> bytes | None:
         """Write the output for programs that read bytes; return the error for other types."""
@@ -389,7 +389,7 @@ class Run:
         try:
             content = memoryview(value).cast("B")
         except TypeError:
-            text = f"what programs are to read must be bytes or a text, not {type(value).__name__}"
+            text = f"the input of a program must be bytes or a string, not {type(value).__name__}"
             return self._evaluator.packed_error(TypeError(text))
         self._outputs.publish_pieces(0, [content])
         return None

@@ -165,7 +165,7 @@ def test_a_program_reads_the_raw_value(cluster: Any, value: Any, content: bytes)
 
 def test_a_raw_value_has_a_type_that_programs_can_read(cluster: Any) -> None:
     _, details = cluster.call(add, 1, 2, raw=True).failure
-    assert "must be bytes or a text, not int" in details["text"]
+    assert "must be bytes or a string, not int" in details["text"]
 
 
 # --- maps -----------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class OutputArrays:
 
         kind = numpy.dtype(dtype)
         if kind.hasobject:
-            raise TypeError(f"an array of {kind} holds references, which cannot lie in a store")
+            raise TypeError(f"an array of {kind} holds references, which cannot be stored")
         dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
         size_bytes = kind.itemsize
         for length in dimensions:
