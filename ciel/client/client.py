@@ -1,4 +1,4 @@
-"""The public client: functions and programs become tasks, futures stand for their results.
+"""The public client: runs functions and programs as tasks, and returns futures of their results.
 
 with ciel.Client() as client:
 parts = [client.submit(count, path) for path in paths]
@@ -51,7 +51,7 @@ _OF_FUNCTIONS: Final = {
     "returns": "'outputs=', files that it writes itself",
     "python": "its interpreter in 'argv', in front",
 }
-"""Options of tasks that a program does not have, and what replaces them."""
+"""Options of tasks that are not valid for programs, and what to use instead."""
 
 Argument = str | int | Path | Reference | Future[Any]
 
@@ -63,11 +63,11 @@ class Client(Shown, JobClient):
     Thread-safe, and usable in `async` code: futures can be awaited. `f.spawn()`, `ciel.wait` and so
     on use the client that was opened last. Closing it cancels all unfinished calls. `locals`:
     remote tracebacks show local variables. `prints`: the output of its tasks appears on
-    `sys.stdout`, or in the file that is given (for guarantees see `jobs.output_forwarding`).
+    `sys.stdout`, or in the file that `prints` is (for guarantees see `jobs.output_forwarding`).
 
     Programs and calls run in the working directory of this process and with its environment
-    (docs/where-programs-run.md). `cwd`: in another directory; `scratch`: each in a private one.
-    `env`: with the environment of their workers and these variables.
+    (docs/where-programs-run.md). With `cwd` they run in another directory, with `scratch` each in a
+    private one. With `env` they have the environment of their workers and these variables.
 
     Within a task, `Client()` without an address returns a `TaskClient`.
     """
@@ -144,7 +144,7 @@ class Client(Shown, JobClient):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the client in a thread, so that the event loop goes on."""
+        """Close the client in a thread, so that the event loop is not blocked."""
         import asyncio
 
         await asyncio.to_thread(self.close)
@@ -236,9 +236,9 @@ class Client(Shown, JobClient):
         of a call is raised in the place of its result.
 
         `chunksize`: how many calls run as one task; by default the client chooses, and sends many
-        short calls as one task. `buffersize`: read the iterables, which may be endless, only this
-        far ahead of the results that are taken; by default read them to their ends at once. Raises
-        TimeoutError `timeout` seconds after the call of `map`.
+        short calls as one task. `buffersize`: the iterables, which may be endless, are read only
+        this far ahead of the results that are taken; by default they are read completely at once.
+        Raises TimeoutError `timeout` seconds after the call of `map`.
         """
 
         def begin(rows: list[tuple[Any, ...]], size: int | None) -> list[Future[Mapped]]:
@@ -253,8 +253,8 @@ class Client(Shown, JobClient):
         chunksize: int | None = None,
     ) -> list[Future[Mapped]]:
         """Submit a call for each row of arguments, `chunksize` rows in a task, and return the
-        futures of the tasks. A future that is done has in `rest` the futures of further tasks,
-        whose results follow its own.
+        futures of the tasks. The `rest` of a future that is done contains the futures of further
+        tasks, whose results follow its own.
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError(f"chunksize must be at least 1, not {chunksize}")
@@ -291,12 +291,13 @@ class Client(Shown, JobClient):
 
         Futures in `argv` become paths of files with their values. `stdin` is a future, or a list of
         futures whose values are concatenated. With `files` the program runs in a private directory
-        that has them under these relative names; otherwise it runs where the client says, in `cwd`,
-        or with `scratch` in a private directory. `env` adds variables. The value of a function is
-        written as it is, bytes or a text in UTF-8; `put` makes a future of any value. With two or
-        more `outputs` the program writes them itself, and a list of futures is returned:
-        `OUTPUT_FILES` names a text file with a path on each line. `options`: as for `ciel.task`,
-        except `returns` and `python`. Raises OptionError, ContextError and as `submit`.
+        that contains them under these relative names; otherwise it runs in the directory of the
+        client, in `cwd`, or with `scratch` in a private directory. `env` adds variables. The result
+        of a function must be bytes or a string, which is written as UTF-8. With two or more
+        `outputs` the program writes them itself, and a list of futures is returned: the variable
+        `OUTPUT_FILES` names a text file with the path of an output on each line. `options`: as for
+        `ciel.task`, except `returns` and `python`. Raises OptionError, ContextError, and the errors
+        of `submit`.
         """
         if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not argv:
             raise OptionError(
@@ -357,7 +358,7 @@ class Client(Shown, JobClient):
             return self.upload(os.fspath(item))
         if not hasattr(item, "__ciel_future__"):
             raise TypeError(
-                f"a program reads futures, bytes, texts and paths of files, not {item!r:.80}"
+                f"a program reads futures, bytes, strings and paths of files, not {item!r:.80}"
             )
         raw = self.calls.as_bytes(item)
         held.append(raw)
@@ -392,7 +393,7 @@ class Client(Shown, JobClient):
         if len(done) < len(set(futures)):
             failed = [f for f in futures if f.done() and f.exception() is not None]
             if not failed:
-                raise TimeoutError(f"not all values were there after {timeout} s")
+                raise TimeoutError(f"not all values were produced within {timeout} s")
             failed[0].result()
 
     @overload
@@ -424,11 +425,11 @@ class Client(Shown, JobClient):
         return self.calls.wait(futures, timeout, return_when)
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
-        """Yield futures as they are done; raises TimeoutError if that takes longer."""
+        """Yield futures as they are done; raises TimeoutError after `timeout` seconds."""
         return self.calls.as_completed(futures, timeout)
 
     def cancel(self, futures: Any) -> None:
-        """Cancel a future, or several; tasks that run only for them are stopped."""
+        """Cancel one or more futures; tasks that run only for them are stopped."""
         for future in [futures] if isinstance(futures, Future) else futures_in(futures):
             future.cancel()
 
@@ -447,7 +448,7 @@ class Client(Shown, JobClient):
 
     def explain(self, future: Any) -> Explanation:
         """Explain why a future's task runs, waits, or does not run; see `Explanation`. Queries the
-        master; raises as `ask`, and TypeError if the argument is not a future.
+        master. Raises the errors of `ask`, and TypeError if the argument is not a future.
         """
         from ciel.client.views.explanation import explain
 
@@ -464,11 +465,13 @@ class Client(Shown, JobClient):
 def _checked(
     cwd: str | os.PathLike[str] | None, *, scratch: bool, env: Mapping[str, str] | None
 ) -> tuple[str | None, bool, Mapping[str, str] | None]:
-    """Check where calls are to run, before the client connects; raises ContextError."""
+    """Check the options about the directory and the environment of calls, before the client
+    connects; raises ContextError.
+    """
     directory = _directory(cwd, scratch=scratch)
     for name, text in (env or {}).items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise TypeError(f"env: names and values are texts, not {name!r}: {text!r:.40}")
+            raise TypeError(f"env: names and values must be strings, not {name!r}: {text!r:.40}")
         if not name or "=" in name or "\0" in name + text:
             raise ContextError(f"env: {name!r} cannot be set in an environment")
     return directory or None, scratch, env
@@ -477,7 +480,7 @@ def _checked(
 def _directory(
     cwd: str | os.PathLike[str] | None, *, scratch: bool, has_files: bool = False
 ) -> str | None:
-    """Return the directory of a program; "": a private one; None: the client's directory."""
+    """Return the directory of a program; "" is a private one, None the client's directory."""
     if cwd is not None and (scratch or has_files):
         other = "'scratch'" if scratch else "'files'"
         raise ContextError(f"cwd: with {other} a program runs in a private directory; choose one")
@@ -528,15 +531,16 @@ class NoTaskError(CielError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this client was made within a task, and no task runs now, as in a thread that a task "
-            "left behind: use it before the task ends"
+            "this client was opened within a task, and no task is running now; it was used, for "
+            "instance, by a thread that a task left running: use it before the task ends"
         )
 
 
 class TaskClient(Client):
     """The client within a task, whose calls are children of the task. It belongs to the task that
-    runs when it is used, so many tasks can use a module that opens one (ADR 73). Calls run in the
-    directory and with the environment of the task; the arguments of `Client` have no effect.
+    is running when it is used, so several tasks can use a module that opens one client (ADR 73).
+    Calls run in the directory and with the environment of the task; the arguments of `Client` have
+    no effect.
     """
 
     def __init__(self, address: None = None, *, name: str = "", **options: Any) -> None:

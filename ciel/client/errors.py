@@ -88,8 +88,8 @@ class CallbackWaitError(ClientError, RuntimeError):
     def __init__(self, what: str) -> None:
         super().__init__(
             f"a callback cannot wait for {what}: it runs in the thread that delivers results, so "
-            "it would wait for ever. Ask only for results that are done, give other futures "
-            "callbacks of their own, or wait in another thread"
+            "it would wait for ever. Read only results that are done, add callbacks to other "
+            "futures, or wait in another thread"
         )
         self.what = what
 

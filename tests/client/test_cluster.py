@@ -185,7 +185,7 @@ def test_two_clusters_in_one_image_leave_each_others_objects_alone(state: Path) 
 
 def test_a_store_that_workers_cannot_share_is_refused() -> None:
     refused = {
-        "scc:cores=1": "'cores=1': 2 workers need as many; say cores=2 or more, or leave it out",
+        "scc:cores=1": "'cores=1': 2 workers need as many; use cores=2 or more, or leave it out",
         "scc:core=0": "'core=0': that is one worker's, and there are 2; leave it out, and each has "
         "its own",
         "shm:capacity": "'shm:capacity': 'capacity' is not option=value",
@@ -365,7 +365,7 @@ def test_without_a_cluster_a_client_starts_one_and_says_so(
         assert client.cluster is not None
         directory = client.cluster.directory
     said = capsys.readouterr().err
-    assert said.startswith("ciel: no cluster is named or up")
+    assert said.startswith("ciel: no cluster is configured or running")
     assert f"1 worker with 1 slot; logs in {directory}" in said
     assert json.dumps(processes_of(state)) == "[]"
 

@@ -160,8 +160,8 @@ def with_args(args: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "package, said",
     [
-        ({}, '1: "start" is missing: it says what to run'),
-        ({"start": {}}, '2: start: "handler" is missing: it names the executor'),
+        ({}, '1: "start", the task to run, is missing'),
+        ({"start": {}}, '2: start: "handler", the name of the executor, is missing'),
         ({"start": {"handler": 3}}, "3: start.handler: must name an executor, not be a number"),
         ({"start": []}, "2: start: must be an object, not a list of 0"),
         (
@@ -225,11 +225,14 @@ def with_args(args: Any) -> dict[str, Any]:
             with_entry({"__ref__": ["fetch2", "x", "http://h/"]}),
             '4: package.a.__ref__: write {"urls": ["http://h/"]} to have a URL fetched',
         ),
-        (with_entry({"__ref__": ["t2", "x", ["h:1"]]}), "4: package.a.__ref__: it says that an"),
+        (
+            with_entry({"__ref__": ["t2", "x", ["h:1"]]}),
+            "4: package.a.__ref__: it is the reference of a",
+        ),
         (with_entry({"__package__": "b"}), "4: package.a.__package__: unknown; an entry has"),
         (
             with_args({"x": [{"__args__": 0}]}),
-            "6: start.args.x[0]: argument 0 is missing (0 given), and there is no default",
+            "6: start.args.x[0]: argument 0 is missing (0 given), and it has no default",
         ),
         (
             with_args({"x": {"__args__": -1}}),
@@ -237,7 +240,7 @@ def with_args(args: Any) -> dict[str, Any]:
         ),
         (
             with_args({"x": {"__env__": "NO"}}),
-            "5: start.args.x: NO is not in the environment, and there is no default",
+            "5: start.args.x: NO is not in the environment, and it has no default",
         ),
         (with_args({"x": {"__env__": 1}}), "6: start.args.x.__env__: must name a variable, not be"),
         (
@@ -267,7 +270,7 @@ def with_args(args: Any) -> dict[str, Any]:
         ({"start": START, "result": 1}, "11: result: a template is null, a list or an object"),
         (
             {"start": START, "result": [{"__decode_ref__": "pickle"}]},
-            "13: result[0].__decode_ref__: a pickle runs whatever code it holds",
+            "13: result[0].__decode_ref__: reading a pickle runs code in it",
         ),
         ([1], "1: a package is a JSON object, not a list of 1"),
         ('{"start": {"handler": "h"},\n "start": {}}', "2: start: is there twice"),

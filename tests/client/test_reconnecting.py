@@ -154,7 +154,7 @@ def test_a_master_that_does_not_know_the_session_is_asked_once(
     acceptor.drop()
     caller.wait_for(lambda: caller.lost)
     assert str(caller.lost[0]).endswith(
-        "it closed the connection; it refused to resume the session: refused: nobody knows you"
+        "it closed the connection; it rejected the session: refused: nobody knows you"
     )
     assert len(acceptor.hellos) == 2
 

@@ -35,8 +35,8 @@ def fetch(ref: Reference) -> bytes:
         (
             [{"__decode_ref__": "pickle"}],
             (0, "__decode_ref__"),
-            "a pickle runs whatever code it holds as it is read, so none is; let the task write"
-            ' JSON, or take the bytes with "noop" or "handle"',
+            "reading a pickle runs code in it, so pickles are not read; let the task write"
+            ' JSON, or use "noop" or "handle" to get the bytes',
         ),
         (
             {"__decode_ref__": "yaml"},
@@ -47,18 +47,22 @@ def fetch(ref: Reference) -> bytes:
         (
             {"__decode_ref__": "handle"},
             ("__decode_ref__",),
-            '"handle" saves the object as a file: say in which directory with --out DIR',
+            '"handle" saves the object as a file: choose its directory with --out DIR',
         ),
         (
             {"__decode_ref__": "json", "valeu": None},
             ("valeu",),
             'unknown beside "__decode_ref__" and "value"',
         ),
-        ({"__decode_ref__": "noop", "value": []}, ("value",), 'only what is decoded as "json" has'),
+        (
+            {"__decode_ref__": "noop", "value": []},
+            ("value",),
+            'only a value that is decoded as "json" has',
+        ),
         ({"__decode_ref__": "json", "value": [1]}, ("value", 0), "a template is null"),
         ({"__concat__": []}, ("__concat__",), "must be a list of one template"),
         ({"__concat__": [2]}, ("__concat__", 0), "a template is null"),
-        ({"__concat__": [None], "encoding": "pickle"}, ("encoding",), "a pickle runs"),
+        ({"__concat__": [None], "encoding": "pickle"}, ("encoding",), "reading a pickle runs"),
         ({"__concat__": [None], "encoding": "handle"}, ("encoding",), '"handle" makes files'),
         ({"__concat__": [None], "value": 1}, ("value",), 'unknown beside "__concat__" and'),
     ],

@@ -1,1 +1,1 @@
-"""Calls of Python functions: from `submit` to the future that is done."""
+"""Calls of Python functions: packs them, sends them in bundles, and settles their futures."""

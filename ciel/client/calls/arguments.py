@@ -28,8 +28,8 @@ class Inputs:
 
 
 def describe(error: UnpackedError, *, is_map: bool) -> UnpackedError:
-    """Return an error that names the argument at fault. The original one names a place in (args,
-    kwargs), or in the rows of a map.
+    """Return an error that names the argument which cannot be packed. `error` names a position in
+    the packed value: (args, kwargs), or the rows of a map.
     """
     if is_map:
         row = re.sub(

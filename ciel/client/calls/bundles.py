@@ -49,7 +49,7 @@ class BundleWriter:
         self._job = job
         self._is_traced = is_traced
         self._locals_wanted = locals_wanted
-        self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # and the sys.path they are from
+        self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # cached for a value of sys.path
 
     def write(self, bundle: list[PendingCall]) -> BundleTask:
         """Return the task of a bundle, and number the calls in it; raises ClientError, and the

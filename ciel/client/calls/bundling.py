@@ -16,21 +16,21 @@ from typing import Any, Final, Protocol
 from ciel.python.calls import BATCHES_MAX
 
 SLOW_S: Final = 0.005
-"""Calls that take longer are sent alone."""
+"""Calls that take longer are not bundled."""
 BUNDLE_S: Final = 0.05
-"""How long a bundle should run, if the time of its calls is known."""
+"""The intended run time of a bundle, if the time of its calls is known."""
 PART_S: Final = 0.12
-"""How long a task of a map should run. Between two tasks a process needs some 1 ms; and the call of
-another client may have to wait for one task."""
+"""The intended run time of a task of a map. A process needs about 1 ms between two tasks; and the
+call of another client may have to wait until one task ends."""
 BUNDLE_CALLS_MAX: Final = 4096
 BUNDLE_BYTES_MAX: Final = 1 << 20
 TRIALS_PER_SLOT: Final = 8
-"""How many calls of a function may run for each slot before the first has ended."""
+"""How many calls of a function may run for each slot before the first call has ended."""
 BUNDLES_PER_SLOT: Final = 2
 QUICK_S: Final = 0.01
 QUICK_LOTS: Final = 4
 PARTS_PER_SLOT: Final = 16
-"""How many tasks a map has for each slot, if its function is quick or new."""
+"""The number of tasks of a map for each slot, if its function is quick or was not called before."""
 PART_ROWS_MAX: Final = 4096
 
 
@@ -49,10 +49,10 @@ class Pending(Protocol):
     is_usual: bool  # it may be bundled
     may_wait: bool  # its arguments are packed and small, so the client can hold it back
     is_held: bool
-    is_divisible: bool  # it is a map, of which one call is enough as a trial
+    is_divisible: bool  # a map: one of its calls is enough as a trial
     call_s: float | None  # `took_s` of the function when the call is about to be sent
     local: Sequence[Any]  # pending calls whose results it takes
-    outside: Hashable  # other objects that must exist before it can run; false if none
+    outside: Hashable  # other objects that it needs and that do not exist yet; false if none
 
 
 def hold_back(waiting: Sequence[Any], slots: int) -> tuple[list[Any], list[Any]]:
@@ -81,7 +81,9 @@ def part_rows(rows: int, slots: int, row_s: float | None) -> int:
 
 
 def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
-    """Return bundles of calls. A bundle comes after the bundles whose results it takes."""
+    """Divide calls into bundles, in an order in which each bundle follows those whose results it
+    takes.
+    """
     free = sum(1 for call in waiting if call.is_usual and not call.local)
     bundles: list[list[Any]] = []
     home: dict[int, list[Any]] = {}
@@ -99,7 +101,7 @@ def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
 
 
 def _limit(call: Any, free: int, slots: int) -> int:
-    """Return the largest size of a bundle whose first call is this one."""
+    """Return how many calls a bundle may have that starts with `call`."""
     if not call.is_usual or call.local or call.call_s is None or call.call_s >= SLOW_S:
         return 1
     share = math.ceil(free / (BUNDLES_PER_SLOT * slots))
@@ -109,7 +111,7 @@ def _limit(call: Any, free: int, slots: int) -> int:
 
 
 def _open_one(call: Any, open_ones: dict[Hashable, list[list[Any]]], limit: int) -> list[Any]:
-    """Return a bundle with room whose calls need the same objects, or an empty one."""
+    """Return a bundle that is not full and whose calls need the same objects; else a new bundle."""
     found = open_ones.setdefault(call.outside, [])
     if found:
         bundle = found[-1]
@@ -123,8 +125,8 @@ def _open_one(call: Any, open_ones: dict[Hashable, list[list[Any]]], limit: int)
 
 
 def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
-    """Return the bundle that produces all results that a call takes, if the call can join it. The
-    call then runs behind them in the same task.
+    """Return the bundle that produces all results which a call takes, if the call can be added to
+    it: the call then runs after them in the same task.
     """
     if not call.is_usual or not call.local:
         return None
@@ -139,8 +141,8 @@ def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
 
 
 def lots_of(bundle: list[Any]) -> list[list[Any]]:
-    """Divide a bundle into lots, in its order. Each lot is an object that the client reads, so a
-    quick bundle has few. A slow one has more, since the results of a lot arrive together.
+    """Divide a bundle into lots, in its order. The client reads each lot as one object, so a quick
+    bundle has few lots. A slow bundle has more, since all results of a lot arrive at once.
     """
     known_s = [call.call_s for call in bundle if call.call_s is not None]
     is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S

@@ -1,8 +1,8 @@
-"""All calls of one client, from `submit` to the future that is done.
+"""The calls of one client: packs them, sends them, and settles their futures.
 
-The thread of the caller packs a call and appends it to a list. The list is sent when nothing else
-is under way, when a thread waits for a result, or a millisecond later by a thread of our own; the
-calls that it has by then are sent in bundles (see `bundling`).
+The caller's thread packs a call and appends it to the list of pending calls. The list is sent, in
+bundles (see `bundling`), at once if no call is running, when a thread waits for a result, and
+otherwise a millisecond later by a thread of this module.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ from ciel.python.sessions import ALL_COMPLETED, FIRST_COMPLETED
 from ciel.wire.references import to_array
 
 GATHERING_S: Final = 0.001
-"""How long the thread collects calls before it sends them, while others are under way."""
+"""How long the thread collects calls before it sends them, while other calls are running."""
 HELD_MAX_S: Final = 1.0
-"""After this time the client sends calls that it has held back, as calls of a slow function."""
+"""After this time the client sends the calls that it has held back, each alone: their function is
+taken for slow."""
 
 
 class Calls:
     """The calls of one client, which are tasks of one job. Thread-safe.
 
-    `find_caller` returns where calls run, and `open_job` opens their job, both with the first call.
-    `locals_wanted`: remote tracebacks show local variables.
+    The first call uses `find_caller`, which returns the directory and the environment of the calls,
+    and `open_job`, which opens their job. `locals_wanted`: remote tracebacks show local variables.
     """
 
     def __init__(
@@ -88,11 +89,13 @@ class Calls:
             session, self._job, lambda: is_traced(session), locals_wanted=locals_wanted
         )
         self._lock = threading.Lock()
-        self._sending = threading.RLock()  # calls are sent in the order in which they were made
+        self._sending = threading.RLock()  # calls are sent in the order of `submit`
         self._pending: list[PendingCall] = []
-        self._held_count = 0  # how many of the first pending calls are held back, ...
-        self._held_functions: set[PackedFunction] = set()  # ...and their functions
-        self._held_s = 0.0  # since when the same calls are held back
+        self._held_count = 0  # how many calls at the start of `_pending` are held back
+        self._held_functions: set[PackedFunction] = (
+            set()
+        )  # the functions of the calls that are held back
+        self._held_s = 0.0  # when the calls that are held back changed last
         self._to_divide: deque[tuple[PendingCall, int, ClientFuture[Any], Outcome]] = deque()
         self._cancelled: deque[Reference] = deque()  # objects to release
         self._thread: threading.Thread | None = None
@@ -102,7 +105,7 @@ class Calls:
         register_fork(self)
 
     def forked(self) -> None:
-        """Refuse all use: this is a copy in a forked child."""
+        """Make every use raise ForkedError; called in a forked child."""
         forbid(self, silent=("close", "lose"))
 
     @property
@@ -143,14 +146,14 @@ class Calls:
         options: Options,
         chunksize: int | None,
     ) -> list[ClientFuture[calls.Mapped]]:
-        """Make tasks of calls with each row of arguments; see `Maps.parts`. If a task leaves rows
-        to further tasks, its future has their futures in `rest`.
+        """Create tasks that call a function with each row of arguments; see `Maps.parts`. If a task
+        leaves rows to further tasks, the `rest` of its future contains their futures.
         """
         parts = self._maps.parts(function, rows, options, chunksize)
         return [self._add_with_future(part) for part in parts]
 
     def as_bytes(self, future: Any) -> ClientFuture[bytes]:
-        """Return a future of a value as programs read it: bytes as they are, a text in UTF-8."""
+        """Return a future of a value as programs read it: bytes unchanged, strings as UTF-8."""
         if isinstance(future, ClientFuture) and future.lot is not None and future.lot.raw:
             self._lot_of(future)
             return future
@@ -161,7 +164,7 @@ class Calls:
     def run(
         self, add: Callable[[Any], Sequence[FutureReference]], name: str
     ) -> list[ClientFuture[bytes]]:
-        """Have `add` add a program to the job; return a future of each of its outputs."""
+        """Call `add`, which adds a program to the job; return a future for each output."""
         with self._sending:
             job = self._job.open()
             futures = [
@@ -220,8 +223,8 @@ class Calls:
         return PendingCall(found, options, packed, taken)
 
     def _admit(self, future: Any) -> None:
-        """Have another client of the same cluster send the call of its future; raises
-        ForeignFutureError for a future of another cluster, or of a task.
+        """Make another client of the same cluster send the call of its future, if it has not.
+        Raises ForeignFutureError for a future of another cluster, or of a task.
         """
         theirs = getattr(future, "calls", None)
         here = self._session.location
@@ -256,8 +259,8 @@ class Calls:
             self._wake()
 
     def _lot_of(self, future: Any) -> Lot:
-        """Return the lot of a future, so that a value can refer to it. Sends its call first; raises
-        the future's error if it was cancelled or never sent.
+        """Send the call of a future, and return its lot, so that a value can refer to it. Raises
+        the error of a future that was cancelled or never sent.
         """
         send = self.send if getattr(future, "calls", None) is self else self._admit
         send(future)
@@ -271,7 +274,7 @@ class Calls:
     # --- sending ----------------------------------------------------------------------------------
 
     def expedite(self, future: ClientFuture[Any]) -> None:
-        """Send what a future needs, since a thread waits for it."""
+        """Send the call of a future, and the calls that it needs: a thread waits for the future."""
         if not future.is_requested and not future.cancelled():
             self._results.request(future)
         is_unsent = self._job.to_want or (
@@ -282,21 +285,21 @@ class Calls:
             self.flush()
 
     def send(self, future: ClientFuture[Any]) -> None:
-        """Send what a future needs, even calls that are held back."""
+        """Send the call of a future, and the calls that it needs, even those that are held back."""
         self.expedite(future)
         if future.pending_call and not self._session.is_delivering:
             self.flush(holds=False)
 
     def flush(self, *, holds: bool = True) -> None:
-        """Send the pending calls. With `holds`, keep back calls whose time is not known."""
+        """Send the pending calls. With `holds`, hold back calls whose time is unknown."""
         try:
             self._flush(holds)
         finally:
             self._release_cancelled()
 
     def _flush(self, holds: bool) -> None:
-        """Send the pending calls. They leave the list only afterwards, so that an interrupted
-        thread leaves the rest to the next.
+        """Send the pending calls, and remove them from the list afterwards: if this thread is
+        interrupted, the next one sends the calls that are left.
         """
         with self._sending:
             self._divide_all()
@@ -308,7 +311,8 @@ class Calls:
             pending = still_needed(line)
             try:
                 self._job.want_all()
-                self._release_cancelled()  # first: a task that is only dropped may run to its end
+                # Before dropped ones: a task that is only dropped may run on.
+                self._release_cancelled()
                 self._job.release_dropped()
                 if pending:
                     pending = [call for call in pending if find_dependencies(call)]
@@ -337,7 +341,7 @@ class Calls:
         return self._slots.get(may_ask=threading.current_thread() is self._thread)
 
     def _may_release_held(self) -> bool:
-        """Whether calls are held back whose functions' time is known by now."""
+        """Return whether calls are held back although the time of their functions is known now."""
         if not self._held_count:
             return False
         most = bundling.TRIALS_PER_SLOT * self._slots.last // 2
@@ -374,7 +378,7 @@ class Calls:
         self, call: PendingCall, start: int, future: ClientFuture[Any], outcome: Outcome
     ) -> None:
         self._to_divide.append((call, start, future, outcome))
-        self._wake()  # the connection's thread must not unpack what users have packed
+        self._wake()  # the connection's thread must not run code of users, as unpacking does
 
     def _divide_all(self) -> None:
         while self._to_divide:
@@ -391,7 +395,7 @@ class Calls:
     # --- the thread -------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Have the thread send pending calls and releases; start the thread if it does not run."""
+        """Wake the thread that sends pending calls and releases; start it if it does not run."""
         if self._thread is None:
             self._start_thread()
         self._due.set()
@@ -421,8 +425,8 @@ class Calls:
     # --- results and cancellation -----------------------------------------------------------------
 
     def take_settled(self) -> None:
-        """Process what the connection has received; the connection's thread calls this after each
-        delivery.
+        """Process the results that the connection has received. The connection's thread calls this
+        after each delivery.
         """
         self._results.take_settled()
         if self._may_release_held():
@@ -433,7 +437,7 @@ class Calls:
             self._wake()
 
     def cancel(self, future: ClientFuture[Any]) -> None:
-        """Stop what runs only for a future that was cancelled."""
+        """Stop the tasks that run only for a future that was cancelled."""
         if (ref := self._results.cancel(future)) is not None:
             self._cancelled.append(ref)
             self._release_cancelled()
@@ -446,7 +450,7 @@ class Calls:
             try:
                 refs = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
                 if (job := self._job.opened) is not None:
-                    # The program may have asked for one of these again by another future.
+                    # Another future may have requested one of these objects again.
                     job.release([ref for ref in refs if ref.id not in self._results.awaited])
             finally:
                 self._sending.release()
@@ -477,7 +481,7 @@ class Calls:
                 self._to_divide.popleft()[2].fail(error)
 
     def close(self) -> None:
-        """Fail the calls that are not done. If all are done, the job ends as done."""
+        """Fail the unfinished calls. If there are none, the job ends as completed."""
         if not (self._results.awaited or self._pending or self._to_divide):
             self._job.close()
         self.lose(ClientClosedError())
@@ -523,7 +527,9 @@ class Calls:
         return waiting.as_completed(listed, timeout)
 
     def _done_first(self, listed: list[Any]) -> Iterator[Any]:
-        """Yield the futures that are done; this thread cannot wait for more."""
+        """Yield the futures that are done. Used in the thread that delivers results, which must not
+        wait.
+        """
         yield from [future for future in dict.fromkeys(listed) if future.done()]
         self.require_done(listed)
 

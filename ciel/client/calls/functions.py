@@ -1,5 +1,5 @@
-"""Packs the functions that a client calls. A function is packed once, and again when something
-changes that it refers to (see `python.captured`).
+"""Packs the functions that a client calls. A function is packed once, and again when an object that
+it refers to changes (see `python.captured`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ciel.python.tasks import Task, name_of
 INLINE_MAX_BYTES: Final = 4 << 10
 """A function up to this size is sent with its calls; a larger one becomes an object."""
 KNOWN_MAX: Final = 1000
-"""How many functions `Functions` remembers. A function that refers to a list that refers back to it
-lives as long as it is remembered.
+"""How many functions `Functions` remembers. A remembered function with a reference cycle is not
+garbage-collected.
 """
 
 
@@ -41,7 +41,7 @@ class Tally:
 
 
 class PackedFunction:
-    """A packed function, and what the client knows about its calls.
+    """A packed function, and the statistics of its calls.
 
     `ref`: the object that holds a large function. The client releases it when no call refers to the
     function any more. `took_s`: the moving average of the time of a call; None before the first
@@ -67,7 +67,9 @@ class PackedFunction:
         self.trial_count = 0
 
     def stored_as(self, ref: Reference, dropped: deque[Reference]) -> None:
-        """Note the object that holds the function; append it to `dropped` with the last call."""
+        """Note the object that holds the function. The destructor, which runs after the last call,
+        appends it to `dropped`.
+        """
         self.ref, self._dropped = ref, dropped
 
     def __del__(self) -> None:
@@ -95,21 +97,21 @@ class Functions:
         self._by_digest = weakref.WeakValueDictionary()
 
     def find(self, function: Callable[..., Any], options: Options) -> PackedFunction:
-        """Return a function as it is now, packed. Raises PackingError, which names the part of the
-        function that cannot be pickled.
+        """Return the packed form of a function in its current state. Raises PackingError, which
+        names the part of the function that cannot be pickled.
         """
         key = (id(function), options)
         known = self._known.get(key)
         if known is not None and known[0]() is function and known[2].is_current():
             return known[1]
         _register_module(function)
-        if inspect.ismethod(function):  # each access makes a new method object
+        if inspect.ismethod(function):  # each access creates a new method object
             return self._pack(function, options)
         captured = Captured(function)  # before packing: another thread may change a variable
         packed = self._pack(function, options)
         try:
             alive: Any = weakref.ref(function, lambda _: self._known.pop(key, None))
-        except TypeError:  # a built-in function: it lives as long as the client
+        except TypeError:  # a built-in function has no weak references
             alive = lambda: function  # noqa: E731
         with self._lock:
             self._known[key] = (alive, packed, captured)
@@ -128,7 +130,9 @@ class Functions:
             content = dumps(function)
         except Exception:  # a user's __reduce__ may raise anything
             try:
-                packed = pack(function)  # slower, but it finds the part that cannot be pickled
+                packed = pack(
+                    function
+                )  # slower, but the error names the part that cannot be pickled
                 content = packed.head
             except UnpackedError as error:
                 raise packing_error(f"the function {name}", error) from error

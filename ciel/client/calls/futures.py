@@ -55,13 +55,13 @@ class Owner(Protocol):
         """The master that runs the calls."""
 
     def expedite(self, future: ClientFuture[Any]) -> None:
-        """Send what a future needs, since a thread waits for it."""
+        """Send the call of a future, and the calls that it needs: a thread waits for the future."""
 
     def send(self, future: ClientFuture[Any]) -> None:
-        """Send what a future needs, even calls that are held back."""
+        """Send the call of a future, and the calls that it needs, even those that are held back."""
 
     def cancel(self, future: ClientFuture[Any]) -> None:
-        """Stop what runs only for a future that was cancelled."""
+        """Stop the tasks that run only for a future that was cancelled."""
 
     def require_done(self, futures: Sequence[ClientFuture[Any]]) -> None:
         """Raise CallbackWaitError if the calling thread delivers results, and one of these futures
@@ -70,7 +70,7 @@ class Owner(Protocol):
 
 
 class _Unread:
-    """The result of a future whose value exists and was not read yet."""
+    """The type of `UNREAD`: the result of a future whose value exists, but was not read yet."""
 
 
 UNREAD = _Unread()
@@ -86,24 +86,24 @@ _STATES = {
 
 
 class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
-    """A future of a client. `lot` and `place`: where its value is or will be; `lot` is None until
-    the call is sent. `rest`: if its call is a part of a map that was divided, the futures of the
-    following parts, once it is done.
+    """A future of a client. `lot` and `place`: the object that contains its value or will contain
+    it, and the position in that object; `lot` is None until the call is sent. `rest`: if the call
+    is a part of a map that was divided, the futures of the following parts, set when it is done.
     """
 
     rest: Sequence[ClientFuture[Any]] = ()
 
     is_requested = True
-    """False for a future that arrived within a value until the program asks for its result."""
+    """False for a future that arrived inside a value, until the program requests its result."""
     is_cancelled = False
-    """As `cancelled()`, without its lock, which counts where thousands of futures are arguments."""
+    """As `cancelled()`, but without a lock, which takes too long for thousands of arguments."""
 
     def __init__(
         self, calls: Owner, name: str, call: PendingCall | None = None, place: int = 0
     ) -> None:
-        # As in the standard library, but for the condition: one of `threading` takes a microsecond
-        # to create, and Ctrl-C may leave it locked.
-        self._condition = Condition()  # type: ignore[assignment]  # has the methods that are used
+        # As in the standard library, except for the condition: to create a `threading.Condition`
+        # takes a microsecond, and Ctrl-C may leave it locked.
+        self._condition = Condition()  # type: ignore[assignment]  # it has the methods that the base class uses
         self._state = "PENDING"
         self._result = self._exception = None
         self._waiters: list[Any] = []
@@ -126,7 +126,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         self._expect(timeout)
         found = super().exception(timeout)
         if found is None and self._result is UNREAD:
-            try:  # asyncio asks for the exception first, so errors of `result` must show here
+            try:  # asyncio calls this before `result`, so errors of reading must be returned here
                 self._value_until(until_s)
             except TimeoutError:
                 if until_s is not None and self._result is UNREAD:
@@ -164,7 +164,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         super().add_done_callback(fn)
 
     def keep(self) -> None:
-        """Stay until it is done, even if the program drops the future; so its call runs."""
+        """Keep this future until it is done, even if the program drops it: its call runs."""
         if not super().done():
             self.calls.kept.add(self)
             super().add_done_callback(self.calls.kept.discard)
@@ -183,7 +183,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(wake)
 
-        # `asyncio.wrap_future` loses causes, and waits for ever after StopIteration.
+        # Not `asyncio.wrap_future`: it loses causes, and waits for ever after StopIteration.
         self.add_done_callback(wake_loop)
         try:
             yield from woken
@@ -236,11 +236,11 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it failed, as far as that is known without reading the value."""
+        """Whether the call has failed, as far as that is known without reading the value."""
         return self._exception is not None
 
     def sent_as(self, lot: Lot, place: int) -> None:
-        """Note where the value will be."""
+        """Note the lot and the position at which the value will be."""
         self.lot, self.place, self._call = lot, place, None
 
     def never_sent(self) -> None:
@@ -252,20 +252,22 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         return self._exception or concurrent.futures.CancelledError()
 
     def settle(self, outcome: Outcome | None) -> None:
-        """Be done with the value of an outcome, or (None) with the unread content of the lot."""
+        """Become done with the value of an outcome; None: with the content of the lot, still
+        unread.
+        """
         self._outcome = outcome
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was cancelled
             self.set_result(UNREAD)  # type: ignore[arg-type]  # `result` never returns it
 
     def fail(self, error: BaseException) -> None:
-        """Be done with an error."""
+        """Become done with an error."""
         self._call = None
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was cancelled
             self.set_exception(error)
 
     def _value_until(self, until_s: float | None) -> T:
-        """Return the value; raises TimeoutError if it was not read by then. In that case a thread
-        goes on to read it: the value may have to be recomputed first.
+        """Return the value; raises TimeoutError if it was not read until `until_s`. In that case a
+        thread continues to read it: the value may have to be recomputed first.
         """
         if until_s is None or self._outcome is not None:
             return self._value()

@@ -17,13 +17,13 @@ from ciel.python.contents import Outcome, encode
 
 RELEASED_AT_ONCE: Final = 256
 RELEASED_AFTER_S: Final = 0.5
-"""Fewer dropped objects than that are released when the master sends a message this long after the
-last release; it sends one each second. The next call releases them in any case."""
+"""Up to RELEASED_AT_ONCE dropped objects are released with the next call, or with the first message
+of the master at least this long after the last release. The master sends a message each second."""
 
 
 class JobOfCalls:
-    """Opens the job with the first call, wants the objects that calls produce, and releases those
-    that the program drops. Usable from any thread.
+    """Opens the job with the first call, wants the objects that calls produce, and releases the
+    objects that the program drops. Thread-safe.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class JobOfCalls:
 
     @property
     def end(self) -> ClientError | None:
-        """Why the job produces nothing more; None while it does."""
+        """The reason for which the job produces no more results; None while it does."""
         job = self._opened
         if job is None:
             return None
@@ -102,7 +102,7 @@ class JobOfCalls:
         return self._session.upload_pieces(pieces, name)
 
     def close(self) -> None:
-        """Tell the master that no more tasks will come."""
+        """Notify the master that no more tasks follow."""
         if self._opened is not None and not self._opened.has_ended:
-            with contextlib.suppress(ClientError):  # the job has ended otherwise
+            with contextlib.suppress(ClientError):  # the job has ended already
                 self._opened.close()

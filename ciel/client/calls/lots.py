@@ -1,5 +1,5 @@
-"""Output objects of calls. The outcomes of several calls are one object, a *lot*; a result is known
-by its lot and its place in it.
+"""The output objects of calls. A *lot* is one object that contains the outcomes of several calls; a
+result is identified by its lot and its position in the lot.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ciel.python.contents import ERROR, Outcome
 
 
 class Lots:
-    """The lots of one client. An object has one lot, however many values refer to it: otherwise the
-    client would release the object when the first of several lots is deleted. Thread-safe.
+    """The lots of one client. An object has exactly one `Lot`, however many values refer to it:
+    otherwise the client would release the object when the first of several is deleted. Thread-safe.
     """
 
     def __init__(self) -> None:
         self.by_id: weakref.WeakValueDictionary[ObjectId, Lot] = weakref.WeakValueDictionary()
         self.dropped: deque[Reference] = deque()
-        """Objects that nothing in this program refers to any more."""
+        """Objects to which this program has no reference any more."""
         self._shared: set[ObjectId] = set()
 
     def find(self, ref: Reference, *, raw: bool) -> Lot:
@@ -35,7 +35,7 @@ class Lots:
 
     def share(self, object_id: ObjectId) -> None:
         """Note that another client has sent a task that reads an object. The master may receive
-        that message after a release of ours.
+        that message after this client's release of the object.
         """
         self._shared.add(object_id)
 
@@ -44,7 +44,7 @@ class Lots:
         client reads does not say where the object is, so the master does not delete it at once.
         """
         dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
-        # A value that arrived meanwhile may refer to one of these again.
+        # A value that has arrived meanwhile may refer to one of these objects.
         return [self._as_released(ref) for ref in dropped if ref.id not in self.by_id]
 
     def _as_released(self, ref: Reference) -> Reference:
@@ -58,9 +58,9 @@ class Lot:
     """An object that holds the outcomes of some calls, or (`raw`) the output of a program. The
     client releases the object when the lot is deleted.
 
-    `functions`: the functions of its calls; each stands for `rows` calls. `futures`: weak
-    references to the futures that wait for the object. `call`: its only call, if that is a map that
-    may be divided. `named`: lots to which its content refers, and which must live as long.
+    `functions`: the functions of its calls; each represents `rows` calls. `futures`: weak
+    references to the futures that wait for the object. `call`: the only call, if that is a map that
+    may be divided. `named`: lots to which the content refers, and which must live as long as it.
     """
 
     __slots__ = (
@@ -111,7 +111,7 @@ class Lot:
             place += function.options.returns
 
     def uncount(self) -> None:
-        """Take its calls, which nobody waits for any more, out of the tallies."""
+        """Subtract its calls from the tallies: the program does not wait for them any more."""
         self.is_counted = True
         self.end_trial()
         for function in self.functions:
@@ -125,7 +125,7 @@ class Lot:
         return [future for found in known if (future := found()) is not None]
 
     def grow(self, ref: Reference) -> None:
-        """Note where the object can be read while a task writes it."""
+        """Note the worker on which the object can be read while a task writes it."""
         if self._growth is not None:
             self._growth.note(ref)
 
@@ -135,7 +135,9 @@ class Lot:
             self._growth.forget(ref)
 
     def await_growth(self, is_over: Callable[[], bool]) -> Reference | None:
-        """Wait until the object can be read, and return where; None if it is over before."""
+        """Wait until the object can be read, and return its location; None if `is_over` is true
+        first.
+        """
         return None if self._growth is None else self._growth.wait(is_over)
 
     def end_growth(self) -> None:
@@ -176,7 +178,7 @@ class StreamLocation:
             self._changed.notify_all()
 
     def wait(self, is_over: Callable[[], bool]) -> Reference | None:
-        """Return the location as soon as it is known; None if it is over before."""
+        """Wait for the location, and return it; return None if `is_over` is true first."""
         with self._changed:
             while self._ref is None and not is_over():
                 self._changed.wait()

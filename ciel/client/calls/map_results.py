@@ -14,7 +14,8 @@ from ciel.python.sessions import current
 from ciel.python.tasks import name_of
 
 Begin = Callable[[list[tuple[Any, ...]], int | None], Sequence[Any]]
-"""Submits calls with rows of arguments, so many in a task; returns the futures of the parts."""
+"""Submits calls with rows of arguments, a number of rows in each task; returns the futures of the
+parts."""
 
 
 def results_of_map(
@@ -39,7 +40,7 @@ def results_of_map(
 
 
 def _results(waiting: deque[Any], further: Iterator[Any], until_s: float | None) -> Iterator[Any]:
-    """Yield the results of parts in order. Cancels the parts that are left when it is closed."""
+    """Yield the results of parts in order. When it is closed, cancel the remaining parts."""
     count = 0
     try:
         while waiting:
@@ -56,8 +57,8 @@ def _results(waiting: deque[Any], further: Iterator[Any], until_s: float | None)
 
 def values_of(mapped: Mapped, before: int | None = None) -> Iterator[Any]:
     """Yield the results of a part, and then raise the error of the call that failed, if one did.
-    The iterator holds no result that it has yielded. `before`: how many results the map has before
-    this part, for the note in the error; None: the results have no order.
+    The iterator keeps no reference to a result that it has yielded. `before`: how many results of
+    the map precede this part, for the note in the error; None: the results have no order.
     """
     count = len(mapped.values)
     mapped.values.reverse()

@@ -1,4 +1,4 @@
-"""Divides the rows of a map into tasks, and again if these take long (ADR 62)."""
+"""Divides the rows of a map into tasks, and divides tasks that take long again (ADR 62)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ciel.python.rows import each_with_its_own, with_shared
 
 SLOTS_KNOWN_S: Final = 5.0
 DIVISIBLE_MAX_BYTES: Final = 64 << 10
-"""The client keeps the packed rows of a task up to this size until all were called."""
+"""The client keeps the packed rows of a task up to this size until all of them were called."""
 
 
 class Pack(Protocol):
@@ -37,8 +37,8 @@ class Pack(Protocol):
 
 
 class SlotCount:
-    """How many slots the cluster has. The client asks the master once, and then again at most every
-    few seconds.
+    """The number of slots of the cluster. The client queries the master once, and then at most
+    every few seconds.
     """
 
     def __init__(self, ask: Callable[[], int]) -> None:
@@ -48,7 +48,7 @@ class SlotCount:
         self._asked_s = 0.0
 
     def get(self, *, may_ask: bool = False) -> int:
-        """Return the number. `may_ask`: the calling thread may wait for a newer answer."""
+        """Return the number of slots. `may_ask`: the calling thread may wait for a newer answer."""
         now_s = time.monotonic()
         if not self.last or (may_ask and now_s - self._asked_s > SLOTS_KNOWN_S):
             self.last = max(1, self._ask())
@@ -57,7 +57,7 @@ class SlotCount:
 
 
 class Maps:
-    """Makes the tasks of one client's maps. Thread-safe."""
+    """Creates the tasks of one client's maps. Thread-safe."""
 
     def __init__(self, owner: Owner, functions: Functions, pack: Pack, slots: SlotCount) -> None:
         self._owner = owner
@@ -74,8 +74,8 @@ class Maps:
     ) -> Iterable[PendingCall]:
         """Return the tasks of a map, `chunksize` rows each.
 
-        If that is None, the size follows from the time that a call takes. A task that takes longer
-        than expected stops, and `further_parts` makes tasks of its other rows.
+        If `chunksize` is None, the time that a call takes determines it. A task that takes longer
+        than expected stops, and `further_parts` creates tasks for its remaining rows.
         """
         if chunksize is not None:
             chunks = [rows[at : at + chunksize] for at in range(0, len(rows), chunksize)]
@@ -103,8 +103,7 @@ class Maps:
         row_s: float | None,
     ) -> list[PendingCall]:
         """Pack rows so that they can be divided again, unless their calls are known to be quick.
-        Divisible parts are small, since the client keeps them until it knows that all their rows
-        were called.
+        Divisible parts are small, since the client keeps their rows until all were called.
         """
         whole = self._part(function, rows, options)
         size_bytes, most_bytes = whole.arguments.size_bytes, DIVISIBLE_MAX_BYTES
@@ -140,8 +139,8 @@ class Maps:
     def further_parts(
         self, call: PendingCall, start: int
     ) -> tuple[list[ClientFuture[Mapped]], list[PendingCall]]:
-        """Make tasks of the rows of a task from `start` on, with as many rows as the time of a call
-        allows. Return their futures and the calls to send.
+        """Create tasks for the rows of a task from `start` on. The time of a call determines how
+        many rows each gets. Return the futures of the tasks, and the calls to send.
         """
         futures: list[ClientFuture[Mapped]] = []
         parts: list[PendingCall] = []
@@ -173,8 +172,8 @@ class Maps:
         return futures, parts
 
     def divide_slow(self, pending: list[PendingCall]) -> list[PendingCall]:
-        """Divide the maps that would run too long by the present average time of a call. Return the
-        calls to send.
+        """Divide the maps that would run too long according to the current average time of a call.
+        Return the calls to send.
         """
         found: list[PendingCall] = []
         for call in pending:
@@ -183,7 +182,7 @@ class Maps:
             if known_s is None or future is None or call.rows * known_s <= 2 * bundling.PART_S:
                 found.append(call)
                 continue
-            call.is_sent = True  # it never will be, as a whole
+            call.is_sent = True  # its rows are sent by other calls
             future.rest, parts = self.further_parts(call, 0)
             future.never_sent()
             future.set_result(Mapped([], None))

@@ -1,4 +1,4 @@
-"""Calls that the client has packed and not sent yet."""
+"""Calls that the client has packed, but not sent yet."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class PendingCall:
     """A call that waits to be sent.
 
     `taken`: the futures in its arguments. `futures`: weak references to the futures of its results;
-    a call is not sent if the program holds none of them. `is_sent`: it was sent, or never will be.
-    `is_divisible`: a map whose rows may be sent in several tasks. `rows`: how many calls it stands
-    for; `rows_of_map`: how many rows all tasks of its map have together. `local`: the pending calls
+    a call is not sent if the program holds none of them. `is_sent`: it was sent, or will never be.
+    `is_divisible`: a map whose rows may be sent in several tasks. `rows`: how many calls it
+    represents; `rows_of_map`: the number of rows of its whole map. `local`: the pending calls
     whose results it takes; `outside`: other objects that it needs and that do not exist yet.
     """
 
@@ -33,7 +33,9 @@ class PendingCall:
         self.function = function
         self.options = options
         self.arguments = arguments
-        self.taken: Sequence[Any] = taken or ()  # thousands of empty lists cost a collection
+        self.taken: Sequence[Any] = (
+            taken or ()
+        )  # thousands of empty lists would cause a garbage collection
         self.is_sent = self.is_held = self.is_divisible = False
         self.is_map = self.raw = self.has_cancelled = False
         self.rows = self.rows_of_map = 1
@@ -70,11 +72,11 @@ def still_needed(line: list[PendingCall]) -> list[PendingCall]:
         return line
     found: list[PendingCall] = []
     needed: set[PendingCall | None] = set()
-    for call in reversed(line):  # a call that takes a result is behind the call that produces it
+    for call in reversed(line):  # a call follows the calls whose results it takes
         is_dropped = call.is_dropped()
         if is_dropped and call not in needed:
             call.is_sent = True
-            if not call.has_cancelled:  # `cancel` has subtracted it already
+            if not call.has_cancelled:  # else `cancel` has subtracted it
                 call.function.tally.submitted -= call.rows
             for known in call.futures:
                 if (future := known()) is not None:
@@ -99,8 +101,8 @@ def fail_unsent(calls: Iterable[PendingCall], error: BaseException) -> None:
 
 
 def find_dependencies(call: PendingCall) -> bool:
-    """Note which of the results that a call takes do not exist yet; fail the call and return False
-    if one of them never will.
+    """Note which of the results that a call takes do not exist yet. If one of them will never
+    exist, fail the call and return False.
     """
     call.call_s = call.function.took_s
     if not call.taken:

@@ -1,4 +1,4 @@
-"""Reads values out of the objects that calls have produced."""
+"""Reads values from the objects that calls have produced."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ciel.python.packing import UnpackedError, unpack
 from ciel.wire.references import from_array
 
 EAGER_MAX_BYTES: Final = 64 << 10
-"""A larger result of a single call is read when the program asks for it."""
+"""A larger result of a single call is read only when the program requests it."""
 MAPPED_MIN_BYTES: Final = 256 << 10
-"""From this size on an object is mapped instead of copied if a worker on this host holds it."""
+"""An object of at least this size is mapped instead of copied if a worker on this host has it."""
 
 
 class ResultReader:
@@ -36,7 +36,9 @@ class ResultReader:
         self._owner = owner
 
     def value_of(self, outcome: Outcome, name: str) -> Any:
-        """Return the value of an outcome, with futures in their places; raises UnpackedError."""
+        """Return the value of an outcome, in which references have become futures; raises
+        UnpackedError.
+        """
         given = []
         for array, place, raw in outcome.refs:
             future: ClientFuture[Any] = ClientFuture(self._owner, name)
@@ -52,8 +54,8 @@ class ResultReader:
             raise UnpackedError(text) from error
 
     def outcomes(self, lot: Lot) -> list[Outcome]:
-        """Return the content of a lot, which is read once; raises UnpackedError and as
-        `Job.read`.
+        """Return the content of a lot; the first call reads it. Raises UnpackedError, and the
+        errors of `Job.read`.
         """
         with lot.lock:
             if lot.content is None:
@@ -62,7 +64,7 @@ class ResultReader:
 
     def growing_items(self, lot: Lot, future: ClientFuture[Any]) -> Iterator[Any]:
         """Yield the items of a generator task as they arrive. If the task is lost and runs again,
-        the items that were yielded before are left out. Raises what the task raised.
+        skip the items that were yielded before. Raises the exception of the task.
         """
         count = 0
         while (ref := lot.await_growth(future.done)) is not None:
@@ -94,13 +96,13 @@ class ResultReader:
         return items
 
     def read_bytes(self, ref: Reference) -> bytes:
-        """Return the content of an object; raises as `Job.read`."""
+        """Return the content of an object; raises the errors of `Job.read`."""
         job = self._job.opened
         return self._session.read(ref) if job is None else job.read(ref)
 
     def read(self, ref: Reference) -> Any:
-        """Return the content of an object in writable memory that nothing else uses; raises as
-        `Job.read`.
+        """Return the content of an object in writable memory that is not shared; raises the errors
+        of `Job.read`.
         """
         job = self._job.opened
         size_bytes = getattr(ref, "size_bytes", None)

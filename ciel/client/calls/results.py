@@ -1,8 +1,8 @@
-"""Settles futures when the objects arrive in which their results are.
+"""Settles futures when the objects with their results arrive.
 
-Results arrive on the connection's thread. The outcome of a short result is in the message; a longer
-result is read when the program asks for its value, or by one of a few threads if the client cannot
-know without reading whether the call has failed.
+Results arrive on the connection's thread. A message contains the outcome of a short result. A
+longer result is read when the program requests its value; if only its content shows whether the
+call has failed, one of a few threads reads it at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ciel.wire.references import from_array
 _READERS = 2
 
 Divide = Callable[[PendingCall, int, ClientFuture[Any], Outcome], None]
-"""Has further tasks call the rows of a map from a number on, and then settles a future with the
-outcome of the rows before."""
+"""Creates further tasks for the rows of a map from a number on, and then settles a future with the
+outcome of the earlier rows."""
 NoteTimes = Callable[[str, list[str], Times], None]
 """Takes an output's id, the names of its functions, and the times of its calls."""
 
@@ -47,7 +47,7 @@ class Results:
         note_times: NoteTimes,
     ) -> None:
         self.awaited: weakref.WeakValueDictionary[ObjectId, Lot] = weakref.WeakValueDictionary()
-        """Lots that have not arrived, as long as the program holds a future of theirs."""
+        """Lots that have not arrived, while the program holds one of their futures."""
         self._owner = owner
         self._job = job
         self._lots = lots
@@ -70,7 +70,9 @@ class Results:
         return future
 
     def await_calls(self, lot: Lot, calls: Sequence[PendingCall]) -> bool:
-        """Await the results of calls that were just sent; False if all were cancelled meanwhile."""
+        """Await the results of calls that were just sent; return False if all were cancelled
+        meanwhile.
+        """
         with self._lock:  # a call is cancelled either before or after this
             for call in calls:
                 lot.functions.append(call.function)
@@ -90,7 +92,7 @@ class Results:
             return True
 
     def cancel(self, future: ClientFuture[Any]) -> Reference | None:
-        """Note that a future was cancelled; return the object that nothing waits for any more."""
+        """Note that a future was cancelled; return its object if no other future waits for it."""
         with self._lock:
             if (call := future.pending_call) is not None:
                 call.has_cancelled = True
@@ -112,13 +114,13 @@ class Results:
         return lot.ref
 
     def request(self, future: ClientFuture[Any]) -> None:
-        """Settle a future that arrived within a value, or whose result another task produces, as
-        soon as its object is there.
+        """Settle a future when its object exists. The future arrived inside a value, or another
+        task produces its result.
         """
         lot = future.lot
         assert lot is not None
         ref = lot.ref
-        # The master knows nothing of an object that no task produces, but the reference says all.
+        # The master does not know objects that no task produces; the reference says where it is.
         is_known = isinstance(ref, Value | Failure) or not (
             isinstance(ref, Future) or is_output(lot.id)
         )
@@ -142,7 +144,7 @@ class Results:
             self._settle_wanted(lot)
 
     def _settle_wanted(self, lot: Lot) -> None:
-        """Settle a lot if the job has its object already: the master sends only one message about
+        """Settle a lot if the job knows its object already: the master sends only one message about
         each object.
         """
         job = self._job.opened
@@ -156,7 +158,7 @@ class Results:
     # --- arrival ----------------------------------------------------------------------------------
 
     def take_settled(self) -> None:
-        """Process what the connection has received. The caller holds no lock."""
+        """Process the results that the connection has received. The caller must hold no lock."""
         arrived = self._job.settled
         while arrived:
             try:
@@ -248,7 +250,7 @@ class Results:
     # --- the end ----------------------------------------------------------------------------------
 
     def end(self, error: BaseException) -> None:
-        """Fail all that is awaited, now and later: the connection is lost or closed."""
+        """Fail all awaited results, now and later: the connection is lost or closed."""
         with self._lock:
             self._ended = self._ended or error
         self.lose(error)
@@ -266,7 +268,7 @@ class Results:
             lot.end_growth()
 
     def close(self) -> None:
-        """Stop the threads that read."""
+        """Stop the threads that read results."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 

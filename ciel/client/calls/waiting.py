@@ -1,5 +1,6 @@
-"""Waits for several futures, as `concurrent.futures` does, but signal-safe: there, Ctrl-C may leave
-the locks of the futures acquired, and the thread that delivers results waits for ever.
+"""Waits for several futures as `concurrent.futures` does, but signal-safe: in `concurrent.futures`,
+Ctrl-C may leave the locks of the futures acquired, so that the thread that delivers results waits
+for ever.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Waiter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Have the futures forget it."""
+        """Remove this object from the futures."""
         self._leave(list(self.pending))
 
     def _leave(self, futures: Iterable[ClientFuture[Any]]) -> None:
@@ -39,7 +40,7 @@ class _Waiter:
                     future._waiters.remove(self)
 
     def start(self) -> None:
-        """Note the futures that are done, and have the others call it."""
+        """Note the futures that are done, and register with the other ones."""
         for future in list(self.pending):
             with future._condition:
                 if future._state in _DONE:
@@ -52,7 +53,7 @@ class _Waiter:
         return self._changed.wait_for(lambda: self._is_enough, timeout)
 
     def take(self) -> list[ClientFuture[Any]]:
-        """Return the futures that are done since the last time."""
+        """Return the futures that became done since the last call."""
         with self._changed:
             done, self.done = self.done, []
             self._is_enough = False
@@ -87,7 +88,7 @@ def wait(
 def as_completed(
     futures: Iterable[ClientFuture[Any]], timeout: float | None
 ) -> Iterator[ClientFuture[Any]]:
-    """Yield each future when it is done, and then keep no reference to it; raises TimeoutError."""
+    """Yield each future when it is done, and drop the reference to it; raises TimeoutError."""
     until_s = None if timeout is None else time.monotonic() + timeout
     with _Waiter(futures, FIRST_COMPLETED) as waiter:
         del futures

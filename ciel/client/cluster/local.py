@@ -233,7 +233,7 @@ class LocalCluster(Shown):
             ready["control"],
             self._cluster_id,
             self._key,
-            f"a cluster of our own (logs in {self.directory})",
+            f"a cluster of this client (logs in {self.directory})",
         )
 
     def describe(self) -> str:

@@ -201,7 +201,7 @@ class Supervisor:
     def _find(self, launch_id: int) -> Daemon:
         daemons = (self._master, *self._workers, *self._starts, *self._restarts_left)
         found = next((daemon for daemon in daemons if daemon.launch_id == launch_id), None)
-        return found or Daemon("a worker that was given up", "", (), self._master.log)
+        return found or Daemon("a worker that was not started again", "", (), self._master.log)
 
     def _take_end(self, event: ProgramExited | ProgramFailed) -> None:
         """Restart a worker that has ended. The cluster ends with its master, or its last worker."""

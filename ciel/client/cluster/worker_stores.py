@@ -44,7 +44,7 @@ class WorkerStores:
         count = int(cores) if cores.isdecimal() else workers  # the worker reports a wrong number
         if 0 < count < workers:
             raise ClusterOptionError(
-                f"'cores={count}': {workers} workers need as many; say cores={workers} or more, or "
+                f"'cores={count}': {workers} workers need as many; use cores={workers} or more, or "
                 "leave it out"
             )
         return 1 if core is not None else count

@@ -367,7 +367,7 @@ class Connection:
                     min(_DIAL_S, max(left_s, _PAUSE_MAX_S)), self._counter.received
                 )
             except AccessRefusedError as error:
-                reason = f"; it refused to resume the session: {error.reason}"
+                reason = f"; it rejected the session: {error.reason}"
                 break
             except NoMasterError as error:
                 reason = error.reason

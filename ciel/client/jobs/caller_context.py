@@ -44,8 +44,8 @@ def caller_context(
     size_bytes = sum(len(f"{name}={text}".encode()) for name, text in variables.items())
     if size_bytes > ENVIRONMENT_MAX_BYTES:
         raise ContextError(
-            f"the environment has {size_bytes} bytes, and a job takes {ENVIRONMENT_MAX_BYTES}; "
-            "--clean-env (in Python env={}) has programs get that of their workers"
+            f"the environment has {size_bytes} bytes, and a job may have {ENVIRONMENT_MAX_BYTES}; "
+            "--clean-env (in Python env={}) gives programs that of their workers"
         )
     return CallerContext(directory, variables, env is None)
 

@@ -476,7 +476,7 @@ class JobClient:
             own = self.cluster.describe()
             with contextlib.suppress(OSError):  # standard error is closed
                 print(
-                    f"ciel: no cluster is named or up, so this is one of our own: {own}",
+                    f"ciel: no cluster is configured or running, so this command starts one: {own}",
                     file=sys.stderr,
                 )
             return self.cluster.location

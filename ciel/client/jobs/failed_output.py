@@ -37,7 +37,7 @@ def output_of(client: JobClient, failure: Failure) -> ProgramOutput:
     netloc, _, name = details.get("stdout_at", "").partition(" ")
     if not name:
         return ProgramOutput(content)
-    reason = "only its beginning is kept"
+    reason = "only its beginning was retained"
     try:
         content = b"".join(read_kept(netloc, name, client.location.key))
     except OutputGoneError as error:

@@ -239,9 +239,9 @@ def _grabbed(content: bytes) -> Reference:
     try:
         ref = from_json(codec.decode(content))
     except (WireError, CielError) as error:
-        raise WireError(f"grab has made no reference: {error}") from None
+        raise WireError(f"grab has written no valid reference: {error}") from None
     if not isinstance(ref, REFERENCE_TYPES):
-        raise WireError("grab has made no reference")
+        raise WireError("grab has written no valid reference")
     return ref
 
 

@@ -96,11 +96,11 @@ def parse(
     package = file.read()
     reader.require_known((), package, _KEYS, "a package file has")
     if "start" not in package:
-        reader.fail((), '"start" is missing: it says what to run')
+        reader.fail((), '"start", the task to run, is missing')
     start = reader.object(package, "start")
     reader.require_known(("start",), start, ("handler", "args"), '"start" has')
     if "handler" not in start:
-        reader.fail(("start",), '"handler" is missing: it names the executor')
+        reader.fail(("start",), '"handler", the name of the executor, is missing')
     handler = start["handler"]
     if not isinstance(handler, str) or not handler:
         reader.fail(("start", "handler"), f"must name an executor, not be {kind_of(handler)}")
@@ -215,7 +215,9 @@ class _Reader:
         if isinstance(ref, Fetch):
             self.fail((*steps, "__ref__"), f'write {{"urls": ["{ref.url}"]}} to have a URL fetched')
         if isinstance(ref, Piped | Tombstone):
-            self.fail((*steps, "__ref__"), "it says that an object is gone, so nobody can read it")
+            self.fail(
+                (*steps, "__ref__"), "it is the reference of a deleted object, which cannot be read"
+            )
         return ref
 
     def _substitute(self, steps: Steps, spec: Mapping[str, Any], mark: str) -> Any:
@@ -223,7 +225,7 @@ class _Reader:
         found, missing = (self._variable if mark == "__env__" else self._word)(steps, spec[mark])
         if found is None:
             if "default" not in spec:
-                self.fail(steps, f"{missing}, and there is no default")
+                self.fail(steps, f"{missing}, and it has no default")
             return self.filled((*steps, "default"), spec["default"])
         is_sent = steps[0] != "package"  # names of files are not sent
         if is_sent and any("\ud800" <= letter <= "\udfff" for letter in found):

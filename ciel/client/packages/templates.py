@@ -26,8 +26,8 @@ Save = Callable[[Reference], str]
 
 _ENCODINGS: Final = ("json", "noop", "handle")
 _NO_PICKLE: Final = (
-    "a pickle runs whatever code it holds as it is read, so none is; let the task write JSON, or "
-    'take the bytes with "noop" or "handle"'
+    "reading a pickle runs code in it, so pickles are not read; let the task write JSON, or "
+    'use "noop" or "handle" to get the bytes'
 )
 _KEYS: Final = {
     "__decode_ref__": frozenset(("__decode_ref__", "value")),
@@ -58,7 +58,7 @@ def faults(template: Any, steps: Steps, *, can_save: bool) -> Iterator[tuple[Ste
         encoding = template[mark]
         yield from _encoding_faults(encoding, (*steps, mark), can_save=can_save)
         if encoding != "json" and template.get("value") is not None:
-            yield (*steps, "value"), 'only what is decoded as "json" has anything inside'
+            yield (*steps, "value"), 'only a value that is decoded as "json" has inner values'
         yield from faults(template.get("value"), (*steps, "value"), can_save=can_save)
         return
     inner = template[mark]
@@ -81,7 +81,7 @@ def _encoding_faults(encoding: Any, steps: Steps, *, can_save: bool) -> Iterator
         shown = json.dumps(encoding, ensure_ascii=False)
         yield steps, f"unknown encoding {shown:.60}; there are {known}"
     elif encoding == "handle" and not can_save:
-        yield steps, '"handle" saves the object as a file: say in which directory with --out DIR'
+        yield steps, '"handle" saves the object as a file: choose its directory with --out DIR'
 
 
 def decode_result(
