@@ -44,7 +44,7 @@ def require_master(args: argparse.Namespace) -> MasterLocation:
     """Return the location of the master; raises NoMasterError if there is none."""
     found = find_master(args.master, args.access, os.environ)
     if found is None:
-        none = _crash() or "no cluster is named or up"
+        none = _crash() or "no cluster is configured or running"
         raise NoMasterError("", f"{none}; `ciel up` starts one")
     return found
 

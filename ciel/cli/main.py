@@ -27,7 +27,7 @@ COMMANDS = {
     "config": ("config", "show the settings, and where each is set"),
     "key": ("key", "print the key of a role, for programs that use HTTP"),
     "debug": ("debug", "look into the daemons of a cluster that hangs"),
-    "doctor": ("doctor", "find faults of an installation, and say how to repair them"),
+    "doctor": ("doctor", "find faults of an installation, and show how to repair them"),
     "completion": ("completion", "print a completion script for bash, zsh or fish"),
     "man": ("man", "write the manual pages"),
 }

@@ -197,7 +197,7 @@ def test_progress_is_drawn_on_a_terminal(up: Shell) -> None:
 def test_a_detached_job_goes_on_and_can_be_waited_for(up: Shell) -> None:
     status, out, err = up.run("submit", "--detach", "--", "sleep", "0.2")
     number = out.strip()
-    assert (status, err) == (0, f"ciel: the job goes on; ciel job wait {number}\n")
+    assert (status, err) == (0, f"ciel: the job continues; ciel job wait {number}\n")
     assert up.run("job", "wait", number) == (0, "", "")
     assert f"job {number} " in up.run("job", "info", number)[1]
     assert " completed " in up.run("job", "list", "--limit", "1")[1]
@@ -340,7 +340,7 @@ def test_a_package_is_required_and_words_for_it_are_not(shell: Shell) -> None:
 def test_submit_starts_a_cluster_for_itself_and_leaves_only_logs(shell: Shell) -> None:
     status, out, err = shell.run("submit", "--workers", "2", "--", "echo", "hi")
     assert (status, out) == (0, "hi\n")
-    assert err.startswith("ciel: no cluster is named or up")
+    assert err.startswith("ciel: no cluster is configured or running")
     assert err.count("\n") == 1
     assert shell.processes() == []
     assert list((shell.home / "tmp").iterdir()) == []
@@ -352,7 +352,7 @@ def test_detaching_needs_a_cluster_that_stays(shell: Shell) -> None:
     assert shell.run("submit", "--detach", "--", "true") == (
         3,
         "",
-        "ciel: no cluster is named or up; `ciel up` starts one\n",
+        "ciel: no cluster is configured or running; `ciel up` starts one\n",
     )
 
 

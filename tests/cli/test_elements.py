@@ -73,7 +73,7 @@ def test_what_is_too_long_for_a_program_is_found_to_the_byte(
         if fits:
             Template(["p", word]).fill(Element(1, text))
         else:
-            with pytest.raises(ValueError, match=f"a program can be given {WORD_MAX_BYTES}"):
+            with pytest.raises(ValueError, match=f"a program can receive {WORD_MAX_BYTES}"):
                 Template(["p", word]).fill(Element(1, text))
 
 
@@ -168,7 +168,7 @@ def test_a5_variables_take_the_element_too() -> None:
         ["p"], {"X": "<x>7", "Y": "{ }", "CIEL_INDEX": "7", "CIEL_ELEMENT": "x"}
     )  # fmt: skip
     assert template.fill(Element(1, None)) == (["p"], {"X": "<{}>{#}", "Y": "{ }"})
-    with pytest.raises(ValueError, match="a program can be given"):
+    with pytest.raises(ValueError, match="a program can receive"):
         template.fill(Element(1, "x" * (WORD_MAX_BYTES - 4)))
 
 

@@ -48,7 +48,7 @@ def test_words_count_as_one_list() -> None:
     [
         ("", "is not a job"),
         ("1,,2", "is not a job"),
-        ("5-1", "goes backwards"),
+        ("5-1", "runs backwards"),
         ("1-10:0", "step of 0"),
         ("1-", "is not a range"),
         ("-1", "is not a range"),
@@ -92,7 +92,7 @@ def test_what_names_tasks(text: str, selector: TaskSelector) -> None:
         ("all", "more than one job"),
         ("3:", "no task behind the colon"),
         (":3", "is not a job"),
-        ("3:20-1", "goes backwards"),
+        ("3:20-1", "runs backwards"),
         ("3:1-", "is not a range"),
     ],
 )

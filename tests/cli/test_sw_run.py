@@ -27,7 +27,7 @@ def test_an_option_after_the_script_is_told_of_unless_it_is_meant(
     assert capsys.readouterr().err == ""
     assert parse("sw-job", ["a.sw", "x", late]).script == ["a.sw", "x", late]
     said = capsys.readouterr().err
-    assert said.startswith(f"ciel: {late} stands after a.sw, so it is an argument of that, and no")
+    assert said.startswith(f"ciel: {late} follows a.sw, so it is an argument of that program, not")
 
 
 def test_all_options_of_the_original_are_known() -> None:

@@ -88,7 +88,7 @@ def test_every_command_reports_a_cluster_whose_master_was_killed(home: Home) -> 
     for words in (["status"], ["job", "list"], ["submit", "--detach", "--", "true"]):
         assert run(home, "ciel", *words) == (3, "", f"ciel: {CRASHED}; `ciel up` starts one\n")
     own = (
-        "ciel: no cluster is named or up, so this is one of our own: 1 worker with N; "
+        "ciel: no cluster is configured or running, so this command starts one: 1 worker with N; "
         "logs in HOME/state/ciel/runs/TIME\n"
     )
     for argv, out in (
@@ -123,7 +123,7 @@ def test_a_cluster_shut_down_over_http_has_not_crashed(home: Home) -> None:
         assert answer.read() == b"true\n"
     wait_for(lambda: not home.processes(), "its end")
     assert run(home, "ciel", "status") == (
-        3, "", "ciel: no cluster is named or up; `ciel up` starts one\n",
+        3, "", "ciel: no cluster is configured or running; `ciel up` starts one\n",
     )  # fmt: skip
     assert run(home, "ciel", "down") == (3, "", NONE_UP)
     assert not list(home.tmp.iterdir())
@@ -326,7 +326,9 @@ def test_a_full_disk_for_the_access_file_is_reported(home: Home) -> None:
         f"ciel: {why}No space left on device",
         f"ciel-master: {why}No space left on device",
     ]
-    assert said[2].startswith("ciel: no cluster is named or up, so this is one of our own: ")
+    assert said[2].startswith(
+        "ciel: no cluster is configured or running, so this command starts one: "
+    )
     assert len(said) == 3
     assert not home.processes()
 

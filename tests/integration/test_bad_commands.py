@@ -193,7 +193,7 @@ def test_an_empty_file_is_an_empty_array(cluster: Cluster) -> None:
 
 
 LONG: Final = b"x" * 200_000
-TOO_LONG: Final = "is longer than 131071 bytes, more than a program can be given"
+TOO_LONG: Final = "is longer than 131071 bytes, more than a program can receive"
 LINES: Final = {
     "a zero byte": (b"a\0b\n", 1, "holds a zero byte (-0 reads names that end so)"),
     "200 kB": (b"fine\n" + LONG + b"\n", 2, TOO_LONG),
@@ -218,7 +218,7 @@ def test_an_element_that_makes_an_argument_too_long_ends_the_job(cluster: Cluste
     assert (status, text) == (
         2,
         "ciel: standard input line 1 makes an argument or variable of 200000 bytes; "
-        "a program can be given 131071\n",
+        "a program can receive 131071\n",
     )
 
 

@@ -147,9 +147,9 @@ LISTENERS: Final[dict[str, tuple[Callable[[socket.socket], object], str, str]]] 
     "a master with another key": (
         acceptor(Key(bytes(32))),
         f"{REFUSED} the submit key does not match cluster {CLUSTER_ID}; "
-        "if its key was rotated, take its access file again",
+        "if its key was rotated, copy its access file again",
         f"this worker was refused: the worker key does not match cluster {CLUSTER_ID}; "
-        "if its key was rotated, take its access file again",
+        "if its key was rotated, copy its access file again",
     ),
     "the master of another cluster": (
         acceptor(cluster_id="another"),

@@ -29,7 +29,7 @@ FILES = {
 
 NOT_STARTED = {
     "no-such-program": (
-        "no program of that name is in its PATH; install it there, or give a path to it"
+        "its PATH contains no program of that name; install the program there, or use its path"
     ),
     "./absent": "there is no such file",
     "/tmp": "it is a directory",
@@ -204,7 +204,9 @@ def counting(cluster: TwoSlots) -> str:
 
 def deleted(name: str) -> str:
     """Return the message about a file in a private directory."""
-    what = f"ciel: files made in a private directory are deleted with it: {name}"
+    what = (
+        f"ciel: files that a program creates in its private directory are deleted with it: {name}"
+    )
     return f"{what}; without --scratch it runs in this directory, where they stay\n"
 
 

@@ -124,7 +124,7 @@ def sleeper(up: Up, request: pytest.FixtureRequest) -> Iterator[str]:
         (["job", "rm", "998-999"], "no job 998-999; "),
         (["job", "cancel", "last,999"], "no job 999; "),
         (["job", "wait", "f" * 32], f"no job {'f' * 32}; "),
-        (["job", "output", "9-1"], "'9-1' goes backwards"),
+        (["job", "output", "9-1"], "'9-1' runs backwards"),
         (["job", "log", "1:2"], "'1:2' names a task"),
         (["task", "list", "999"], "no job 999; "),
         (["task", "info", "last:999"], "has no task 999"),

@@ -42,7 +42,7 @@ def _dump(client: Client, args: Namespace) -> int:
         except Exception as error:
             if not is_remote(error):
                 raise
-            say(f"{name} at {netloc} gives no dump: {text_of(error)}")
+            say(f"{name} at {netloc} did not return a dump: {text_of(error)}")
             failed = True
             continue
         path = directory / f"{name}-{datetime.now().isoformat().replace(':', '-')}.dump"

@@ -25,7 +25,7 @@ the user and on the host of a daemon to find the faults that this daemon meets.
 def main(prog: str, words: Sequence[str]) -> int:
     """Run all checks, and print the findings."""
     parser = make_parser(
-        "ciel doctor", "Find faults of this installation, and say how to repair them.", _EPILOG
+        "ciel doctor", "Find faults of this installation, and show how to repair them.", _EPILOG
     )
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN,

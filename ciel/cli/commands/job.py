@@ -92,7 +92,7 @@ def _results(job: JobSummary) -> str:
     if job.unsettled:
         text += f", {job.unsettled} still to come"
     if job.handed_over:
-        text += f", {job.handed_over} handed over to the client and no longer kept"
+        text += f", {job.handed_over} handed over to the client and not retained"
     return text
 
 

@@ -153,7 +153,7 @@ def render_info(facts: dict[str, Any]) -> str:
         ago = duration(facts["age_s"])
         lines.append(f"put: as {visible(facts['name']) or 'nothing'}, {ago} ago; kept until rm")
     if facts["made_by"] is not None:
-        lines.append(f"made by: task {facts['made_by']} of job {facts['job']}")
+        lines.append(f"produced by: task {facts['made_by']} of job {facts['job']}")
     if facts["wanted_by"]:
         lines.append(f"wanted by: {', '.join(f'job {n}' for n in facts['wanted_by'])}")
     if "story" in facts:
@@ -288,7 +288,9 @@ def _add_rm(parser: ArgumentParser) -> None:
 VERBS = {
     "put": Verb("store files on two workers; print their ids", _add_put, _put),
     "get": Verb("print objects, or write them to a file", _add_get, _get, _SELECTORS),
-    "info": Verb("show where objects are, and who reads them", _add_objects, _info, _SELECTORS),
+    "info": Verb(
+        "show where objects are stored, and which tasks read them", _add_objects, _info, _SELECTORS
+    ),
     "list": Verb("list stored files, or all objects", _add_list, _list),
     "rm": Verb("remove stored files", _add_rm, _rm, _SELECTORS),
 }

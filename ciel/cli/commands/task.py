@@ -61,7 +61,7 @@ def _list(client: Client, args: Namespace) -> int:
     if isinstance(elements, str):
         if not (elements.isdecimal() and len(elements) <= _PLACE_MAX_DIGITS):
             raise UsageError(
-                f"ciel task info {args.task[:80]} tells of one task; list takes a range"
+                f"ciel task info {args.task[:80]} shows one task; list accepts a range"
             )
         elements = range(int(elements), int(elements) + 1)
     (job,) = chosen_jobs(client, [selector.job])

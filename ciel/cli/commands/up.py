@@ -164,7 +164,7 @@ def _down(words: Sequence[str]) -> int:
     parser = make_parser(
         "ciel down",
         "End the local cluster that `ciel up` started. If jobs are unfinished, it asks on a "
-        "terminal, and elsewhere refuses with status 1 unless --force says to end them.",
+        "terminal, and otherwise fails with status 1 unless --force is given.",
     )
     parser.add_argument("--force", action="store_true", help="end unfinished jobs as well")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")

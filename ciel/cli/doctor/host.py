@@ -277,7 +277,7 @@ def check_address(listen: str) -> list[Finding]:
     try:
         _, host, port = parse_url(listen.removesuffix(":0"))
         if listen.endswith(":0") or is_free(host, port):
-            return [ok(check, f"no cluster is named or up; {listen} is free for one")]
+            return [ok(check, f"no cluster is configured or running; {listen} is free for one")]
         taken = who_listens(host, port)
     except ValueError:
         raise UsageError(
@@ -285,7 +285,7 @@ def check_address(listen: str) -> list[Finding]:
         ) from None
     return [
         fault(
-            check, f"no cluster is named or up, and {listen} is taken by {taken}",
+            check, f"no cluster is configured or running, and {listen} is taken by {taken}",
             f"name the cluster with CIEL_MASTER, or have another: ciel up --listen {host}:0",
         )
     ]  # fmt: skip

@@ -20,7 +20,7 @@ def tell_detached(client: Client, job: Job, as_json: bool, ask: str = "wait") ->
         print_summary(client, summary)
     else:
         print_text(str(summary.number))
-        say(f"the job goes on; ciel job {ask} {summary.number}")
+        say(f"the job continues; ciel job {ask} {summary.number}")
     return Status.DONE
 
 

@@ -38,7 +38,7 @@ class LiveOutput:
         try:
             self._follow()
         except KeyboardInterrupt:
-            say(f"job {self._job.number} goes on; ciel job wait {self._job.number}")
+            say(f"job {self._job.number} continues; ciel job wait {self._job.number}")
             raise
 
     def start_of(self, ref: Reference) -> int | None:

@@ -27,7 +27,7 @@ def content_of(facts: dict[str, Any]) -> Reference:
         return ref
     if state == "gone":
         raise NotThereError(
-            f"{object_id} was deleted when no task needed it any more; a job submitted with --keep "
+            f"{object_id} was deleted when no task needed it any more: a job submitted with --keep "
             "keeps all outputs of its tasks"
         )
     by = f": task {facts['made_by']} of job {facts['job']} makes it" if facts["made_by"] else ""

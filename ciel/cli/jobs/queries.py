@@ -53,9 +53,7 @@ def chosen_jobs(
         if term == ALL:
             found = [job for job in found if among_all(job)]
         elif not found:
-            raise UsageError(
-                f"no job {describe(term)}; `ciel job list --all` lists those there are"
-            )
+            raise UsageError(f"no job {describe(term)}; `ciel job list --all` lists all jobs")
         chosen.update((job.id, job) for job in found)
     return list(chosen.values())
 

@@ -32,7 +32,7 @@ def may_end(cluster: AccessFile) -> bool:
     are = f"{len(names)} jobs are" if len(names) > 1 else "1 job is"
     unfinished = f"{are} unfinished: {shown}{more}"
     if sys.stdin.isatty() and sys.stderr.isatty():
-        return _asked(f"ciel: {unfinished}; end the cluster, and what they made, all the same?")
+        return _asked(f"ciel: {unfinished}; end the cluster anyway, and delete their results?")
     say(
         f"the cluster at {cluster.url} stays up, since {unfinished}; wait for that "
         "(ciel job wait all), or end it all the same: ciel down --force"
@@ -53,7 +53,7 @@ def _unfinished(cluster: AccessFile) -> list[str]:
             connection.request("GET", _JOBS, headers={"Authorization": ticket})
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
     except (OSError, HTTPException, ValueError) as error:
-        say(f"the master does not say whether jobs are unfinished: {error}")
+        say(f"cannot find out whether jobs are unfinished: {error}")
         return []
     return [
         f"{job['number']} ({visible(job['name'])})" if job["name"] else str(job["number"])

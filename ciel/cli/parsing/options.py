@@ -54,8 +54,8 @@ def tell_late_options(
     """
     if "--" not in words and (found := parser.options_among(late)):
         say(
-            f"{found[0]} stands after {whose}, so it is an argument of that, and no option of "
-            f"{parser.prog}: options stand before (if that is meant, write -- before {whose})"
+            f"{found[0]} follows {whose}, so it is an argument of that program, not an option of "
+            f"{parser.prog}: options stand before it (write -- before {whose} to hide this note)"
         )
 
 

@@ -86,7 +86,7 @@ def _read_numbers(text: str) -> range | None:
         return None
     first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
     if last < first:
-        raise SelectorError(text, "goes backwards; write the lower number first")
+        raise SelectorError(text, "runs backwards; write the lower number first")
     if step < 1:
         raise SelectorError(text, "has a step of 0")
     return range(first, last + 1, step)

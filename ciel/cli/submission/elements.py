@@ -73,7 +73,7 @@ class Template:
                 if size_bytes > WORD_MAX_BYTES:
                     raise ValueError(
                         f"makes an argument or variable of {size_bytes} bytes; "
-                        f"a program can be given {WORD_MAX_BYTES}"
+                        f"a program can receive {WORD_MAX_BYTES}"
                     )
         return words, env
 
@@ -223,7 +223,7 @@ class Lines(Input):
             number = self._taken + len(self._cut) + len(lines) + 1
             raise UsageError(
                 f"{self._name} {self._kind} {number} is longer than {WORD_MAX_BYTES} bytes, "
-                "more than a program can be given"
+                "more than a program can receive"
             )
         return lines
 

@@ -85,7 +85,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if args.program[:1] == ["--"]:
         del args.program[0]
     if not args.program:
-        parser.error("no program; write it behind the options, as in: ciel submit sort words.txt")
+        parser.error("no program; write it after the options, as in: ciel submit sort words.txt")
     args.is_array = args.array is not None or args.each_line is not None or args.pipe
     _check(parser, args)
     return args
@@ -99,9 +99,9 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     if args.collect and args.out is None:
         parser.error("--collect needs to know where the files are to go: add --out DIR")
     if args.null and args.each_line is None:
-        parser.error("-0 tells how --each-line is to be read, and there is no --each-line")
+        parser.error("-0 is only valid with --each-line")
     if args.block is not None and not args.pipe:
-        parser.error("--block tells how --pipe is to cut, and there is no --pipe")
+        parser.error("--block is only valid with --pipe")
     limit = args.jobs or (args.array.at_once if args.array is not None else 0)
     if args.follow and not args.detach and (args.out is not None or args.json):
         from ciel.cli.output.following import WHOLE_ONLY  # few commands need it

@@ -50,7 +50,7 @@ def warn_if_unread() -> None:
     if _kind() in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK) and _available_bytes():
         say(
             "the runs of an array do not read standard input: --each-line - has one run for each "
-            "line of it, --pipe gives each run a piece (</dev/null says that none is meant)"
+            "line of it, --pipe gives each run a piece (</dev/null silences this note)"
         )
 
 
