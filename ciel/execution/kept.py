@@ -52,7 +52,9 @@ class KeptAttempts:
             sizes[name] = size_bytes
             self._remove_surplus(sizes)
             is_kept = name in sizes
-        return "" if is_kept else f"they take {size_bytes} bytes, more than the disk has left"
+        return (
+            "" if is_kept else f"they take {size_bytes} bytes, more than the free space on the disk"
+        )
 
     def make_room(self) -> None:
         """Remove entries beyond the limits."""

@@ -79,7 +79,7 @@ def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:
     return (
         f"{whose} made more than the store of worker {worker} has room for: "
         f"{error.lacking or f'wanted {wanted}, {available} available'}; "
-        "give the worker a larger store, or end jobs whose results it keeps"
+        "give the worker a larger store, or end jobs whose results it retains"
     )
 
 
@@ -88,7 +88,7 @@ def full_device_text(worker: str, argv: Sequence[str]) -> str:
     whose = command_text(argv) if argv else "it"
     return (
         f"the device of the store of worker {worker} was full while {whose} wrote an output, "
-        "which may lack what was refused; make room there, or give the worker another store"
+        "which may be incomplete; free space there, or give the worker another store"
     )
 
 

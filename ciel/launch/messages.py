@@ -197,7 +197,7 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
         given += [os.fsencode(_assignment(name, value)) for name, value in spec.env.items()]
         culprit = next(string for string in given if 0 in string)
         raise LaunchSpecError(
-            repr(culprit[:80]), "holds a zero byte, which no program can be given"
+            repr(culprit[:80]), "contains a zero byte, which a program cannot receive"
         )
     size_bytes = _START.size + len(body)
     if size_bytes > REQUEST_BYTES_MAX or len(spec.argv) + 2 * len(spec.env) >= REQUEST_STRINGS_MAX:

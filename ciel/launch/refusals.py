@@ -30,13 +30,15 @@ def why_refused(program: str, number: int, *, cwd: str, path: str) -> str:
             return "it is empty"
         return "it is neither a program for that machine nor a script that begins with '#!'"
     if number == errno.E2BIG:
-        return "its arguments and environment are longer than the system takes"
+        return "its arguments and environment are longer than the system allows"
     return os.strerror(number)
 
 
 def _missing(program: str, file: str | None) -> str:
     if file is None:
-        return "no program of that name is in its PATH; install it there, or give a path to it"
+        return (
+            "its PATH contains no program of that name; install the program there, or use its path"
+        )
     if os.path.islink(file) and not os.path.exists(file):
         return f"it is a link to {os.readlink(file)!r}, which does not exist there"
     line = _first_line(file)

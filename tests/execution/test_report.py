@@ -59,7 +59,7 @@ def test_an_output_without_room_names_wanted_and_available_bytes() -> None:
     text = no_room_text("w1", ["seq", "9"], NoSpaceError(20, 10))
     assert text == (
         "seq 9 made more than the store of worker w1 has room for: wanted 20 B, 10 B available; "
-        "give the worker a larger store, or end jobs whose results it keeps"
+        "give the worker a larger store, or end jobs whose results it retains"
     )
     assert no_room_text("w1", [], NoSpaceError(20, 10)).startswith("it made more")
     text = no_room_text("w1", [], NoSpaceError(20, 0, "all names are in use"))

@@ -96,9 +96,9 @@ def test_a_failure_names_its_stage_and_reason() -> None:
     [
         (LaunchSpec([]), "argv names no program"),
         (LaunchSpec([""]), "argv names no program"),
-        (LaunchSpec(["a", "b\0c"]), r"b'b\\x00c' holds a zero byte"),
-        (LaunchSpec(["a"], cwd="\0"), "holds a zero byte"),
-        (LaunchSpec(["a"], env={"N": "\0"}), "holds a zero byte"),
+        (LaunchSpec(["a", "b\0c"]), r"b'b\\x00c' contains a zero byte"),
+        (LaunchSpec(["a"], cwd="\0"), "contains a zero byte"),
+        (LaunchSpec(["a"], env={"N": "\0"}), "contains a zero byte"),
         (LaunchSpec(["a"], env={"A=B": "c"}), "environment name 'A=B'"),
         (LaunchSpec(["a"], env={"": "c"}), "environment name ''"),
         (LaunchSpec(["a"], stdout=Standard.STDOUT), "is for stderr only"),

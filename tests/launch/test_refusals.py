@@ -38,7 +38,7 @@ def test_the_file_does_not_exist(why: Why, tmp_path: Path) -> None:
 
 def test_no_program_has_that_name(why: Why) -> None:
     assert why("ours") == (
-        "no program of that name is in its PATH; install it there, or give a path to it"
+        "its PATH contains no program of that name; install the program there, or use its path"
     )
 
 
@@ -100,7 +100,7 @@ def test_the_file_is_not_a_program(why: Why, tmp_path: Path, content: bytes) -> 
 
 def test_the_arguments_are_too_long(why: Why, tmp_path: Path) -> None:
     (tmp_path / "ours").symlink_to("/bin/true")
-    expected = "its arguments and environment are longer than the system takes"
+    expected = "its arguments and environment are longer than the system allows"
     assert why("./ours", "x" * (1 << 20)) == expected
 
 
