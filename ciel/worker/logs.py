@@ -25,7 +25,7 @@ CHUNK_BYTES: Final = 1 << 20
 GROWTH_WAIT_S: Final = 20.0
 """A request for more text is answered after this time at the latest, within HTTP's idle time."""
 
-_FULL = f"(this log is full at {LOG_MAX_BYTES >> 20} MiB; what came later is left out)\n".encode()
+_FULL = f"(this log is full at {LOG_MAX_BYTES >> 20} MiB; later output is missing)\n".encode()
 
 
 class JobLogs:

@@ -88,7 +88,7 @@ class MasterSession:
             if isinstance(message, Received):
                 confirmation_count += 1
                 if not session.take_confirmation(message.total):
-                    peer.refuse("it confirms what was not said")
+                    peer.refuse("it confirms messages that were not sent")
                     return left
                 if peer is self._returning:
                     self._resume(session, peer, now_s)
@@ -120,7 +120,7 @@ class MasterSession:
             self._returning = None
         else:
             session.peer = None
-            log.warn("lost the master: {reason}; what runs here goes on", reason=reason)
+            log.warn("lost the master: {reason}; running tasks continue", reason=reason)
             self._events.note("lost_master", reason)
         was_cut = peer.failure is None or isinstance(peer.failure, ConnectionCutError)
         is_over = not was_cut or not session.can_resume  # another connection would end likewise

@@ -29,7 +29,7 @@ _LEVEL_COUNTERS = {
     "evicted": "Objects moved down from here.",
     "dropped": "Objects deleted for want of room, as they can be had again.",
     "promoted": "Objects loaded up to here.",
-    "spilled": "Objects begun here, as there was no room above.",
+    "spilled": "Objects started in this level because the upper one was full.",
     "waited": "Steps of writers that found it full.",
 }
 
@@ -71,7 +71,7 @@ class WorkerMetrics:
         ended = sorted(self._reports.ended_counts.items())
         phases = Counter(attempt.phase for attempt in machine.attempts.values())
         return [
-            gauge("ciel_worker_connected", "Whether its master is there.", is_connected),
+            gauge("ciel_worker_connected", "Whether it is connected to its master.", is_connected),
             gauge("ciel_worker_slots", "Slots that it offers.", machine.slots),
             gauge("ciel_worker_slots_free", "Slots that nobody holds.", max(0, machine.slots_free)),
             Family(

@@ -64,7 +64,7 @@ def test_jobs_run_over_rings_and_a_worker_that_is_killed_is_missed(home: Home) -
     assert submit.returncode == 0, errors
     assert out == lines.read_text()
     wait_for(lambda: "is lost" in log.read_text(), "its end to be noticed")
-    assert log.read_text().count("goes on by ring") == 2
+    assert log.read_text().count("continues over ring") == 2
     cluster.stop()
     for spool in home.tmp.iterdir():  # who is killed cannot clear up
         shutil.rmtree(spool)
@@ -78,7 +78,7 @@ def test_jobs_run_over_messages_between_cores(home: Home) -> None:
     log = home.path / "master.log"
     cluster.workers[0].send_signal(signal.SIGKILL)
     wait_for(lambda: "is lost" in log.read_text(), "its end to be noticed")
-    assert log.read_text().count("goes on by mpb") == 2
+    assert log.read_text().count("continues over mpb") == 2
     assert home.run(sys.executable, "-c", TALKERS).stdout == "x" * 60 + "\n"
     cluster.stop()
     for spool in home.tmp.iterdir():  # who is killed cannot clear up

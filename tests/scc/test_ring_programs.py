@@ -170,7 +170,7 @@ def test_a_program_that_dies_in_a_call_is_told_of(talk: Talk) -> None:
     last = "channel._pipes.write(0, bytearray(b'\\0\\0\\1\\0[\"publish')); os.kill(os.getpid(), 9)"
     talk.run(talk.channel.say, "now", last)
     wait_for(lambda: talk.broke, "its end")
-    assert "in the middle of a call: 9 of the 256 bytes" in talk.broke[0]
+    assert "in the middle of a call: only 9 of the 256 bytes" in talk.broke[0]
 
 
 def test_a_worker_that_leaves_is_noticed(talk: Talk) -> None:

@@ -444,7 +444,10 @@ def test_a_success_leaves_no_file_whatever_it_made(worker: Worker) -> None:
 @pytest.mark.parametrize(
     "line, words",
     [
-        (["no-such-program"], ["'no-such-program'", "worker w1", "of that name is in its PATH"]),
+        (
+            ["no-such-program"],
+            ["'no-such-program'", "worker w1", "its PATH contains no program of that name"],
+        ),
         (["./absent"], ["'./absent'", "worker w1", "there is no such file"]),
         (["/"], ["worker w1", "it is a directory"]),
     ],

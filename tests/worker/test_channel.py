@@ -297,11 +297,11 @@ BREAKS = {
     "writes nothing more": ("open_both(); hear(); os.close(o); time.sleep(60)", "its writing end"),
     "dies in a call": (
         "open_both(); write(b'\\0\\0\\1\\0[\"publish'); os.kill(os.getpid(), 9)",
-        """in the middle of a call: 9 of the 256 bytes of a call ('["publish') came""",
+        """in the middle of a call: only 9 of the 256 bytes of a call ('["publish') were received""",
     ),
     "dies in a later call": (
         "open_both(); hear(); say('a', 1); write(b'\\0\\0\\0\\7['); os.kill(os.getpid(), 9)",
-        "in the middle of a call: 1 of the 7 bytes",
+        "in the middle of a call: only 1 of the 7 bytes",
     ),
     "dies in a length": ("open_both(); write(b'\\0\\0')", r"2 of the 4 bytes of a call's length"),
     "prints": ("open_both(); write(b'hello, world\\n'); time.sleep(60)", "(the text 'hell')"),

@@ -222,7 +222,7 @@ def test_a_warm_program_that_dies_of_its_task_is_not_tried_again(worker: Talker)
         task.publish(0, b"")"""
     worker.good(worker.python(script))
     fault = worker.fault(worker.python(script, 1))
-    assert "killed by SIGSEGV before it had said 'exit'" in fault.details
+    assert "killed by SIGSEGV before it called 'exit'" in fault.details
     assert (worker.path / "tries").read_text() == "x"
 
 

@@ -144,7 +144,7 @@ def test_files_of_a_failed_task_are_kept(worker: Talker) -> None:
 def test_a_program_that_cannot_be_started(worker: Talker) -> None:
     fault = worker.fault(worker.assign(worker.task("proc", {"command": "no-such-program"})))
     assert fault.reason == "PROGRAM_NOT_STARTED"
-    assert "of that name is in its PATH" in fault.details
+    assert "its PATH contains no program of that name" in fault.details
     worker.expect_free()
 
 

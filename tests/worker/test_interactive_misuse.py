@@ -144,7 +144,7 @@ def test_a_program_that_goes_without_a_word_has_failed(
     fault = worker.fault(worker.puppet(*before, "ewhy", f"q{status}"))
     assert time.monotonic() - begun_s < SETTLED_S
     assert fault.reason == "RUNTIME_ERROR"
-    assert f"it ended with exit status {status} before it had said 'exit'" in fault.details
+    assert f"it ended with exit status {status} before it called 'exit'" in fault.details
     assert "its output ends:\n  why" in fault.details
     worker.expect_free()
 
@@ -152,7 +152,7 @@ def test_a_program_that_goes_without_a_word_has_failed(
 @pytest.mark.parametrize("before", [(), OPEN, START, (*START, PUBLISH)], ids=str)
 def test_a_program_that_dies_has_failed(worker: Talker, before: tuple[str, ...]) -> None:
     fault = worker.fault(worker.puppet(*before, "k11"))
-    assert "it was killed by SIGSEGV before it had said 'exit'" in fault.details
+    assert "it was killed by SIGSEGV before it called 'exit'" in fault.details
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 17, len(FRAME) - 1])
@@ -180,7 +180,7 @@ def test_nothing_of_a_program_outlives_it(worker: Talker) -> None:
     begun_s = time.monotonic()
     assert worker.content(worker.puppet(*START, "d", *GOOD)) == WELL
     fault = worker.fault(worker.puppet(*START, "d", "q0"))
-    assert "exit status 0 before it had said 'exit'" in fault.details
+    assert "exit status 0 before it called 'exit'" in fault.details
     fault = worker.fault(worker.puppet("d", "k9"))
     assert "killed by SIGKILL before" in fault.details
     assert time.monotonic() - begun_s < 3 * SETTLED_S

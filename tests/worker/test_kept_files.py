@@ -84,5 +84,5 @@ def test_what_finds_no_room_is_said_to_be_gone(scratch: Scratch, tmp_path: Path)
     kept = KeptAttempts(tmp_path / "kept", bytes_max=0)
     Path(scratch.path, "left").write_bytes(b"left")
     told = re.sub("[1-9][0-9]*", "N", keep_files(kept, "t.1", scratch, None))
-    assert told == "its files are not kept: they take N bytes, of 0 for all that is kept"
+    assert told == "its files were not retained: they take N bytes, of 0 for all that is kept"
     assert list(kept.path.iterdir()) == []

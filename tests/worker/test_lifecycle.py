@@ -150,7 +150,7 @@ def test_a_fault_says_why_files_are_not_kept(scene: Scene, tmp_path: Path) -> No
     (tmp_path / "kept").write_text("no directory")
     scene.lifecycle.fail(scene.attempt, FAULT, 1.0, keeps_files=True)
     ((_, fault, _),) = scene.reports
-    assert fault.text.splitlines()[1] == "its files could not be kept: Not a directory"
+    assert fault.text.splitlines()[1] == "its files could not be retained: Not a directory"
     assert scene.attempt.calls == ["clean up"]
 
 

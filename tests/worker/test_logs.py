@@ -172,7 +172,7 @@ def test_a_log_is_bounded_and_says_so(
         logs.append(JOB, str(number), "x" * 30)
     lines = logs.read(JOB, 0).decode().splitlines()
     assert len(lines) == 4
-    assert "left out" in lines[-1]
+    assert "later output is missing" in lines[-1]
 
 
 def test_who_writes_learns_where_it_stands(

@@ -67,7 +67,7 @@ def test_messages_wait_for_a_lost_master_and_are_sent_again() -> None:
 def test_a_wrong_confirmation_ends_the_connection() -> None:
     scene = Scene()
     assert scene.master.received(scene.peer, [ORDER, Received(3), Heartbeat()], 0.0) == [ORDER]
-    assert scene.peer.refused == "it confirms what was not said"
+    assert scene.peer.refused == "it confirms messages that were not sent"
 
 
 def test_a_connection_that_failed_otherwise_ends_the_session() -> None:

@@ -54,7 +54,7 @@ def preparation_fault(worker: str, error: Exception) -> TaskFault:
 def serving_fault(worker: str, error: OSError) -> TaskFault:
     """The worker could not carry out a call of a program."""
     reason = "NO_SPACE" if error.errno in _DISK_FULL else "WORKER_FAULT"
-    text = f"worker {worker} could not do what it asked for: {error}{open_files_advice(error)}"
+    text = f"worker {worker} could not fulfil its request: {error}{open_files_advice(error)}"
     return TaskFault(reason, text)
 
 

@@ -31,7 +31,9 @@ def keep_files(kept: KeptAttempts, name: str, scratch: Scratch, partial: str | N
         kept.make_room()
         raise
     why_not = kept.admit(name)
-    return f"its files are not kept: {why_not}" if why_not else f"its files are kept in {place}"
+    return (
+        f"its files were not retained: {why_not}" if why_not else f"its files are kept in {place}"
+    )
 
 
 def _shorten(path: str) -> None:

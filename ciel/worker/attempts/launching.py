@@ -123,7 +123,7 @@ class Launching:
     def _see_to_it(self) -> None:
         """Continue the launcher if it was stopped."""
         if self._launcher.keep_going():
-            log.warn("the launcher was stopped, by a program or a person; it goes on")
+            log.warn("the launcher was stopped by a signal; the worker has continued it")
         again = self._owners and self._launcher.fileno() >= 0
         self._look = self._reactor.callLater(STOPPED_LOOK_S, self._see_to_it) if again else None
 

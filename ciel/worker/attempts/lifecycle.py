@@ -112,7 +112,7 @@ class Lifecycle:
 
         def not_kept(failure: Any) -> None:
             why = getattr(failure.value, "strerror", None) or failure.getErrorMessage()
-            conclude(f"its files could not be kept: {why}", False)
+            conclude(f"its files could not be retained: {why}", False)
 
         keeping = deferToThread(keep_files, place.kept, name, scratch, partial)
         keeping.addCallbacks(lambda where: conclude(where, True), not_kept)
@@ -164,7 +164,7 @@ class Lifecycle:
         """Report the end of an attempt."""
         if fault is not None and fault.reason == "NO_SPACE":
             deferToThread(self.place.kept.make_room).addErrback(
-                lambda failure: log.failure("kept files could not be removed", failure)
+                lambda failure: log.failure("retained files could not be removed", failure)
             )
         self.place.owner.attempt_ended(key, published, fault, run_s, exit_status)
 

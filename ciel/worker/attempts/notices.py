@@ -37,5 +37,7 @@ class Notices:
         self._notified.add(spec.job)
         more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
         listed = ", ".join([visible(name) for name in names[:NAMES_MAX]]) + more
-        text = f"files made in a private directory are deleted with it: {listed}"
+        text = (
+            f"files that a program creates in its private directory are deleted with it: {listed}"
+        )
         self._place.log(spec, task.attempt, text, is_notice=True)

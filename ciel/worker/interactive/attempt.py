@@ -405,7 +405,7 @@ class InteractiveAttempt(Attempt):
     def roll_back_output(self, index: int) -> None:
         growing = self._streams.pop(index, None)
         if growing is not None:
-            self._break_off(growing, "its producer takes it back")
+            self._break_off(growing, "its producer rolled it back")
         self.outputs.roll_back(index)
 
     def _break_off(self, growing: Growing, why: str) -> None:

@@ -150,13 +150,13 @@ class ProgramChannel:
         if self._pipe < 0:
             return
         if partial := self._reader.partial:
-            why += f", in the middle of a call: {partial} came"
+            why += f", in the middle of a call: only {partial} were received"
         self.close()
         self._owner.channel_broke(self, why)
 
     def _fail(self, error: object) -> None:
         self.is_misused = True
-        self._break(f"this worker failed on what the program said: {error!r}")
+        self._break(f"this worker failed to process the program's call: {error!r}")
 
     def _deaf(self, why: str, is_misused: bool) -> None:
         """Break, as the program reads nothing more; but take its last calls."""
@@ -205,7 +205,7 @@ class ProgramChannel:
             return self._reader.feed(data)
         except DecodeError as error:
             self.is_misused = True
-            self._break(f"the program did not say what it should: {error}")
+            self._break(f"the program sent an invalid call: {error}")
             return []
 
     def _end(self) -> None:

@@ -224,7 +224,7 @@ class Process:
             self.go_on(attempt, partial(conversation.called, calls))
         elif attempt is None:
             log.warn("{command} called while it had no task", command=self.name)
-            self._channel_end = "it spoke before it was given a task"
+            self._channel_end = "it made a call before it got a task"
             self.terminate()
 
     def go_on(self, attempt: InteractiveAttempt, step: Callable[[], None]) -> None:
@@ -343,7 +343,7 @@ class Process:
         elif not is_serving:
             self.terminate()
         else:  # how the program ends says more
-            text = f"{why}, before it had said 'exit'"
+            text = f"{why}, before it called 'exit'"
             lost = TaskFault("RUNTIME_ERROR", text)
             self._due_in(_LAST_WORDS_S, lambda: self._fail(lost))
 
@@ -523,7 +523,7 @@ class Process:
             cwd = self.cwd or self.scratch.path
             return start_fault(worker, self.argv, event, cwd, self.search_path)
         assert event is not None
-        said = "before it had said 'exit'"
+        said = "before it called 'exit'"
         if "in the middle" in self._channel_end:
             said = f"in the middle of a call: {self._channel_end.partition(': ')[2]}"
         why = "" if self.is_cancelled else whose_signal(_signal_of(event))
@@ -544,7 +544,7 @@ class Process:
         how = f"it {self._how_it_ended}"
         if self.end != ENDED and self._channel_end:
             how = self._channel_end
-        return f"{self.name} on worker {worker}: {how}, before it had said 'exit'"
+        return f"{self.name} on worker {worker}: {how}, before it called 'exit'"
 
 
 def _signal_of(event: ProgramExited | Left) -> int | None:
@@ -560,7 +560,10 @@ def fault_at_end(attempt: InteractiveAttempt, over: Over, worker: str) -> TaskFa
     if (error := attempt.input_error) is not None:
         return serving_fault(worker, error)
     if attempt.fixed is not None and over.keep != "must_keep":
-        text = "it said that it would go on in place, and then 'exit' without 'must_keep'"
+        text = (
+            "it announced that it would continue in this process, and then called 'exit' without "
+            "'must_keep'"
+        )
         return TaskFault("RUNTIME_ERROR", text)
     if attempt.has_delegated and attempt.outputs.writers:
         numbers = ", ".join(map(str, attempt.outputs.writers))

@@ -28,14 +28,14 @@ LISTED_MAX = 1000
 _SECONDS_LATER = 0.1  # an answer is on its way by then
 
 MASTER_TELLS = (
-    "tasks come to a worker from its master, over a connection of their own; submit a job: "
+    "a worker gets its tasks from its master over another connection; submit a job: "
     "POST /api/v1/jobs at the master, or `ciel submit`"
 )
 STREAMS_TELL = (
     "nobody subscribes to growth any more: GET /data/ID goes on until the object is whole, and "
     "GET /data/.producer:ID with a Range has what there is by now"
 )
-NO_STOPWATCH = "this worker keeps no stopwatch; see /metrics and `ciel job info`"
+NO_STOPWATCH = "this worker measures no intervals; see /metrics and `ciel job info`"
 
 
 class Controls(NamedTuple):
@@ -208,7 +208,7 @@ class Flush(_Control):
     def render_POST(self, request: Request) -> Answer:
         operations = self.controls.operations
         if self._really and not operations.has_master:
-            raise HttpError(503, "the master cannot be asked now what is needed: it is not there")
+            raise HttpError(503, "the master, which knows what is needed, is not connected")
         older_than_s = _number(request, b"older_than_s", int(NEW_FOR_S))
         choose = operations.offer_uploads if self._really else operations.unnamed
         lines = self._report(choose(older_than_s), older_than_s)

@@ -188,7 +188,7 @@ class Data(Route):
 
     def _follow(self, request: Request, growing: Growing) -> Answer:
         if request.getHeader("Range"):
-            raise HttpError(409, "it is still being made: there is no part of it but the beginning")
+            raise HttpError(409, "it is still being written: only its beginning can be read")
         if request.clientproto != b"HTTP/1.1":
             raise HttpError(505, "it is still being written, and only HTTP/1.1 can mark its end")
         self._describe(request, None)

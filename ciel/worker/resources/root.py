@@ -80,7 +80,7 @@ class KeptOutput(Route):
                 continue
             except OSError as error:
                 raise HttpError(500, f"it cannot be read: {error.strerror}") from None
-        raise HttpError(404, "no output of that attempt is kept here any more")
+        raise HttpError(404, "this worker does not retain the output of that attempt any more")
 
 
 class Health(Route):

@@ -189,7 +189,7 @@ def length_of(request: Request) -> int | None:
     if not length.isdecimal():
         return None
     if int(length) > SIZE_MAX_BYTES:
-        raise HttpError(400, "no object can be as long as Content-Length says")
+        raise HttpError(400, "Content-Length is larger than any object")
     return int(length)
 
 

@@ -204,7 +204,7 @@ class Streams:
         known = len(conflicts)
         result = commit()
         if len(conflicts) > known:
-            why = "it was made before with other content"
+            why = "an earlier attempt wrote different content"
         if why:
             self.break_off(growing, f"{growing.object_id}: {why}")
         self.finish(growing)

@@ -187,7 +187,7 @@ class Fetcher:
             if plans:
                 yield deferLater(self.reactor, AGAIN_AFTER_S, lambda: None)
         if not order.plans:
-            reasons.append("no registered worker is said to hold it")
+            reasons.append("no registered worker has it")
             losses += sorted(locations_of(order.ref))
         details = f"{order.ref.id}: " + "; ".join(reasons)
         log.warn("cannot fetch {details}", details=details)
