@@ -225,7 +225,9 @@ class MasterService:
         """Handle the sender of a message that raised an unexpected error: refuse the message of a
         client; declare a worker dead, so that its tasks do not wait for ever but run again.
         """
-        reason = "a bug in ciel made the master fail at it; see the log of the master"
+        reason = (
+            "the master failed to process it because of a bug in ciel; see the log of the master"
+        )
         if not from_worker:
             self.machine.refuse(name, message, reason)
         elif name in self.machine.workers:
@@ -561,7 +563,7 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         raise ValueError(f"its memory_bytes must be 0 to {MEMORY_MAX_BYTES}")
     hostname = about.get("hostname", "")
     if not isinstance(hostname, str) or len(hostname) > ID_MAX_LENGTH:
-        raise ValueError("the name of its host must be a text")
+        raise ValueError("the name of its host must be a string")
     spool = about.get("spool", "")
     if not isinstance(spool, str) or not spool.isprintable() or len(spool) > ID_MAX_LENGTH:
         raise ValueError("its spool must be a text")

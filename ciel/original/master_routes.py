@@ -90,7 +90,7 @@ class AnyWorker(Resource):
     def render_GET(self, request: Request) -> bytes:
         netlocs = sorted(self.service.netlocs())
         if not netlocs:
-            raise HttpError(503, "there is no worker; start one with ciel-worker")
+            raise HttpError(503, "the cluster has no worker; start one with ciel-worker")
         return request.reply(f"http://{secrets.choice(netlocs)}/")
 
 
@@ -246,7 +246,7 @@ class Ref(Resource):
 # --- all of them ----------------------------------------------------------------------------------
 
 _BY_CONTROL: Final = "workers join over their control connection: start one with ciel-worker"
-_NO_TIMINGS: Final = "no timing lists are kept; see /metrics"
+_NO_TIMINGS: Final = "timing lists are not recorded; see /metrics"
 _REPORTED: Final = "workers report over their control connection"
 GONE: Final = (
     ("/control/gethostname", "GET", "a worker knows its address itself: see its --advertise"),

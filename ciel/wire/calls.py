@@ -63,7 +63,7 @@ def _checked(method: str, payload: bytes) -> bytes:
         raise EncodeError(f"a message to a program cannot contain a NUL character ({method})")
     if len(payload) > CALL_MAX_BYTES:
         raise EncodeError(
-            f"{method} takes {len(payload)} bytes; a program receives {CALL_MAX_BYTES} at most"
+            f"{method} takes {len(payload)} bytes; a program can receive {CALL_MAX_BYTES} at most"
         )
     return _framed(payload)
 
@@ -152,7 +152,7 @@ def _decode_call(payload: bytes) -> Call:
             elif value[0] == "exit" and len(payload) <= _EXIT_MAX_BYTES:
                 _cache_exit(payload, value[1])
             return Call(value[0], value[1])
-        why = "not a list of a method, which is a text, and its arguments"
+        why = "not a list of a method name and its arguments"
     except (DecodeError, InvalidIdError) as error:
         why = error.reason if isinstance(error, DecodeError) else str(error)
     what = f"{len(payload)} bytes ({_excerpt(payload)})" if payload else "no bytes"

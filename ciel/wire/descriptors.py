@@ -74,7 +74,7 @@ def make_task(
     inputs = tuple([ref.id for ref in references])
     if alternatives:
         if not alternatives.keys() <= set(inputs):
-            raise ValueError("what a task is to choose among does not stand in its arguments")
+            raise ValueError("an alternative of a task is not among its arguments")
         inputs = (*[i for i in inputs if i not in alternatives], *alternatives)
     task_id = child_id(parent, ordinal, digest)
     if outputs is None:
@@ -138,15 +138,19 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
     if type(ordinal) is not int or not -1 <= ordinal < 2**63:
         raise DecodeError("a task's ordinal must be a whole number")
     if type(digest) is not str or len(digest) > _DIGEST_MAX_LENGTH:
-        raise DecodeError(f"a task's digest must be a text of at most {_DIGEST_MAX_LENGTH} letters")
+        raise DecodeError(
+            f"a task's digest must be a string of at most {_DIGEST_MAX_LENGTH} letters"
+        )
     if type(executor) is not str or not 0 < len(executor) <= _EXECUTOR_MAX_LENGTH:
         raise DecodeError(
-            f"a task's executor must be a text of 1 to {_EXECUTOR_MAX_LENGTH} letters"
+            f"a task's executor must be a string of 1 to {_EXECUTOR_MAX_LENGTH} letters"
         )
     if type(flags) is not int or flags < 0:
         raise DecodeError("a task's flags must be a number that is known here")
     if type(name) is not str or len(name) > _NAME_MAX_LENGTH:
-        raise DecodeError(f"a task's name must be a text of at most {_NAME_MAX_LENGTH} characters")
+        raise DecodeError(
+            f"a task's name must be a string of at most {_NAME_MAX_LENGTH} characters"
+        )
     if type(outputs) is int:
         if not 0 <= outputs <= OUTPUTS_MAX:
             raise DecodeError(f"a task must have 1 to {OUTPUTS_MAX} outputs")
@@ -178,7 +182,7 @@ def read_ids(value: Any) -> tuple[ObjectId, ...]:
         return (value[0],)
     ids = tuple(dict.fromkeys(value))
     if len(ids) != len(value):
-        raise DecodeError("an id stands twice in a list")
+        raise DecodeError("a list contains an id twice")
     return ids
 
 
@@ -213,7 +217,7 @@ def _read_needs(value: Any) -> Needs:
     if len(value) > _NUMBERS:
         kinds, *further = value[_NUMBERS:]
         if not isinstance(kinds, list) or not all(type(kind) is str for kind in kinds):
-            raise DecodeError("the failures after which a task is tried again must be texts")
+            raise DecodeError("the failures after which a task is retried must be strings")
         if not all(_is_limit(i, item) for i, item in enumerate(further, _NUMBERS + 1)):
             raise DecodeError("the delays before a task is tried must be numbers")
         key = (*key, tuple(kinds), *further)
@@ -247,7 +251,7 @@ def read_job(fields: list[Any]) -> JobSpec:
     check_id(job_id)
     if type(name) is not str or len(name) > JOB_NAME_MAX_LENGTH:
         raise DecodeError(
-            f"a job's name must be a text of at most {JOB_NAME_MAX_LENGTH} characters"
+            f"a job's name must be a string of at most {JOB_NAME_MAX_LENGTH} characters"
         )
     if not all(type(flag) is bool for flag in (is_open, detached, keep)):
         raise DecodeError("a job's options must be true or false")
@@ -277,7 +281,7 @@ def read_context(value: Any) -> CallerContext | None:
     if type(cwd) is not str or "\0" in cwd or not (cwd == "" or cwd.startswith("/")):
         raise DecodeError("the working directory of a job must be an absolute path")
     if not isinstance(env, dict) or type(replaces_env) is not bool:
-        raise DecodeError("the environment of a job must be an object of texts")
+        raise DecodeError("the environment of a job must be an object of strings")
     if not all(_is_variable(name, text) for name, text in env.items()):
         raise DecodeError(
             "the environment of a job has a name or value that cannot be passed to a program"

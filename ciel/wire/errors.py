@@ -90,7 +90,7 @@ class KeyMismatchError(RefusedError):
     def __init__(self, cluster_id: str, role: str) -> None:
         super().__init__(
             f"the {role} key does not match cluster {cluster_id}; "
-            "if its key was rotated, take its access file again"
+            "if its key was rotated, copy its access file again"
         )
         self.cluster_id = cluster_id
         self.role = role

@@ -165,7 +165,9 @@ class FrameReader:
         """Add a part; return the record that it completes, or an empty list."""
         fields, part = records[0]
         if len(records) > 1 or len(fields) != 2 or type(fields[1]) is not int or not part:
-            raise RemoteProtocolError("a part is alone in its frame, and says how much follows")
+            raise RemoteProtocolError(
+                "a part must be alone in its frame, with the number of bytes that follow"
+            )
         left_bytes: int = fields[1]
         if self._left_bytes:
             if left_bytes < 0 or left_bytes + len(part) != self._left_bytes:

@@ -175,13 +175,13 @@ def _read_attempts(value: Any) -> Any:
 
 def _read_neighbours(value: Any) -> tuple[Neighbour, ...]:
     if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 2 for i in value):
-        raise DecodeError("neighbours must be pairs of texts")
+        raise DecodeError("neighbours must be pairs of strings")
     return tuple([Neighbour(*map(_text, item)) for item in value])
 
 
 def _read_texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise DecodeError("a list of texts was expected")
+        raise DecodeError("expected a list of strings")
     return tuple(map(_text, value))
 
 

@@ -48,13 +48,13 @@ def to_array(ref: Reference) -> list[Any]:
 
 def _locations(value: Any) -> frozenset[str]:
     if not isinstance(value, list) or len(value) > LOCATIONS_MAX:
-        raise DecodeError("the locations of a reference must be a list of host:port texts")
+        raise DecodeError("the locations of a reference must be a list of HOST:PORT strings")
     return frozenset([_location(item) for item in value])
 
 
 def _location(value: Any) -> str:
     if not isinstance(value, str) or not _is_location(value):
-        raise DecodeError("a location in a reference must be a host:port text")
+        raise DecodeError("a location in a reference must be a HOST:PORT string")
     return value
 
 
@@ -70,7 +70,7 @@ def _size(value: Any) -> int | None:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise DecodeError("a text was expected in a reference")
+        raise DecodeError("expected a string in a reference")
     return value
 
 

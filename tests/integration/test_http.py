@@ -145,7 +145,7 @@ def test_an_error_is_the_result_of_a_job_in_the_originals_format(client: Client)
 
 
 BAD_ROOTS: dict[str, Any] = {
-    "nothing": ({}, "root_task: it must be an object that says what to run"),
+    "nothing": ({}, "root_task: it must be an object that describes what to run"),
     "no handler": ({"task_private": {}}, "root_task.handler: it must be the name of an executor"),
     "no data": ({"handler": "init"}, "task_private: it must be an object, or a reference"),
     "no start": ({"handler": "init", "task_private": {}}, "'start_handler'"),
@@ -170,7 +170,8 @@ BAD_ROOTS: dict[str, Any] = {
         {"handler": "a", "task_private": {}, "expected_outputs": ["../x"]}, "'../x' is not an id"
     ),
     "an output twice": (
-        {"handler": "a", "task_private": {}, "expected_outputs": ["x", "x"]}, "an id stands twice"
+        {"handler": "a", "task_private": {}, "expected_outputs": ["x", "x"]},
+        "a list contains an id twice",
     ),
 }  # fmt: skip
 
@@ -413,14 +414,14 @@ BAD_JOBS: dict[str, Any] = {
     "needs": ({"tasks": [program("", "a", needs={"slots": "1"})]}, "slots: it must be a number"),
     "too much": ({"tasks": [program("", "a", needs={"slots": 2000})]}, "slots must be 1 to 1024"),
     "more needs": ({"tasks": [program("", "a", needs={"luck": 1})]}, "luck: known are slots"),
-    "kinds": ({"tasks": [program("", "a", needs={"retry_on": "x"})]}, "must be a list of texts"),
+    "kinds": ({"tasks": [program("", "a", needs={"retry_on": "x"})]}, "must be a list of strings"),
     "want": ({"tasks": [program("a", "a")], "want": ["b"]}, "want: no earlier task is called 'b'"),
     "no want": ({"tasks": [program("a", "a")], "want": []}, "want: it must be a list"),
     "a policy": (
         {"tasks": [program("a", "a")], "scheduling": {"policy": "luck"}}, "there is no policy"
     ),
     "no policy": ({"tasks": [program("a", "a")], "scheduling": 1}, "scheduling: it must be"),
-    "a deep name": ({"tasks": [program("a", "a")], "name": {"a": 1}}, "name: it must be a text"),
+    "a deep name": ({"tasks": [program("a", "a")], "name": {"a": 1}}, "name: it must be a string"),
     "keep": ({"tasks": [program("a", "a")], "keep": 1}, "keep: it must be true or false"),
     "a bad reference": ({"tasks": [program("a", {"__ref__": ["val", "../x", ""]})]}, "not an id"),
 }  # fmt: skip

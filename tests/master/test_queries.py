@@ -115,7 +115,7 @@ def test_a_task_explains_why_it_does_not_run() -> None:
     third = a_task("c", inputs=["b"], name="third")
     cluster.job(first, second, third, a_task("d", name="aside"), want=["c"])
     assert why(cluster, "aside") == "no job or task needs its outputs, so it does not run"
-    assert why(cluster, "first").startswith("it could run, but there is no worker")
+    assert why(cluster, "first").startswith("it could run, but the cluster has no worker")
     assert why(cluster, "third") == (
         "it waits for b, produced by task second, which is waiting\n"
         "second waits for a, produced by task first, which is runnable"

@@ -133,7 +133,7 @@ def test_any_of_inputs_come_last_and_are_part_of_the_id() -> None:
 
 
 def test_any_of_inputs_must_be_in_the_arguments() -> None:
-    with pytest.raises(ValueError, match="does not stand in its arguments"):
+    with pytest.raises(ValueError, match="is not among its arguments"):
         named({"args": [Future(A)]}, any_of=[Future(ObjectId("b"))])
 
 

@@ -63,7 +63,9 @@ class FixedProcesses:
         task = self.attached.get(object_id)
         ref = self._objects.reference(object_id)
         if task is not None and task.state in (WAITING, RUNNABLE) and isinstance(ref, Failure):
-            details = f"the attached process in which it continues was at {ref.text}, and is lost"
+            details = (
+                f"the attached process that its task continues in was at {ref.text}, and is lost"
+            )
             return task, ref.reason, details
         return None
 

@@ -68,7 +68,7 @@ class Uploads(Resource):
             with_http_errors(lambda: check_id(name))
         workers = sorted(self.service.netlocs())
         if not workers:
-            return HttpError(503, "there is no worker to take it; start one with ciel-worker")
+            return HttpError(503, "no worker can store it; start one with ciel-worker")
         chosen = workers[next(self._turn) % len(workers)]
         target = "/control/data/" if name is None else f"/control/data/{quote(name, safe=':')}"
         return _elsewhere(chosen, target, "send it to that worker")

@@ -78,7 +78,7 @@ def read_root(body: Mapping[str, Any]) -> Root:
     """Read the body of a job in the original's form, with decoded references."""
     root = body.get("root_task")
     if not isinstance(root, dict):
-        raise InvalidSubmissionError("root_task", "it must be an object that says what to run")
+        raise InvalidSubmissionError("root_task", "it must be an object that describes what to run")
     for key in root:
         if key not in _ROOT_KEYS | _IGNORED_KEYS:
             raise InvalidSubmissionError(f"root_task.{key:.40}", "unknown")
@@ -162,7 +162,7 @@ def _read_options(options: Any) -> Scheduling:
 
 def _scheduling(policy: Any, options: Any, where: str) -> Scheduling:
     if not (policy is None or isinstance(policy, str)):
-        raise InvalidSubmissionError(where, "a policy is named by a text")
+        raise InvalidSubmissionError(where, "the name of a policy must be a string")
     if not (options is None or isinstance(options, dict)):
         raise InvalidSubmissionError(where, "the options of a policy are an object")
     return read_scheduling(policy, options) if policy else read_scheduling(options=options)
@@ -177,7 +177,7 @@ def read_job(body: Mapping[str, Any], job: JobId) -> Submission:
     """Read a job in our form, with decoded references."""
     name, keep = body.get("name", ""), body.get("keep", False)
     if not isinstance(name, str) or len(name) > JOB_NAME_MAX_LENGTH:
-        text = f"it must be a text of at most {JOB_NAME_MAX_LENGTH} characters"
+        text = f"it must be a string of at most {JOB_NAME_MAX_LENGTH} characters"
         raise InvalidSubmissionError("name", text)
     if not isinstance(keep, bool):
         raise InvalidSubmissionError("keep", "it must be true or false")
@@ -214,7 +214,7 @@ def _read_task(
     executor = _executor(task.get("executor"), f"{where}.executor")
     name = task.get("name", "")
     if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
-        text = f"it must be a text of at most {NAME_MAX_LENGTH} characters"
+        text = f"it must be a string of at most {NAME_MAX_LENGTH} characters"
         raise InvalidSubmissionError(f"{where}.name", text)
     if name in outputs:
         raise InvalidSubmissionError(f"{where}.name", "another task has this name")
@@ -307,7 +307,7 @@ def _needs(value: Any, where: str) -> Needs:
             raise InvalidSubmissionError(f"{where}.{key:.40}", f"known are {', '.join(known)}")
         if isinstance(known[key], tuple):
             if not isinstance(item, list) or not all(isinstance(text, str) for text in item):
-                raise InvalidSubmissionError(f"{where}.{key}", "it must be a list of texts")
+                raise InvalidSubmissionError(f"{where}.{key}", "it must be a list of strings")
             needs[key] = tuple(item)
         elif type(item) is not int and not (type(item) is float and type(known[key]) is float):
             raise InvalidSubmissionError(f"{where}.{key}", "it must be a number")

@@ -437,7 +437,7 @@ class Attempts:
         if too_often or retry_state.missing_inputs > max(3, task.spec.needs.retries):
             if message.lacks_room:
                 about = f"its inputs do not fit into the store of worker {worker.facts.id}"
-                advice = "give the worker a larger store, or end jobs whose results it keeps"
+                advice = "give the worker a larger store, or end jobs whose results it retains"
                 self._graph.fail(task, "NO_SPACE", f"{about}: {message.details}; {advice}")
             else:
                 self._graph.fail(task, "MISSING_INPUT", message.details)

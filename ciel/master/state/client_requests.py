@@ -139,7 +139,7 @@ class ClientRequests:
             for task, known in tasks:
                 self._context.add_task(task, known, job)
         except CielError:
-            self._operations.undo(job, "one of its tasks was refused")
+            self._operations.undo(job, "one of its tasks was rejected")
             self._context.journal.append(Change(0, "remove", {"job": spec.id}))
             raise
         self._want(job, wanted)

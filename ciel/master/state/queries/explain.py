@@ -240,7 +240,7 @@ def _why_held(machine: MasterMachine, task: TaskNode) -> list[str]:
 def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
     workers = list(machine.workers.values())
     if not workers:
-        return ["it could run, but there is no worker; start one with ciel-worker"]
+        return ["it could run, but the cluster has no worker; start one with ciel-worker"]
     retry_state = machine.retry_states.get(task.spec.id)
     wait_s = not_before_s(task, retry_state) - now_s
     if wait_s > 0:

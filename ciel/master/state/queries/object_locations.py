@@ -54,16 +54,18 @@ class CannotKeepError(CielError):
 def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str, Any]:
     """Keep an upload that no job knows yet, until it is discarded. Jobs may read it meanwhile."""
     if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
-        raise CannotKeepError(f"a name is a text of at most {NAME_MAX_LENGTH} characters")
+        raise CannotKeepError(f"a name is a string of at most {NAME_MAX_LENGTH} characters")
     if name in _RESERVED_NAMES:
         raise CannotKeepError(f"an object cannot be called {name}")
     if not isinstance(ref, Value | Concrete | Sweetheart) or not ref.id.startswith(UPLOAD_PREFIX):
-        raise CannotKeepError("only objects that were uploaded to workers can be kept")
+        raise CannotKeepError("only objects that were uploaded to workers can be retained")
     node = machine.graph.objects.get(ref.id)
     if node is not None and (node.ref is not None or node.producer is not None):
         raise CannotKeepError(f"{ref.id} is known already")
     if len(machine.kept) >= KEPT_MAX:
-        raise CannotKeepError(f"{KEPT_MAX} objects are kept already; ciel object rm removes some")
+        raise CannotKeepError(
+            f"{KEPT_MAX} objects are retained already; ciel object rm removes some"
+        )
     if not isinstance(ref, Value):
         there = {worker.facts.netloc for worker in machine.workers.values()} & locations_of(ref)
         if not there:
@@ -118,7 +120,9 @@ def find(machine: MasterMachine, selector: Any) -> ObjectId:
                 f"{len(named)} objects are called {selector}; name one by its id: {shown}"
             )
     shown = shown_name(selector)
-    raise UnknownObjectError(f"no object {shown} is known; `ciel object list` lists kept objects")
+    raise UnknownObjectError(
+        f"no object {shown} is known; `ciel object list` lists retained objects"
+    )
 
 
 def describe(machine: MasterMachine, object_id: ObjectId, now_s: float) -> dict[str, Any]:

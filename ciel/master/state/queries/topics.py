@@ -140,7 +140,7 @@ def find(machine: MasterMachine, selector: Any) -> Job:
             if job.spec.name == selector:
                 return job
     shown = object_locations.shown_name(selector)
-    raise UnknownQueryError(f"there is no job {shown}; `ciel job list` lists those there are")
+    raise UnknownQueryError(f"there is no job {shown}; `ciel job list` lists all jobs")
 
 
 def _number(selector: Any) -> int | None:
