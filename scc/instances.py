@@ -122,4 +122,6 @@ def _difference(found: Geometry, wanted: Geometry) -> str:
         if there != here
     ]
     text = "; ".join(differing)
-    return f"all workers that share it must give the same cores, capacity, block and shards: {text}"
+    return (
+        f"all workers that share it must specify the same cores, capacity, block and shards: {text}"
+    )

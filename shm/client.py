@@ -210,7 +210,7 @@ def _left_s(until_s: float) -> float:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
-        return "there is none; nobody serves this block store"
+        return "no daemon serves this block store"
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error)

@@ -136,9 +136,9 @@ class Porter:
                 continue  # the client has already left
             with connection:
                 if not is_same_user(connection):
-                    log.warn("a process of another user was refused")
+                    log.warn("a process of another user was rejected")
                 elif not self._has_room():
-                    log.warn("a connection was refused: there are too many connections")
+                    log.warn("a connection was rejected: there are too many connections")
                 else:
                     connection.setblocking(False)
                     fd = connection.fileno()

@@ -161,7 +161,7 @@ def encode(message: Message) -> bytes:
         except UnicodeEncodeError:
             raise MessageError("a text cannot be encoded") from None
         if len(raw) > limit or b"\0" in raw:
-            raise MessageError(f"a text is longer than {limit} bytes, or contains a zero byte")
+            raise MessageError(f"a string is longer than {limit} bytes, or contains a zero byte")
         parts += (_TEXT_LENGTH.pack(len(raw)), raw)
     body = b"".join(parts)
     return _LENGTH.pack(len(body)) + body
@@ -221,11 +221,13 @@ def _texts(body: bytes, offset: int, limits: tuple[int, ...]) -> list[str]:
         try:
             (length,) = _TEXT_LENGTH.unpack_from(body, offset)
         except struct.error:
-            raise MessageError("a frame ends before a text") from None
+            raise MessageError("a frame ends before a string") from None
         offset += _TEXT_LENGTH.size
         raw = body[offset : offset + length]
         if length > limit or len(raw) < length or b"\0" in raw:
-            raise MessageError(f"a text of {length} bytes is too long, cut, or has a zero byte")
+            raise MessageError(
+                f"a text of {length} bytes is too long, truncated, or contains a zero byte"
+            )
         texts.append(raw.decode("utf-8", "surrogateescape"))
         offset += length
     if offset != len(body):

@@ -49,6 +49,6 @@ class UnsafeListenError(AccessError):
     def __init__(self, host: str) -> None:
         super().__init__(
             f"will not listen on {host or 'every address'}: beyond loopback a key must exist "
-            "already; start once on 127.0.0.1 with the same --state, or say --new-key"
+            "already; start once on 127.0.0.1 with the same --state, or use --new-key"
         )
         self.host = host

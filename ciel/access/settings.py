@@ -184,7 +184,7 @@ def _parse_config(path: Path, required: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _executor_tables(path: Path, text: str, tables: Any) -> dict[str, ExecutorSetting]:
-    what = f"{EXECUTORS} are tables: [{EXECUTORS}.NAME], then what is set, a line each"
+    what = f"{EXECUTORS} are tables: [{EXECUTORS}.NAME], then one setting on each line"
     if not isinstance(tables, dict):
         raise SettingsError(f"{path} line {_line_of(text, EXECUTORS)}", what)
     settings = {}

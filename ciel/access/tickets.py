@@ -67,7 +67,9 @@ class TicketCheck:
         if key is None or not matches(
             _mac(key, method, self._netloc, target, issued, nonce), offered
         ):
-            raise AccessDeniedError("the ticket is not for this request, or made with another key")
+            raise AccessDeniedError(
+                "the ticket is not for this request, or was made with another key"
+            )
         if not abs(now_s - issued_s) <= TICKET_WINDOW_S:
             raise AccessDeniedError(
                 f"the ticket is {now_s - issued_s:.0f} s old; clocks may differ by "

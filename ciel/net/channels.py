@@ -168,7 +168,7 @@ class ChannelTransport:
 
     def begin_reading(self) -> None:
         """Read from the way from now on: the peer's last record on the socket has arrived."""
-        _log.info("{peer!r} goes on by {kind}", peer=self._peer, kind=self._channels.kind.name)
+        _log.info("{peer!r} continues over {kind}", peer=self._peer, kind=self._channels.kind.name)
         self._is_reading = True
         self._socket.protocol = self
         self._want()
@@ -366,7 +366,7 @@ class ChannelNegotiation:
                 self._switch(transport)
                 transport.begin_reading()
             case ["leave", str(reason)] if accepts and self._transport is not None:
-                _log.info("{peer!r} refused the channel: {why}", peer=self._peer, why=reason[:200])
+                _log.info("{peer!r} rejected the channel: {why}", peer=self._peer, why=reason[:200])
                 self.close()
             case ["go"] if not accepts and self._transport is not None:
                 self._done()
@@ -395,7 +395,7 @@ class ChannelNegotiation:
             if name != kind.name:
                 raise WayError(f"there is no channel {name[:40]!a}")
             if self._descriptor < 0:
-                raise WayError("no descriptor came with the offer")
+                raise WayError("the offer had no descriptor")
             way = kind.open(self._descriptor, 1, self._socket.fileno())
         except CielError as error:
             self._send("leave", str(error))

@@ -129,4 +129,4 @@ class PauseGauge:
             self.longest_s = pause_s
             if pause_s > PAUSE_NOTED_S:
                 level = LogLevel.warn if pause_s > PAUSE_MAX_S else LogLevel.info
-                _log.emit(level, "nobody was served for {pause:.3f} s", pause=pause_s)
+                _log.emit(level, "the event loop was blocked for {pause:.3f} s", pause=pause_s)

@@ -144,7 +144,7 @@ class Transfers:
         transfer.stall_timeout_s = stall_timeout_s
         transfer.done = Deferred(lambda _: self._give_up(transfer))
         if self._is_closed:
-            transfer.done.errback(TransferError(url, "no more transfers are made here"))
+            transfer.done.errback(TransferError(url, "this process starts no more transfers"))
         else:
             self._waiting.append(transfer)
             self._schedule()
@@ -395,7 +395,7 @@ class _Transfer:
         self._taken_bytes += len(data)
         try:
             if self._expected_bytes is not None and self._taken_bytes > self._expected_bytes:
-                reason = f"more than the {self._expected_bytes} bytes came that were expected"
+                reason = f"more than the {self._expected_bytes} expected bytes were received"
                 raise TransferError(self.url, reason, self._status)
             self._sink.write(data)
         except Exception as error:

@@ -56,7 +56,7 @@ class Future(Generic[T]):
     def keep(self) -> None:
         """Run the call even if the program drops this future; see `fire_and_forget`."""
         raise NotImplementedError(
-            "a task runs what it spawns if it waits for the result or returns it"
+            "the spawned task runs only if its parent waits for the result or returns it"
         )
 
     def __await__(self) -> Generator[Any, Any, T]:

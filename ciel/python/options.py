@@ -39,7 +39,7 @@ def read_options(options: Options, given: dict[str, Any]) -> Options:
     """Return options with some changed, as `ciel.task` takes them; raises OptionError."""
     for option in given.keys() - _READERS.keys():
         known = ", ".join(_READERS)
-        raise OptionError(option, f"there is no such option (there are: {known})")
+        raise OptionError(option, f"unknown option (the options are: {known})")
     needs: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for option, value in given.items():

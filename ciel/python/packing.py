@@ -79,8 +79,8 @@ def embed(future: Any) -> tuple[Any, tuple[int]]:
     """
     if _context.embedded is None:
         raise pickle.PicklingError(
-            f"{future!r:.200} stands for a result that is not here: give it to a task as an "
-            "argument, or return it from one; anything else needs its 'result()'"
+            f"{future!r:.200} refers to a result that is not in this process: pass it to a task as "
+            "an argument, or return it from a task; for anything else, use its 'result()'"
         )
     _context.embedded.append(future)
     return _given, (len(_context.embedded) - 1,)
@@ -119,7 +119,7 @@ def _dumped(value: Any, place_of: Any = None) -> tuple[bytes, list[pickle.Pickle
         pass  # other programs may not be able to import it
     except RecursionError:
         raise UnpackedError(
-            "it is nested too deeply, or contains itself in a way pickle cannot say"
+            "it is nested too deeply, or contains itself in a way that pickle cannot represent"
         ) from None
     buffers.clear()
     if _context.embedded is not None:
@@ -199,7 +199,7 @@ def _with_code(value: Any, buffers: list[pickle.PickleBuffer], place_of: Any) ->
         raise
     except RecursionError:
         raise UnpackedError(
-            "it is nested too deeply, or contains itself in a way pickle cannot say"
+            "it is nested too deeply, or contains itself in a way that pickle cannot represent"
         ) from None
     except Exception as error:  # a __reduce__ of the user may raise anything
         from ciel.python.unpicklable import describe_culprit

@@ -195,7 +195,7 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     if function is None:
         return lambda function: Task(function, read)
     if not callable(function):
-        raise OptionError("task", f"it takes a function, not {function!r:.80}")
+        raise OptionError("task", f"it needs a function, not {function!r:.80}")
     return Task(function, read)
 
 

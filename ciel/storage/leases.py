@@ -42,7 +42,7 @@ def open_private(name: str, *, parent_fd: int) -> int:
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
     except (NotADirectoryError, PermissionError) as error:
-        raise StoreSpecError(name, "stands where the store needs a directory of its own") from error
+        raise StoreSpecError(name, "exists where the store needs its own directory") from error
     if os.fstat(fd).st_uid != os.geteuid():
         os.close(fd)
         raise StoreSpecError(name, "belongs to another user")

@@ -92,7 +92,7 @@ def test_a_program_whose_output_exceeds_the_store_is_ended(tmp_path: Path, store
         said = (
             f"ciel: head -c {GIB} /dev/zero made more than the store of worker W has room for: "
             f"wanted {wanted} MiB, 100 MiB available; "
-            "give the worker a larger store, or end jobs whose results it keeps\n"
+            "give the worker a larger store, or end jobs whose results it retains\n"
         )
         assert cluster.ends(done) == Ends(1, "", said)
         assert 100 < float(wanted) < 1024

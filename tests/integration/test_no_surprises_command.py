@@ -234,7 +234,7 @@ def test_b8_another_command_can_follow_a_job_line_by_line(shared: Home) -> None:
     command = ("ciel", "submit", "--detach", "--follow", "--array", "1-2", "sh", "-c", script)
     begun = run(shared, *command)
     number = lines_of(begun)[0]
-    assert begun.stderr.decode() == f"ciel: the job goes on; ciel job output --follow {number}\n"
+    assert begun.stderr.decode() == f"ciel: the job continues; ciel job output --follow {number}\n"
     early = shared.start("ciel", "job", "output", "--follow", number)
     assert early.stdout is not None
     assert sorted(early.stdout.readline() for _ in "12") == ["1-one\n", "2-one\n"]
@@ -298,7 +298,7 @@ def test_b8_a_command_that_stops_following_does_not_end_the_job(shared: Home) ->
         assert process.stdout.readline() == "y\n"
     leaves.send_signal(signal.SIGINT)
     _, err = leaves.communicate(timeout=TIMEOUT_S)
-    assert err == f"ciel: job {number} goes on; ciel job wait {number}\nciel: interrupted\n"
+    assert err == f"ciel: job {number} continues; ciel job wait {number}\nciel: interrupted\n"
     assert leaves.returncode == 130
     (job,) = json.loads(run(shared, "ciel", "job", "list", "--limit", "1", "--json").stdout)
     assert (job["number"], job["state"]) == (int(number), "active")
@@ -593,7 +593,7 @@ def test_f_a_missing_collected_file_is_an_error_of_its_element(shared: Home) -> 
     done = run(shared, *command, "--scratch", "--array", "1-3", "sh", "-c", script, "sh", "{}")
     assert done.returncode == 1
     assert b"1 of 3 elements failed" in done.stderr
-    assert b"the program made no file 'made.txt'" in done.stderr
+    assert b"the program created no file 'made.txt'" in done.stderr
     assert files_below(shared.path / "some") == {"1/made.txt": b"1\n", "3/made.txt": b"3\n"}
     done = run(shared, "ciel", "submit", "--collect", "stale.txt", "--out", "some", "true")
     assert (done.returncode, b"there before, unchanged" in done.stderr) == (1, True)

@@ -89,12 +89,12 @@ def test_kept_files_of_failed_programs_are_deleted_when_an_output_needs_room(
 FULL = {
     "bytes": (
         "head -c 100M /dev/zero >{place}/fill; exit 0",
-        "its files are not kept: they take N bytes, more than the disk has left\n",
+        "its files were not retained: they take N bytes, more than the free space on the disk\n",
     ),
     "files": (
         "mkdir {place}/fill; cd {place}/fill; seq 300 | xargs touch; exit 0",
         "its standard error ends:\n  touch: cannot touch 'more': No space left on device\n"
-        "its files could not be kept: No space left on device\n",
+        "its files could not be retained: No space left on device\n",
     ),
 }
 

@@ -207,7 +207,7 @@ def test_output_of_a_script_is_in_the_log_of_its_job_and_shown_with_v(cluster: C
 
 def test_a_detached_script_goes_on_and_its_value_can_be_read_later(cluster: Cluster) -> None:
     status, out, said = cluster.run("return [argv];", "a", options=("--detach",))
-    assert (status, said) == (0, f"ciel: the job goes on; ciel job wait {out.strip()}\n")
+    assert (status, said) == (0, f"ciel: the job continues; ciel job wait {out.strip()}\n")
     assert cluster.home.run("ciel", "job", "output", out.strip()).stdout == '[["a"]]'
     done = cluster.home.run("ciel", "sw", "--detach")
     assert (done.returncode, done.stdout) == (2, "")
@@ -382,7 +382,9 @@ def test_without_a_cluster_the_command_starts_its_own_and_leaves_nothing(home: H
     (home.path / "hello.sw").write_text('return "hello";')
     done = home.run("sw-job", "hello.sw")
     assert (done.returncode, done.stdout) == (0, '"hello"\n')
-    assert done.stderr.startswith("ciel: no cluster is named or up, so this is one of our own: ")
+    assert done.stderr.startswith(
+        "ciel: no cluster is configured or running, so this command starts one: "
+    )
     home.expect_nothing_left()
 
 

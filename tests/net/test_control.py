@@ -239,7 +239,7 @@ def test_a_wrong_key_is_reported_in_one_line_on_both_sides() -> None:
     line = Line(right_key=Key(bytes(32))).connect()
     reason = (
         "refused: the worker key does not match cluster c1; "
-        "if its key was rotated, take its access file again"
+        "if its key was rotated, copy its access file again"
     )
     assert line.events == [[reason], []]
     assert [str(peer.failure) for peer in (line.left, line.right)] == [reason, reason]

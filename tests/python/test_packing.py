@@ -76,7 +76,7 @@ def test_futures_at_any_depth_are_noted_and_replaced() -> None:
 
 
 def test_a_future_has_no_bytes_outside_of_arguments_and_results() -> None:
-    with pytest.raises(packing.UnpackedError, match="give it to a task as an argument"):
+    with pytest.raises(packing.UnpackedError, match="pass it to a task as an argument"):
         packing.pack([Stand()])
 
 
