@@ -355,12 +355,12 @@ static uint32_t free_slot(void)
     return first_free ? first_free : slots_used;
 }
 
-/* Record a running program in a free slot, and report it. */
-static void enter(uint32_t slot, pid_t pid, uint64_t id)
+/* Record a program, which has run since `start_us`, in a free slot, and report it. */
+static void enter(uint32_t slot, pid_t pid, uint64_t id, uint64_t start_us)
 {
     first_free = launches[slot].next_free;
     slots_used += slot == slots_used;
-    launches[slot] = (struct launch){.pid = pid, .exit = {.id = id, .wall_us = now_us()}};
+    launches[slot] = (struct launch){.pid = pid, .exit = {.id = id, .wall_us = start_us}};
     slot_of_pid[pid] = slot;
     running_count++;
     emit((struct event){STARTED, 0, pid, .id = id});
@@ -371,6 +371,8 @@ static void start(void)
     uint64_t id = request.head.id;
     uint32_t slot = free_slot();
     pid_t pid = -1;
+    /* Before vfork: it returns when the program runs, and we may get the CPU much later. */
+    uint64_t start_us = now_us();
     errno = EAGAIN;
     failed_stage = 0;
     if (slot < LAUNCHES_MAX && (pid = vfork()) == 0)
@@ -382,7 +384,7 @@ static void start(void)
         waitpid(pid, NULL, 0);
         emit((struct event){FAILED, (uint16_t)failed_stage, failed_error, .id = id});
     } else {
-        enter(slot, pid, id);
+        enter(slot, pid, id, start_us);
     }
 }
 
@@ -409,7 +411,7 @@ static void obey_adopt(const char *bytes)
     require(asked.pid > 0 && asked.pid < PIDS, "ADOPT has no process id");
     if (slot < LAUNCHES_MAX && may_adopt((pid_t)asked.pid, asked.parent_id) &&
         prlimit((pid_t)asked.pid, RLIMIT_LOCKS, &tag, NULL) == 0) {
-        enter(slot, (pid_t)asked.pid, asked.head.id);
+        enter(slot, (pid_t)asked.pid, asked.head.id, now_us());
         kill((pid_t)asked.pid, ADOPTED);
     } else {
         emit((struct event){FAILED, VFORK, ESRCH, .id = asked.head.id});
