@@ -1,10 +1,12 @@
-"""The root of our errors. Every error carries its data and builds its message from it."""
+"""The root of all errors of ciel. Every error has its data as attributes, and builds its message
+from them.
+"""
 
 from __future__ import annotations
 
 
 class CielError(Exception):
-    """Root of every error that ciel raises on purpose."""
+    """The base class of every error that ciel raises on purpose."""
 
 
 class InvalidIdError(CielError):
@@ -44,7 +46,7 @@ class InvalidTransitionError(CielError):
 
 
 class UnknownJobError(CielError):
-    """A job id that this master does not know (or no longer knows)."""
+    """A job id is unknown to the master; the job may have been removed."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id

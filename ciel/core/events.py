@@ -1,7 +1,7 @@
 """The messages between clients, master and workers, as plain values.
 
-Orders are in the imperative, reports in the past tense. `wire.messages` encodes them. The state
-machines take and return them; they know no connections, only names of peers.
+Names in the imperative are orders; names in the past tense are reports. `wire.messages` encodes
+them. The state machines take and return them; they know no connections, only names of peers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ciel.core.tasks import TaskSpec
 
 
 class SubmitJob(NamedTuple):
-    """Create a job. A second one with the same id changes nothing, so a client may retry it."""
+    """Create a job. A second message with the same id has no effect, so a client may resend it."""
 
     spec: JobSpec
 
@@ -32,14 +32,14 @@ class AddTask(NamedTuple):
 
 
 class WantObjects(NamedTuple):
-    """Have a job want objects: the master has them produced, and announces them."""
+    """Make a job want objects: the master lets tasks produce them, and announces them."""
 
     job: JobId
     objects: tuple[ObjectId, ...]
 
 
 class ReleaseObjects(NamedTuple):
-    """Have a job want objects no longer. `for_good`: the client will not name them again, so the
+    """Make a job stop wanting objects. `for_good`: the client will not name them again, so the
     master may forget their lineage. `uploads`: references to released objects that the client has
     uploaded to workers: the master may not know of them yet.
     """
@@ -51,7 +51,7 @@ class ReleaseObjects(NamedTuple):
 
 
 class CloseJob(NamedTuple):
-    """Announce that no tasks or wants follow: the job ends when its wanted objects are there."""
+    """Announce that no tasks or wants follow: the job ends when its wanted objects exist."""
 
     job: JobId
 
@@ -107,21 +107,21 @@ class ObjectSettled(NamedTuple):
 
 
 class JobChanged(NamedTuple):
-    """The state of a job: sent now and then while it runs, and when it has ended."""
+    """The state of a job, sent at intervals while the job runs, and when it has ended."""
 
     summary: JobSummary
 
 
 class RequestRefused(NamedTuple):
-    """The master refused a message about a job; `reason` says who is at fault, and why."""
+    """The master rejected a message about a job; `reason` says what is wrong with it."""
 
     job: JobId
     reason: str
 
 
 class JobPrinted(NamedTuple):
-    """A task has printed, see `TaskPrinted`. `number`: the position of the task among the tasks of
-    the client, from 1; 0 if a task created it. `netloc`: the worker whose log contains the
+    """A task has printed text, see `TaskPrinted`. `number`: the position of the task among the
+    tasks of the client, from 1; 0 if a task created it. `netloc`: the worker whose log contains the
     text. `is_notice`: sent to all clients that watch the job, whether they subscribe to prints or
     not.
     """
@@ -228,7 +228,9 @@ class MeetWorkers(NamedTuple):
 
 
 class TaskFault(NamedTuple):
-    """Why an attempt failed: a word for programs, and a message for users (see `refs.Failure`)."""
+    """Why an attempt failed: `reason` is a keyword for programs, `details` has the message for
+    users (see `refs.Failure`).
+    """
 
     reason: str
     details: Any
@@ -316,7 +318,7 @@ class InputsLost(NamedTuple):
 
 class DiskQueued(NamedTuple):
     """The queue of the disk of this worker's store: the bytes to be read or written before a new
-    job, and how long that takes. Sent again when it has changed much.
+    disk job, and how long that takes. Sent again when the queue has changed much.
     """
 
     pending_bytes: int
@@ -333,7 +335,7 @@ class CopyTimed(NamedTuple):
 
 class StoresReported(NamedTuple):
     """The contents and counters of each level of this worker's store, by name, and the number of
-    waiting disk jobs. Sent when it has changed, for status pages.
+    waiting disk jobs. Sent after changes, for status pages.
     """
 
     levels: tuple[dict[str, Any], ...]
@@ -341,12 +343,12 @@ class StoresReported(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """A sign of life, sent both ways when there was no other message for a while."""
+    """Shows that the sender is alive; both sides send it after a time without other messages."""
 
 
 class Received(NamedTuple):
-    """The number of messages received in this session, over all of its connections; sent both ways
-    now and then. `Heartbeat` and `Received` are not counted.
+    """The number of messages received in this session, over all of its connections; both sides send
+    it at intervals. `Heartbeat` and `Received` are not counted.
     """
 
     total: int
@@ -370,12 +372,13 @@ Message = FromClient | ToClient | ToWorker | FromWorker
 
 HEARTBEAT_INTERVAL_S = 1.0
 LOST_AFTER_S = 3.0
-"""After this silence, the connecting side closes the connection and reconnects: a new connection
-gets through sooner than TCP's retransmissions, whose intervals grow."""
+"""After this time without a message, the connecting side closes the connection and reconnects: a
+new connection succeeds sooner than TCP's retransmissions, whose intervals grow."""
 SUSPECT_AFTER_S = 3.0
-"""After this silence, a worker is suspected: it gets no new tasks until it sends something."""
+"""After this time without a message, a worker is suspected: it gets no new tasks until it sends
+one."""
 WORKER_TIMEOUT_S = 60.0
-"""After this silence, a worker is declared dead, and its tasks run elsewhere."""
+"""After this time without a message, a worker is declared dead, and other workers run its tasks."""
 KILL_GRACE_S = 5.0
 """The time between SIGTERM and SIGKILL, after a time limit or a cancellation, for programs that
 write a checkpoint."""

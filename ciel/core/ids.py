@@ -2,8 +2,8 @@
 parent's.
 
 Ids are plain text, unique in the cluster. They are never trusted as paths (storage escapes them),
-and every id from outside passes `check_id` once, at the border. Names are deterministic so that a
-task which runs again the same way spawns the same children (CIB-1).
+and every id from another process passes `check_id` once, when it is decoded. Names are
+deterministic so that a task which runs again the same way spawns the same children (CIB-1).
 """
 
 from __future__ import annotations

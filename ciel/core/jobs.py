@@ -66,7 +66,7 @@ class JobSpec(NamedTuple):
     """The description of a job by its client.
 
     The client may add tasks and wants to an *open* job until it closes the job; a closed job ends
-    when all its wanted objects are there. A `detached` job continues without its client; any other
+    when all its wanted objects exist. A `detached` job continues without its client; any other
     job is cancelled `CLIENT_GRACE_S` after its client has disconnected. `keep`: intermediate
     objects stay until the job is removed. `context`: if None, programs run in private directories
     and with the environment of the worker, as for packages and scripts.
@@ -148,14 +148,14 @@ class Job:
         self.open = spec.open
         self.state = JobState.ACTIVE
         self.reason = ""
-        self.is_cancelled = False  # its tasks were cancelled: none of its objects is recomputed
+        self.is_cancelled = False  # its tasks were cancelled, so lost objects are not recomputed
         self.lost: list[ObjectId] = []  # lost while it is cancelled: errors until a retry
         self.postponed: dict[ObjectId, None] | None = None  # demanded during a retry
         self.created_at_s = now_s
         self.ended_at_s: float | None = None
         self.counts = dict.fromkeys(TaskState, 0)
         self.totals = dict.fromkeys(TaskState, 0) if totals is None else totals
-        self.by_kind: dict[Kind, dict[TaskState, int]] | None = None  # from the first query on
+        self.by_kind: dict[Kind, dict[TaskState, int]] | None = None  # None before the first query
         self.counted: set[TaskId] = set()  # tasks counted by kind, until all of them are
         self.uncounted: Iterator[TaskId] | None = None  # tasks not counted by kind yet
         self.tasks: list[TaskId] = []
@@ -252,7 +252,7 @@ def summarise(job: Job) -> JobSummary:
 
 
 def summarise_briefly(job: Job) -> JobSummary:
-    """Return the current state of a job for a listing, with a long reason cut."""
+    """Return the current state of a job for a listing, with a shortened reason."""
     summary = summarise(job)
     if len(summary.reason) <= REASON_LISTED_MAX_LENGTH:
         return summary

@@ -20,8 +20,8 @@ from ciel.core.refs import (
 )
 from ciel.core.scheduling import DEFAULT_SCHEDULING, SWEETHEART_FACTOR, Scheduling
 
-SAME_HOST_BYTES_PER_S = 5e9  # a link or a copy in memory, until something is measured
-OTHER_HOST_BYTES_PER_S = 1e8  # a gigabit link, likewise
+SAME_HOST_BYTES_PER_S = 5e9  # assumed for a link or a copy in memory, until it is measured
+OTHER_HOST_BYTES_PER_S = 1e8  # assumed for a gigabit link, until it is measured
 STREAM_BYTES = 10_000_000  # the assumed size of a stream of unknown length, as in the original
 
 MEASURED_FROM_BYTES = 1_000_000
@@ -80,7 +80,7 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A ranked worker, with its cost and the parts of that."""
+    """A ranked worker, with its cost and the parts of the cost."""
 
     location: str
     cost_s: float

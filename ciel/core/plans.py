@@ -1,4 +1,4 @@
-"""Lists the ways to get an input that the worker's own store lacks, in the order in which they are
+"""Lists the ways to fetch an input that the worker's store lacks, in the order in which they are
 tried (CIB-3).
 """
 
@@ -11,19 +11,21 @@ from ciel.core.refs import Reference, SocketStream, Stream, locations_of
 
 
 class LinkPlan(NamedTuple):
-    """Another worker on this host holds it: ask for its path, and link the file into our store."""
+    """Another worker on this host has the object: request the path of its file, and link the file
+    into this worker's store.
+    """
 
     netloc: str
 
 
 class HttpPlan(NamedTuple):
-    """Copy it from a worker that holds it."""
+    """Copy the object from a worker that has it."""
 
     netloc: str
 
 
 class StreamPlan(NamedTuple):
-    """Copy it while it grows at a worker; a task may read the copy before it is complete."""
+    """Copy the object while it grows on a worker; tasks may read the incomplete copy."""
 
     netloc: str
 

@@ -22,13 +22,13 @@ NOWHERE: frozenset[str] = frozenset()
 
 
 class Future(NamedTuple):
-    """Not yet produced."""
+    """The object is not produced yet."""
 
     id: ObjectId
 
 
 class Concrete(NamedTuple):
-    """Complete, and held at `locations`."""
+    """The object is complete, and stored at `locations`."""
 
     id: ObjectId
     size_bytes: int | None
@@ -36,7 +36,7 @@ class Concrete(NamedTuple):
 
 
 class Sweetheart(NamedTuple):
-    """Complete; readers should prefer the copy at `preferred`."""
+    """The object is complete; readers should prefer the copy at `preferred`."""
 
     id: ObjectId
     preferred: str
@@ -45,14 +45,14 @@ class Sweetheart(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Being produced; it can be read at `locations` while it grows."""
+    """A task writes the object, which can be read at `locations` while it grows."""
 
     id: ObjectId
     locations: frozenset[str]
 
 
 class SocketStream(NamedTuple):
-    """Being produced; it can be read from one auxiliary TCP port."""
+    """A task writes the object, which can be read from one auxiliary TCP port."""
 
     id: ObjectId
     location: str
@@ -84,15 +84,15 @@ class Value(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """Meaningful on one worker only (a process that waits there)."""
+    """The object is a process that waits on one worker."""
 
     id: ObjectId
     location: str
 
 
 class Failure(NamedTuple):
-    """It could not be produced. `reason` is a word. `details` is the message for users, or a
-    mapping with the message as its `text` and data for programs.
+    """The object could not be produced. `reason` is a keyword. `details` is the message for users,
+    or a mapping with the message as its `text` and data for programs.
     """
 
     id: ObjectId
@@ -139,13 +139,13 @@ class Tombstone(NamedTuple):
 
 
 class Piped(NamedTuple):
-    """It was produced, but its only reader received it directly, and no worker stores it."""
+    """The object was produced, but sent directly to its only reader, and no worker stores it."""
 
     id: ObjectId
 
 
 class Fetch(NamedTuple):
-    """A worker is to fetch it from a URL (uploads only)."""
+    """A worker must fetch the object from a URL (uploads only)."""
 
     id: ObjectId
     url: str
@@ -183,7 +183,7 @@ def locations_of(ref: Reference) -> frozenset[str]:
 
 
 def _keep(old: Any, update: Any) -> Reference:
-    return old  # type: ignore[no-any-return]  # Any in, a Reference by the table's key
+    return old  # type: ignore[no-any-return]  # by the table's key, this is a Reference
 
 
 def _take(old: Any, update: Any) -> Reference:
@@ -222,7 +222,7 @@ _ANY: tuple[type, ...] = REFERENCE_TYPES
 _COPIES: tuple[type, ...] = (Concrete, Sweetheart)
 
 # The first matching row wins. Rows are numbered as in the original CIEL's table. Its row 11
-# ("anything else: keep the old") is the default, with two exceptions of our own: an error ends a
+# ("anything else: keep the old") is the default, with two additional exceptions: an error ends a
 # stream, and a future may become fixed.
 _ROWS: tuple[
     tuple[str, tuple[type, ...], tuple[type, ...], Callable[[Any, Any], Reference]], ...

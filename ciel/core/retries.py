@@ -16,13 +16,13 @@ from ciel.core.tasks import NOT_RETRIED, Needs
 
 WORKER_LOSSES_MAX = 3
 INPUT_LOSSES_MAX = 10
-"""How often, on average for each input, a task may find the input missing. Each time the input is
-recomputed; if workers cannot reach each other, the copy may be out of reach each time.
+"""How often, on average for each input, a task may find an input missing. Each time the input is
+recomputed; if workers cannot reach each other, they may not reach the new copy either.
 """
 BACK_OFF_FIRST_S = 0.2
 BACK_OFF_MAX_S = 30.0
 BACK_OFF_FIRST_BY_KIND_S = {"NO_SPACE": 2.0, "MEMORY_LIMIT": 1.0, "WORKER_FAULT": 1.0}
-"""First delays for failures that pass only when other tasks have ended."""
+"""The first delays after failures that are likely to repeat until other tasks have ended."""
 
 
 @dataclass(slots=True)

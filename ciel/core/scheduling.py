@@ -1,13 +1,13 @@
 """The scheduling policies of the original CIEL, and their options.
 
-`locality` computes a cost for each worker (see `placement`). `tworandom` takes the less loaded of
-two random workers. `random` takes a random worker, with a probability in proportion to its slots.
+`locality` computes a cost for each worker (see `placement`). `tworandom` chooses the less loaded
+of two random workers. `random` chooses a random worker, in proportion to its slots.
 The options (`sched_opts` in the original) change the costs of `locality`:
 
 - `min_saving_threshold`: bytes; a worker that holds fewer bytes of a task's inputs gets no
   preference for them.
 - `equally_local_margin`: 0 to 1; workers that hold at least this share of the bytes that the best
-  worker holds are equally good, and the least loaded of them is taken.
+  worker holds are equally good, and the least loaded of them is chosen.
 - `sweetheart_factor`: the size of an object is multiplied by this factor on the worker that is
   preferred for it.
 """
@@ -49,12 +49,12 @@ def read_scheduling(policy: str = LOCALITY, options: Mapping[str, Any] | None = 
     """Return a checked policy with its options; raises InvalidSchedulingError."""
     if policy not in POLICIES:
         known = ", ".join(POLICIES)
-        raise InvalidSchedulingError(f"there is no policy {policy!r:.40} (there are: {known})")
+        raise InvalidSchedulingError(f"unknown policy {policy!r:.40} (the policies are: {known})")
     read = []
     for name, value in sorted((options or {}).items()):
         if name not in _OPTIONS_OF[policy]:
             known = ", ".join(_OPTIONS_OF[policy]) or "none"
-            text = f"{policy} has no option {name!r:.40} (there are: {known})"
+            text = f"{policy} has no option {name!r:.40} (its options are: {known})"
             raise InvalidSchedulingError(text)
         least, most = _LIMITS[name]
         is_number = type(value) is int or (type(value) is float and isfinite(value))

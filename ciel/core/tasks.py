@@ -31,7 +31,7 @@ class Needs(NamedTuple):
     kinds of failure (see `refs.Failure.reason`) after which the task is retried; empty means all
     that another attempt may fix. `retry_delay_s`: the delay of the first retry, doubled for each
     further retry; 0 means a default by kind. `delay_s`: how long the task is delayed, without a
-    slot, after its inputs are there. `kill_grace_s`: the time that its program gets to end after
+    slot, after its inputs exist. `kill_grace_s`: the time that its program gets to end after
     SIGTERM.
     """
 
@@ -52,14 +52,14 @@ DEFAULT_NEEDS = Needs()
 class Limit(NamedTuple):
     """A row of the table of needs: what a field of `Needs` may be, and who can set it.
 
-    `kind`: what its values are: whole numbers (`count`), `bytes`, `seconds`, or `kinds` of failure.
-    `option`: its name in `ciel submit`, with its `metavar` and its `help`; empty if there is none.
-    `in_python`: whether `ciel.task` takes it.
+    `kind`: the kind of its values: whole numbers (`count`), `bytes`, `seconds`, or `kinds` of
+    failure. `option`: its name in `ciel submit`, with its `metavar` and its `help`; empty if there
+    is none. `in_python`: whether `ciel.task` takes it.
     """
 
     name: str
     kind: str
-    least: Any  # int or float: a compiled module would turn the former into the latter
+    least: Any  # Any, since a compiled module would turn an int into a float
     most: Any
     option: str = ""
     metavar: str = ""

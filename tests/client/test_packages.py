@@ -259,7 +259,7 @@ def with_args(args: Any) -> dict[str, Any]:
         ({"start": START, "options": 1}, "11: options: must be an object, not a number"),
         (
             {"start": START, "options": {"scheduler": "fifo"}},
-            "12: options.scheduler: there is no policy 'fifo'",
+            "12: options.scheduler: unknown policy 'fifo'",
         ),
         (
             {"start": START, "options": {"sched_opts": {"nice": 1}}},

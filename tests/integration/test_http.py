@@ -418,7 +418,7 @@ BAD_JOBS: dict[str, Any] = {
     "want": ({"tasks": [program("a", "a")], "want": ["b"]}, "want: no earlier task is called 'b'"),
     "no want": ({"tasks": [program("a", "a")], "want": []}, "want: it must be a list"),
     "a policy": (
-        {"tasks": [program("a", "a")], "scheduling": {"policy": "luck"}}, "there is no policy"
+        {"tasks": [program("a", "a")], "scheduling": {"policy": "luck"}}, "unknown policy"
     ),
     "no policy": ({"tasks": [program("a", "a")], "scheduling": 1}, "scheduling: it must be"),
     "a deep name": ({"tasks": [program("a", "a")], "name": {"a": 1}}, "name: it must be a string"),

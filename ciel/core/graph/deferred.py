@@ -1,5 +1,6 @@
-"""Continues the work that the graph deferred for lack of steps: waking readers, activating
-producers, and deactivating producers whose outputs are not needed any more.
+"""Continues the work that the graph has deferred because the steps of its owner were used up:
+notifying readers, activating producers, and deactivating producers whose outputs are not needed any
+more.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from ciel.core.ids import ObjectId
 
 NOTIFIED_AT_ONCE: Final = 100
-"""The number of readers of one object that are notified before the steps left are checked again."""
+"""So many readers of one object are notified before the remaining steps are checked again."""
 
 
 def resume(graph: TaskGraph) -> None:
-    """Continue the deferred work while there are steps left."""
+    """Continue the deferred work while steps are left."""
     while graph.steps_left > 0:
         if graph.notifying:
             _notify_some(graph, graph.notifying.popleft())
@@ -36,7 +37,7 @@ def resume(graph: TaskGraph) -> None:
 
 
 def notify_now(graph: TaskGraph, task: TaskNode) -> None:
-    """Notify one task of the awaited objects that are there, ahead of the deferred notification."""
+    """Notify one task of the awaited objects that exist, before the deferred notification."""
     for object_id in task.spec.inputs:
         ref = graph.objects.reference(object_id)
         if type(ref) in CONSUMABLE and type(ref) is not Failure:

@@ -1,5 +1,5 @@
 """Publishes objects before a task ends, or without a task: uploads, objects that a running task
-names to a child, and outputs that other tasks read while they grow.
+passes to a child, and outputs that other tasks read while they grow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ciel.core.refs import STREAMS, Fixed, Future, Reference
 
 def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
     """Add an object that no task produces (an upload, an argument), for the lifetime of the job. If
-    the graph knows the object already, its own knowledge is newer, and `ref` is ignored.
+    the graph knows the object already, its reference is newer, and `ref` is ignored.
     """
     node = graph.objects.ensure(ref.id)
     is_there = not isinstance(ref, Future) and type(ref) not in STREAMS

@@ -11,7 +11,7 @@ from ciel.core.refs import Failure
 from ciel.core.tasks import ASSIGNED, DONE, RUNNABLE, WAITING, Mentions
 
 OBJECTS_PER_STEP = 16
-"""The number of objects that can be checked in about the time that it takes to end one task."""
+"""The number of objects that count as one step: checking them takes as long as ending one task."""
 
 
 def failed_results(graph: TaskGraph, job: Job) -> Generator[None, None, list[ObjectId]]:

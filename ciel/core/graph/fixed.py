@@ -1,12 +1,12 @@
-"""Keeps processes that wait on one worker in the middle of a task.
+"""Keeps track of processes that wait on a worker for the task that continues in them.
 
-Such a process is an object: an output of the task that left it, and an input of the task that
-continues in it. The worker keeps the process as long as that second task waits or runs. If the
-process is needed again, the first task runs again and leaves another one.
+Such a process is an object: an output of the task that started it, and an input of the task that
+continues in it. The worker keeps the process as long as the second task waits or runs. If the
+process is needed again after that, the first task runs again and starts another process.
 
-An attached process ran before its job existed, so no task left it. The root task of the job
+An attached process ran before its job existed, so no task started it. The root task of the job
 continues in it, then the child to which the root task delegates its outputs, and so on. When none
-of these tasks is left, the process is released for good.
+of these tasks waits or runs any more, the process is released for good.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FixedProcesses:
                 self.attached[object_id] = task
 
     def task_stopped(self, task: TaskNode) -> None:
-        """Release the processes that a task read or left, as it does not continue for now."""
+        """Release the processes that a stopped task reads or has started."""
         for object_id in (*task.spec.inputs, *task.undeclared):
             if object_id in self._fixed:
                 self.released.append(object_id)
@@ -79,7 +79,7 @@ class FixedProcesses:
                 continue
             if self._is_needed(object_id):
                 continue
-            if node.producer is None:  # a task that names it again fails, since the process is lost
+            if node.producer is None:  # a task that refers to it again fails: the process is lost
                 places = locations_of(node.ref)
                 self.attached.pop(object_id, None)
                 for place in places:

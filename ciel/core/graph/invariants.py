@@ -4,7 +4,7 @@ O1-O7: objects agree with locations, and with the tasks that name them. S1-S5: s
 their producers and readers. T1-T5: tasks wait for missing objects that an active task produces.
 T6-T8: tasks with alternatives demand all of them, and wait until one is enough. J1-J3: the counts
 of jobs are right, and their wanted objects are being produced. Deferred work (see `deferred`) is an
-exception: tasks may still wait for an object that is there, and producers may not be active yet.
+exception: tasks may still wait for an object that exists, and producers may not be active yet.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
                 if object_id in notifying:
                     continue
                 if graph.objects.nodes[object_id].is_consumable:
-                    yield f"T2 {task_id} waits for {object_id}, which is there"
+                    yield f"T2 {task_id} waits for {object_id}, which exists"
                 producer = graph.objects.nodes[object_id].producer
                 is_deferred = bool(graph.demanding) or task.job in graph.cancelling | graph.retrying
                 if producer is not None and producer.state not in ACTIVE and not is_deferred:
@@ -84,7 +84,7 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
                 counts[graph.tasks[task_id].state] += 1
         counts[DONE] += job.handed_over
         if counts != job.counts:
-            yield f"J1 {job} counts {job.counts}, there are {counts}"
+            yield f"J1 {job} has the counts {job.counts}, not {counts}"
         unsettled = [o for o in job.wanted if not graph.objects.nodes[o].is_settled]
         if len(unsettled) != job.unsettled:
             yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"

@@ -95,7 +95,8 @@ def retry_tasks(
         if failed and task.state in _RETRIED:
             retried[task] = None
         elif known.ref is None:
-            pass  # not produced, since its reader failed first: its own inputs may have failed
+            # It was not produced because its reader failed first; its own inputs may have failed.
+            pass
         elif failed or task.spec.sees_errors or task.mentions is Mentions.NOTHING:
             continue
         pending += task.spec.inputs
@@ -119,7 +120,7 @@ def retry_tasks(
 
 def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
     """Turn an object that was lost while its job was cancelled into a future again. Return False if
-    the object is there, or has another error.
+    the object exists, or has another error.
     """
     node = graph.objects.nodes.get(object_id)
     if node is None or node.producer is None or node.producer.job is not job:

@@ -1,5 +1,5 @@
-"""Handles objects that are gone: lost with a worker, or dropped because no task and no job needs
-them.
+"""Handles objects whose last copy was deleted: lost with a worker, or dropped because no task and
+no job needs them.
 
 A lost object that is needed is recomputed by its producer, and so are its producer's inputs. A lost
 object that cannot be recomputed becomes an error.
@@ -20,13 +20,13 @@ OBJECT_LOST: Final = "OBJECT_LOST"
 
 
 def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
-    """Remove a location from an object. If no location is left and the object is needed, have it
-    recomputed.
+    """Remove a location from an object. If no location is left and the object is needed, demand
+    that its producer recomputes it.
 
     Returns whether the object was lost.
     """
     node = graph.objects.get(object_id)
-    was_settled = node is not None and node.is_settled  # a stream is not
+    was_settled = node is not None and node.is_settled  # a stream is not settled
     if node is None:
         return False
     if not graph.objects.lose(node, object_id, location):
@@ -51,7 +51,7 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
 
 
 def recompute(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
-    """Have a missing object recomputed if it is needed; make it an error if that is impossible."""
+    """Demand a missing object if it is needed; make it an error if it cannot be recomputed."""
     producer = node.producer
     why_final = _why_not_recomputable(producer)
     if why_final:

@@ -1,8 +1,8 @@
 """The object table: the reference of each object, its locations, and the jobs that want it.
 
-An entry whose `ref` is None is a future. Most entries are futures most of the time, and None saves
-a reference object for each. `holds` counts the reasons to keep an object, apart from jobs that want
-it. At zero the object may be dropped.
+An entry whose `ref` is None is a future: most entries are futures most of the time, and None takes
+no memory. `holds` counts the reasons to keep an object, apart from jobs that want it. An object
+without holds that no job wants may be dropped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ObjectNode:
         self.ref: Reference | None = None
         self.producer = producer
         self.holds = 0
-        self.users = 0  # other tasks that have it as input or output; it is not forgotten before
+        self.users = 0  # other tasks that have it as input or output; at 0 it may be forgotten
         self.wanters: tuple[Job, ...] = NOBODY
 
     @property
@@ -118,7 +118,7 @@ class ObjectTable:
         was_consumable = node.is_consumable
         left = merge(node.ref, Tombstone(object_id, frozenset((location,))))
         if type(node.ref) is Fixed and node.producer is not None:
-            left = Future(object_id)  # its producer can run again and leave another process
+            left = Future(object_id)  # its producer can run again and start another process
         self._replace(node, object_id, left)
         return was_consumable and not node.is_consumable
 
@@ -135,7 +135,7 @@ class ObjectTable:
             self._used[object_id] = self._used.get(object_id, 0) + 1
 
     def end_use(self, uses: dict[ObjectId, None], object_id: ObjectId) -> None:
-        """Remove an object from a job's `foreign` or `uploads`; it must be there."""
+        """Remove an object from a job's `foreign` or `uploads`, which must contain it."""
         del uses[object_id]
         left = self._used[object_id] - 1
         if left:
@@ -148,7 +148,7 @@ class ObjectTable:
         return object_id in self._used
 
     def take_replaced(self) -> dict[str, list[ObjectId]]:
-        """Return the objects to be deleted since their references contain them now, by location."""
+        """Return copies to be deleted, by location: the references contain the content now."""
         replaced, self.replaced = self.replaced, {}
         return replaced
 
@@ -201,4 +201,4 @@ class ObjectTable:
             for object_id in objects:
                 held = self.nodes.get(object_id)
                 if held is None or held.ref is None or place not in locations_of(held.ref):
-                    yield f"O4 {place} lists {object_id}, which is not there"
+                    yield f"O4 {place} lists {object_id}, which is not at that location"

@@ -1,8 +1,8 @@
 """Handles a task that runs again and delegates its outputs to a different child than before.
 
-A task that runs again may divide its work differently, or wait in another process. The child that
-it created for its outputs the first time may then wait for an object that no task produces any
-more. So the child that a task created last for an output becomes the producer of that output.
+A task that runs again may divide its work differently, or wait in another process. The child to
+which it delegated its outputs the first time may then wait for an object that no task produces any
+more. So the last child to which a task has delegated an output becomes its producer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ciel.core.tasks import CANCELLED, FAILED
 
 
 class Redelegation:
-    """`next_producers` contains, for outputs that are there, the child that becomes the producer if
-    the output is lost.
+    """`next_producers` maps outputs that exist to the child that becomes the producer if the output
+    is lost.
     """
 
     __slots__ = ("_nodes", "_retention", "_tasks", "next_producers")
@@ -32,8 +32,8 @@ class Redelegation:
         self.next_producers: dict[ObjectId, TaskNode] = {}
 
     def task_added(self, child: TaskNode) -> tuple[list[ObjectId], list[TaskNode]]:
-        """Make a child the producer of the outputs that its parent just delegated to it and that
-        are missing. Return these outputs, and the tasks that were to produce them before.
+        """Make a child the producer of the missing outputs that its parent has just delegated to
+        it. Return these outputs, and their former producers.
         """
         parent = self._tasks.get(child.spec.parent)
         if parent is None or set(child.spec.outputs).isdisjoint(parent.spec.outputs):
@@ -60,12 +60,12 @@ class Redelegation:
         child = self.next_producers.pop(object_id, None)
         if child is None or child.state in (FAILED, CANCELLED):
             return
-        if self._tasks.get(child.spec.id) is child:  # it may have been forgotten
+        if self._tasks.get(child.spec.id) is child:  # else it was forgotten
             self._retention.take_over(object_id, child)
 
     def not_repeated(self, task: TaskNode) -> Iterator[ObjectId]:
-        """Yield the missing objects that a task created in an earlier attempt, and not in the one
-        that just ended.
+        """Yield the missing objects that a task created in an earlier attempt, but not in the
+        attempt that has just ended.
         """
         for object_id in task.undeclared:
             node = self._nodes[object_id]

@@ -31,12 +31,12 @@ def hand_over(
     objects: Iterable[ObjectId],
     histories: MutableMapping[str, TaskHistory] | None = None,
 ) -> Iterator[Deletions]:
-    """Release objects that the client of a job has taken over. Forget objects that are not needed
-    otherwise, with the tasks that produced them and the histories of these tasks.
+    """Release objects that the client of a job has taken over. Forget the objects that no other job
+    or task needs, the tasks that produced them, and the histories of these tasks.
 
     A task stays if it has children, or an output that was not handed over or may name other
-    objects. It also stays as long as a task is known that reads one of its outputs, since that task
-    may have to run again.
+    objects. It also stays as long as the graph has a task that reads one of its outputs, since that
+    task may have to run again.
 
     Yields the objects to be deleted whenever no steps are left.
     """
@@ -152,7 +152,7 @@ def remove(
         if task is not None:
             for record in records:
                 record.pop(task.spec.id, None)
-            if task.state in ACTIVE:  # it was recomputing a lost object
+            if task.state in ACTIVE:  # it is recomputing a lost object
                 graph.fail(task, "CANCELLED", "its job was removed")
             steps += len(task.spec.inputs) // INPUTS_PER_STEP
             _remove_task(graph, task, deletions)

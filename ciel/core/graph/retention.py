@@ -1,5 +1,5 @@
-"""Decides which objects are kept because a task may still name them, apart from objects that jobs
-want.
+"""Decides which objects are kept because a task may still refer to them. Objects that jobs want are
+kept in any case.
 
 `ObjectNode.holds` counts the reasons:
 
@@ -38,7 +38,7 @@ class Retention:
     def task_added(
         self, task: TaskNode, parent: TaskNode | None, producing: Sequence[ObjectId]
     ) -> None:
-        """Hold the outputs of a new task if anything may name them."""
+        """Hold the outputs of a new task if other objects may refer to them."""
         anything = Mentions.ANYTHING
         if task.mentions is anything or (parent is not None and parent.mentions is anything):
             for object_id in producing:
@@ -88,10 +88,10 @@ class Retention:
         node.producer = task
 
     def output_settled(self, producer: TaskNode) -> None:
-        """Hold the inputs of a task because an output that may name them is there."""
+        """Hold the inputs of a task because an output that may refer to them exists."""
         if producer.spec.mentions is Mentions.INPUTS:
             producer.live_outputs += 1
-            self._hold_inputs(producer)  # the output may be back after it was lost
+            self._hold_inputs(producer)  # the output may exist again after it was lost
 
     def output_gone(self, producer: TaskNode | None) -> None:
         """Undo `output_settled`: an output was lost or forgotten."""
@@ -110,7 +110,7 @@ class Retention:
             self.droppable.append(object_id)
 
     def release_inputs(self, task: TaskNode) -> None:
-        """Release the inputs of a finished task, once its outputs cannot name them either."""
+        """Release the inputs of a finished task whose outputs do not refer to them."""
         mentions = task.mentions
         if mentions is Mentions.ANYTHING or not task.spec.inputs or task.state not in FINISHED:
             return

@@ -42,7 +42,7 @@ class Streams:
         self.completed_readers: list[TaskNode] = []
 
     def add_reader(self, task: TaskNode) -> None:
-        """Make a task a reader of its required inputs that still grow."""
+        """Make a task a reader of those of its required inputs that are streams."""
         for object_id in task.spec.needed:
             if object_id in self._growing:
                 self.add_read(task, object_id)

@@ -1,4 +1,4 @@
-"""The dynamic task graph: lineage, laziness, delegation, growth while it runs, errors, loss and
+"""The dynamic task graph: lineage, laziness, delegation, tasks that spawn tasks, errors, loss and
 release.
 
 The graph is pure. Its owner reports events, and empties the outboxes after each tick: `runnable`,
@@ -88,13 +88,17 @@ class TaskGraph:
         self.undeclared_outputs = UndeclaredOutputs(self.tasks, self.objects, self.retention)
         self.fixed = FixedProcesses(self.tasks, self.objects, self.retention)
         self.steps_left = UNBOUNDED
-        self.notifying: deque[ObjectId] = deque()  # there, but some readers still wait for them
-        self.demanding: list[ObjectId] = []  # needed, but their producers may still be dormant
-        self.releasing: list[ObjectId] = []  # released, but their producers may still be active
+        self.notifying: deque[ObjectId] = (
+            deque()
+        )  # objects that exist, and readers of which still wait
+        self.demanding: list[ObjectId] = []  # needed objects whose producers may be dormant
+        self.releasing: list[ObjectId] = []  # released objects whose producers may be active
         self.cancelling: set[Job] = set()  # jobs whose tasks are being cancelled: none may start
         self.retrying: set[Job] = set()  # jobs whose failed tasks are being reset
         self._growing = self.objects.growing
-        self.newly_waiting: list[TaskNode] | None = None  # recorded if the owner makes it a list
+        self.newly_waiting: list[TaskNode] | None = (
+            None  # the owner sets it to a list to record them
+        )
         self.disturbed = False  # a task was reset, an object lost, or a producer replaced
         self.divergent: list[tuple[TaskId, int]] = []  # children that differed in a re-execution
 
@@ -169,7 +173,7 @@ class TaskGraph:
             else:
                 output.users += 1
                 if output.producer is not parent:
-                    continue  # another task produces it, unless the parent delegates it again
+                    continue  # another task produces it; `_redelegate` handles repeated delegations
                 output.producer = task
                 self.disturbed = True
                 if object_id in self.objects.growing:
@@ -195,12 +199,12 @@ class TaskGraph:
             parent.children[spec.ordinal] = spec.id
 
     def _redelegate(self, child: TaskNode) -> None:
-        """Have a child produce the outputs that its parent just delegated to it."""
+        """Make a child the producer of the outputs that its parent has just delegated to it."""
         inherited, replaced = self.redelegation.task_added(child)
         if not inherited:
             return
         self.disturbed = True
-        if child.state is CANCELLED:  # with its job, which was retried since
+        if child.state is CANCELLED:  # it was cancelled with its job, which was retried since
             self.reset_failed(child)
         for before in replaced:
             if before.state in ACTIVE and not self.is_needed(before):
@@ -213,7 +217,7 @@ class TaskGraph:
     # --- demand -----------------------------------------------------------------------------------
 
     def want(self, object_id: ObjectId, job: Job) -> None:
-        """Have a job want an object; its producer becomes active if the object is not there."""
+        """Make a job want an object; if the object is missing, its producer becomes active."""
         if object_id in job.wanted:
             return
         job.wanted[object_id] = None
@@ -230,7 +234,7 @@ class TaskGraph:
             self.demand((object_id,))
 
     def unwant(self, object_id: ObjectId, job: Job) -> None:
-        """Have a job want an object no longer: it may be dropped, and its producer may stop."""
+        """Make a job stop wanting an object: it may be dropped, and its producer may stop."""
         if object_id not in job.wanted:
             return
         del job.wanted[object_id]
@@ -326,7 +330,7 @@ class TaskGraph:
 
     def release_demand(self, object_ids: list[ObjectId]) -> None:
         """Deactivate tasks whose outputs are not needed any more, and so on upwards, as far as
-        there are steps left.
+        steps are left.
         """
         pending, nodes = object_ids, self.objects.nodes
         while pending:
@@ -384,8 +388,8 @@ class TaskGraph:
         return task.state is RUNNABLE and not (task.spec.inputs and self.recheck(task))
 
     def recheck(self, task: TaskNode) -> bool:
-        """Re-evaluate an active task if one of its inputs is lost or has failed; return whether one
-        is.
+        """Re-evaluate an active task if one of its inputs is lost or has failed; return whether
+        that was the case.
 
         Losses are rare and objects have many readers, so a loss does not visit the readers: they
         notice it here, when they are to be assigned.
@@ -483,7 +487,7 @@ class TaskGraph:
         awaited = [output for output in task.outputs if self.is_awaited(output)]
         if awaited:
             self.demand(awaited)
-        else:  # its outputs may have been released while it was dormant
+        else:  # its outputs may have been released meanwhile
             self.release_demand(list(task.spec.inputs))
 
     def deactivate(self, task: TaskNode) -> None:
@@ -547,7 +551,9 @@ class TaskGraph:
             self.retention.output_settled(producer)
         if producer is not None and producer.state in ACTIVE:
             if producer.state is not ASSIGNED or object_id not in producer.undeclared:
-                self.release_demand([object_id])  # another copy turned up: its worker is back
+                self.release_demand(
+                    [object_id]
+                )  # a lost copy exists again: its worker has reconnected
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:

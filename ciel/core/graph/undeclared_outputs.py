@@ -15,7 +15,7 @@ from ciel.core.refs import Future, Reference
 
 
 class UndeclaredOutputs:
-    """Adds undeclared outputs to tasks of a graph. `TaskNode.undeclared` contains the result."""
+    """Adds undeclared outputs to the `undeclared` of their tasks."""
 
     __slots__ = ("_objects", "_retention", "_tasks")
 

@@ -20,8 +20,8 @@ class Waiting(Generic[K]):
     __slots__ = ("_missing", "awaited")
 
     def __init__(self) -> None:
-        # The waiters of each awaited object. Short ones are lists, which take a third of a dict's
-        # memory; long ones are dicts, from which one waiter can be removed quickly.
+        # The waiters of each awaited object. Few waiters are a list, which takes a third of the
+        # memory of a dict; many are a dict, from which one can be removed quickly.
         self.awaited: dict[str, list[K] | dict[K, None]] = {}
         self._missing: dict[K, int] = {}
 
@@ -49,7 +49,7 @@ class Waiting(Generic[K]):
         self._missing[waiter] = count
 
     def release(self, object_id: str) -> list[K]:
-        """Release an object that is there; return the waiters that are ready now, oldest first."""
+        """Release an object that exists; return the waiters that are ready now, oldest first."""
         waiters = self.awaited.pop(object_id, None)
         if waiters is None:
             return []
