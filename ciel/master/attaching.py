@@ -1,5 +1,5 @@
-"""Handles the changes that workers request: a process on a worker's host is attached as the root
-task of a new job, or has ended, and its job fails.
+"""Handles the changes that workers request: attach a process on the worker's host as the root task
+of a new job, and fail the job of an attached process that has ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def change(
 
 
 def _submission(job: JobId, name: str, netloc: str) -> Submission:
-    """Make a job whose root task continues in a process that waits at a location."""
+    """Create a job whose root task continues in a process that waits at a location."""
     arguments = {"fixed": Fixed(attached_process_id(job), netloc)}
     root = Root(EXECUTOR, [], (), arguments, DEFAULT_SCHEDULING)
     submission = root_submission(root, job, arguments)

@@ -40,8 +40,8 @@ from ciel.wire.references import from_json, to_json
 
 CHECK_INTERVAL_S = 0.5
 CLIENT_LOST_AFTER_S = 60.0
-"""After this silence, the master closes the connection of a client: the client may be stopped, or
-its network down."""
+"""After this time without a message, the master closes the connection of a client: the client may
+be stopped, or its network may be down."""
 STALL_S = 1.0
 """If the periodic check is late by this time, this process was stopped or starved, not its
 peers."""
@@ -50,9 +50,9 @@ PROBES_MAX = 100
 FREEZE_EVERY_TASKS = 50_000
 FREEZE_EVERY_SLICES = 20
 TRIM_FROM_SLICES = 100
-"""After slices for 100,000 tasks, about a hundred megabytes may be free."""
+"""After so many slices, which process 100,000 tasks, about 100 MB may be free."""
 COLLECTED_MAX_TASKS = 10_000
-"""With at most so many tasks, the garbage collector stops the master for 20 ms at most."""
+"""Up to this number of tasks, a garbage collection stops the master for 20 ms at most."""
 ANSWERS_MAX_S = 0.01
 """The time per tick in which queries are answered; other queries wait for the next tick."""
 QUERIES_MAX = 64
@@ -96,7 +96,7 @@ class MasterService:
         self._probed: set[str] = set()  # workers that are being probed
         self.on_inconsistent: Callable[[str], object] = _raise
         """Called with a reason when the tables of the machine contradict each other."""
-        self._bug_seen = ""  # the unexpected error of this tick
+        self._bug_seen = ""  # the first unexpected error of this tick
         self._checked_at_s = reactor.seconds()
         self._client_count = 0
         self._queries: dict[Peer, deque[Ask | Change]] = {}  # unanswered ones
@@ -146,7 +146,7 @@ class MasterService:
         try:
             facts = worker_facts(peer.hello.about)._replace(software=peer.hello.software)
         except (CielError, ValueError) as error:
-            peer.refuse(f"this worker describes itself wrongly: {error}")
+            peer.refuse(f"the description of this worker is invalid: {error}")
             return
         self._end_session(facts.id, f"another worker joined as {facts.id}")
         self._names[peer] = facts.id
@@ -168,7 +168,7 @@ class MasterService:
                 "was restarted"
             )
         elif type(received) is not int or not session.take_confirmation(received):
-            peer.refuse(f"this {who} resumes its session with wrong counts")
+            peer.refuse(f"this {who} resumed its session with wrong counts")
         elif not session.can_resume:
             peer.refuse(f"this {who} was too far behind")
         else:
@@ -182,7 +182,7 @@ class MasterService:
             log.info("{name} has reconnected", name=session.name)
 
     def _end_session(self, name: str, reason: str) -> None:
-        """Forget the session of a worker, and close its connection if there is one."""
+        """Forget the session of a worker, and close its connection, if it has one."""
         session = self._peers.pop(name, None)
         if isinstance(session, PeerSession):
             del self._sessions[True, session.token]
@@ -222,8 +222,8 @@ class MasterService:
         self._ticks.at_end(self._end_tick)
 
     def _drop_sender(self, name: str, message: Message, from_worker: bool) -> None:
-        """Handle the sender of a message that raised an unexpected error: refuse the message of a
-        client; declare a worker dead, so that its tasks do not wait for ever but run again.
+        """Handle the sender of a message that raised an unexpected error: reject the message of a
+        client; declare a worker dead, so that its tasks run again instead of waiting for ever.
         """
         reason = (
             "the master failed to process it because of a bug in ciel; see the log of the master"
@@ -361,8 +361,8 @@ class MasterService:
         return {node.facts.netloc for node in self.machine.workers.values()}
 
     def act(self, do: Callable[[MasterMachine, float], T]) -> T:
-        """Run a function on the machine for an HTTP request; its errors propagate. The resulting
-        messages are sent at the end of the tick.
+        """Run a function on the machine for an HTTP request; its errors propagate. The messages
+        that it causes are sent at the end of the tick.
         """
         self._ticks.at_end(self._end_tick)
         try:
@@ -422,7 +422,7 @@ class MasterService:
         bug_seen, self._bug_seen = self._bug_seen, ""
         for subject, text in problems(self.machine):
             self.on_inconsistent(
-                f"{bug_seen}. Because of this bug in ciel the tables of this master contradict "
+                f"{bug_seen}. Because of this bug in ciel, the tables of this master contradict "
                 f"each other ({subject}: {text}). It stops, since it could give wrong answers"
             )
             return
@@ -485,8 +485,8 @@ class MasterService:
 
     def _manage_memory(self) -> None:
         """Exclude the objects that operations in slices create from garbage collection, since they
-        have no cycles. When the operations have ended, return memory to the system: a large job
-        leaves it free in small pieces.
+        have no cycles. When the operations have ended, return free memory to the system: after a
+        large job it is fragmented.
         """
         if self.machine.has_more:
             self._slices += 1
@@ -509,7 +509,7 @@ class MasterService:
         trim_memory()
 
     def _freeze_graph(self) -> None:
-        """Exclude a large graph from garbage collection: it has no cycles, and lives for long."""
+        """Exclude a large graph from garbage collection: it has no cycles, and lives long."""
         task_count = len(self.machine.graph.tasks)
         if task_count >= self._frozen_tasks + FREEZE_EVERY_TASKS:
             self._frozen_tasks = task_count
@@ -528,7 +528,7 @@ def _raise(reason: str) -> None:
 
 
 def trim_memory() -> None:
-    """Have the C library return free memory to the system, if it supports that."""
+    """Make the C library return free memory to the system, if it supports that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -550,7 +550,7 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     if not isinstance(netloc, str) or not _is_netloc(netloc):
         raise ValueError("its address must be HOST:PORT")
     if not isinstance(host, str) or not host.isprintable() or len(host) > ID_MAX_LENGTH:
-        raise ValueError("its host must be a text")
+        raise ValueError("its host must be a string")
     if type(slots) is not int or not 1 <= slots <= SLOTS_MAX:
         raise ValueError(f"its slots must be 1 to {SLOTS_MAX}")
     if not isinstance(executors, list) or not all(isinstance(item, str) for item in executors):
@@ -566,7 +566,7 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         raise ValueError("the name of its host must be a string")
     spool = about.get("spool", "")
     if not isinstance(spool, str) or not spool.isprintable() or len(spool) > ID_MAX_LENGTH:
-        raise ValueError("its spool must be a text")
+        raise ValueError("its spool must be a string")
     return WorkerFacts(
         str(worker), netloc, host, slots, frozenset(executors), lacking,
         memory_bytes=memory_bytes, hostname=hostname, spool=spool,

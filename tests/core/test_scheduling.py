@@ -27,7 +27,11 @@ def test_the_other_policies_have_no_options(policy: str) -> None:
     "policy, options, message",
     [
         ("best", {}, "unknown policy 'best' .the policies are: locality, tworandom, random"),
-        ("locality", {"margin": 1}, "locality has no option 'margin' .its options are: min_saving_thr"),
+        (
+            "locality",
+            {"margin": 1},
+            "locality has no option 'margin' .its options are: min_saving_thr",
+        ),
         ("locality", {"equally_local_margin": 1.5}, "must be a number, 0 to 1, not 1.5"),
         ("locality", {"equally_local_margin": True}, "must be a number, 0 to 1, not True"),
         ("locality", {"min_saving_threshold": -1}, "must be a number, 0 to"),

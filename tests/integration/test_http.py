@@ -413,7 +413,9 @@ BAD_JOBS: dict[str, Any] = {
     ),
     "needs": ({"tasks": [program("", "a", needs={"slots": "1"})]}, "slots: it must be a number"),
     "too much": ({"tasks": [program("", "a", needs={"slots": 2000})]}, "slots must be 1 to 1024"),
-    "more needs": ({"tasks": [program("", "a", needs={"luck": 1})]}, "luck: known are slots"),
+    "more needs": (
+        {"tasks": [program("", "a", needs={"luck": 1})]}, "luck: unknown; the keys are slots"
+    ),
     "kinds": ({"tasks": [program("", "a", needs={"retry_on": "x"})]}, "must be a list of strings"),
     "want": ({"tasks": [program("a", "a")], "want": ["b"]}, "want: no earlier task is called 'b'"),
     "no want": ({"tasks": [program("a", "a")], "want": []}, "want: it must be a list"),

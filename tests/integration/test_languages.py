@@ -419,7 +419,7 @@ def test_an_executor_that_cannot_run_is_named_with_its_missing_requirement(
     ):
         with pytest.raises(JobFailedError) as caught:
             run(handler, {"args": []})
-        assert f"no worker offers the executor '{handler}' (there are: " in str(caught.value)
+        assert f"no worker offers the executor '{handler}' (offered: " in str(caught.value)
         assert f"\nworker W: {why}\n" in str(caught.value)
 
 

@@ -142,7 +142,7 @@ def test_a_process_is_released_however_its_job_ends(when: str, how: str) -> None
 
 def test_a_worker_can_request_no_other_changes() -> None:
     scene = Attached()
-    with pytest.raises(CielError, match="there is a job"):
+    with pytest.raises(CielError, match="exists already"):
         scene.change("attach", {"job": JOB, "name": ""})
     with pytest.raises(CielError, match="has to join again"):
         scene.change("attach", {"job": "j2", "name": ""}, worker="w3")

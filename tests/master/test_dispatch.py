@@ -173,7 +173,7 @@ def test_a_task_for_an_unknown_executor_is_refused_with_the_offered_ones() -> No
     floor = Floor(a_worker("w1", executors=["init", "stdinout"]), a_worker("w2"))
     floor.add(a_task("a", executor="cobol"), a_task("b"))
     assert floor.gives() == ["b to w1"]
-    assert floor.refused == ["a: no worker offers the executor 'cobol' (there are: init, stdinout)"]
+    assert floor.refused == ["a: no worker offers the executor 'cobol' (offered: init, stdinout)"]
 
 
 def test_a_task_is_dispatched_to_a_worker_with_enough_slots() -> None:

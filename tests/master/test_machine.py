@@ -216,9 +216,9 @@ def test_a_refused_task_fails_its_job_with_one_line() -> None:
     cluster.says(AddTask(forged, ()))
     why = f"task {forged.id}: its parent, ordinal and digest give the id "
     told = cluster.job_of().reason
-    assert told.startswith(f"a task was refused: {why}")
+    assert told.startswith(f"a task was rejected: {why}")
     assert "\n" not in told
-    refusal = told.removeprefix("a task was refused: ")
+    refusal = told.removeprefix("a task was rejected: ")
     cluster.said(
         "w1: stop a (1)",
         "client: a is CANCELLED",
@@ -235,7 +235,7 @@ def test_an_input_that_cannot_be_decoded_fails_its_job_and_reaches_no_worker() -
     why = "the content in the reference of object upload is not base64"
     cluster.said(
         "client: a is CANCELLED",
-        f"client: failed: a task was refused: {why}",
+        f"client: failed: a task was rejected: {why}",
         f"client: refused: {why}",
     )
 
@@ -258,7 +258,7 @@ def test_a_job_beyond_the_limit_is_refused_by_its_id(monkeypatch: pytest.MonkeyP
     cluster.said()
     cluster.machine.client_sent(CLIENT, SubmitJob(a_job_spec("other")), cluster.now_s)
     assert cluster.machine.outbox == [
-        (CLIENT, RequestRefused(JobId("other"), "there are 1 jobs already; remove some"))
+        (CLIENT, RequestRefused(JobId("other"), "the cluster has 1 jobs already; remove some"))
     ]
 
 
@@ -267,7 +267,7 @@ def test_an_unknown_executor_fails_the_job_and_lists_the_offered_ones() -> None:
     cluster.job(a_task("a", executor="cobol"), want=["a"])
     cluster.said(
         "client: a is NO_EXECUTOR",
-        "client: failed: NO_EXECUTOR: no worker offers the executor 'cobol' (there are: stdinout)",
+        "client: failed: NO_EXECUTOR: no worker offers the executor 'cobol' (offered: stdinout)",
     )
 
 

@@ -103,7 +103,7 @@ def test_a_late_result_that_differs_from_the_first_is_recorded(
     cluster.done("w1", task, late, attempt=1)
     found = cluster.machine.graph.objects.reference(ObjectId("a"))
     assert getattr(found, "size_bytes", None) == getattr(known, "size_bytes", None)
-    text = "attempt 1 on worker w1 produced a, too, with other content; the first counts"
+    text = "attempt 1 on worker w1 produced a, too, with different content; the first one stays"
     assert (text in str(ask(cluster, "task", job="last", task=task.id))) == is_told
 
 
@@ -468,7 +468,9 @@ def test_a_task_cannot_spawn_into_another_job() -> None:
     cluster.job(parent, want=["a"])
     child = a_task("b", parent=parent)._replace(job=JobId("other"))
     cluster.worker_says("w1", SpawnTask(child, (), 1))
-    assert cluster.job_of().reason == f"BAD_SPAWN: task {child.id}: it was spawned into another job"
+    assert (
+        cluster.job_of().reason == f"BAD_SPAWN: task {child.id}: its parent belongs to another job"
+    )
 
 
 def test_the_time_for_which_the_master_stood_still_is_no_silence() -> None:

@@ -75,7 +75,7 @@ def test_a_refused_job_leaves_nothing(machine: MasterMachine) -> None:
 
 def test_a_second_job_with_the_same_id_is_refused(machine: MasterMachine) -> None:
     begin(machine, a_task("a"))
-    with pytest.raises(CielError, match="there is a job job already"):
+    with pytest.raises(CielError, match="a job job exists already"):
         begin(machine, a_task("b"))
     assert machine.job_table.count == 1
 

@@ -82,7 +82,7 @@ class OneTask(Listing):
 
 
 class Results(Resource):
-    """The objects that a job wants, oldest wants first, with their references."""
+    """The objects that a job wants, with their references, in the order of the wants."""
 
     def render_GET(self, request: Request) -> Answer:
         first = number_argument(request, "first", 0)
@@ -131,7 +131,9 @@ class JobResource(Resource):
 
 
 class OneJob(JobResource):
-    """The state of a job; `?wait_s=` waits so long for its end. `DELETE` removes the job."""
+    """The state of a job; `?wait_s=` waits for its end, at most this time. `DELETE` removes the
+    job.
+    """
 
     def render_GET(self, request: Request) -> Answer:
         found = self.job(request)

@@ -195,8 +195,8 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> Html:
 
 
 class Entrance(Route):
-    """Where a link with a ticket leads: gives the browser its cookie, and sends it on to the
-    page that the query names, or to the list of jobs.
+    """The login page of browsers: checks the ticket in the link, sets the cookie, and redirects to
+    the page that the query names, or to the list of jobs.
     """
 
     needs_role = Role.READ

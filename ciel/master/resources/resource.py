@@ -113,7 +113,7 @@ def body_object(request: Request, *known: str) -> dict[str, Any]:
         raise HttpError(400, "the body must be a JSON object")
     for key in body:
         if key not in known:
-            raise HttpError(400, f"{key!r:.40} is unknown here; known are {', '.join(known)}")
+            raise HttpError(400, f"{key!r:.40} is unknown; the keys are {', '.join(known)}")
     return body
 
 
@@ -139,7 +139,9 @@ def seconds_argument(value: Any, name: str) -> float:
 
 
 def word_argument(request: Request, name: str, known: Mapping[str, object]) -> str | None:
-    """Return one of the known words from the query string; None if it is not there."""
+    """Return a value of the query string, which must be one of the `known` ones; None if it is
+    missing.
+    """
     if name.encode() not in request.args:
         return None
     text = str(request.args[name.encode()][0].decode("utf-8", "replace"))

@@ -38,7 +38,7 @@ def master_families(service: MasterService) -> list[Family]:
         Family(name, kind, text, [({label: at} if label else {}, value) for at, value in values])
         for name, kind, text, label, values in collect_metrics(service.machine)
     ]
-    text = "Requests that wait for a job to end, or a worker to come."
+    text = "Requests that wait for the end of a job, or for a worker to join."
     return [*found, gauge("ciel_http_waiting", text, len(service.waiters))]
 
 
@@ -72,7 +72,7 @@ def master_site(
     *,
     open_healthz: bool = False,
 ) -> tuple[Any, Authorisation]:
-    """Make the site. The caller sets the master's address on the authorisation once it is known."""
+    """Create the site. The caller sets the master's address on the authorisation later."""
     authorisation = Authorisation(key.derive)
     authorisation.browsers = BrowserSessions(PAGES)
     routes = master_routes(reactor, key, service, stop, authorisation.browsers, debugging)

@@ -16,10 +16,10 @@ from ciel.net.http import Request
 
 KILL_TARGET: Final = "/control/kill"
 WORKER_TIMEOUT_S: Final = 2.0
-"""The master does not wait longer for the answer of a worker."""
+"""The longest wait for the answer of a worker."""
 
 STOP_DELAY_S: Final = 0.2
-"""The delay before the master stops, in which its own answer is sent."""
+"""The delay before the master stops, so that it can send its own answer."""
 
 
 class Shutdown(Resource):

@@ -1,9 +1,9 @@
 """Reads jobs that are submitted over HTTP, each complete in one request body.
 
 There are two forms. The original's form is a root task with its private data (ciel-interfaces
-section 4.2), in JSON instead of pickle. Our form is a list of tasks that may read each other's
-outputs. A body becomes a `Submission`, or raises `InvalidSubmissionError`; nothing is submitted
-here.
+section 4.2), in JSON instead of pickle. The form of ciel is a list of tasks that may read each
+other's outputs. A body becomes a `Submission`, or raises `InvalidSubmissionError`; this module
+submits nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ciel.wire.references import from_json, to_json
 TASKS_MAX: Final = 1000
 """The number of tasks in one body: adding them takes the master about 30 ms."""
 NAMES_MAX: Final = 5000
-"""The number of inputs and outputs of the tasks in one body: these take about 30 ms as well."""
+"""The number of inputs and outputs of the tasks in one body: adding them takes about 30 ms, too."""
 EXECUTOR_MAX_LENGTH: Final = 64
 NAME_MAX_LENGTH: Final = 300
 
@@ -100,7 +100,7 @@ def read_root(body: Mapping[str, Any]) -> Root:
 
 
 def root_submission(root: Root, job: JobId, private: Any) -> Submission:
-    """Make a job from its root task and the private data of that."""
+    """Create a job from its root task and the private data of the root task."""
     if not isinstance(private, dict):
         raise InvalidSubmissionError("root_task.task_private", "it must be an object in JSON")
     outputs = root.expected_outputs or (job_output_id(job),)
@@ -127,7 +127,7 @@ def root_submission(root: Root, job: JobId, private: Any) -> Submission:
 
 
 def _require_room(job: JobId, *made: str) -> None:
-    """Refuse the id of a job if an id that is derived from it would be too long."""
+    """Reject the id of a job if an id that is derived from it would be too long."""
     longest = max(made, key=len)
     if len(longest) > ID_MAX_LENGTH:
         most = len(job) + ID_MAX_LENGTH - len(longest)
@@ -304,7 +304,9 @@ def _needs(value: Any, where: str) -> Needs:
     needs = dict(value)
     for key, item in value.items():
         if key not in known:
-            raise InvalidSubmissionError(f"{where}.{key:.40}", f"known are {', '.join(known)}")
+            raise InvalidSubmissionError(
+                f"{where}.{key:.40}", f"unknown; the keys are {', '.join(known)}"
+            )
         if isinstance(known[key], tuple):
             if not isinstance(item, list) or not all(isinstance(text, str) for text in item):
                 raise InvalidSubmissionError(f"{where}.{key}", "it must be a list of strings")

@@ -1,5 +1,5 @@
-"""Follows each attempt at a task on the master: from its assignment to a worker until its report
-counts, it is stopped, or its inputs turn out to be missing.
+"""Tracks each attempt at a task on the master, from its assignment to a worker until its report is
+accepted, it is stopped, or its inputs turn out to be missing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Attempts:
     """All current attempts, and the reports that are held.
 
     A report of success is held while an input of the attempt still grows: if the stream breaks, the
-    attempt has read only a part of it.
+    attempt has read only a part of the input.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Attempts:
         return task if task.worker == worker.facts.id else None
 
     def _claim(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Assign an eagerly dispatched task that has started, if its inputs are there."""
+        """Assign an eagerly dispatched task that has started, if its inputs exist."""
         task = self._eager.find(worker, task_id, attempt)
         if task is None or not self._eager.claim(task, worker):
             return None
@@ -175,7 +175,7 @@ class Attempts:
         verdict = after_failure(retry_state, task.spec.needs, reason, details)
         if (
             isinstance(verdict, Retry) or task.spec.id in context.histories
-        ):  # else the failure says it
+        ):  # else the failure itself says this
             context.record(task, f"{where}: {reason}: {report.fault.text}")
         if isinstance(verdict, Retry):
             retry_state.not_before_s = context.now_s + verdict.delay_s
@@ -226,7 +226,9 @@ class Attempts:
             if node is None or node.producer is None or not differs_in_content(node.ref, ref):
                 continue
             made = f"attempt {report.attempt} on worker {worker.facts.id} produced {ref.id}, too"
-            self._context.record(node.producer, f"{made}, with other content; the first counts")
+            self._context.record(
+                node.producer, f"{made}, with different content; the first one stays"
+            )
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
         """Note the end of a superseded attempt: a cancelled one, or one of a dead worker."""
@@ -235,7 +237,7 @@ class Attempts:
             if (early := self._eager.find(worker, task_id, attempt)) is not None:
                 self._eager.ended(early)
             return
-        worker.remove_attempt(task, attempt)  # also if the task was forgotten since
+        worker.remove_attempt(task, attempt)  # even if the task was forgotten
         self._cancellations.ended(task.spec.job, (worker.facts.id, task_id, attempt))
 
     def _note_end(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
@@ -261,7 +263,7 @@ class Attempts:
         """
         slots_left = worker.facts.slots
         for (_, attempt), task in worker.assigned.items():
-            # Only the oldest attempts can have been running, and have caused the loss.
+            # Only the oldest attempts were running, and can have caused the loss.
             slots = worker.slots_of(task, attempt)
             may_have_run = slots_left > 0 or not slots
             slots_left -= slots
@@ -404,8 +406,8 @@ class Attempts:
     def stored(
         self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
     ) -> None:
-        """Note that a worker stores objects. A copy of a growing object is listed once its producer
-        has completed the object. `kept`: the objects are from before the worker joined. `idle`: no
+        """Note that a worker stores objects. A copy of a growing object is listed when its producer
+        has completed the object. `kept`: the worker stored the objects before it joined. `idle`: no
         client will name them.
         """
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
@@ -430,7 +432,7 @@ class Attempts:
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
         changed = [self._lose_copy(worker, *loss) for loss in message.losses]
         if not any(changed):
-            retry_state.missing_inputs += 1  # the table still lists the copies: retry a few times
+            retry_state.missing_inputs += 1  # the table lists the copies: retry a few times
             retry_state.not_before_s = context.now_s + BACK_OFF_FIRST_S
         retry_state.input_losses += 1
         too_often = retry_state.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
@@ -457,7 +459,7 @@ class Attempts:
             return True
         holder = self._table.at(place)
         places = locations_of(ref)
-        if place not in places:  # there are newer copies, or none was ever reported there
+        if place not in places:  # no copy is listed there; newer copies may exist
             return not places or holder is not None
         if holder is not None and holder.suspicion:
             return True  # it may reconnect soon: the task waits for that, see `Dispatcher`

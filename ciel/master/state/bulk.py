@@ -2,7 +2,7 @@
 finishing jobs, and others that would make clients and workers wait.
 
 An operation is a generator that yields when the graph has no steps left. It leaves the graph
-consistent at each yield, and copes with whatever happened in between.
+consistent at each yield, and allows any event before it continues.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ciel.master.state.operations import JobOperations
 
 
 class ClientRequests:
-    """Handles the requests of clients. A refused request changes nothing."""
+    """Handles the requests of clients. A rejected request changes nothing."""
 
     def __init__(self, context: Context, jobs: Jobs, operations: JobOperations) -> None:
         self._context = context
@@ -41,20 +41,20 @@ class ClientRequests:
         self._operations = operations
 
     def carry_out(self, client: str, message: Message) -> None:
-        """Carry out one message of a client, or refuse it."""
+        """Carry out one message of a client, or reject it."""
         try:
             self._carry_out(client, message)
         except CielError as error:
             self.refuse(client, message, str(error))
 
     def refuse(self, client: str, message: Message, reason: str) -> None:
-        """Report to a client that the master refuses a message."""
+        """Report to a client that the master rejects a message."""
         match message:
             case AddTask(spec, _):
                 job_id = spec.job
                 if job_id in self._jobs.by_id:
                     job = self._jobs.by_id[job_id]
-                    self._operations.fail(job, f"a task was refused: {reason}")
+                    self._operations.fail(job, f"a task was rejected: {reason}")
             case SubmitJob(job_spec):
                 job_id = job_spec.id
             case _:
@@ -108,7 +108,7 @@ class ClientRequests:
 
     def _hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
         """Release objects that their client will not name again. A task that was not assigned yet
-        does not run for them; the output of an assigned task is released when it is there.
+        does not run for them; the output of an assigned task is released when it exists.
         """
         nodes, released = self._graph.objects.nodes, []
         for object_id in objects:
@@ -131,7 +131,7 @@ class ClientRequests:
         Raises CielError, and then creates nothing.
         """
         if spec.id in self._jobs.by_id:
-            raise CielError(f"there is a job {spec.id} already")
+            raise CielError(f"a job {spec.id} exists already")
         for task, _ in tasks:
             check_task(task)
         job = self._jobs.create(spec)
@@ -147,9 +147,9 @@ class ClientRequests:
         return job
 
     def _want(self, job: Job, objects: tuple[ObjectId, ...]) -> list[ObjectSettled]:
-        """Have a job want objects. Return the settled objects that must be announced again, since
-        the request may come from another client, or repeat an earlier one. An ended job wants
-        nothing new.
+        """Make a job want objects. Return the settled objects that must be announced again, since
+        another client may have sent the request, or it may repeat an earlier one. An ended job
+        wants no further objects.
         """
         nodes, wanted = self._graph.objects.nodes, job.wanted
         is_active = job.state is JobState.ACTIVE

@@ -48,7 +48,7 @@ class Context:
         self.outbox.append((peer, message))
 
     def touch(self, job: Job) -> None:
-        """Have a job checked at the end of the tick: it may have ended, or made progress."""
+        """Check a job at the end of the tick: it may have ended, or made progress."""
         self.touched[job.spec.id] = job
 
     def record(self, task: TaskNode, text: str) -> None:
@@ -70,7 +70,7 @@ class Context:
         self.journal.append(AddTask(spec, refs))
 
     def delete(self, by_place: dict[str, list[ObjectId]]) -> None:
-        """Have workers delete objects, by location."""
+        """Order workers to delete objects, by location."""
         if not by_place:
             return
         for worker in self.table.by_id.values():

@@ -49,9 +49,9 @@ class EarlyCopies:
 class StreamFollowers:
     """Tracks the workers that copy a growing object from another worker, for a reader.
 
-    If the stream breaks, the master has these workers stop copying. Most of them notice that the
-    stream broke, but not if the connection only becomes silent. A worker that continued would give
-    the next reader a copy that a failed attempt has started.
+    If the stream breaks, the master orders these workers to stop copying. A worker whose
+    connection only becomes silent does not notice that the stream broke; it would give the next
+    reader the copy that a failed attempt has started.
     """
 
     def __init__(self, graph: TaskGraph) -> None:
@@ -59,7 +59,7 @@ class StreamFollowers:
         self._workers: dict[ObjectId, dict[WorkerNode, None]] = {}
 
     def task_sent(self, worker: WorkerNode, inputs: Iterable[Reference]) -> None:
-        """Note that a worker was sent a task with these inputs."""
+        """Note that the master sent a worker a task with these inputs."""
         for ref in inputs:
             if ref.id in self._graph.objects.growing:
                 if worker.facts.netloc not in locations_of(ref):

@@ -1,5 +1,5 @@
 """Handles the tasks that running tasks create. Workers start some of these children by themselves,
-beside the parent or within its program (ADR 17 and 20).
+in another slot or within the program of the parent (ADR 17 and 20).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InlineChildren:
         is_new = spec.id not in self._graph.tasks
         try:
             if spec.job != parent.spec.job:
-                raise CielError(f"task {spec.id}: it was spawned into another job")
+                raise CielError(f"task {spec.id}: its parent belongs to another job")
             if message.known:
                 publish_early(self._graph, parent, message.known)
             if not parent.job.is_cancelled:  # otherwise the parent is being cancelled as well
@@ -65,7 +65,7 @@ class InlineChildren:
     def _started(
         self, worker: WorkerNode, parent: TaskNode, message: SpawnTask, *, is_new: bool
     ) -> None:
-        """Assign a child that its worker has started, if it counts; else cancel it."""
+        """Assign a child that its worker has started, if it can run there; else cancel it."""
         task = self._graph.tasks.get(message.spec.id)
         if not is_new or task is None or not self._delegates:
             self._cancel(worker, message.spec)
@@ -127,7 +127,7 @@ class InlineChildren:
         self._messages = [(at, message) for at, message in self._messages if at != lost_id]
 
     def _cancel(self, worker: WorkerNode, spec: TaskSpec) -> None:
-        """Have a worker cancel an inline child, unless the child was assigned before."""
+        """Order a worker to cancel an inline child, unless the child was assigned before."""
         task = self._graph.tasks.get(spec.id)
         if task is not None:
             if task.state is ASSIGNED and (task.attempt, task.worker) == (0, worker.facts.id):

@@ -35,14 +35,17 @@ def _slots(master: MasterMachine) -> Problems:
     for worker_id, worker in master.workers.items():
         slots = sum(worker.slots_of(task, key[1]) for key, task in worker.assigned.items())
         if slots != worker.slots_used:
-            yield worker_id, f"it is said to use {worker.slots_used} slots, it uses {slots}"
+            yield worker_id, f"its slots_used is {worker.slots_used}, but its attempts use {slots}"
         memory = sum(
             task.spec.needs.memory_bytes
             for key, task in worker.assigned.items()
             if worker.slots_of(task, key[1])
         )
         if memory != worker.memory_used:
-            yield worker_id, f"it is said to use {worker.memory_used} bytes, it uses {memory}"
+            yield (
+                worker_id,
+                f"its memory_used is {worker.memory_used}, but its attempts use {memory}",
+            )
 
 
 def _books(master: MasterMachine) -> Problems:
@@ -60,7 +63,7 @@ def _books(master: MasterMachine) -> Problems:
         nodes = [master.graph.objects.nodes[o] for o in own]
         there = sum(node.is_settled and not isinstance(node.ref, Failure) for node in nodes)
         if spec.mentions is Mentions.INPUTS and task.live_outputs != there:
-            yield task_id, f"{there} of its outputs are there, it counts {task.live_outputs}"
+            yield task_id, f"{there} of its outputs exist, its count is {task.live_outputs}"
         if is_free or task.state not in FINISHED or task.live_outputs:
             for input_id in spec.inputs:
                 holds[input_id] += 1
@@ -107,6 +110,6 @@ def _stalled(master: MasterMachine) -> Problems:
     for job in master.jobs.values():
         if job.state is JobState.ACTIVE and not job.open and job.wanted:
             if not job.unsettled:
-                yield job.spec.id, "all its wanted objects are there, but it has not ended"
+                yield job.spec.id, "all its wanted objects exist, but it has not ended"
             elif not job.is_busy:
                 yield job.spec.id, "none of its tasks can run, but it has not ended"

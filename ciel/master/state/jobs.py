@@ -70,7 +70,7 @@ class Jobs:
         if spec.id in self.removed:
             raise CielError(f"the former job {spec.id} is still being removed; try again soon")
         if len(self.by_id) >= JOBS_MAX:
-            raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
+            raise CielError(f"the cluster has {JOBS_MAX} jobs already; remove some")
         self.count += 1
         job = Job(spec, self.count, self._context.now_s, self.task_totals)
         self.by_id[spec.id] = job
@@ -161,7 +161,7 @@ class Jobs:
                     outbox += [(client, news) for client in self.subscriptions.of(job.spec.id)]
 
     def announce_settled(self) -> None:
-        """Announce to clients the wanted objects that are there or have failed."""
+        """Announce to clients the wanted objects that exist or have failed."""
         context = self._context
         if not context.graph.settled:
             return
@@ -183,11 +183,11 @@ class Jobs:
                     self._released.append((owner, object_id))
 
     def release_later(self, job: Job, object_id: ObjectId) -> None:
-        """Have an object released as soon as a running task has produced it."""
+        """Release an object when a running task has produced it."""
         self._released_later[object_id] = job
 
     def take_released(self) -> Iterator[tuple[Job, ObjectId]]:
-        """Yield the objects of `release_later` that are there now."""
+        """Yield the objects of `release_later` that exist now."""
         while self._released:
             yield self._released.pop(0)
 

@@ -1,9 +1,9 @@
-"""The state machine of the master: messages from clients and workers go in, messages to them come
-out.
+"""The state machine of the master: receives messages from clients and workers, and returns messages
+to them.
 
 Every method takes the time, and none does I/O. Messages collect in an outbox as (peer, message)
 pairs. The service calls `end_tick` once after a batch of events: it places tasks, announces results
-and ends jobs, so that ten events cost one pass. Peers are names: the id of a worker, or the name of
+and ends jobs, once for all these events. Peers are names: the id of a worker, or the name of
 a client's connection.
 
 The machine itself only receives events and orders the work of a tick. Its components decide; each
@@ -109,17 +109,19 @@ class MasterMachine:
         return self.context.journal
 
     def take_outbox(self) -> list[tuple[str, Message]]:
-        """Take the messages to be sent, each with its receiver."""
+        """Remove and return the messages to be sent, each with its receiver."""
         outbox, self.context.outbox = self.context.outbox, []
         return outbox
 
     def take_journal(self) -> list[Message]:
-        """Take the messages to be written to the journal, before the outbox is sent."""
+        """Remove and return the records for the journal, which must be written before the outbox is
+        sent.
+        """
         journal, self.context.journal = self.context.journal, []
         return journal
 
     def take_ended(self) -> list[Job]:
-        """Take the jobs that have ended."""
+        """Remove and return the jobs that have ended."""
         ended, self.job_table.ended = self.job_table.ended, []
         return ended
 
@@ -136,7 +138,7 @@ class MasterMachine:
         self.membership.joined(facts)
 
     def worker_heard(self, worker_id: str, heard_at_s: float, now_s: float) -> None:
-        """Note that a worker has a connection, and when it was last heard."""
+        """Note that a worker is connected, and when it last sent something."""
         worker = self.workers.get(worker_id)
         if worker is not None:
             self.context.now_s = now_s
@@ -213,12 +215,12 @@ class MasterMachine:
     # --- clients ----------------------------------------------------------------------------------
 
     def client_sent(self, client: str, message: Message, now_s: float) -> None:
-        """Process one message of a client. A refused message changes nothing."""
+        """Process one message of a client. A rejected message changes nothing."""
         self.context.now_s = now_s
         self.clients.carry_out(client, message)
 
     def refuse(self, client: str, message: Message, reason: str) -> None:
-        """Report to a client that the master refuses a message."""
+        """Report to a client that the master rejects a message."""
         self.clients.refuse(client, message, reason)
 
     def client_gone(self, client: str, now_s: float, grace_s: float = CLIENT_GRACE_S) -> None:
@@ -365,7 +367,7 @@ class MasterMachine:
         ready.wake(now_s)
 
     def _drop(self) -> None:
-        """Have workers delete the objects that are not needed, and end such processes."""
+        """Order workers to delete objects that are not needed, and to end such processes."""
         if self.graph.retention.droppable:
             self.context.delete(drop_unneeded(self.graph))
         if self.graph.objects.replaced:
@@ -383,7 +385,7 @@ class MasterMachine:
             self.operations.cancel(self.jobs[job_id], "its client is gone")
 
     def due_s(self) -> float | None:
-        """The time of the next call of `end_tick` if no event arrives before; None for never."""
+        """The time at which `end_tick` must be called if no event arrives before; None: never."""
         if self.has_more:
             return self.context.now_s
         due = [self.job_table.progress_due_s, self.dispatcher.ready.due_s]

@@ -1,4 +1,6 @@
-"""Tracks which workers belong to the cluster: they join, fall silent, return, and are lost."""
+"""Tracks the workers of the cluster: workers join, are suspected when they are silent, reconnect,
+and are lost.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class Membership:
         self._dispatcher.add_worker(WorkerNode(facts, self._context.now_s))
 
     def heard(self, worker: WorkerNode, heard_at_s: float) -> None:
-        """Note when a worker was last heard; if that is recent, stop suspecting it."""
+        """Note when a worker last sent something; if that is recent, stop suspecting it."""
         worker.heard_at_s = heard_at_s
         if worker.suspicion and self._context.now_s - heard_at_s < self.suspect_after_s:
             worker.suspicion = ""

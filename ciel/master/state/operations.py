@@ -29,7 +29,7 @@ StopJob = Callable[[Job, str], Iterator[AttemptKey | None]]
 
 
 class JobOperations:
-    """Starts these operations, and decides at the end of each tick which jobs have ended."""
+    """Starts operations on jobs, and decides at the end of each tick which jobs have ended."""
 
     def __init__(
         self,
@@ -67,13 +67,15 @@ class JobOperations:
         touched, context.touched = context.touched, {}
         for job in touched.values():
             if job.state is JobState.ACTIVE:
-                if job not in self._judged:  # otherwise that operation touches it again
+                if job not in self._judged:  # else its operation touches it again
                     self._judge(job)
             elif job.state is JobState.CANCELLING:
                 if job not in self._graph.cancelling and not self._cancellations.is_pending(job):
                     self._jobs.end(job, JobState.CANCELLED, job.reason)
             elif job.state in ENDED and not job.unsettled:
-                self._jobs.announce(job)  # an object that was lost after its end is there again
+                self._jobs.announce(
+                    job
+                )  # an object that was lost after the end of the job exists again
         self._jobs.announce_progress()
 
     def _judge(self, job: Job) -> None:
@@ -88,7 +90,7 @@ class JobOperations:
             self._jobs.announce_later(job)
 
     def _fail_stuck(self, job: Job) -> None:
-        """Fail a job that misses objects although none of its tasks runs or can run."""
+        """Fail a job that lacks objects although none of its tasks runs or can run."""
         missing = stuck(self._graph, job)
         if not missing:
             return  # the job will be touched again
@@ -193,12 +195,12 @@ class JobOperations:
         self._bulk.start(self._delete_all(operation))
 
     def hand_over_released(self) -> None:
-        """Hand over the objects that their client released before they were there."""
+        """Hand over the objects that their client released before they existed."""
         for job, object_id in self._jobs.take_released():
             self.hand_over(job, (object_id,))
 
     def _delete_all(self, operation: Iterable[dict[str, list[ObjectId]]]) -> Iterator[None]:
-        """Have workers delete what an operation yields, in slices."""
+        """Order workers to delete the objects that an operation yields, in slices."""
         for deletions in operation:
             self._context.delete(deletions)
             if self._graph.steps_left < 0:

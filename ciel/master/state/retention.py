@@ -43,7 +43,7 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
 
 
 def has_copy_elsewhere(node: ObjectNode, place: str) -> bool:
-    """Whether a task's output has a copy elsewhere than at `place`: another attempt may have
+    """Whether a task's output has a copy at another location than `place`: another attempt may have
     produced it with different content.
     """
     if node.producer is None or node.ref is None:
@@ -52,8 +52,8 @@ def has_copy_elsewhere(node: ObjectNode, place: str) -> bool:
 
 
 class UnlistedCopies:
-    """Copies that workers hold and that the object table may not list. They are checked at the end
-    of the tick, since a later message may list them, and then deleted.
+    """Copies that workers have and that the object table may not list. They are checked at the end
+    of the tick, since a later message may list them; copies that are not listed are deleted.
     """
 
     def __init__(self, context: Context) -> None:
@@ -68,7 +68,7 @@ class UnlistedCopies:
         self._suspects.append((worker, tuple(refs), idle))
 
     def delete(self) -> None:
-        """Have workers delete the copies that the table does not list."""
+        """Order workers to delete the copies that the table does not list."""
         suspects, self._suspects = self._suspects, []
         for worker, refs, idle in suspects:
             if self._context.table.by_id.get(worker.facts.id) is worker:

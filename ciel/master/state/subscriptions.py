@@ -43,8 +43,8 @@ class Subscriptions:
         return [client for client, listens in self._watchers.get(job_id, {}).items() if listens]
 
     def watch(self, client: str, job: Job, *, prints: bool = False) -> None:
-        """Have a client watch a job until there will be no more news, including recomputed results.
-        If the job has lost its owner, the client becomes its owner.
+        """Subscribe a client to a job until no more changes can follow, including recomputed
+        results. If the job has lost its owner, the client becomes its owner.
         """
         job_id = job.spec.id
         if job.state not in ENDED or job.unsettled:
@@ -63,7 +63,9 @@ class Subscriptions:
                 self._owners[job.spec.id] = client
 
     def gone(self, client: str, jobs: Mapping[str, Job], due_s: float) -> None:
-        """Note that a client is gone: jobs that no client watches by `due_s` are cancelled."""
+        """Note that a client has disconnected: jobs that no client watches at `due_s` are
+        cancelled.
+        """
         for watchers in self._watchers.values():
             watchers.pop(client, None)
         for job_id in [job_id for job_id, owner in self._owners.items() if owner == client]:
@@ -86,7 +88,7 @@ class Subscriptions:
         self._orphans.pop(job_id, None)
 
     def remove_watchers(self, job_id: str) -> None:
-        """Note that there will be no more news of a job."""
+        """Note that a job will not change any more."""
         self._watchers.pop(job_id, None)
 
     def jobs(self) -> set[str]:

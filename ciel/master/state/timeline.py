@@ -16,7 +16,7 @@ SPANS_MAX = 20_000
 PAGE_MAX = 2000
 SCANNED_MAX: Final = 50_000  # for one page; about 5 ms
 FORGOTTEN_SHARE: Final = 8
-"""When one span in this number may be of a removed job, such spans are deleted; about 5 ms."""
+"""The spans of removed jobs are deleted when they may be one in this number; this takes 5 ms."""
 
 FIELDS: Final = (
     "job", "task", "name", "executor", "parent", "attempt", "worker", "slots",
@@ -37,7 +37,7 @@ class Timeline:
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}  # by worker
         self._spans: deque[Span | None] = deque(maxlen=SPANS_MAX)  # None: of a removed job
-        self._removed: set[str] = set()  # removed jobs whose spans are still there
+        self._removed: set[str] = set()  # removed jobs whose spans are not deleted yet
         self._removed_spans = 0  # about the number of these spans
         self._removed_to = 0  # all spans before this number were of removed jobs
         self._count = 0

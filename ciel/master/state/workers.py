@@ -71,7 +71,7 @@ class WorkerNode:
         self.over_credit: set[tuple[str, int]] = set()  # of `assigned`: beyond the credit
         self.slots_used = 0
         self.memory_used = 0  # bytes
-        self.parked: deque[TaskNode] = deque()  # they wait for room here, since inputs are here
+        self.parked: deque[TaskNode] = deque()  # they wait for room here, where their inputs are
         self.bound: deque[TaskNode] = deque()  # they wait for room here, and can only run here
         self.within: set[str] = set()  # tasks whose attempt 0, of `assigned`, takes no slot
         self.described: set[JobId] = set()  # jobs whose context it was sent
@@ -176,7 +176,7 @@ class WorkerNode:
             self.memory_used += task.spec.needs.memory_bytes
 
     def remove_attempt(self, task: TaskNode, attempt: int) -> None:
-        """Remove an attempt, if it is there."""
+        """Remove an attempt, if it exists."""
         self.given_at_s.pop((task.spec.id, attempt), None)
         if self.assigned.pop((task.spec.id, attempt), None) is not None:
             self.recalled.discard((task.spec.id, attempt))
@@ -191,8 +191,8 @@ class WorkerNode:
 
 
 class WorkerTable:
-    """All workers, by id and by address. `suspects` are the addresses of workers that may be gone,
-    or are gone and still hold objects in the object table.
+    """All workers, by id and by address. `suspects` are the addresses of workers that may be lost,
+    or are lost and are still listed in the object table.
     """
 
     __slots__ = ("_by_netloc", "by_id", "hosts", "returned", "suspects")
@@ -201,7 +201,7 @@ class WorkerTable:
         self.by_id: dict[str, WorkerNode] = {}
         self.hosts: dict[str, str] = {}  # by address
         self.suspects: frozenset[str] = frozenset()
-        self.returned: set[TaskNode] = set()  # recalled tasks that came back in this tick
+        self.returned: set[TaskNode] = set()  # recalled tasks that were returned in this tick
         self._by_netloc: dict[str, WorkerNode] = {}
 
     def add(self, worker: WorkerNode) -> None:
@@ -215,7 +215,7 @@ class WorkerTable:
             del self._by_netloc[worker.facts.netloc], self.hosts[worker.facts.netloc]
 
     def at(self, netloc: str) -> WorkerNode | None:
-        """Return the worker at an address, if there is one."""
+        """Return the worker at an address; None if there is none."""
         return self._by_netloc.get(netloc)
 
     def without_suspects(self, ref: Reference) -> Reference:

@@ -38,7 +38,8 @@ Refuse = Callable[[TaskNode, str, str], None]
 Send = Callable[[str, Message], None]
 
 RECALL_AFTER_S = 0.1
-"""A queued task that is expected to wait so long, or has, is recalled for an idle worker."""
+"""A queued task that has waited for this time, or is expected to, is recalled for an idle worker.
+"""
 
 
 class Dispatcher:
@@ -46,7 +47,7 @@ class Dispatcher:
 
     Tasks without inputs to be copied are distributed round-robin. A task with inputs is assigned to
     the worker with the lowest cost, or according to the policy of its job. If that worker has no
-    room now, the task is parked there; an idle worker may steal it.
+    room now, the task is parked at it; an idle worker may steal the task.
 
     Tasks that need memory have a queue of their own. If a task cannot get its memory yet, it blocks
     later tasks that need memory of the same workers, but no tasks without such needs.
@@ -96,7 +97,9 @@ class Dispatcher:
             self.trust(worker)
 
     def introduce_workers(self) -> None:
-        """Tell all workers which ones joined and were lost in this tick, before they get tasks."""
+        """Notify all workers of the workers that joined or were lost in this tick, before they get
+        tasks.
+        """
         if not self._joined and not self._has_lost:
             return
         offers = {worker.facts.executors for worker in self.workers.values()}
@@ -116,15 +119,15 @@ class Dispatcher:
                 self._send(worker_id, news)
 
     def suspect(self, worker: WorkerNode) -> None:
-        """Give a worker no more tasks, and move the tasks parked there to other workers."""
+        """Assign no more tasks to a worker, and move the tasks parked at it to other workers."""
         self._table.suspects |= {worker.facts.netloc}
         for task in reversed(worker.parked):
             self.ready.push_first(task)
         worker.parked.clear()
 
     def trust(self, worker: WorkerNode) -> None:
-        """Stop suspecting a worker that is heard again or lost; requeue the tasks that waited for
-        it.
+        """Stop suspecting a worker that has sent something, or is lost; requeue the tasks that
+        waited for it.
         """
         self._table.suspects -= {worker.facts.netloc}
         stranded, self._stranded = self._stranded, []
@@ -155,7 +158,7 @@ class Dispatcher:
     # --- dispatch ---------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
-        """Assign as many tasks as there is room for, in the order of the queue."""
+        """Assign as many tasks as the workers have room for, in the order of the queue."""
         ready, has_parked = self.ready, self._has_parked()
         self.is_cut_short = False
         self._stale = 0
@@ -222,8 +225,8 @@ class Dispatcher:
                 return
 
     def _place(self, task: TaskNode, roomy: deque[WorkerNode]) -> bool:
-        """Assign, park or refuse a task; return False if it must wait, since no able worker has
-        room. The chosen worker moves to the end of `roomy`.
+        """Assign, park or fail a task; return False if it must wait, since no worker that can run
+        it has room. The chosen worker moves to the end of `roomy`.
         """
         spec = task.spec
         needs = spec.needs
@@ -330,7 +333,7 @@ class Dispatcher:
         if not offering:
             known = sorted(set().union(*[w.facts.executors for w in self.workers.values()]))
             details = (
-                f"no worker offers the executor {spec.executor!r} (there are: {', '.join(known)})"
+                f"no worker offers the executor {spec.executor!r} (offered: {', '.join(known)})"
             ) + self._lacking(spec.executor)
             self._refuse(task, "NO_EXECUTOR", details)
             return []
@@ -381,7 +384,7 @@ class Dispatcher:
         return bool(self._waited_for)
 
     def _serve_parked(self, priority: int) -> None:
-        """Assign parked tasks where there is room now, down to a priority."""
+        """Assign parked tasks whose workers have room now, down to a priority."""
         for worker in self._waited_for:
             while (line := worker.bound or worker.parked) and worker.has_room:
                 task = line[0]
@@ -427,8 +430,8 @@ class Dispatcher:
         return best.location == worker.facts.netloc
 
     def recall(self, now_s: float) -> None:
-        """Have workers return tasks that have been queued there for long, while other workers are
-        idle.
+        """Order workers to return tasks that have been queued on them for long, while other workers
+        are idle.
 
         A task may be queued on a worker behind a task that takes hours. Only the worker knows which
         tasks have started, so the master recalls the latest tasks, each of them once.
@@ -483,7 +486,7 @@ def _candidate(worker: WorkerNode, slots: int) -> Candidate:
 
 
 def _park(worker: WorkerNode, task: TaskNode) -> None:
-    """Queue a task at a worker until there is room, behind the tasks of its priority."""
+    """Queue a task at a worker until the worker has room, after the tasks of its priority."""
     line, priority = worker.parked, task.spec.needs.priority
     place = len(line)
     while place and line[place - 1].spec.needs.priority < priority:

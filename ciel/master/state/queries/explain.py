@@ -70,7 +70,9 @@ def why(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
                 ended = "it succeeded on the worker of its parent, which started it by itself"
             placed = _placed(task, "placed there")
             return [ended, *placed, *_handed_over(machine, task), *_failures(machine, task)]
-    return _failures(machine, task) or ["its results are forgotten, and with them the reason"]
+    return _failures(machine, task) or [
+        "its results were removed, and with them the reason of its failure"
+    ]
 
 
 def _failures(machine: MasterMachine, task: TaskNode) -> list[str]:

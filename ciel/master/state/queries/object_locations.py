@@ -1,4 +1,4 @@
-"""Answers queries about objects, and keeps objects independently of jobs.
+"""Answers queries about objects, and retains objects independently of jobs.
 
     object {object}             one object in detail, with its reference
     objects {first, kept}       a page of all objects, or of kept objects

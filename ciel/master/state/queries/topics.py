@@ -144,7 +144,7 @@ def find(machine: MasterMachine, selector: Any) -> Job:
 
 
 def _number(selector: Any) -> int | None:
-    """Return a selector as a number; None if it is none."""
+    """Return a selector as a number; None if it is not a number."""
     if isinstance(selector, str) and selector.isdecimal() and len(selector) < _SHOWN_MAX_LENGTH:
         return int(selector)
     return selector if isinstance(selector, int) else None

@@ -1,6 +1,7 @@
-"""JSON views of jobs, tasks and workers for HTTP, in our form and in the original CIEL's form.
+"""JSON views of jobs, tasks and workers for HTTP, in the form of ciel and in the form of the
+original CIEL.
 
-Our states are mapped to the original's, of which there were fewer: a job that is being cancelled is
+The states are mapped to those of the original, which had fewer: a job that is being cancelled is
 still ACTIVE. `epoch_s` plus a time of the master's clock is the time since the epoch.
 """
 
