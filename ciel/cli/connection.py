@@ -31,9 +31,7 @@ def connect_or_start(args: argparse.Namespace, name: str) -> Client:
     client = Client(found, name=name)
     try:
         if not client.slot_count():
-            say(
-                f"the cluster at {found.url} has no worker: the job waits till ciel-worker adds one"
-            )
+            say(f"the cluster at {found.url} has no worker: the job waits for one (ciel-worker)")
     except BaseException:
         client.close()
         raise
@@ -59,9 +57,9 @@ def crashed() -> access_file.AccessFile | None:
 
 
 def _crash() -> str:
-    """Return a text about the cluster that has crashed; "" if none has."""
+    """Return a message about the cluster that has crashed; "" if none has."""
     gone = crashed()
     if gone is None:
         return ""
     logs = current_path(os.environ).resolve().parent
-    return f"the cluster at {gone.url} has crashed (process {gone.pid} is gone; logs in {logs})"
+    return f"the cluster at {gone.url} has crashed (process {gone.pid} has ended; logs in {logs})"

@@ -1,4 +1,4 @@
-"""Ticks every end of a command into an exit status and one clear text, never a traceback.
+"""Turns every end of a command into an exit status and one clear message, never a traceback.
 
 The first Ctrl-C cancels the command's job and waits until its programs have ended; a second one
 ends the command at once.
@@ -63,7 +63,7 @@ OF_JOB_STATE: Final = {
     str(JobState.CANCELLED): Status.CANCELLED,
 }
 
-# The first row that matches counts.
+# The first matching row applies.
 _OF_ERROR: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Status], ...] = (
     ((SettingsError, PackageError, QueryError, WireError, ClusterOptionError), Status.USAGE),
     ((NoMasterError, AccessRefusedError, AccessError), Status.NO_MASTER),
@@ -71,19 +71,20 @@ _OF_ERROR: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], St
     ((UploadError, CielError, OSError), Status.FAILED),
 )
 _GONE_S = 30.0
-"""How long a command waits for the end of a job that it cancelled: programs have a grace period."""
+"""How long a command waits for the end of a job that it has cancelled, whose programs have a grace
+period."""
 
 
 class UsageError(CielError):
-    """The command line, or a file that it names, asks for something impossible."""
+    """The command line, or a file that it names, is invalid or requests something impossible."""
 
 
 class OutputClosedError(Exception):
-    """The reader of our standard output has closed it."""
+    """The reader of this process's standard output has closed it."""
 
 
 class Terminated(BaseException):
-    """A signal asked this process to end."""
+    """A signal requested that this process ends."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
@@ -125,7 +126,7 @@ def conclude(command: Callable[[], int]) -> int:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (OSError, ValueError):  # Python must not try it again at exit
+            except (OSError, ValueError):  # Python must not flush the stream again at exit
                 discard(stream)
 
 
@@ -162,7 +163,7 @@ def status_of(error: Exception) -> int:
 
 
 def text_of(error: Exception) -> str:
-    """Return the message for an error; for a bug, one line that says how to report it."""
+    """Return the message of an error; for a bug, one line with how to report it."""
     if status_of(error) != Status.BUG:
         if isinstance(error, OSError) and not isinstance(error, CielError) and error.strerror:
             from ciel.launch.limits import open_files_advice
@@ -175,7 +176,7 @@ def text_of(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     return (
-        f"a bug of ours: {type(error).__name__}: {error}{place}; "
+        f"a bug in ciel: {type(error).__name__}: {error}{place}; "
         "please report it with the traceback that CIEL_DEBUG=1 shows"
     )
 
@@ -191,8 +192,8 @@ def cancelling(client: Client, job: Job) -> Iterator[None]:
     """Cancel the job if the context is interrupted or fails, and wait until its programs have
     ended.
 
-    Ctrl-C ends that wait. The programs that are left then end with the cluster, if it belongs to
-    this command; else the master ends them.
+    Ctrl-C ends that wait. The remaining programs then end with the cluster, if it belongs to this
+    command; otherwise the master ends them.
     """
     try:
         yield

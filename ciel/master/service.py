@@ -313,7 +313,7 @@ class MasterService:
                 self._answer(session, ask, "")
                 self._answered_s += time.monotonic() - started_s
             if waiting:
-                self._queries[peer] = waiting  # at the end, so that clients take ticks
+                self._queries[peer] = waiting  # at the end, so that clients take turns
 
     def _can_answer(self) -> bool:
         """Whether a client that reads waits for an answer."""

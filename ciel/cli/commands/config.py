@@ -76,7 +76,7 @@ def settings_of(args: Namespace, environ: Mapping[str, str]) -> dict[str, Shown]
 
 
 def _cluster(args: Namespace, environ: Mapping[str, str]) -> Shown:
-    """Return the cluster that the settings lead to, or the reason why it cannot be used."""
+    """Return the cluster that the settings select, or the reason why it cannot be used."""
     try:
         meant = find_master(args.master, args.access, environ)
     except AccessError as error:
@@ -88,11 +88,11 @@ _UNSET: Final = Shown(None, "not set")
 
 
 def _place(path: Path, origin: str) -> Shown:
-    return Shown(str(path), origin if path.exists() else f"{origin}; it is not there")
+    return Shown(str(path), origin if path.exists() else f"{origin}; the file does not exist")
 
 
 def _xdg(kind: str, environ: Mapping[str, str]) -> str:
-    """Return what sets the place of a directory: a variable, or the default."""
+    """Return what determines the path of a directory: a variable, or the default."""
     variable = f"XDG_{kind}_HOME"
     return variable if Path(environ.get(variable, "")).is_absolute() else "default"
 

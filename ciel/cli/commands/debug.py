@@ -24,13 +24,13 @@ _LEVELS: Final = ("debug", "info", "warn", "error", "critical")
 _DUMP: Final = """\
 A dump has the stacks of all threads, the state, and the latest messages of a daemon; it contains
 arguments and paths of users. A daemon that does not answer writes one on SIGUSR1, and by itself
-when its loop stands still for a second: DIRECTORY of its log, NAME-PID-TIME.dump.
+when its event loop is blocked for a second: to NAME-PID-TIME.dump in the directory of its log.
 """
 
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Run the verb."""
-    return run_verb("ciel debug", "Looks into the daemons of a cluster.", VERBS, words)
+    return run_verb("ciel debug", "Examines the daemons of a cluster.", VERBS, words)
 
 
 def _dump(client: Client, args: Namespace) -> int:
@@ -74,19 +74,21 @@ def _log_level(client: Client, args: Namespace) -> int:
 
 
 def _daemons(client: Client, worker: str | None) -> list[tuple[str, str]]:
-    """Return the names and addresses of the chosen daemons."""
+    """Return the names and addresses of the selected daemons."""
     workers = [(str(each["worker"]), str(each["netloc"])) for each in client.ask("workers")]
     if worker is None:
         return [("master", client.location.url.removeprefix("http://")), *workers]
     chosen = [each for each in workers if each[0] == worker]
     if not chosen:
         known = ", ".join([name for name, _ in workers]) or "none"
-        raise UsageError(f"--worker {worker}: there is no such worker; the workers are: {known}")
+        raise UsageError(f"--worker {worker}: unknown worker; the workers are: {known}")
     return chosen
 
 
 def _post(client: Client, netloc: str, target: str, body: bytes) -> bytes:
-    """Send a request with a ticket; return the answer. Raises errors that are remote."""
+    """Send a request with a ticket; return the answer. Raises errors of the connection and the
+    daemon.
+    """
     key = client.location.key
     if key.role is not Role.ADMIN:
         raise UsageError(f"{client.location.origin} has the key of a role, not the cluster's")

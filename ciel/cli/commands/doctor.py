@@ -1,4 +1,4 @@
-"""`ciel doctor`: finds faults of an installation and its cluster, and says how to repair them.
+"""`ciel doctor`: finds faults of an installation and its cluster, and shows how to repair them.
 
 `doctor.host` checks this computer, `doctor.cluster` the cluster. Neither changes anything.
 """
@@ -17,8 +17,8 @@ from ciel.cli.parsing.options import add_cluster_options, make_parser
 from ciel.execution.report import visible
 
 _EPILOG = """\
-Repair every fault; a note is for information. The exit status is 1 if there are faults. Run it as
-the user and on the host of a daemon to find the faults that this daemon meets.
+Repair every fault; a note is for information. The exit status is 1 if there are faults. To find the
+faults that affect a daemon, run it as the user and on the host of that daemon.
 """
 
 

@@ -33,7 +33,7 @@ from ciel.wire.references import from_json
 _EPILOG = """\
 CLASS is in JAR. The bindings, with com.asgow.ciel.executor.Java2Executor, are in one of the jars,
 or on the workers, in the directory of their CIEL_JARS_DIR. The outputs of the first task are
-printed in turn, unchanged; with --json as a list, each as its JSON value, or as text.
+printed one after the other, unchanged; with --json as a list, each as a JSON value or as a string.
 
   ciel java --jar-lib lib pi.jar com.example.Pi 1000
 """
@@ -63,7 +63,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     add_cluster_options(parser)
     parser.add_argument("jar", metavar="JAR", type=Path)
     parser.add_argument("class_name", metavar="CLASS")
-    # All further words belong to the program, even words that look like options of ciel.
+    # All further arguments belong to the program, even if they look like options of ciel.
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
     rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)

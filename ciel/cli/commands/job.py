@@ -47,7 +47,9 @@ failed ones, rm takes ended ones.
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Run the verb."""
-    return run_verb("ciel job", "Looks at jobs, and acts on them.", VERBS, words)
+    return run_verb(
+        "ciel job", "Shows jobs, waits for them, cancels, retries and removes them.", VERBS, words
+    )
 
 
 # --- list, info -----------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ def _results(job: JobSummary) -> str:
     """
     text = f"{job.wanted + job.handed_over} wanted"
     if job.unsettled:
-        text += f", {job.unsettled} still to come"
+        text += f", {job.unsettled} not produced yet"
     if job.handed_over:
         text += f", {job.handed_over} handed over to the client and not retained"
     return text
@@ -136,7 +138,7 @@ def render_info(
     failed = [failure for failure in failures if failure["reason"] != "CANCELLED"]
     is_new = job.reason and not (
         failed and job.state == str(JobState.FAILED)
-    )  # else a failure says it
+    )  # else a failure below contains the reason
     lines = [
         f"job {job.number} ({job.id})" + (f": {visible(job.name)}" if job.name else ""),
         f"state: {job.state}" + (f" ({_first_line(job.reason)})" if is_new else ""),
@@ -390,7 +392,7 @@ VERBS = {
     ),
     "graph": Verb("draw the tasks of a job and what they read", _add_graph, _graph),
     "cancel": Verb(
-        "cancel jobs, and wait until their programs are gone", _add_wait, _cancel, _SELECTORS
+        "cancel jobs, and wait until their programs have ended", _add_wait, _cancel, _SELECTORS
     ),
     "retry": Verb(
         "run the failed and cancelled tasks of jobs again", _add_retry, _retry, _SELECTORS

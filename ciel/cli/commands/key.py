@@ -15,7 +15,7 @@ from ciel.cli.parsing.options import add_cluster_options, make_parser
 
 _EPILOG: Final = """\
 A `read` key can read everything and change nothing; a `submit` key can also start and end jobs;
-with a `worker` key a worker can join. Some requests need the key of the cluster itself. All keys
+a `worker` key lets a worker join. Some requests need the key of the cluster itself. All keys
 are valid until the master is started with --new-key.
 """
 ROLES: Final = (Role.READ, Role.SUBMIT, Role.WORKER)

@@ -19,20 +19,20 @@ _EPILOG = """\
 DIR is a directory of section 1, such as ~/.local/share/man/man1: then `man ciel-submit` shows one.
 """
 _STATUSES: Final = {
-    0: "done", 1: "the job failed, or a part of what was asked for", 2: "usage",
+    0: "done", 1: "the job, or a part of the request, failed", 2: "usage",
     3: "no master, or access denied", 4: "cancelled", 5: "timed out", 130: "interrupted",
 }  # fmt: skip
 _ENVIRONMENT: Final = {
-    "CIEL_MASTER": "the master, where no --master names it",
-    "CIEL_ACCESS": "its access file, where no --access names it",
+    "CIEL_MASTER": "the master, unless --master names it",
+    "CIEL_ACCESS": "its access file, unless --access names it",
     "CIEL_CONFIG": "the configuration file, otherwise $XDG_CONFIG_HOME/ciel/config.toml",
     "CIEL_STORE": "the store of workers without --store",
-    "CIEL_LOG_LEVEL": "what daemons log from: debug, info, warn or error",
-    "CIEL_DEBUG": "if set, a command that fails shows where in its code it did",
+    "CIEL_LOG_LEVEL": "the lowest level that daemons log: debug, info, warn or error",
+    "CIEL_DEBUG": "if set, a command that fails shows a traceback",
 }
 _FILES: Final = {
     "$XDG_STATE_HOME/ciel/HOST_PORT/access.json": "the access file of a master of this user",
-    "$XDG_STATE_HOME/ciel/current@HOST": "leads to that of `ciel up` on a host",
+    "$XDG_STATE_HOME/ciel/current@HOST": "a link to the access file of `ciel up` on a host",
     "$XDG_STATE_HOME/ciel/runs/": "logs of the clusters that commands started for themselves",
     "$XDG_CONFIG_HOME/ciel/config.toml": "settings",
 }
@@ -150,12 +150,12 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _lower(text: str) -> str:
-    """Make the first letter small, as in the NAME section of manual pages."""
+    """Convert the first letter to lower case, as in the NAME section of manual pages."""
     return text[:1].lower() + text[1:]
 
 
 def _text(text: str) -> str:
-    """Escape text, so that roff takes no part of it as a request."""
+    """Escape text, so that roff reads no part of it as a request."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("…", "...")
     text = text.replace("→", "\\->")
     return f"\\&{text}" if text[:1] in (".", "'") else text

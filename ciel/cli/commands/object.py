@@ -38,15 +38,15 @@ _NAME_MAX_LENGTH = 200
 _MEANT_OTHERWISE = frozenset((ALL, LAST))
 _STANDARD_INPUT = "-"
 _SELECTORS = """\
-OBJECT is an id; the name of one that was put, if only one has it; last, the newest of those; or
-JOB:TASK, what that task makes (its first output).
+OBJECT is an id; the name of a stored file, if only one has that name; last, the newest stored file;
+or JOB:TASK, the first output of that task.
 """
 
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Run the verb."""
     return run_verb(
-        "ciel object", "Puts objects into the cluster, and looks at them.", VERBS, words
+        "ciel object", "Stores files in the cluster, and shows and reads objects.", VERBS, words
     )
 
 
@@ -59,7 +59,7 @@ def _put(client: Client, args: Namespace) -> int:
         if len(args.name) > _NAME_MAX_LENGTH:
             raise UsageError(f"--name: a name has at most {_NAME_MAX_LENGTH} characters")
         if len(args.files) > 1:
-            raise UsageError("--name names one object; put files one by one, or leave it out")
+            raise UsageError("--name names one object; store the files one by one, or omit --name")
     names = [_name_for(file, args.name) for file in args.files]
     for file, name in zip(args.files, names, strict=True):
         ref = _upload(client, file)
@@ -76,7 +76,7 @@ def _name_for(file: str, given: str | None) -> str:
     regular file.
     """
     if file != _STANDARD_INPUT and not Path(file).is_file():
-        reason = "it is not a regular file" if Path(file).exists() else "there is no such file"
+        reason = "it is not a regular file" if Path(file).exists() else "the file does not exist"
         raise UsageError(f"{visible(file)}: {reason}")
     name = given if given is not None else Path(file).name
     name = name.encode(errors="replace").decode()[:_NAME_MAX_LENGTH]
@@ -88,7 +88,9 @@ def _name_for(file: str, given: str | None) -> str:
 def _upload(client: Client, file: str) -> Reference:
     if file != _STANDARD_INPUT:
         return client.upload(file)
-    with tempfile.TemporaryFile() as copy:  # two workers get it, and it can be read once
+    with (
+        tempfile.TemporaryFile() as copy
+    ):  # two workers get the content, which can be read only once
         shutil.copyfileobj(sys.stdin.buffer, copy)
         copy.seek(0)
         return client.upload_opened(copy, "standard input")
@@ -98,8 +100,8 @@ def _upload(client: Client, file: str) -> Reference:
 
 
 def _get(client: Client, args: Namespace) -> int:
-    """Print objects one after the other, or write them into one file, which appears only when it
-    is whole.
+    """Print objects one after the other, or write them into one file, which is created only when it
+    is complete.
     """
     found = [find_object(client, text) for text in args.objects]
     refs = [content_of(facts) for facts in found]
@@ -198,14 +200,14 @@ def _of_job(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
                 try:
                     facts = client.ask("object", {"object": object_id})
                 except QueryError:
-                    continue  # the master has forgotten it since
+                    continue  # the master has forgotten the object
                 del facts["reference"]
                 yield facts
         first = page["next"]
 
 
 def render_list(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """Lay out objects as a table, in the order in which the master learned of them."""
+    """Lay out objects as a table, in the order in which the master got to know them."""
     if not rows:
         return "no objects"
     cells = [

@@ -40,8 +40,9 @@ from ciel.wire.errors import RecordTooLargeError
 from ciel.wire.references import from_json, to_json
 
 _EPILOG = """\
-The words after PACKAGE are the values of `__args__` in it, numbered from 0. The result is printed
-as JSON: the decoded `result` template if there is one (`noop` items as text), else references.
+The arguments after PACKAGE are the values of `__args__` in it, numbered from 0. The result is
+printed as JSON: the decoded `result` template if the package has one (`noop` items as strings),
+otherwise references.
 
   ciel run wordcount.pack *.txt
   ciel run --out results render.pack       # `handle` items become results/0, results/1, …
@@ -59,7 +60,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     add_own_cluster_options(parser)
     add_cluster_options(parser)
     parser.add_argument("package", metavar="PACKAGE", type=Path)
-    # All further words belong to the package, even words that look like options of ciel.
+    # All further arguments belong to the package, even if they look like options of ciel.
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
     rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)
@@ -81,7 +82,9 @@ def _parsed(file: PackageFile, args: argparse.Namespace) -> Package:
     try:
         return parse(file, os.environ, args.words, can_save=args.out is not None)
     except PackageError:
-        from ciel.cli.skywriting.source import is_script  # which imports the language
+        from ciel.cli.skywriting.source import (
+            is_script,
+        )  # this imports the interpreter of Skywriting
 
         if is_script(file.path.name, file.text):
             reason = "looks like a Skywriting script, and is not a package"

@@ -1,6 +1,6 @@
 """`ciel shmfs`: mounts shared memory as a directory, with the program `shmfs-fuse`.
 
-That program is part of an installation only if libfuse3 was there when ciel was installed.
+An installation contains that program only if libfuse3 was installed when ciel was installed.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ def _program() -> str:
     found = shutil.which("shmfs-fuse") or (str(beside) if os.access(beside, os.X_OK) else None)
     if found is None:
         raise UsageError(
-            "shmfs-fuse is not installed: it is made when ciel is installed where libfuse3 is "
-            f"({_PACKAGES}; then install ciel again, in its own tree with make -B dev)"
+            "shmfs-fuse is not installed: it is built if libfuse3 exists when ciel is installed "
+            f"({_PACKAGES}; then install ciel again, in a checkout with make -B dev)"
         )
     if not shutil.which("fusermount3"):
-        raise UsageError(f"fusermount3 is not installed, which mounts ({_PACKAGES})")
+        raise UsageError(f"fusermount3, which mounts, is not installed ({_PACKAGES})")
     return found
 
 

@@ -13,17 +13,17 @@ from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
 
 _STATS = """\
-One row for each worker and level of its store, about a second old. OPEN: readers and writers now.
-Since its start: EVICTED, moved from memory to disk; DROPPED, deleted there as it can be had again;
-LOADED, brought back; SPILLED, begun on disk for want of memory; WAITED, steps of writers that found
-it full; COPIED, bytes for programs that could not be given the store's own file. JOBS: those that
-wait for that worker's disks. --json has bytes as numbers.
+One row for each worker and level of its store, about a second old. OPEN: open readers and writers.
+Objects since the start of the worker: EVICTED from memory to disk; DROPPED, deleted since another
+copy exists; LOADED back into memory; SPILLED, written to disk since memory was full. WAITED: steps
+of writers that found the level full. COPIED: bytes copied for programs that could not read the file
+of the store. JOBS: disk jobs that wait. With --json, bytes are numbers.
 """
 
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Run the verb."""
-    return run_verb("ciel store", "Looks at the workers' stores.", VERBS, words)
+    return run_verb("ciel store", "Shows the workers' stores.", VERBS, words)
 
 
 def _stats(client: Client, args: Namespace) -> int:

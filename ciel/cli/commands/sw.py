@@ -24,7 +24,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     if args.script is not None:
         script = args.script[0]
         if not os.path.exists(script) and (hint := suggestion(script, VERBS)):
-            raise UsageError(f"{script}: there is no such file{hint}")
+            raise UsageError(f"{script}: the file does not exist{hint}")
         return run_script(args, "ciel sw", *args.script)
     from ciel.cli.skywriting.prompt import run_prompt
 

@@ -29,14 +29,16 @@ _LISTED = 100
 _PLACE_MAX_DIGITS = 18
 _SHOWN_AT_ONCE = 20
 _SELECTORS = """\
-TASK is JOB:TASK: a job's number, its id or last, and behind the colon an element's number, a name,
-a task's id, or a range of numbers (last:1-20). A JOB alone means all its tasks.
+TASK is JOB:TASK: a job's number, its id or last, and after the colon an element's number, a name, a
+task's id, or a range of numbers (last:1-20). A JOB alone means all its tasks.
 """
 
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Run the verb."""
-    return run_verb("ciel task", "Looks at the tasks of a job.", VERBS, words)
+    return run_verb(
+        "ciel task", "Shows the tasks of a job, cancels and retries them.", VERBS, words
+    )
 
 
 def _rows(
@@ -75,7 +77,7 @@ def _list(client: Client, args: Namespace) -> int:
     if more:
         say(f"the first {len(rows)} tasks; --all lists them all")
     if job.handed_over:
-        say(f"{job.handed_over} tasks of job {job.number} are forgotten: their results were taken")
+        say(f"{job.handed_over} tasks of job {job.number} are not listed: they were handed over")
     return Status.DONE
 
 
@@ -108,7 +110,7 @@ def _tell(
         else:
             print_text("\n" * bool(place) + render(task))
     if more:
-        say(f"that is {len(tasks)} of them; name others as JOB:TASK")
+        say(f"these are {len(tasks)} of them; name others as JOB:TASK")
     return Status.DONE
 
 
@@ -131,7 +133,7 @@ def _log(client: Client, args: Namespace) -> int:
 
 
 def _chosen(client: Client, text: str) -> tuple[list[dict[str, Any]], bool]:
-    """Return the master's facts about each of the tasks, and whether there are more of them."""
+    """Return the master's descriptions of the tasks, and whether there are more tasks."""
     selector = read_task(text)
     (job,) = chosen_jobs(client, [selector.job])
     if isinstance(selector.tasks, str):
@@ -210,7 +212,7 @@ def _reasons(task: dict[str, Any]) -> list[str]:
     lines = ["why:", *_indented(task["why"])]
     story = task["story"]
     if not story or (len(story) == 1 and task["state"] == str(TaskState.FAILED)):
-        return lines  # its only attempt, and the reason says the same
+        return lines  # the history of its only attempt repeats the reason
     return [*lines, "what happened:", *_indented(story)]
 
 
@@ -230,11 +232,13 @@ def _retry(client: Client, args: Namespace) -> int:
 
 
 def _change(client: Client, args: Namespace, topic: str, done: str) -> int:
-    """Cancel or retry tasks that are named one by one or by a range; print what became of each."""
+    """Cancel or retry tasks that are named one by one or by a range; print the result for each."""
     selector = read_task(args.task)
     if selector.tasks is None:
         verb = topic.removesuffix("_task")
-        raise UsageError(f"which tasks? name them as JOB:TASK; ciel job {verb} means all of a job")
+        raise UsageError(
+            f"name the tasks as JOB:TASK; ciel job {verb} applies to all tasks of a job"
+        )
     (job,) = chosen_jobs(client, [selector.job])
     if isinstance(selector.tasks, str):
         ids = [selector.tasks]

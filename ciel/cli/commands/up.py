@@ -87,7 +87,7 @@ def _up(words: Sequence[str]) -> int:
             _print(up.url, "up", args.json, in_words=True)
             return Status.DONE
         if gone := crashed():
-            say(f"the last cluster, at {gone.url}, had crashed (process {gone.pid} is gone)")
+            say(f"the last cluster, at {gone.url}, had crashed (process {gone.pid} has ended)")
         ready = _start(args)
         prune_ended(os.environ)
     say(f"up at {ready['url']}: {ready['description']}")
@@ -97,7 +97,7 @@ def _up(words: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _only_one() -> Iterator[None]:
-    """Wait for any other `ciel up` or `ciel down` of this user on this host to end."""
+    """Wait until no other `ciel up` or `ciel down` of this user runs on this host."""
     path = up_lock_path(os.environ)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -120,8 +120,8 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
         ) from None
     if not is_loopback(host):
         raise UsageError(
-            f"--listen {args.listen}: this cluster is for this computer alone; "
-            "start ciel-master and ciel-worker for others"
+            f"--listen {args.listen}: a cluster of `ciel up` serves this computer only; start "
+            "ciel-master and ciel-worker for other hosts"
         )
     for candidate in _PORTS if any_port else (port,):
         if not is_free(host, candidate):
@@ -131,7 +131,7 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
         except ClusterError as error:
             was_taken = TAKEN in error.reason or not is_free(host, candidate)
             if not any_port or not was_taken:
-                raise  # else another program took the port meanwhile
+                raise  # with port 0 another program may have taken the port meanwhile
     if any_port:
         raise NoMasterError("", f"no port of {host} from {_PORTS[0]} to {_PORTS[-1]} is free")
     taken = f"{netloc(host, port)} is taken by {who_listens(host, port)}"
@@ -172,7 +172,7 @@ def _down(words: Sequence[str]) -> int:
     with _only_one():
         found = _current()
         if found is None:
-            raise NoMasterError("", "no cluster of `ciel up` is up on this host")
+            raise NoMasterError("", "no cluster of `ciel up` is running on this host")
         path = current_path(os.environ).readlink()
         if found.is_alive():
             if not args.force and not may_end(found):
@@ -182,7 +182,7 @@ def _down(words: Sequence[str]) -> int:
         scratch = path.parent / "scratch"
         before = set(scratch.glob("worker-*/*"))
         if not _end_process(found):
-            say(f"the cluster at {found.url} had crashed (process {found.pid} is gone)")
+            say(f"the cluster at {found.url} had crashed (process {found.pid} has ended)")
         else:
             say(f"the cluster at {found.url} is down")
         if set(scratch.glob("worker-*/*")) - before:
@@ -219,13 +219,15 @@ def _current() -> AccessFile | None:
 
 
 def _end_process(found: AccessFile) -> bool:
-    """End the process that holds the cluster, and wait for that; False if it had ended already."""
+    """End the process that holds the cluster, and wait for its end; False if it ended before."""
     try:
         pidfd = os.pidfd_open(found.pid)
     except ProcessLookupError:
         return False
     try:
-        if not found.is_alive():  # only now is it certain that the process id is not another's
+        if (
+            not found.is_alive()
+        ):  # checked after the descriptor is open: the process id is not reused now
             return False
         for number in (signal.SIGTERM, signal.SIGKILL):
             signal.pidfd_send_signal(pidfd, number)

@@ -33,7 +33,7 @@ def host_and_port(text: str) -> str:
 
 
 def reachable_address(text: str) -> str:
-    """Check a `HOST:PORT` to connect to; port 0 stands for the port that is bound (an argparse
+    """Check a `HOST:PORT` to connect to; port 0 means the port that is bound (an argparse
     type).
     """
     if parse_address(host_and_port(text)).host in EVERYWHERE:

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 SOCKET: Final = "socket"
 USUAL_CHANNEL: Final = SOCKET
 SPIN_MAX_US: Final = 1000
-"""Polling for longer wastes a core: a wake-up takes a tenth of this time."""
+"""The longest time of polling: a wake-up takes a tenth of it, so longer polling wastes a core."""
 WORKER_POLL_US: Final = 200
-"""About the time of an answer from the master; a short task of a warm program takes less."""
+"""How long workers poll: about the time until the master answers. A short task of a running
+program takes less."""
 
 
 def add_channel_options(parser: argparse.ArgumentParser) -> None:

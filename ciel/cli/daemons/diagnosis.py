@@ -1,8 +1,8 @@
-"""Writes down what a daemon does: on SIGUSR1, when its loop stands still, and when it fails
+"""Writes dumps of a daemon: on SIGUSR1, when its event loop is blocked, and when it fails
 (docs/hanging.md).
 
-A file has the stacks of all threads, the state, the pending timers, and the latest messages of the
-control connections. It contains ids, arguments and paths of users, so only its owner can read it.
+A dump contains the stacks of all threads, the state, the pending timers, and the latest messages of
+the control connections. It has ids, arguments and paths of users, so only its owner can read it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = Logger()
 
 STALL_S: Final = 1.0
 PAUSE_BETWEEN_S: Final = 300.0
-"""After a dump of a stalled loop, the next one of that kind comes no earlier."""
+"""The shortest time between two dumps of a blocked event loop."""
 FILES_MAX: Final = 5
 TIMERS_MAX: Final = 200
 
@@ -81,13 +81,13 @@ class Diagnosis:
         self.dump("it got SIGUSR1")
 
     def _watch(self) -> None:
-        """Write a dump if the loop has worked for a second without waiting."""
+        """Write a dump if the event loop has not waited for a second."""
         while not self._over.wait(STALL_S):
             now_s = time.monotonic()
             busy_s = now_s - self._reactor.woke_s
             if busy_s > STALL_S and now_s - self._stalled_at_s > PAUSE_BETWEEN_S:
                 self._stalled_at_s = now_s
-                self.dump(f"its loop has stood still for {busy_s:.1f} s")
+                self.dump(f"its event loop was blocked for {busy_s:.1f} s")
 
     def _lines(self, reason: str) -> Iterator[str]:
         yield f"{self._name} of ciel {__version__}, process {os.getpid()}, {platform.platform()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class DaemonError(Exception):
-    """A daemon cannot start. The text is one line, for the user or the parent process."""
+    """A daemon cannot start. The message is one line, for the user or the parent process."""
 
     def __init__(self, reason: str, status: int = 1) -> None:
         self.status = status

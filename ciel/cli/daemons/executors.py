@@ -14,13 +14,13 @@ from ciel.execution.executor import Executor
 
 GROUP = "ciel.executors"
 ANY_LANGUAGE = "language"
-"""The entry point that makes executors which only the configuration names; no executor itself."""
+"""The entry point that creates executors which only the configuration names."""
 REASON_MAX_LENGTH = 500
 
 
 class Executors(NamedTuple):
-    """The executors that a host offers, and the ones it cannot run, with the reasons. `known`:
-    all that could be set up, also if they cannot run here: their tasks can be created here.
+    """`offered`: the executors that this host can run. `lacking`: the other ones, with reasons.
+    `known`: all executors that could be set up: tasks here can create tasks for them.
     """
 
     offered: dict[str, Executor]
@@ -55,7 +55,7 @@ def _make(name: str, setting: ExecutorSetting | None, is_installed: bool) -> Exe
     takes = [key for key in inspect.signature(make).parameters if key != "name"]
     unknown = [key for key in options if key not in takes]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not known; there may be: {', '.join(takes) or 'none'}")
+        raise ValueError(f"{unknown[0]!r} is unknown; the keys are: {', '.join(takes) or 'none'}")
     if not is_installed:
         options["name"] = name
         if "command" in takes and "command" not in options:

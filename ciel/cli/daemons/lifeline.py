@@ -1,8 +1,8 @@
 """Connects an embedded daemon with its parent, by standard input and output.
 
 An *embedded* daemon belongs to one command. It reads its key from a line on standard input, and
-writes a line to standard output when it is ready. It ends when standard input ends, because then
-its parent is gone.
+writes a line to standard output when it is ready. It ends when standard input ends, because its
+parent has ended then.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Lifeline:
             self._failed(str(error))
 
     def connectionLost(self, reason: Failure) -> None:
-        """Called at shutdown; nothing to do."""
+        """Do nothing; called at shutdown."""
 
 
 def _read_line(line: bytes) -> dict[str, Any]:
@@ -89,13 +89,13 @@ def _read_line(line: bytes) -> dict[str, Any]:
 
 
 def report_ready(facts: dict[str, Any]) -> None:
-    """Tell the parent of an embedded daemon that it is ready."""
+    """Report to the parent of an embedded daemon that the daemon is ready."""
     _send(facts)
 
 
 def report_failure(reason: str, status: int) -> None:
-    """Tell the parent of an embedded daemon why the daemon fails, and its exit status. The parent
-    ignores it after `report_ready`.
+    """Report to the parent of an embedded daemon why the daemon fails, and its exit status. The
+    parent ignores this after `report_ready`.
     """
     with contextlib.suppress(OSError):
         _send({"error": reason[:_REASON_MAX_LENGTH], "status": status})

@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
         help="the access file (default: below the user's state directory)",
     )
     add_worker_limits(parse)
-    add("--new-key", action="store_true", help="make a new key even if there is one")
+    add("--new-key", action="store_true", help="create a new key even if one exists")
     add(
         "--open-healthz",
         action="store_true",
@@ -174,7 +174,7 @@ class Master:
         return answers | {"problems": found, "machine": self._machine_options()}
 
     def open_alone(self) -> None:
-        """Read or make the key, open, and write the access file. Raises one of START_ERRORS."""
+        """Read or create the key, open, and write the access file. Raises one of START_ERRORS."""
         options = self._options
         address = advertised(options)
         path = self._access_path(address.host, address.port)

@@ -1,4 +1,4 @@
-"""Checks whether an address of this host is free for a master, and which program has it."""
+"""Checks whether an address of this host is free for a master, and which program uses it."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def run(
         loop.install()
         from twisted.internet import reactor as twisted_reactor
 
-        reactor: Any = twisted_reactor  # typed as a module
+        reactor: Any = twisted_reactor  # in Twisted's types it is a module
         use_monotonic_clock(reactor)
         daemon = make(reactor, options)
     except (DaemonError, OSError) as error:
@@ -167,9 +167,9 @@ def _open_log(path: str) -> TextIO:
 
 
 def settle_memory() -> None:
-    """Exclude all present objects from garbage collection, and make collections rarer.
+    """Exclude all current objects from garbage collection, and make collections rarer.
 
-    A daemon keeps millions of small values that never become garbage, and makes few cycles.
+    A daemon keeps millions of small values that never become garbage, and creates few cycles.
     """
     gc.collect()
     gc.freeze()

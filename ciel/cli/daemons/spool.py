@@ -12,7 +12,7 @@ from ciel.storage import leases
 from ciel.storage.trees import remove_tree
 from ciel.worker.host import host_identity
 
-_OWNER = "owner"  # the file by which a worker locks its spool
+_OWNER = "owner"  # the file that a worker locks
 _KEPT = "kept"
 _TEMPORARY_PREFIX = "ciel-worker-"
 _LEFT_MAX = 10  # temporary spools of ended workers, with files of failed tasks
@@ -25,7 +25,7 @@ class Spool:
 
     def __init__(self, path: str | None) -> None:
         self.is_temporary = path is None
-        # Absolute, since programs run in directories of their own.
+        # Absolute, since programs run in other directories.
         self.path = Path(path or tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX)).absolute()
         self.identity = ""
         self._owner_fd: int | None = None
@@ -55,7 +55,7 @@ class Spool:
             )  # fmt: skip
         except OSError:
             self._is_ours = True
-            return  # on a file system without locks, or a full one
+            return  # the file system has no locks, or is full
         finally:
             os.close(place_fd)
         self._is_ours = True
@@ -69,8 +69,8 @@ class Spool:
             self._owner_fd = None
 
     def remove(self) -> bool:
-        """Remove everything but the files of failed tasks; return whether none are left. The
-        directory of another worker, which `open` refused, stays as it is.
+        """Remove everything except the files of failed tasks; return whether no such files exist.
+        A directory that another worker uses stays unchanged.
         """
         if not self._is_ours:
             return True
@@ -85,8 +85,8 @@ class Spool:
         return True
 
     def logs_directory(self, log: str | None) -> Path:
-        """Return where the logs of jobs go: into the spool, or beside the worker's log file, into a
-        subdirectory, because other workers may log there.
+        """Return the directory for the logs of jobs: in the work directory; or, if the worker has a
+        log file, a subdirectory beside it, which no other worker uses.
         """
         if log is None:
             return self.path / "jobs"
@@ -98,10 +98,12 @@ def _prune_left(directory: Path) -> None:
     """Remove temporary spools of ended workers, except the latest ones."""
     left: list[tuple[float, Path]] = []
     for path in directory.glob(f"{_TEMPORARY_PREFIX}*"):
-        with suppress(OSError):  # another user's, or just being removed
+        with suppress(OSError):  # it belongs to another user, or is being removed
             state = path.lstat()
             is_ours = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
-            if is_ours and os.listdir(path) == [_KEPT]:  # a living worker has more in it
+            if is_ours and os.listdir(path) == [
+                _KEPT
+            ]:  # the directory of a running worker contains more
                 left.append((state.st_mtime, path))
     for _, path in sorted(left)[:-_LEFT_MAX]:
         with suppress(OSError):

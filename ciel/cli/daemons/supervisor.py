@@ -66,7 +66,7 @@ def start(config: dict[str, Any], log: Path) -> dict[str, Any]:
             json.dump(config, config_file)
         ready = _read_ready(our_ready_fd, log, log_start_bytes)
     except BaseException:
-        os.kill(pid, signal.SIGTERM)  # our child is not reaped yet, so no other process has its id
+        os.kill(pid, signal.SIGTERM)  # the child is not reaped yet, so its id is not reused
         os.waitpid(pid, 0)
         raise
     finally:
@@ -96,7 +96,7 @@ def _read_ready(fd: int, log: Path, log_start_bytes: int) -> dict[str, Any]:
 
 
 class _Ended(BaseException):
-    """A signal, such as that of `ciel down`, asked this process to end."""
+    """A signal, such as that of `ciel down`, requested that this process ends."""
 
 
 def supervise() -> int:

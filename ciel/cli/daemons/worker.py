@@ -162,7 +162,7 @@ def _control_peer(
     channels: Channels | None,
     owner: Owner,
 ) -> ControlPeer:
-    """Make the worker's end of a control connection; called each time that it connects."""
+    """Create the worker's end of a control connection; called each time that it connects."""
     return ControlPeer(
         reactor, ticks, begin_session(), owner, channels=channels, recorder=reactor.recorder
     )
@@ -287,7 +287,7 @@ class Worker:
     def _about(
         self, machine: WorkerMachine, executors: Executors, channels: Channels | None
     ) -> dict[str, Any]:
-        """Return what this worker tells a master of itself."""
+        """Return the description of this worker for the master."""
         return {
             "netloc": machine.netloc, "host": machine.host, "slots": machine.slots,
             "memory_bytes": machine.memory_bytes, "executors": sorted(executors.offered),
@@ -323,7 +323,7 @@ class Worker:
         self, machine: WorkerMachine, operations: Operations, store: ObjectStore,
         executors: Executors, service: WorkerService, reconnector: Reconnector,
     ) -> Controls:  # fmt: skip
-        """Return what users can change on this worker by HTTP."""
+        """Return the operations on this worker that users request by HTTP."""
         pins = Pins(self._spool.path / "pins", machine.uploads, machine.stored)
 
         def keep(object_id: ObjectId) -> None:
@@ -349,7 +349,7 @@ class Worker:
         return thing
 
     def _attempts(self, callers: Callers, **means: Any) -> tuple[Attempts, InteractivePrograms]:
-        """Build what runs attempts, by both strategies."""
+        """Build the parts that run attempts at tasks of batch and of interactive programs."""
         kept, scratch = KeptAttempts(self._spool.kept), ScratchPool(self._spool.path)
         place = Workplace(worker=self._id, scratch=scratch, kept=kept, **means)
         lifecycle = Lifecycle(place)
@@ -361,7 +361,9 @@ class Worker:
     def _disk_of(
         self, store: ObjectStore, disk_jobs: DiskJobs
     ) -> tuple[Admit, Callable[[], tuple[int, float]]]:
-        """Return how copies wait for the disk of a store, and how much waits."""
+        """Return functions with which copies wait for the disk of a store, and which measure the
+        queue.
+        """
         if not store.capabilities.may_block:
             return at_once, lambda: (0, 0.0)
         place = self._spool.store
@@ -370,8 +372,8 @@ class Worker:
     def _open_peer_stores(
         self, store: ObjectStore, cluster_id: str, own: str, operations: Operations, jobs: DiskJobs
     ) -> PeerStores | None:
-        """Serve the store to workers of this host, and find theirs. Without that objects are copied
-        by HTTP.
+        """Share the store with the workers of this host, and find their stores. If this fails,
+        objects are copied by HTTP.
         """
         try:
             open_peers = plugins.load("ciel.neighbours", "shmd")
@@ -462,7 +464,7 @@ class Worker:
             except (CielError, LaunchError, OSError) as error:
                 log.error("while ending: {error}", error=error)
         if self._options.embedded or self._spool.is_temporary:
-            # The owner of an embedded worker removes the files of failed tasks.
+            # The parent of an embedded worker removes the files of failed tasks.
             if not self._spool.remove():
                 log.info("files of failed tasks are kept in {kept}", kept=self._spool.kept)
         if self._reactor.running:

@@ -19,11 +19,12 @@ from ciel.client.errors import AccessRefusedError, ClientError, NotAMasterError
 
 ANSWER_S: Final = 5.0
 CLOCKS_APART_S: Final = 10.0
-"""A sixth of the window of tickets, and far longer than a request."""
+"""The largest difference of clocks without a finding: a sixth of the time for which a ticket is
+valid."""
 
 FULL: Final = 0.95
 SILENT_S: Final = 2.0
-"""A worker is suspected after 3 s."""
+"""A worker that has been silent for this time is a finding; it is suspected after 3 s."""
 
 _HEALTH = "/healthz"
 
@@ -31,7 +32,7 @@ _HEALTH = "/healthz"
 def check_cluster(
     master: str | None, access: str | None, environ: Mapping[str, str]
 ) -> list[Finding]:
-    """Check the cluster; return no findings if none is named or up."""
+    """Check the cluster; return no findings if none is configured or running."""
     try:
         found = find_master(master, access, environ)
     except SettingsError as error:
@@ -82,7 +83,9 @@ def _versions(of_master: str, workers: list[dict[str, Any]]) -> Iterator[Finding
 def _workers(url: str, workers: list[dict[str, Any]]) -> Iterator[Finding]:
     check = "workers"
     if not workers:
-        yield fault(check, "there is none: nothing can run", f"ciel-worker --master {url}")
+        yield fault(
+            check, "the cluster has no worker: nothing can run", f"ciel-worker --master {url}"
+        )
         return
     slots = sum(worker["slots"] for worker in workers)
     hosts = len({worker["host"] for worker in workers})
@@ -106,7 +109,7 @@ def _reached(found: MasterLocation, workers: list[dict[str, Any]]) -> Iterator[F
     for who, netloc in netlocs.items():
         try:
             apart[who] = _clock_of(netloc, found.key) - time.time()
-        except Exception as error:  # of the network, of HTTP, or of a foreign server
+        except Exception as error:  # an error of the network, of HTTP, or of another server
             yield fault(
                 "addresses", f"{who} is not reached at {netloc}: {error}",
                 "open its port in the firewall, or use another address: --advertise HOST:PORT",
@@ -150,7 +153,7 @@ def _stores(stores: list[dict[str, Any]]) -> Iterator[Finding]:
     if full:
         yield note(
             "stores", f"full: {', '.join(full[:5])}",
-            "remove jobs that are over (ciel job rm), or give workers more with --store",
+            "remove ended jobs (ciel job rm), or give workers larger stores with --store",
         )  # fmt: skip
     elif stores:
         yield ok("stores", "none is full")

@@ -35,15 +35,16 @@ from ciel.storage.specs import parse_spec
 LIBRARIES: Final = ("twisted", "pycurl", "simplejson", "orjson", "xxhash", "cffi", "cloudpickle")
 SHARED_MEMORY: Final = Path("/dev/shm")
 SHARED_MEMORY_MIN_BYTES: Final = 256 << 20
-"""Many containers have 64 MiB, too little for a store in memory."""
+"""Less shared memory is a finding: many containers have 64 MiB, too little for a store."""
 
 OPEN_FILES_MIN: Final = 4096
-"""A daemon has a descriptor for each peer, each input and each transfer."""
+"""A lower limit of open files is a finding: a daemon needs one for each peer, input and transfer.
+"""
 
 PROCESSES_MIN: Final = 512
 FREE_MIN_BYTES: Final = 1 << 30
 MEMORY_MIN_BYTES: Final = 512 << 20
-"""A master and a worker take about 100 MiB."""
+"""Less memory is a fault: a master and a worker take about 100 MiB."""
 
 _PROBE = "ciel-doctor-"
 
@@ -71,7 +72,7 @@ def check_software(program: Path | None = None) -> Iterator[Finding]:
     for name in LIBRARIES:
         try:
             import_module(name)
-        except Exception as error:  # whatever a half-installed library may raise
+        except Exception as error:  # a half-installed library may raise anything
             broken.append(name)
             yield fault(
                 "libraries", f"{name} cannot be loaded: {error}",
@@ -85,7 +86,7 @@ def check_software(program: Path | None = None) -> Iterator[Finding]:
     except (LaunchError, OSError) as error:
         yield fault(
             "launcher", f"no program can be started: {error}",
-            "install ciel again where there is a C compiler; in its own tree: make -B dev",
+            "install ciel again on a host with a C compiler; in a checkout: make -B dev",
         )  # fmt: skip
 
 
@@ -142,7 +143,7 @@ def _state(environ: Mapping[str, str]) -> Iterator[Finding]:
             access_file.read(path)
             trusted += 1
         except AccessFileMissingError:
-            continue  # just removed
+            continue  # it was removed meanwhile
         except AccessError as error:
             advice = "" if "type: " in str(error) else f"remove it: rm {shlex.quote(str(path))}"
             yield fault("keys", str(error), advice or f"chmod go= {shlex.quote(str(path))}")
@@ -154,12 +155,13 @@ def _state(environ: Mapping[str, str]) -> Iterator[Finding]:
                     f"chmod go= {shlex.quote(str(path.parent))}",
                 )  # fmt: skip
     yield ok(
-        "keys", f"{trusted} {'file' if trusted == 1 else 'files'} with keys, for our eyes only"
+        "keys",
+        f"{trusted} {'file' if trusted == 1 else 'files'} with keys, readable only by this user",
     )
     if gone := crashed():
         logs = current_path(environ).resolve().parent
         yield fault(
-            "crash", f"the cluster at {gone.url} has crashed: process {gone.pid} is gone",
+            "crash", f"the cluster at {gone.url} has crashed: process {gone.pid} has ended",
             f"see why in {logs}; `ciel up` starts another, `ciel down` forgets it",
         )  # fmt: skip
 
@@ -188,7 +190,7 @@ def _temporary(environ: Mapping[str, str]) -> Finding:
         return found
     if not directory.is_dir():
         advice = f"mkdir {shlex.quote(str(directory))}"
-        return fault(check, f"TMPDIR names {directory}, which is not there", advice)
+        return fault(check, f"TMPDIR names {directory}, which does not exist", advice)
     status = os.statvfs(directory)
     free_bytes = status.f_bavail * status.f_frsize
     if status.f_flag & os.ST_NOEXEC:
@@ -199,7 +201,7 @@ def _temporary(environ: Mapping[str, str]) -> Finding:
     if free_bytes < FREE_MIN_BYTES:
         return note(
             check, f"{directory} has {size_text(free_bytes)} left, for objects and scratch files",
-            "make room, or give workers another directory with --spool",
+            "free space, or give workers another directory with --spool",
         )  # fmt: skip
     return ok(check, f"{directory}, {size_text(free_bytes)} free")
 
@@ -250,7 +252,7 @@ def _limits() -> Iterator[Finding]:
         most = f"at most {soft}" if check == "processes" else f"at most {size_text(soft)}"
         wants = "unlimited" if need == resource.RLIM_INFINITY else str(need)
         yield fault(
-            check, f"{most}: daemons and tasks fail when they meet it",
+            check, f"{most}: daemons and tasks that reach this limit fail",
             f"ulimit {option} {wants}, or its line in /etc/security/limits.conf",
         )  # fmt: skip
 

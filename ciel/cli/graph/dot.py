@@ -1,7 +1,7 @@
 """Writes the graph of a job in DOT, the language of Graphviz: every task, and every object that a
 task reads.
 
-Pure. It writes each task when it gets it, so that a graph of any size takes no memory.
+Pure. It writes each task at once, so that a graph of any size takes no memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _task(task: TaskNode) -> Iterator[str]:
 
 
 def _source(item: GraphObject) -> str:
-    """Return the node of the task that makes an object, or of the object itself if none does."""
+    """Return the node of the task that produces an object, or of the object if no task does."""
     return _quoted(f"object {item.id}" if item.maker is None else item.maker)
 
 

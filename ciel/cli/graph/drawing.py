@@ -47,14 +47,14 @@ def print_graph(client: Client, args: Namespace) -> int:
         parts = draw_dot(_title(job), tasks)
     _write(path, _svg(parts) if form == "svg" else parts)
     if job.handed_over:
-        say(f"{job.handed_over} tasks of job {job.number} are forgotten: their results were taken")
+        say(f"{job.handed_over} tasks of job {job.number} are not listed: they were handed over")
     return Status.DONE
 
 
 def _format(args: Namespace, path: Path | None) -> str:
     """Return the format that the options or the suffix of the file name ask for."""
     if args.json and args.format not in (None, "json"):
-        raise UsageError(f"--json and --format {args.format} ask for different things")
+        raise UsageError(f"--json and --format {args.format} contradict each other")
     if args.json or args.format:
         return args.format or "json"
     if path is None:
@@ -63,8 +63,8 @@ def _format(args: Namespace, path: Path | None) -> str:
     if form is None:
         endings = ", ".join(_OF_ENDING)
         raise UsageError(
-            f"{str(path)!r} does not say what to write; let it end in one of {endings}, "
-            "or choose with --format"
+            f"the suffix of {str(path)!r} is not a known format; use one of {endings}, or choose "
+            "the format with --format"
         )
     return form
 
@@ -77,7 +77,7 @@ def _title(job: JobSummary) -> str:
 
 
 def _svg(dot: Iterable[str]) -> Iterator[str]:
-    """Yield the drawing that Graphviz makes of a DOT text; raises GraphvizError."""
+    """Yield the drawing that Graphviz creates from DOT; raises GraphvizError."""
     with tempfile.TemporaryFile() as text:
         _write_blocks(dot, text.write)
         text.seek(0)
@@ -131,7 +131,7 @@ def _object_json(item: GraphObject) -> dict[str, Any]:
 
 
 def _write(path: Path | None, parts: Iterator[str]) -> None:
-    """Print text, or write it to a file that has its name only when it is whole."""
+    """Print text, or write it to a file that is created under its name only when it is complete."""
     if path is None:
         _write_blocks(parts, write_output)
         return

@@ -10,8 +10,8 @@ from ciel.core.jobs import JobSummary
 
 
 def tell_detached(client: Client, job: Job, as_json: bool, ask: str = "wait") -> int:
-    """Wait until the master has the whole job, and print how to `ask` for it by `ciel job`; return
-    the exit status.
+    """Wait until the master has the whole job, and print the command `ciel job ASK` that queries
+    it; return the exit status.
     """
     from ciel.wire.descriptors import read_summary
 

@@ -20,7 +20,7 @@ from ciel.wire.descriptors import read_summary
 
 class LiveOutput:
     """Prints results of a job until it ends: whole lines of growing results, the whole content of
-    others. Knows afterwards how many bytes of each it has printed.
+    other results. `start_of` returns how many bytes of a result it has printed.
     """
 
     def __init__(self, client: Client, job: JobSummary) -> None:
@@ -42,8 +42,8 @@ class LiveOutput:
             raise
 
     def start_of(self, ref: Reference) -> int | None:
-        """Return the byte at which to go on with a result that does not grow any more; None if all
-        of it is printed. Raises errors of writing.
+        """Return the first byte of a finished result that is not printed; None if all of it is
+        printed. Raises errors of writing.
         """
         if self._whole.get(ref.id) is isinstance(ref, Failure):
             return None

@@ -17,7 +17,7 @@ from ciel.client.data.logs import LogReader
 from ciel.client.errors import ClientError, LogUnreadableError
 from ciel.core.jobs import JobSummary
 
-_LOOK_FOR_WORKERS_S = 20.0  # how often it asks for workers that have joined
+_LOOK_FOR_WORKERS_S = 20.0  # the interval of queries for workers that have joined
 
 
 class _Part(NamedTuple):
@@ -38,7 +38,7 @@ def print_log(client: Client, args: Namespace) -> int:
 def print_lines(
     client: Client, jobs: list[JobSummary], args: Namespace, tasks: Iterable[str] | None = None
 ) -> int:
-    """Print the log of each job; only the lines of `tasks`, if given."""
+    """Print the log of each job; with `tasks`, only the lines of these tasks."""
     write = _writer(args.json, several=len(jobs) > 1)
     lines = _Lines(write if tasks is None else _only(tasks, write))
     if args.follow:

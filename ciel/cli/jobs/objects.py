@@ -1,4 +1,4 @@
-"""Finds objects by the words with which users name them."""
+"""Finds the objects that users name on the command line."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def content_of(facts: dict[str, Any]) -> Reference:
             f"{object_id} was deleted when no task needed it any more: a job submitted with --keep "
             "keeps all outputs of its tasks"
         )
-    by = f": task {facts['made_by']} of job {facts['job']} makes it" if facts["made_by"] else ""
+    by = f": task {facts['made_by']} of job {facts['job']} produces it" if facts["made_by"] else ""
     wait = f"; ciel job wait {facts['job']} waits for it" if facts["job"] else ""
-    raise NotThereError(f"{object_id} is not there yet{by}{wait}")
+    raise NotThereError(f"{object_id} does not exist yet{by}{wait}")
 
 
 def find_object(client: Client, text: str) -> dict[str, Any]:
-    """Return what the master knows of an object, with its reference; raises QueryError,
+    """Return the master's description of an object, with its reference; raises QueryError,
     UsageError.
     """
     require_text("OBJECT", text)

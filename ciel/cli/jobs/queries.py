@@ -76,8 +76,8 @@ def has_ended(job: JobSummary) -> bool:
 
 
 class MasterClock(NamedTuple):
-    """The master's monotonic clock, on which times of jobs are. Adding `epoch_s` makes such a time
-    one since the epoch.
+    """The master's monotonic clock, which the times of jobs refer to. Such a time plus `epoch_s` is
+    the time since the epoch.
     """
 
     now_s: float

@@ -114,7 +114,7 @@ class _Output:
                 self._put_printed(number, name, ref, facts, start)
             self._count_failure(number, name, ref.id, facts, str(TaskFailedError(ref)))
         elif start is None:
-            pass  # it was printed when it arrived
+            pass  # `LiveOutput` has printed it
         elif self._json or self._directory is not None:
             try:
                 self._tell(number, name, ref)
@@ -217,7 +217,7 @@ class _Output:
             for text in self._failed:
                 say(text)
             if self._failed_count > len(self._failed):
-                say(f"and {self._failed_count - len(self._failed)} more; --json tells of all")
+                say(f"and {self._failed_count - len(self._failed)} more; --json lists all")
         if job.handed_over:
             say(
                 f"job {job.number} handed {job.handed_over} results over to the command that "

@@ -1,4 +1,4 @@
-"""Finds the unfinished jobs that `ciel down` would end, and asks the user whether it may."""
+"""Finds the unfinished jobs that `ciel down` would end, and asks the user for confirmation."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def may_end(cluster: AccessFile) -> bool:
         return _asked(f"ciel: {unfinished}; end the cluster anyway, and delete their results?")
     say(
         f"the cluster at {cluster.url} stays up, since {unfinished}; wait for that "
-        "(ciel job wait all), or end it all the same: ciel down --force"
+        "(ciel job wait all), or end it anyway: ciel down --force"
     )
     return False
 
 
 def _unfinished(cluster: AccessFile) -> list[str]:
-    """Return the names of the jobs with tasks that run or wait to run, the newest first; none if
-    the master does not answer, because then the cluster is of no use.
+    """Return the names of the jobs with tasks that run or wait to run, the newest first. Return
+    none if the master does not answer: then the cluster cannot be used anyway.
     """
     from http.client import HTTPConnection, HTTPException
 

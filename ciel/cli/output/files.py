@@ -1,4 +1,4 @@
-"""Writes output files so that a file has its name only when it is whole."""
+"""Writes output files, each of which gets its name only when it is complete."""
 
 from __future__ import annotations
 

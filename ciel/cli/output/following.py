@@ -13,7 +13,7 @@ from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError
 from ciel.core.refs import Reference
 
-WHOLE_ONLY = "--follow prints outputs while they grow, and {} has whole ones"
+WHOLE_ONLY = "--follow prints outputs while they grow, but {} needs complete ones"
 """Why another option excludes `--follow`."""
 
 

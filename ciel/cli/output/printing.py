@@ -12,7 +12,7 @@ from typing import Any, Final
 from ciel.cli.outcome import OutputClosedError
 
 JSON_OUTPUT_MAX_BYTES: Final = 64 << 10
-"""The largest result that is shown within a line of JSON."""
+"""The largest result that is printed within a line of JSON."""
 
 
 def write_output(chunk: bytes) -> None:

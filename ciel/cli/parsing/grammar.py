@@ -1,7 +1,7 @@
 """Collects all commands with their parsers, for shell completion and manual pages.
 
-Every command makes its parser before anything else. This module calls each command and stops it
-where it would read its command line, so that no list of options is written twice (ADR 42).
+Every command creates its parser before anything else. This module calls each command and stops it
+before it reads its command line, so that no list of options exists twice (ADR 42).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Option(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """A positional argument. `many`: it takes several words."""
+    """A positional argument. `many`: it may occur several times."""
 
     name: str
     choices: tuple[str, ...]
@@ -83,7 +83,7 @@ class Command(NamedTuple):
 
 def programs() -> list[Command]:
     """Return all programs: `ciel` with its commands, the daemons, and `sw-job`."""
-    from ciel.cli.daemons import master, worker  # which load Twisted: that takes a while
+    from ciel.cli.daemons import master, worker  # here, since loading Twisted takes a while
     from ciel.cli.skywriting import script
 
     commands = [_command(name, module) for name, (module, _) in COMMANDS.items()]

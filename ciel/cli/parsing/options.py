@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from ciel.cli.outcome import UsageError, say
 from ciel.cli.parsing.parser import Parser, whole_number
-from ciel.cli.parsing.parser import seconds as seconds  # for all who have options
+from ciel.cli.parsing.parser import seconds as seconds  # imported from here by modules with options
 
 _HELP_WIDTH = 78  # without a terminal
 
 WORKERS_MAX = 256
-"""The most workers on one computer; a worker takes about 50 MB, a slot nothing."""
+"""The highest number of workers on one computer; a worker takes about 50 MB, a slot no memory."""
 
 count = whole_number(1, 1_000_000)
 """An argparse type."""
@@ -31,7 +31,7 @@ def make_parser(prog: str, description: str, epilog: str = "") -> Parser:
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Make a formatter for help; argparse makes one for each option, and would import shutil."""
+    """Create a formatter for help, which argparse does for each option; it would import shutil."""
     try:
         width = os.get_terminal_size(1).columns - 2
     except OSError:
@@ -77,13 +77,13 @@ def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> d
         if not name:
             raise UsageError(f"{option} {assignment}: expected NAME=VALUE")
         if not equals and name not in ours:
-            raise UsageError(f"{option} {name}: there is no such variable here")
+            raise UsageError(f"{option} {name}: this variable is not set here")
         found[name] = value if equals else ours[name]
         require_text(f"{option}: a name", name)
     return found
 
 
 def require_text(what: str, text: str) -> None:
-    """Refuse a name that is not valid UTF-8, because it could not be shown; raises UsageError."""
+    """Reject a name that is not valid UTF-8, because it could not be printed; raises UsageError."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise UsageError(f"{what} is not UTF-8")

@@ -1,4 +1,4 @@
-"""Parses command lines, of commands and daemons."""
+"""Parses the command lines of commands and daemons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
 
 
 class ParserBuilt(BaseException):  # so that commands do not catch it
-    """Carries the parser of a command that was called only for its parser."""
+    """Contains the parser of a command that was called only to get its parser."""
 
     def __init__(self, parser: Parser) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Parses selectors: the words by which users name jobs and tasks.
+"""Parses selectors, by which users name jobs and tasks:
 
     3   1-10   1-10:2   last   all   1,4,last   a job's full id   a job's name
     3:17   last:1-20   last:NAME   last (all its tasks)
 
-Pure: `jobs.queries` looks up which of them exist.
+Pure: `jobs.queries` finds the jobs and tasks that exist.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _read_job(text: str) -> JobTerm:
     if numbers is not None:
         return numbers
     if ":" in text:
-        raise SelectorError(text, "names a task; a job is wanted here")
+        raise SelectorError(text, "names a task; expected a job")
     if not _NAME.fullmatch(text) or not text.isprintable():
         reason = "is not a job: name it by its number, A-B, last, all, its id or its name"
         raise SelectorError(text, reason)
@@ -72,9 +72,9 @@ def read_task(text: str) -> TaskSelector:
     if not colon:
         return TaskSelector(job, None)
     if not tasks:
-        raise SelectorError(text, "names no task behind the colon")
+        raise SelectorError(text, "has no task after the colon")
     if tasks.isascii() and tasks.isdecimal():
-        return TaskSelector(job, tasks)  # a name, too, in an array
+        return TaskSelector(job, tasks)  # in an array, a name may be a number
     return TaskSelector(job, _read_numbers(tasks) or tasks)
 
 

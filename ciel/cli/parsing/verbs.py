@@ -1,4 +1,4 @@
-"""Commands with several verbs, such as `ciel job`; only the parser of the typed verb is built."""
+"""Commands with several verbs, such as `ciel job`; only the parser of the chosen verb is built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Verb(NamedTuple):
 
 
 def run_verb(command: str, about: str, verbs: Mapping[str, Verb], words: Sequence[str]) -> int:
-    """Run the verb that the first word names, with a connection to the cluster."""
+    """Run the verb that the first argument names, with a connection to the cluster."""
     name = words[0] if words else ""
     if name not in verbs:
         summaries = {name: verb.summary for name, verb in verbs.items()}
@@ -44,9 +44,7 @@ def show_verbs(command: str, about: str, verbs: Mapping[str, str], words: Sequen
     name = words[0] if words else ""
     if name not in ("", "-h", "--help", "help"):
         hint = suggestion(name, verbs)
-        raise UsageError(
-            f"there is no {command} {name}{hint}; {command} --help lists what there is"
-        )
+        raise UsageError(f"there is no {command} {name}{hint}; {command} --help lists the verbs")
     print(_help(command, about, verbs), file=sys.stdout if name else sys.stderr)
     return Status.DONE if name else Status.USAGE
 

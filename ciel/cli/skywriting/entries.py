@@ -24,8 +24,8 @@ _word_in = re.compile(r"(?:#!.*\n)?\s*(exit|quit|help)\s*(?:\(\s*\))?\s*;?\s*").
 
 
 def word_in(entry: Source) -> str:
-    """Return the command to the prompt that an entry may be, unless a variable has its name; else
-    "".
+    """Return the command to the prompt, such as `exit`, that an entry consists of; "" if it is
+    none.
     """
     found = _word_in(entry.text)
     return found[1] if found else ""
@@ -66,7 +66,7 @@ class Lines:
 
     def whole(self, name: str, head: str, *, is_last: bool, adds_end: bool) -> Source | None:
         """Return the lines as a script, which may have errors; None if further lines must follow,
-        because something is open or the last statement could go on. `is_last`: no line follows.
+        because a bracket is open or the last statement could continue. `is_last`: no line follows.
         `adds_end`: the last `;` may be missing.
         """
         if self.is_open and not is_last:
@@ -79,7 +79,7 @@ class Lines:
         except SourceError as error:
             could_go_on = error.problems[0].offset >= end
         if adds_end or is_last:
-            for end_of_statement in (";", "\n;"):  # the text may end in a comment
+            for end_of_statement in (";", "\n;"):  # the lines may end in a comment
                 with suppress(SourceError):
                     ended = Source(name, source.text[:end] + end_of_statement)
                     grammar.parse(ended)
@@ -112,7 +112,7 @@ class Entries(ABC):
             if not lines.is_open:
                 self._lines = Lines()
             return None
-        if self._goes_on(line):
+        if self._continues(line):
             return None
         name = f"entry {self._count + 1}"
         entry = lines.whole(name, self._head, is_last=is_last, adds_end=self.adds_end)
@@ -121,8 +121,8 @@ class Entries(ABC):
             self._lines = Lines()
         return entry
 
-    def _goes_on(self, line: str) -> bool:
-        """Whether the next line is known already, and continues this one."""
+    def _continues(self, line: str) -> bool:
+        """Return whether the next line was read already, and continues this one."""
         return False
 
 
@@ -145,8 +145,8 @@ class PipedEntries(Entries):
             if entry is not None:
                 yield entry
 
-    def _goes_on(self, line: str) -> bool:
-        """Whether the next line has the `else` of an `if`, and was read already."""
+    def _continues(self, line: str) -> bool:
+        """Return whether the next line has the `else` of an `if`, and was read already."""
         if not line.rstrip().endswith("}"):
             return False
         while b"\n" not in self._rest and not self._has_ended:
@@ -174,7 +174,7 @@ class PipedEntries(Entries):
 
 class TypedEntries(Entries):
     """Entries from a terminal, whose last `;` may be missing, with a history of lines. A blank line
-    completes an entry that could go on, unless brackets are open.
+    completes an entry that could continue, unless brackets are open.
     """
 
     adds_end = True
@@ -184,11 +184,11 @@ class TypedEntries(Entries):
         self._history = history
 
     def __iter__(self) -> Iterator[Source]:
-        import readline  # gives `input` line editing
+        import readline  # `input` then has line editing
 
         readline.parse_and_bind("tab: self-insert")
         readline.set_history_length(_HISTORY_MAX_LINES)
-        with suppress(OSError):  # no file yet
+        with suppress(OSError):  # the file does not exist yet
             readline.read_history_file(self._history)
         try:
             yield from self._typed()

@@ -32,19 +32,19 @@ _HISTORY: Final = "sw-history"
 _NOTHING: Final = b"null"
 _STDIN_FD: Final = 0
 _HELP: Final = """\
-Each entry is a piece of Skywriting, and what it sets is there in the next:
-  x = spawn(lambda: 6 * 7)     a task, and a reference to its value
-  *x                           its value, once it is there
-  include "stdinout"           gives stdinout(inputs, command), which runs a program
-  package("KEY")               what `ciel sw -p KEY FILE` has sent along
-It goes on for as long as brackets are open. A blank line ends it, Ctrl-C cancels it.
+Each entry is a piece of Skywriting, and can use the variables of earlier entries:
+  x = spawn(lambda: 6 * 7)     creates a task; x is a reference to its value
+  *x                           waits for the value
+  include "stdinout"           defines stdinout(inputs, command), which runs a program
+  package("KEY")               the file that `ciel sw -p KEY FILE` has sent
+An entry continues while brackets are open. A blank line ends it, Ctrl-C cancels it.
 Ctrl-D, exit or quit leaves. docs/skywriting has a tutorial and the whole language."""
 
 
 def run_prompt(args: argparse.Namespace) -> int:
     """Run entries until their end; return the exit status."""
     if args.detach:
-        raise UsageError("a prompt cannot be detached; name a script, or leave --detach out")
+        raise UsageError("a prompt cannot be detached; name a script, or omit --detach")
     is_typed = os.isatty(_STDIN_FD) and sys.stdout.isatty()
     with surrounded(args, "ciel sw", args.name or "prompt") as (client, job, surroundings):
         entries: Entries

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from ciel.client.packages.entries import Ready
 
 _EPILOG = """\
-SCRIPT is a file, or - for standard input. Options come before it; all words after it are `argv` in
-the script. `env` in the script contains only the variables of -E and -e. The script prints to the
-log of the job, which -v shows. Its value is printed as JSON.
+SCRIPT is a file, or - for standard input. Options stand before it; all arguments after it are
+`argv` in the script. `env` in the script contains only the variables of -E and -e. The script
+prints to the log of the job, which -v shows. Its value is printed as JSON.
 
-  sw-job -E K=8 kmeans.sw                  # kmeans.pack, if there is one, sends its files along
+  sw-job -E K=8 kmeans.sw                  # also sends the files of kmeans.pack, if it exists
   sw-job -p words corpus.txt count.sw 16
 """
 
@@ -59,7 +59,7 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 def parse(prog: str, words: Sequence[str], *, needs_script: bool = True) -> argparse.Namespace:
     """Parse the options of a command that runs scripts. In the result, `script` is the script and
-    the words after it; None if there is none, which `needs_script` forbids.
+    its arguments; None if no script is named, which `needs_script` forbids.
     """
     parser = _parser(prog, needs_script)
     args: argparse.Namespace
@@ -81,11 +81,11 @@ def _parser(prog: str, needs_script: bool) -> Parser:
     parser.usage = f"{prog} [OPTION…] {'SCRIPT' if needs_script else '[SCRIPT]'} [ARG…]"
     parser.add_argument(
         "-E", dest="variables", metavar="NAME=VALUE", action="append", default=[],
-        help="put a variable into `env`; NAME alone copies the current value (repeatable)",
+        help="add a variable to `env`; NAME alone copies the current value (repeatable)",
     )  # fmt: skip
     parser.add_argument(
         "-e", "--env", action="store_true",
-        help="put the current environment into `env`, without secrets",
+        help="add the current environment to `env`, without secrets",
     )  # fmt: skip
     parser.add_argument(
         "-p", "--package-file", dest="package", nargs=2, metavar=("KEY", "FILE"), action="append",
@@ -152,8 +152,8 @@ def surrounded(
 
 
 def variables(given: Sequence[str], ours: Mapping[str, str], *, whole: bool) -> dict[str, str]:
-    """Return the variables of `env` in a script: the given ones, and with `whole` all of the
-    present environment that are neither secrets nor invalid as UTF-8.
+    """Return the variables of `env` in a script: the `given` ones, and with `whole` all variables
+    of the current environment that are neither secrets nor invalid as UTF-8.
     """
     found = assignments("-E", given, ours)
     if not whole:
@@ -225,7 +225,9 @@ def print_value(content: bytes) -> None:
     """
     if b'"__ref__"' in content:
         found = []
-        with suppress(CielError, WireError):  # a dictionary that only looks like a reference
+        with suppress(
+            CielError, WireError
+        ):  # the value is a dictionary that looks like a reference
             found = all_references(from_json(codec.decode(content)))
         for ref in found:
             if isinstance(ref, Failure):

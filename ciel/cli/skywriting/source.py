@@ -25,7 +25,9 @@ def read_source(name: str) -> Source:
     except OSError as error:
         raise UsageError(f"{shown}: {error.strerror}") from None
     if len(content) > SOURCE_MAX_BYTES:
-        raise UsageError(f"{shown}: longer than {SOURCE_MAX_BYTES >> 20} MiB, no script is")
+        raise UsageError(
+            f"{shown}: longer than {SOURCE_MAX_BYTES >> 20} MiB, the limit for scripts"
+        )
     try:
         return Source(shown, content.decode())
     except UnicodeDecodeError as error:
@@ -35,7 +37,7 @@ def read_source(name: str) -> Source:
 
 def problems_of(source: Source) -> tuple[Problem, ...]:
     """Return all errors and warnings of a script, in order."""
-    from ciel.skywriting.builtins import prelude  # which imports all functions of the language
+    from ciel.skywriting.builtins import prelude  # this imports all functions of the language
 
     def known(version: int) -> set[str]:
         return {"argv", "env", *prelude.names(version)}
@@ -71,7 +73,7 @@ def require_sound(source: Source) -> None:
 
 
 def is_script(name: str, text: str) -> bool:
-    """Whether a text that could not be read as a package is a script, by its name or content."""
+    """Return whether a file that is not a valid package is a script, by its name or content."""
     if text.lstrip().startswith("{"):
         return False
     is_sound = len(text) <= SOURCE_MAX_BYTES and not errors_of(Source(name, text))

@@ -26,8 +26,8 @@ _PIECE_BYTES = 1 << 20
 
 
 def patterns_of(given: Sequence[str], element: Element) -> list[str]:
-    """Return the names and patterns of an element; the text of the element is taken literally.
-    Raises UsageError.
+    """Return the names and patterns of an element. Special characters in the element itself have no
+    meaning. Raises UsageError.
     """
     escaped = element._replace(text=glob.escape(element.text or ""))
     patterns = [
@@ -65,9 +65,9 @@ class CollectedFiles:
 
         return clear_and_run
 
-    def bring(self, element: Element, output: Reference) -> list[Path]:
+    def unpack(self, element: Element, output: Reference) -> list[Path]:
         """Unpack the files of an element that has succeeded; return their paths. The cluster then
-        deletes the archive. Raises what `Job.read_by` does, and OSError.
+        deletes the archive. Raises the errors of `Job.read_by`, and OSError.
         """
         archive = archive_of(output)
         paths = self._job.read_by(
@@ -111,7 +111,7 @@ class CollectedFiles:
                 file = tar.extractfile(info) if info.isreg() else None
                 if file is None or not _is_relative(info.name):
                     raise OSError(
-                        f"the worker sent {info.name!r:.80}, which is not a file's name here"
+                        f"the worker sent {info.name!r:.80}, which is not a valid file name here"
                     )
                 path = directory / info.name
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Reads the elements of an array, and puts them into command lines.
+"""Reads the elements of an array, and inserts them into command lines.
 
-Elements are numbers, the lines of a file that may still grow, or pieces of standard input. In their
-texts, bytes that are not valid UTF-8 are surrogate escapes, as in `os.fsdecode`.
+Elements are numbers, the lines of a file that may still grow, or pieces of standard input. Bytes
+that are not valid UTF-8 become surrogate escapes, as in `os.fsdecode`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Element(NamedTuple):
 
 
 class Template:
-    """A command line and variables in which `{}` stands for an element and `{#}` for its number.
-    The first word, the program, is not changed.
+    """A command line and variables, in which `{}` is replaced by an element, and `{#}` by its
+    number. The program, the first word, stays unchanged.
     """
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
@@ -79,12 +79,12 @@ class Template:
 
 
 def has_place(word: str) -> bool:
-    """Whether a text has a placeholder for an element or its number."""
+    """Return whether a string has a placeholder for an element or its number."""
     return _PLACE.search(word) is not None
 
 
 def substitute(word: str, element: Element) -> str:
-    """Put an element into an argument; placeholders in the element itself are left alone."""
+    """Insert an element into an argument; placeholders in the element itself stay unchanged."""
     text = element.text or ""
     if word == "{}":
         return text
@@ -130,7 +130,7 @@ class Input:
 
     def __init__(self, option: str, name: str) -> None:
         self.total: int | None = None
-        """How many elements there are, once that is known."""
+        """The number of elements; None while it is unknown."""
         self._name = "standard input" if name == "-" else name
         self._fd = _open(option, name)
         self._blocks: deque[bytes] = deque()  # the last is empty
@@ -144,7 +144,7 @@ class Input:
         """Start to read; the thread calls `wake` after each block."""
         threading.Thread(
             target=self._read, args=(wake,), name="ciel-input", daemon=True
-        ).start()  # a daemon, since it may wait for ever
+        ).start()  # a daemon thread, since it may wait for ever
 
     def take(self, count: int) -> list[Element]:
         """Return the next elements that were read, at most `count`; raises UsageError, OSError."""
@@ -175,8 +175,8 @@ class Input:
         raise NotImplementedError
 
     def _whole(self, block: bytes) -> list[bytes]:
-        """Take in a block; return the elements that are complete now. The last block is empty:
-        return the rest.
+        """Add a block; return the elements that are complete now. The last block is empty: return
+        the rest.
         """
         raise NotImplementedError
 
@@ -188,7 +188,7 @@ class Input:
         self._ended = not block
 
     def _read(self, wake: Callable[[], None]) -> None:
-        # A signal that this thread took would not wake the main thread.
+        # A signal that this thread received would not wake the main thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             self._room.acquire()

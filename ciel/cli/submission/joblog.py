@@ -96,7 +96,7 @@ class JobLog:
         place: int | None = self._first
         while place is not None and place < upto:
             page = self._client.ask("trace", {"jobs": [self._job.id], "first": place})
-            now_s = time.time() - page["now_s"]  # when the master's clock began
+            now_s = time.time() - page["now_s"]  # the time at which the master's clock was 0
             for span in page["spans"]:
                 fields: dict[str, Any] = dict(zip(page["fields"], span, strict=True))
                 if fields["ended_at_s"] is not None:

@@ -21,10 +21,10 @@ class _Span(NamedTuple):
 
 
 class Numbers:
-    """The numbers of an array in the order in which they were given, each with its text.
+    """The numbers of an array in the order of the command line, each with its spelling.
 
-    `at_once` is how many of them may run at a time, 0 for as many as there are slots. A number that
-    was written with leading zeros has them in its text.
+    `at_once`: how many of them may run at a time; 0: as many as the cluster has slots. The spelling
+    of a number includes its leading zeros.
     """
 
     def __init__(self, spans: Sequence[_Span], at_once: int = 0) -> None:
@@ -45,7 +45,7 @@ def number_ranges(text: str) -> Numbers:
     limit = _LIMIT.fullmatch(text)
     at_once = int(limit[2]) if limit else 0
     if limit and not at_once:
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 1 has to run at once")
+        raise argparse.ArgumentTypeError(f"{text!r}: at least 1 must run at a time")
     spans = [_span(part, text) for part in (limit[1] if limit else text).split(",")]
     total = sum(len(span.numbers) for span in spans)
     if total > ELEMENTS_MAX:

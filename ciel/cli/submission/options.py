@@ -30,19 +30,19 @@ _KINDS = (
     "RUNTIME_EXCEPTION", "TIMED_OUT", "MEMORY_LIMIT", "NO_SPACE", "PROGRAM_NOT_STARTED",
     "WORKER_FAULT",
 )  # fmt: skip
-"""The failures of a program that another attempt may not have."""
+"""The failures of a program that another attempt may avoid."""
 
 _EPILOG = """\
-Options stand before PROGRAM; all words after it are its arguments. PROGRAM runs in the current
+Options stand before PROGRAM; all that follows are its arguments. PROGRAM runs in the current
 directory, with the current environment (docs/where-programs-run.md). If its name contains a slash,
 it is a path from here; otherwise it is searched for in PATH. No shell is involved. A single program
 reads standard input.
 
-In an array, {} in an argument stands for the element, and {#} for its number; CIEL_ELEMENT and
-CIEL_INDEX contain the same. Each line starts to run as soon as it is read. Outputs are printed in
-the order of the array. The exit status is 0 only if every element exits with 0. The results of
-arrays of more than 10,000 elements are deleted once they are printed or written, unless --detach is
-given.
+In an array, {} in an argument is replaced by the element, and {#} by its number; the variables
+CIEL_ELEMENT and CIEL_INDEX contain the same. Each line of --each-line runs as soon as it is read.
+Outputs are printed in the order of the array. The exit status is 0 only if every element exits with
+0. The results of arrays of more than 10,000 elements are deleted after they are printed or written,
+unless --detach is given.
 
   ciel submit sort words.txt
   ciel submit --array 1-10 seq {}
@@ -51,7 +51,7 @@ given.
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read the command line, and refuse options that exclude each other."""
+    """Read the command line, and reject options that exclude each other."""
     parser = make_parser("ciel submit", "Run one program, or an array of them, as a job.", _EPILOG)
     parser.usage = "ciel submit [OPTION…] PROGRAM [ARG…]"
     _add_array_options(parser)
@@ -92,12 +92,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _check(parser: Parser, args: argparse.Namespace) -> None:
-    """Refuse options that exclude each other."""
+    """Reject options that exclude each other."""
     require_text("--name", args.name or "")
     if args.is_array and has_place(args.name or ""):
-        parser.error("--name names the job, which all elements share: leave {} and {#} away")
+        parser.error("--name names the job, which all elements share: remove {} and {#}")
     if args.collect and args.out is None:
-        parser.error("--collect needs to know where the files are to go: add --out DIR")
+        parser.error("--collect needs a directory for the files: add --out DIR")
     if args.null and args.each_line is None:
         parser.error("-0 is only valid with --each-line")
     if args.block is not None and not args.pipe:
@@ -110,11 +110,11 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     waiting = {"--out": args.out, "--joblog": args.joblog, "--stderr": args.stderr}
     for option, given in (waiting | {"-j (or %N in --array)": limit}).items():
         if args.detach and given:
-            parser.error(f"{option} needs a command that stays with the job; leave --detach away")
+            parser.error(f"{option} needs a command that waits for the job; remove --detach")
 
 
 def _add_array_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for arrays: which elements there are, and how many run at a time."""
+    """Add the options for arrays: their elements, and how many run at a time."""
     array = parser.add_mutually_exclusive_group()
     array.add_argument(
         "--array", metavar="A-B", type=number_ranges,
@@ -133,7 +133,7 @@ def _add_array_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="items of --each-line end with NUL instead of a newline",
     )
-    # argparse takes -0 for a number, and then refuses negative numbers as values of options.
+    # argparse reads -0 as a number, and then rejects negative numbers as values of options.
     parser._has_negative_number_optionals.clear()
     parser.add_argument(
         "--block",
@@ -253,7 +253,7 @@ def _kinds(text: str) -> tuple[str, ...]:
     for kind in kinds:
         if kind not in _KINDS:
             known = ", ".join(_KINDS)
-            raise argparse.ArgumentTypeError(f"{kind[:40]!r} is none of the kinds {known}")
+            raise argparse.ArgumentTypeError(f"{kind[:40]!r} is not one of the kinds {known}")
     return kinds
 
 

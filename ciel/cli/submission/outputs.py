@@ -79,7 +79,7 @@ class Outputs:
                 self._print_line(element, ref)
                 continue
             if self._collected is not None and not isinstance(ref, Failure):
-                self._collected.bring(element, ref)
+                self._collected.unpack(element, ref)
             if isinstance(ref, Value) and self._files is None:
                 short.append(ref.content[self.printed_bytes.get(ref.id, 0) :])
                 continue
@@ -104,7 +104,7 @@ class Outputs:
         more = self.failed_count - len(self._first)
         own = self._client.cluster
         if more:
-            which = "--json tells of all" if own else f"ciel job info {self._job.label} tells more"
+            which = "--json lists all" if own else f"ciel job info {self._job.label} tells more"
             say(f"and {more} more; {which}")
         if own is not None:
             say(f"logs, and files of failed runs: {own.directory}")
@@ -181,7 +181,7 @@ class Outputs:
 
         def use(ref: Reference) -> None:
             if self._collected is not None:
-                paths = self._collected.bring(element, ref)
+                paths = self._collected.unpack(element, ref)
                 read["collected"] = [visible(str(path)) for path in paths]
             size_bytes = read["size_bytes"] = _size_bytes(ref)
             if self._files is not None:

@@ -1,7 +1,7 @@
 """The files that `ciel submit --out` writes: one for each element.
 
-A file has its name only when it is whole. The command removes the file of an earlier run before
-the element runs, so that every file it leaves is of this run.
+A file gets its name only when it is complete. The command removes the file of an earlier run before
+the element runs, so that all files that it leaves are from this run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ResultFiles:
         self._is_template = is_array and has_place(out)
         self._may_repeat = self._is_template and "{#}" not in out
         self._owners: dict[int, int] = {}  # by the hash of a file name: its element
-        self._directories: set[Path] = set()  # that exist
+        self._directories: set[Path] = set()  # directories that exist
         if not self._is_template:
             make_directory(Path(out))
 
@@ -84,7 +84,7 @@ def _failed(path: Path) -> Path:
 
 
 def write_whole(path: Path, chunks: Iterable[bytes]) -> Path:
-    """Write a file that has its name only when it is whole; return its path."""
+    """Write a file that gets its name only when it is complete; return its path."""
     with whole_file(path) as file:
         file.writelines(chunks)
     return path

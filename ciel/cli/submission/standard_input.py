@@ -1,7 +1,7 @@
 """Uploads the standard input of `ciel submit` for a single program.
 
 Arrays read standard input only with `--each-line -` or `--pipe` (`elements`). With any other array
-the command prints a note if there is something to read.
+the command prints a note if standard input has content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ciel.client.client import Client
 from ciel.core.refs import Reference
 
 _STDIN = 0
-_MEMORY_MAX_BYTES: Final = 8 << 20  # a temporary file takes more
+_MEMORY_MAX_BYTES: Final = 8 << 20  # more is written to a temporary file
 _CHUNK_BYTES = 1 << 20
 _PATIENCE_S: Final = 2.0
 """After this time without an end, the command prints what it waits for."""
@@ -77,7 +77,7 @@ def _copy(spool: IO[bytes], program: str) -> None:
 
 def _kind() -> int:
     """Return the file type of standard input, as in `stat`; 0 if it is closed."""
-    if sys.stdin is None:  # its descriptor may be another file by now
+    if sys.stdin is None:  # its descriptor may belong to another file
         return 0
     try:
         return stat.S_IFMT(os.fstat(_STDIN).st_mode)
