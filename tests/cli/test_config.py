@@ -39,7 +39,7 @@ def test_nothing_is_set(home: Path, capfdbinary: pytest.CaptureFixture[bytes]) -
     assert told["master"] == {"value": None, "origin": "not set"}
     assert told["store"] == {"value": "disk", "origin": "default"}
     assert told["config"]["value"] == f"{home}/.config/ciel/config.toml"
-    assert told["config"]["origin"] == "default; it is not there"
+    assert told["config"]["origin"] == "default; the file does not exist"
     assert told["cluster"] == {"value": None, "origin": "none is named or up"}
 
 

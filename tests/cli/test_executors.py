@@ -70,7 +70,7 @@ def test_one_that_cannot_be_loaded_is_left_out(home: Path) -> None:
         ('lacks = "a hat"', "a hat"),
         (f'lacks = "{"x" * 5000}"', "x" * REASON_MAX_LENGTH),
         ('lacks = "everything"', "it cannot be set up (FILE line 1): it looked in vain"),
-        ("lack = 1", "it cannot be set up (FILE line 1): 'lack' is not known; there may be: lacks"),
+        ("lack = 1", "it cannot be set up (FILE line 1): 'lack' is unknown; the keys are: lacks"),
     ],
 )
 def test_one_that_lacks_something_says_what(home: Path, text: str, why: str) -> None:

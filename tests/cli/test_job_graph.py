@@ -184,5 +184,5 @@ def test_tasks_that_are_forgotten_are_said(
 ) -> None:
     assert FakeClient(ONE, handed_over=7).graph(tmp_path / "g.gv") == 0
     assert capsys.readouterr().err == (
-        "ciel: 7 tasks of job 1 are forgotten: their results were taken\n"
+        "ciel: 7 tasks of job 1 are not listed: they were handed over\n"
     )

@@ -91,7 +91,7 @@ def test_a_bug_is_one_line_with_how_to_report_it(
     assert fail(KeyError("x")) == Status.BUG
     text = capsys.readouterr().err
     assert text.count("\n") == 1
-    assert text.startswith("ciel: a bug of ours: KeyError: 'x' at test_outcome.py:")
+    assert text.startswith("ciel: a bug in ciel: KeyError: 'x' at test_outcome.py:")
     assert "CIEL_DEBUG=1" in text
     monkeypatch.setenv("CIEL_DEBUG", "1")
     fail(KeyError("x"))
@@ -151,7 +151,7 @@ def test_the_front_door(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert main(["job", "lst"]) == 2
     assert capsys.readouterr().err == (
-        "ciel: there is no ciel job lst (did you mean list?); ciel job --help lists what there is\n"
+        "ciel: there is no ciel job lst (did you mean list?); ciel job --help lists the verbs\n"
     )
 
 

@@ -90,7 +90,7 @@ def test_what_names_tasks(text: str, selector: TaskSelector) -> None:
         ("1-10:2", "more than one job"),
         ("all:3", "more than one job"),
         ("all", "more than one job"),
-        ("3:", "no task behind the colon"),
+        ("3:", "no task after the colon"),
         (":3", "is not a job"),
         ("3:20-1", "runs backwards"),
         ("3:1-", "is not a range"),

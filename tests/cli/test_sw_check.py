@@ -107,7 +107,7 @@ def test_a_script_of_any_length_is_read_but_for_what_no_script_is(
     monkeypatch.setattr(sw_source, "SOURCE_MAX_BYTES", 1 << 20)
     Path("long.sw").write_text("// " + "x" * (1 << 20))
     assert main(["sw", "check", "long.sw"]) == 2
-    assert capfd.readouterr().err == "ciel: long.sw: longer than 1 MiB, no script is\n"
+    assert capfd.readouterr().err == "ciel: long.sw: longer than 1 MiB, the limit for scripts\n"
 
 
 def test_line_ends_of_other_systems_are_read(capfd: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def test_a_wrong_command_line_is_said(
 
 def test_a_word_like_a_verb_is_no_missing_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["sw", "chek", "a.sw"]) == 2
-    assert capfd.readouterr().err == "ciel: chek: there is no such file (did you mean check?)\n"
+    assert capfd.readouterr().err == "ciel: chek: the file does not exist (did you mean check?)\n"
     assert main(["sw", "none.sw"]) == 2
     assert capfd.readouterr().err == "ciel: none.sw: No such file or directory\n"
 

@@ -243,5 +243,5 @@ def test_without_a_cluster_an_executor_starts_its_own(tmp_path: Path) -> None:
     home = Home(tmp_path)
     ended = home.run(sys.executable, "-c", script)
     assert (ended.stdout, ended.returncode) == ("10 ciel.client.pools.executor\n", 0)
-    assert "one of our own: 1 worker with 2 slots" in ended.stderr
+    assert "so this command starts one: 1 worker with 2 slots" in ended.stderr
     home.expect_nothing_left()

@@ -55,12 +55,12 @@ UP: Final = (
     "logs in HOME/state/ciel/localhost_PORT\n"
 )
 UP_COMMAND: Final = ("ciel", "up", "--slots", "1", "--listen", "127.0.0.1:0")
-NONE_UP: Final = "ciel: no cluster of `ciel up` is up on this host\n"
+NONE_UP: Final = "ciel: no cluster of `ciel up` is running on this host\n"
 CRASHED: Final = (
     "the cluster at http://127.0.0.1:PORT has crashed "
-    "(process PID is gone; logs in HOME/state/ciel/localhost_PORT)"
+    "(process PID has ended; logs in HOME/state/ciel/localhost_PORT)"
 )
-HAD_CRASHED: Final = "(process PID is gone)\n"
+HAD_CRASHED: Final = "(process PID has ended)\n"
 
 
 # --- up, down and crashes -------------------------------------------------------------------------
@@ -154,8 +154,8 @@ UPS: Final = {
     "a blank": (["--listen", " "], "--listen: ' ' is not an address: expected HOST:PORT"),
     "another host": (
         ["--listen", "192.0.2.1:1"],
-        "--listen 192.0.2.1:1: this cluster is for this computer alone; "
-        "start ciel-master and ciel-worker for others",
+        "--listen 192.0.2.1:1: a cluster of `ciel up` serves this computer only; "
+        "start ciel-master and ciel-worker for other hosts",
     ),
 }  # fmt: skip
 

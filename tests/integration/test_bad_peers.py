@@ -103,12 +103,12 @@ AFTER_PROOF: Final = {
     ),
     "cut off": (frame([["watch", "j", 0]])[:-3], ""),
 }
-NOBODY: Final = "this worker describes itself wrongly:"
+NOBODY: Final = "the description of this worker is invalid:"
 WORKERS: Final[dict[str, tuple[dict[str, object], str]]] = {
     "nothing": ({}, f"{NOBODY} 'None' is not an id: it is not text"),
     "a path for a name": ({"worker": "../x"}, f"{NOBODY} '../x' is not an id: it begins with '.'"),
     "no address": ({"netloc": "../../x:1\n"}, f"{NOBODY} its address must be HOST:PORT"),
-    "no host": ({"host": "x" * 200}, f"{NOBODY} its host must be a text"),
+    "no host": ({"host": "x" * 200}, f"{NOBODY} its host must be a string"),
     "truth for slots": ({"slots": True}, f"{NOBODY} its slots must be 1 to 1024"),
     "too many slots": ({"slots": 10**9}, f"{NOBODY} its slots must be 1 to 1024"),
     "numbers for executors": (

@@ -100,7 +100,7 @@ def test_the_log_level_is_changed_while_daemons_run(up: Home) -> None:
 def test_an_unknown_worker_is_reported(up: Home) -> None:
     done = up.run("ciel", "debug", "dump", "--worker", "nobody")
     assert done.returncode == 2
-    assert "there is no such worker; the workers are: " in done.stderr
+    assert "unknown worker; the workers are: " in done.stderr
 
 
 def test_a_loop_that_stands_still_writes_a_dump_with_its_stack(home: Home) -> None:
@@ -115,7 +115,7 @@ def test_a_loop_that_stands_still_writes_a_dump_with_its_stack(home: Home) -> No
         wait_for(lambda: "its state is in" in log.read_text(), "the dump")
         (dump,) = log.parent.glob("ciel-master-*.dump")
         text = dump.read_text()
-        assert "its loop has stood still for" in text
+        assert "its event loop was blocked for" in text
         assert "in hang" in text
         assert str(dump) in log.read_text()
     finally:

@@ -129,7 +129,7 @@ def test_a_missing_temporary_directory(
     home: Home, expect: Callable[..., None], free_address: str
 ) -> None:
     home.environ["TMPDIR"] = str(home.path / "nowhere")
-    expect("temporary", "which is not there", "mkdir", "--listen", free_address)
+    expect("temporary", "which does not exist", "mkdir", "--listen", free_address)
 
 
 @pytest.mark.parametrize("store, state", [("shm:capacity=1GiB", "fault"), ("disk", "note")])
@@ -183,7 +183,7 @@ def test_a_cluster_that_has_crashed(
     access_file_at(path, "127.0.0.1:1", DEAD_PID)
     point_current(home.environ, path)
     advised = f"see why in {path.parent}; `ciel up`"
-    expect("crash", f"process {DEAD_PID} is gone", advised, "--listen", free_address)
+    expect("crash", f"process {DEAD_PID} has ended", advised, "--listen", free_address)
 
 
 def test_an_address_that_another_program_uses(home: Home, expect: Callable[..., None]) -> None:
@@ -242,7 +242,7 @@ def test_a_cluster_without_workers_and_then_with_an_unreachable_one(
     cluster = HandCluster.start(home, workers=0)
     try:
         advised = f"ciel-worker --master {cluster.url}"
-        expect("workers", "there is none: nothing can run", advised)
+        expect("workers", "the cluster has no worker: nothing can run", advised)
         cluster.start_worker()
         (netloc,) = cluster.netlocs()
         with mock.patch("socket.create_connection", unreachable(netloc)):

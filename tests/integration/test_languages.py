@@ -408,8 +408,8 @@ def test_an_executor_that_cannot_run_is_named_with_its_missing_requirement(
         ),
         (
             "cobol",
-            "it cannot be set up (HOME/config/ciel/config.toml line 8): 'comand' is not known; "
-            "there may be: command, env, path, memoise",
+            "it cannot be set up (HOME/config/ciel/config.toml line 8): 'comand' is unknown; "
+            "the keys are: command, env, path, memoise",
         ),
         (
             "dotnet",

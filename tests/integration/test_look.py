@@ -537,7 +537,7 @@ def test_tasks_explain_why_they_run_or_wait(up: Up) -> None:
     assert (last["state"], bool(last["why"])) == ("runnable", True)
     status, out, err = up.ciel("task", "explain", number)
     assert (status, out.count("\n\n") + 1) == (0, 20)
-    assert err == "ciel: that is 20 of them; name others as JOB:TASK\n"
+    assert err == "ciel: these are 20 of them; name others as JOB:TASK\n"
     up.ciel("job", "cancel", number)
 
 

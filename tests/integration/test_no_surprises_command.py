@@ -313,7 +313,9 @@ def test_b8_follow_is_refused_with_options_that_need_whole_outputs(shared: Home)
     for option in (["--json"], ["--out", "followed"]):
         done = run(shared, "ciel", "job", "output", "--follow", *option, str(number))
         assert (done.returncode, done.stdout) == (2, b"")
-        said = f"ciel: --follow prints outputs while they grow, and {option[0]} has whole ones\n"
+        said = (
+            f"ciel: --follow prints outputs while they grow, but {option[0]} needs complete ones\n"
+        )
         assert done.stderr.decode() == said
 
 
@@ -596,7 +598,7 @@ def test_f_a_missing_collected_file_is_an_error_of_its_element(shared: Home) -> 
     assert b"the program created no file 'made.txt'" in done.stderr
     assert files_below(shared.path / "some") == {"1/made.txt": b"1\n", "3/made.txt": b"3\n"}
     done = run(shared, "ciel", "submit", "--collect", "stale.txt", "--out", "some", "true")
-    assert (done.returncode, b"there before, unchanged" in done.stderr) == (1, True)
+    assert (done.returncode, b"is older than the task, and unchanged" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", ""])

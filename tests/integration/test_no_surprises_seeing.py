@@ -284,7 +284,7 @@ def test_c11_down_ends_unfinished_jobs_only_with_force(home: Home) -> None:
     assert (refused.returncode, refused.stderr) == (
         1,
         f"ciel: the cluster at {url} stays up, since 1 job is unfinished: 2 (long); wait for that "
-        "(ciel job wait all), or end it all the same: ciel down --force\n",
+        "(ciel job wait all), or end it anyway: ciel down --force\n",
     )
     assert _answered(home, "n\n") == 1
     assert home.run("ciel", "status").returncode == 0

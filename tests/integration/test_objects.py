@@ -192,7 +192,7 @@ def test_an_object_that_cannot_be_a_file_is_refused(desk: Desk, option: str, sai
     "program, said",
     [
         (["false"], "ended with exit status 1"),
-        (["sleep", "1000"], "is not there yet: task"),
+        (["sleep", "1000"], "does not exist yet: task"),
     ],
 )
 def test_an_object_that_cannot_be_fetched_is_reported_and_no_file_is_written(
@@ -212,7 +212,7 @@ def test_an_object_that_cannot_be_fetched_is_reported_and_no_file_is_written(
 @pytest.mark.parametrize(
     "words, status, said",
     [
-        (["put", "some data", "nowhere"], 2, "nowhere: there is no such file"),
+        (["put", "some data", "nowhere"], 2, "nowhere: the file does not exist"),
         (["put", "/dev/zero"], 2, "/dev/zero: it is not a regular file"),
         (["put", "--name", "all", "some data"], 2, "cannot be called all"),
         (["rm", "all", "nowhere"], 2, "no object nowhere is known"),

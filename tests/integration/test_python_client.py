@@ -236,7 +236,7 @@ def test_a_callback_that_would_wait_forever_raises_with_advice(
 ) -> None:
     caught = in_a_callback(client, ask)
     assert isinstance(caught, CallbackWaitError), caught
-    assert "callbacks of their own" in str(caught)
+    assert "add callbacks to other" in str(caught)
     assert client.submit(increment, 1).result(20) == 2
 
 

@@ -230,7 +230,7 @@ def test_a_master_refuses_to_resume_an_unknown_session(cluster: LocalCluster) ->
     ):
         dialer.dial(5.0, 0)
     line = dialer.dial(5.0)
-    with pytest.raises(AccessRefusedError, match="resumes its session with wrong counts"):
+    with pytest.raises(AccessRefusedError, match="resumed its session with wrong counts"):
         dialer.dial(5.0, 10)
     line.channel.close()
 

@@ -270,7 +270,7 @@ def test_a_script_that_is_too_long_is_refused(cluster: Cluster) -> None:
     (cluster.home.path / "long.sw").write_text(f"return 1;{' ' * (20 << 20)}")
     done = cluster.home.run("sw-job", "long.sw")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ciel: long.sw: longer than 16 MiB, no script is\n"
+    assert done.stderr == "ciel: long.sw: longer than 16 MiB, the limit for scripts\n"
 
 
 def test_a_run_time_error_is_reported_with_its_position_and_calls(cluster: Cluster) -> None:

@@ -343,7 +343,12 @@ def test_a_large_object_is_written_to_its_file_in_pieces(
         ("talk", {}, 500, "expected 200"),
         ("redirect", {}, 302, "expected 200"),
         ("ignore", {"offset_bytes": 10}, 200, "expected 206"),
-        ("whole", {"expected_size_bytes": 1000}, 200, "more than the 1000 bytes came that were"),
+        (
+            "whole",
+            {"expected_size_bytes": 1000},
+            200,
+            "more than the 1000 expected bytes were received",
+        ),
         ("whole", {"expected_size_bytes": 10**9}, 200, "262144 bytes came, 1000000000 were"),
         ("stall", {"stall_timeout_s": 1}, 200, "nothing came for 1 s, after 1000 bytes"),
         ("silence", {"stall_timeout_s": 1}, 0, "Operation too slow"),

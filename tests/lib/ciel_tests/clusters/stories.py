@@ -33,7 +33,7 @@ _ALIKE: Sequence[tuple[str, str]] = (
     (r"\bciel \d[\w.]*, up for", "ciel VERSION, up for"),
     (r"\b(used|wanted) [\d.]+ MiB", r"\1 N MiB"),
     (r"\b0x[0-9a-f]+\b", "0xADDRESS"),
-    (r"\(offered: .*\)", "(offered: …)"),
+    (r"\((offered|there are): .*\)", r"(\1: …)"),
     (r"\b\d+ more queued", "N more queued"),
     (r"\b\d+ tasks of its priority", "N tasks of its priority"),
     (r"\b(time:|up for) .*", r"\1 T"),
