@@ -1,4 +1,6 @@
-"""Parses selectors, by which users name jobs and tasks:
+"""Parses selectors, by which users name jobs and tasks.
+
+The forms:
 
     3   1-10   1-10:2   last   all   1,4,last   a job's full id   a job's name
     3:17   last:1-20   last:NAME   last (all its tasks)
