@@ -310,7 +310,7 @@ def test_a_value_that_is_not_a_future_is_named(
 def test_a_single_future_is_refused_where_several_are_expected(client: ciel.Client) -> None:
     future: Any = client.submit(list, [1, 2])
     for ask in (client.wait, client.as_completed, ciel.wait, ciel.as_completed):
-        with pytest.raises(TypeError, match=r"in a list or the like, not <.*Future list"):
+        with pytest.raises(TypeError, match=r"in a list or another iterable, not <.*Future list"):
             ask(future)
     assert client.gather(future) == ciel.gather(future) == [[1, 2]]
     assert client.gather(item for item in [future]) == [[1, 2]]
@@ -411,7 +411,7 @@ def test_an_invalid_program_is_refused_without_side_effects(
 def test_options_of_functions_are_refused_for_programs(
     client: ciel.Client, option: dict[str, Any]
 ) -> None:
-    with pytest.raises(OptionError, match="it is for functions; a program has"):
+    with pytest.raises(OptionError, match="it is for functions; for a program use"):
         client.run(["true"], **option)
 
 
