@@ -402,7 +402,7 @@ def test_a_program_may_have_several_outputs(client: ciel.Client) -> None:
 def test_an_invalid_program_is_refused_without_side_effects(
     client: ciel.Client, argv: Any, outputs: int
 ) -> None:
-    with pytest.raises(OptionError, match=r"argv: it must be a list|outputs: it must be at least 1"):
+    with pytest.raises(OptionError, match=r"argv: it must be a list|outputs: it must be at"):
         client.run(argv, outputs=outputs)
     assert client.submit(increment, 1).result(20) == 2
 
