@@ -62,7 +62,7 @@ class Future(Generic[T]):
     def keep(self) -> None:
         """Run the call even if the program drops this future; see `fire_and_forget`."""
         raise NotImplementedError(
-            "a task cannot make its child run regardless: the child runs only if its parent waits "
+            "fire_and_forget does not work within a task: a child runs only if its parent waits "
             "for its future or returns it"
         )
 

@@ -60,9 +60,9 @@ def _cached(function: Callable[..., Any], max_size: int | None, is_typed: bool) 
 
 
 def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
-    made: functools.cached_property[Any] = functools.cached_property(function)
-    made.attrname = name  # only a class statement calls `__set_name__`
-    return made
+    rebuilt: functools.cached_property[Any] = functools.cached_property(function)
+    rebuilt.attrname = name  # only a class statement calls `__set_name__`
+    return rebuilt
 
 
 def dumps(value: Any) -> bytes:

@@ -46,8 +46,8 @@ class PackedFunction:
     """A packed function, and the statistics of its calls.
 
     `ref`: the object that holds a large function. The client releases it when no call refers to the
-    function any more. `took_s`: the moving average of the time of a call; None before the first
-    result. `trial_count`: how many of its calls run while `took_s` is None.
+    function. `took_s`: the moving average of the time of a call; None before the first result.
+    `trial_count`: how many of its calls run while `took_s` is None.
     """
 
     __slots__ = (

@@ -161,7 +161,7 @@ class Lot:
 
 
 class StreamLocation:
-    """Tells readers which worker holds an object that a task still writes."""
+    """Tracks which worker holds an object that a task still writes."""
 
     def __init__(self) -> None:
         self._changed = Condition()

@@ -276,7 +276,8 @@ class Connection:
         """Send a frame of queued records, as far as the socket accepts it; requires the lock.
 
         `control` records are sent first, if no frame is unfinished. Raises OSError only in the
-        connection's thread, which will meet the same error if another thread calls this method.
+        connection's thread; if another thread calls this method, that thread ignores the error, and
+        the connection's thread will meet it, too.
         """
         self._sending = []
         if not self._unsent:
