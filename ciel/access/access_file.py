@@ -1,8 +1,8 @@
 """The access file: a master's address and key, readable only by its user.
 
-A master writes it. Clients and workers of the same user find it without any option; users copy it
-to other hosts. Everyone who can read it can run commands as its owner. So, like ssh, this module
-refuses a file that other users could read.
+A master writes the file. Clients and workers of the same user find it without any option; users
+copy it to other hosts. Every user who can read the file can run commands as its owner. So, like
+ssh, this module refuses a file that other users could read.
 """
 
 import json
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class AccessFile(NamedTuple):
-    """The content of the file. `pid` and `pid_start` (clock ticks since boot) identify the master's
-    process.
+    """The content of an access file.
 
-    `control` is the address for frames: `HOST:PORT`, or `unix:PATH` for peers on the same host.
+    `pid` and `pid_start` (clock ticks since boot) identify the master's process. `control` is the
+    address for frames: `HOST:PORT`, or `unix:PATH` for peers on the same host.
     """
 
     url: str
@@ -83,8 +83,8 @@ class AccessFile(NamedTuple):
 def read(path: Path) -> AccessFile:
     """Read and check an access file; follow a symbolic link and check its target.
 
-    Raise `AccessFileMissingError` if there is none. Raise `AccessFileError` if it is not a regular
-    file, belongs to another user, is readable by other users, or lacks a field.
+    Raise `AccessFileMissingError` if the file does not exist. Raise `AccessFileError` if it is not
+    a regular file, belongs to another user, is accessible to other users, or lacks a field.
     """
     try:
         # O_NONBLOCK, since opening a planted FIFO would otherwise block forever.
@@ -106,8 +106,8 @@ def read(path: Path) -> AccessFile:
 def key_for_start(path: Path, *, new_key: bool = False) -> tuple[str, Key]:
     """Return the cluster id and key for a starting master: from `path`, or new ones if missing.
 
-    `new_key` rotates the key of the same cluster. An existing file that cannot be trusted raises
-    `AccessFileError`: a key is never replaced silently.
+    `new_key` replaces the key and keeps the cluster id. If the file exists but cannot be trusted,
+    raise `AccessFileError`: a key is never replaced silently.
     """
     try:
         found = read(path)
@@ -143,12 +143,14 @@ def _require_private(path: Path, status: os.stat_result, forbidden: int) -> None
     """Refuse another user's file, and a file with one of the `forbidden` mode bits."""
     if status.st_uid != os.geteuid():
         raise AccessFileError(
-            path, f"it belongs to user {status.st_uid}, we are user {os.geteuid()}"
+            path,
+            f"it belongs to user {status.st_uid}, but this process runs as user {os.geteuid()}; "
+            "run the command as the owner, or make a copy that you own",
         )
     if status.st_mode & forbidden:
         raise AccessFileError(
             path,
-            f"open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
+            f"other users can access it (mode {stat.S_IMODE(status.st_mode):04o}); "
             f"type: chmod go= {shlex.quote(str(path))}",
         )
 
@@ -163,7 +165,9 @@ def _parse(path: Path, text: bytes) -> AccessFile:
     version = _field(path, fields, "version", int)
     if version > VERSION:
         raise AccessFileError(
-            path, f"written by a newer ciel (version {version}, we read up to {VERSION})"
+            path,
+            f"a newer ciel wrote it (format {version}; this ciel reads formats up to {VERSION}); "
+            "upgrade ciel here",
         )
     try:
         key = Key.from_text(_field(path, fields, "key", str))
@@ -184,7 +188,7 @@ def _parse(path: Path, text: bytes) -> AccessFile:
     if not _is_id(found.cluster_id):
         raise _damaged(path, '"cluster_id" is not a name')
     if not (0 < found.pid <= _PID_MAX and found.pid_start >= 0):
-        raise _damaged(path, '"pid" and "pid_start" name no process')
+        raise _damaged(path, '"pid" and "pid_start" do not identify a process')
     return found
 
 
@@ -192,7 +196,7 @@ def _field(path: Path, fields: dict[str, Any], name: str, kind: type[T]) -> T:
     value = fields.get(name)
     if type(value) is not kind:
         what = "text" if kind is str else "whole number"
-        raise _damaged(path, f'"{name}" is missing, or no {what}')
+        raise _damaged(path, f'"{name}" is missing, or is not a {what}')
     return value
 
 
@@ -209,4 +213,4 @@ def _is_unix_socket(text: str) -> bool:
 
 
 def _damaged(path: Path, what: str) -> AccessFileError:
-    return AccessFileError(path, f"{what}; remove it, or copy it again from where its master runs")
+    return AccessFileError(path, f"{what}; remove it, or copy it again from its master's host")

@@ -7,7 +7,8 @@ from ciel.access.paths import normalise_host
 
 DEFAULT_PORT: Final = 8000
 TAKEN: Final = "another program already listens there"
-"""The reason of an address that is in use; if ciel has chosen the port, it tries another one."""
+"""The reason in errors about an address that is in use. If ciel chose the port, it tries another.
+"""
 _URL = re.compile(r"(?:(https?)://)?(\[[^\[\]]+\]|[^\[\]:/]+)(?::(\d{1,5}))?/?", re.ASCII)
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.(?!-)[a-z0-9_-]{1,63})*\.?", re.ASCII)
 _NAME_MAX_LENGTH = 253

@@ -1,8 +1,8 @@
-"""Lets a browser read pages: a link that works once becomes a cookie.
+"""Lets a browser read pages: the daemon exchanges a single-use link for a cookie.
 
-A browser cannot send the header that proves a key. It enters by a link with a ticket, and the
-daemon answers with a cookie. The cookie permits only to read pages below one path.
-`ciel.net.authorisation` accepts tickets and cookies only from this host, since others could
+A browser cannot send the header that proves a key. Its user opens a link that contains a ticket,
+and the daemon answers with a cookie. The cookie only allows reading pages below one path.
+`ciel.net.authorisation` accepts tickets and cookies only from this host, since an attacker could
 intercept them on a network.
 """
 
@@ -13,14 +13,15 @@ from hashlib import sha256
 from typing import Final
 
 SESSION_S: Final = 12 * 3600.0
-"""How long a browser may read before it needs another link."""
+"""How long a cookie is valid; then the browser needs another link."""
 SESSIONS_MAX: Final = 100
 COOKIE: Final = "ciel-browse"
 
 
 class BrowserSessions:
-    """The digests of the cookies that a daemon has issued. Beyond `SESSIONS_MAX` cookies, each new
-    one ends the oldest session.
+    """The digests of the cookies that a daemon has issued.
+
+    At most `SESSIONS_MAX` cookies are valid: a new one then replaces the oldest.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -39,7 +40,7 @@ class BrowserSessions:
         return f"{COOKIE}={token}; Path={self.prefix}; Max-Age={age_s}; HttpOnly; SameSite=Strict"
 
     def admits(self, method: str, path: str, cookie: str, now_s: float) -> bool:
-        """Return whether the header `Cookie` of a request permits it."""
+        """Return whether a request's `Cookie` header permits the request."""
         if method not in ("GET", "HEAD") or not path.startswith(f"{self.prefix}/"):
             return False
         for part in cookie.split(";"):
@@ -50,5 +51,5 @@ class BrowserSessions:
 
 
 def _digest(token: str) -> bytes:
-    """Return the digest of a token: the time to find it reveals nothing about the token."""
+    """Return the digest of a token: the time of a lookup by digest reveals nothing about it."""
     return sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -12,7 +12,7 @@ class AccessDeniedError(AccessError):
 
 
 class MalformedKeyError(AccessError):
-    """A text is not a key. The message does not quote the text, which may be most of a key."""
+    """A text is not a key. The message does not quote the text: it may contain most of a key."""
 
     def __init__(self) -> None:
         super().__init__("not a key: expected 64 hexadecimal digits, or ROLE- and 64 of them")
@@ -48,7 +48,8 @@ class UnsafeListenError(AccessError):
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            f"will not listen on {host or 'every address'}: beyond loopback a key must exist "
-            "already; start once on 127.0.0.1 with the same --state, or use --new-key"
+            f"will not listen on {host or 'every address'}: other hosts can reach it, and this "
+            "master has no key yet; start once on 127.0.0.1 with the same --state, or use "
+            "--new-key"
         )
         self.host = host

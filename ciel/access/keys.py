@@ -31,7 +31,7 @@ class Role(StrEnum):
 
 
 class Side(StrEnum):
-    """The side of a connection. It is part of every proof, so a proof cannot be reflected."""
+    """The side of a connection. Every proof contains it, so a peer cannot send a proof back."""
 
     INITIATOR = "initiator"
     ACCEPTOR = "acceptor"
@@ -107,7 +107,7 @@ class Key:
         return f"<Key {self.role} redacted>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a key is neither pickled nor copied")
+        raise TypeError("a key cannot be pickled or copied: its secret must stay in this process")
 
 
 KeyForRole = Callable[[Role], Key | None]
@@ -117,8 +117,8 @@ KeyForRole = Callable[[Role], Key | None]
 def proof(key: Key, role: Role, side: Side, nonce_initiator: bytes, nonce_acceptor: bytes) -> bytes:
     """Return the proof by which `side` shows that it has the key of `role`.
 
-    The nonces of both sides prevent a replay. Role and side prevent the use of one peer's proof as
-    another's.
+    The nonces of both sides prevent a replay. Role and side prevent a peer from presenting another
+    peer's proof as its own.
     """
     return key.mac("proof", role.encode(), side.encode(), nonce_initiator, nonce_acceptor)
 

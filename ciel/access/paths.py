@@ -1,10 +1,10 @@
 """Paths of state and configuration files.
 
 `$XDG_STATE_HOME/ciel` contains one directory for each master's address. Several hosts may share a
-home directory. So three names contain the name of the host: the link to the cluster of `ciel up`,
+home directory. So three file names include the host's name: the link to the cluster of `ciel up`,
 the lock of `ciel up`, and the directory of a master that listens only on loopback.
 
-Functions take the environment variables as an argument, as everywhere in this package.
+As everywhere in this package, functions take the environment variables as an argument.
 """
 
 import os
@@ -33,7 +33,7 @@ def config_directory(environ: Mapping[str, str]) -> Path:
 
 
 def normalise_host(host: str) -> str:
-    """Return the spelling of `host` for file names; all loopback names become `localhost`."""
+    """Return `host` as file names spell it; all loopback names become `localhost`."""
     name = host.strip("[]").rstrip(".").lower()
     return "localhost" if name in _LOOPBACK_NAMES else name
 
@@ -49,7 +49,7 @@ def access_path(environ: Mapping[str, str], host: str, port: int) -> Path:
 
 
 def host_name() -> str:
-    """Return this host's name in the form for file names."""
+    """Return this host's name as file names spell it."""
     return re.sub(r"[^a-z0-9.-]", "-", os.uname().nodename.lower()) or "unnamed"
 
 

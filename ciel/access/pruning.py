@@ -1,7 +1,7 @@
 """Removes access files of masters that have ended, except the latest ones.
 
-A master that restarts at the same port reads its key from the file. Only files of masters on
-loopback are removed, because workers on other hosts may have copies of another master's key.
+A master that restarts at the same port reads its key from the file. Only files of masters that
+listen on loopback are removed: workers on other hosts may have copies of any other master's key.
 """
 
 import fcntl
@@ -33,8 +33,9 @@ def try_prune_ended(environ: Mapping[str, str]) -> None:
 
 
 def prune_ended(environ: Mapping[str, str]) -> None:
-    """Remove the directories of ended masters on this host, except the latest ten and the target of
-    the link of `ciel up`.
+    """Remove the directories of this host's ended masters, except the latest ten.
+
+    The directory that the link of `ciel up` points to is not removed either.
     """
     link = current_path(environ)
     current = link.readlink() if link.is_symlink() else None

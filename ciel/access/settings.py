@@ -1,7 +1,7 @@
 """Reads settings from flags, then the environment, then the configuration file.
 
-The environment is an argument; only programs' entry points read the real one. `find_master` also
-uses the access file of `ciel up`, as the last source, and returns the key.
+The environment is an argument; only the entry points of programs read `os.environ`. `find_master`
+uses one more source, the access file of `ciel up`, as the last one. It also returns the key.
 """
 
 import re
@@ -24,7 +24,7 @@ from ciel.access.paths import access_path, config_directory, current_path, norma
 NAMES: Final = ("master", "access")
 """All settings: each is a flag `--NAME`, a variable `CIEL_NAME` and a key `NAME` in the file."""
 EXECUTORS: Final = "executors"
-"""The table of the file that contains a table for each executor to configure or to define."""
+"""The table of the file that contains one table for each executor to configure or define."""
 
 
 _KEY: Final = r"""([\w-]+)|("[^"]*"|'[^']*')"""
@@ -48,7 +48,7 @@ class ExecutorSetting(NamedTuple):
 
 
 class MasterLocation(NamedTuple):
-    """A master's address and key. `origin` describes the setting or file that they come from."""
+    """A master's address and key. `origin` names the setting or file that contains them."""
 
     url: str
     control: str
@@ -79,7 +79,7 @@ class Settings:
 
 
 def config_path(environ: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the configuration file, and whether it must exist, as if `CIEL_CONFIG` names it."""
+    """Return the configuration file, and whether it must exist: only if `CIEL_CONFIG` names it."""
     if named := environ.get("CIEL_CONFIG"):
         return Path(named), True
     return config_directory(environ) / "config.toml", False
@@ -97,9 +97,9 @@ def find_master(
 ) -> MasterLocation | None:
     """Return the master for this command; None if no setting names one and `ciel up` runs none.
 
-    The key for an address comes from the access file in the settings, or else from the access file
-    of that address. The address in the access file is used if the file comes from a more direct
-    source than the address setting, or that setting is missing. Raises `AccessDeniedError` if no
+    The key comes from the access file that the settings name, or else from the access file of the
+    address. If the setting `access` comes from a more direct source than the setting `master`, or
+    `master` is missing, the address in the access file is used. Raises `AccessDeniedError` if no
     key is found, `AccessFileError` if a file cannot be trusted, and `SettingsError` if a setting is
     invalid.
     """
@@ -122,12 +122,15 @@ def parse_address(text: str, origin: str) -> tuple[str, str, int]:
     try:
         return parse_url(text)
     except ValueError:
-        reason = f"{text[:80]!a} is not a master: expected http://HOST:PORT"
+        reason = f"{text[:80]!a} is not a master address: expected http://HOST:PORT"
         raise SettingsError(origin, reason) from None
 
 
 def require_safe_listen(host: str, *, has_key: bool, new_key: bool) -> None:
-    """Raise `UnsafeListenError` if `host` is not loopback, and its key would be silently new."""
+    """Raise `UnsafeListenError` if `host` is not loopback, and its master has no key yet.
+
+    With `new_key` the user has asked for a new key, so that is no error.
+    """
     if not (has_key or new_key or is_loopback(host)):
         raise UnsafeListenError(host)
 
@@ -184,7 +187,7 @@ def _parse_config(path: Path, required: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _executor_tables(path: Path, text: str, tables: Any) -> dict[str, ExecutorSetting]:
-    what = f"{EXECUTORS} are tables: [{EXECUTORS}.NAME], then one setting on each line"
+    what = f"{EXECUTORS} must be tables: [{EXECUTORS}.NAME], then one setting on each line"
     if not isinstance(tables, dict):
         raise SettingsError(f"{path} line {_line_of(text, EXECUTORS)}", what)
     settings = {}
@@ -215,17 +218,18 @@ def _read_config(path: Path, required: bool) -> dict[str, Setting]:
 
 
 def _line_of(text: str, *keys: str) -> int:
-    """Return the first line that sets the path `keys` or a prefix of it, since tomllib does not
-    report lines. Return 1 if a key is written with escapes.
+    """Return the first line that sets the path `keys` or a prefix of it: tomllib reports no lines.
+
+    Return 1 if a key is written with escapes.
     """
     table: tuple[str, ...] = ()
     whole = 1
     for number, line in enumerate(text.splitlines(), start=1):
-        said = re.match(_SETTING_LINE, line)
-        if said is None:
+        match = re.match(_SETTING_LINE, line)
+        if match is None:
             continue
-        named = tuple([bare or quoted[1:-1] for bare, quoted in re.findall(_KEY, said["keys"])])
-        if said["bracket"]:
+        named = tuple([bare or quoted[1:-1] for bare, quoted in re.findall(_KEY, match["keys"])])
+        if match["bracket"]:
             table = path = named
         else:
             path = (*table, *named)

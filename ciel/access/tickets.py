@@ -14,10 +14,10 @@ from ciel.access.keys import Key, KeyForRole, Role, matches
 
 TICKET_SCHEME: Final = "Ciel-Ticket"
 TICKET_WINDOW_S: Final = 60.0
-"""The largest difference between the time of issue and this host's clock."""
+"""How far the time of issue may differ from this host's clock."""
 
 TICKETS_REMEMBERED_MAX: Final = 100_000
-"""How many used tickets are stored: about 20 MB. The window shrinks above 800 requests a second."""
+"""How many used tickets are stored: about 20 MB. Above 800 requests a second the window shrinks."""
 
 TICKET_LENGTH_MAX: Final = 256
 _NONCE_BYTES = 16
@@ -36,10 +36,11 @@ def make_ticket(key: Key, method: str, netloc: str, target: str, now_s: float) -
 
 
 class TicketCheck:
-    """Accepts each ticket once. Each listener, whose address is `netloc`, has one.
+    """Accepts each ticket once. Each listener has its own `TicketCheck`; `netloc` is its address.
 
-    It stores a limited number of used tickets. When full, it drops the oldest one, and then refuses
-    all tickets issued before that. So the window shrinks, but a replay is never accepted.
+    It stores a limited number of used tickets. When full, it drops the oldest one, and from then on
+    refuses all tickets that were issued before it. So the window shrinks, but a replay is never
+    accepted.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class TicketCheck:
             _mac(key, method, self._netloc, target, issued, nonce), offered
         ):
             raise AccessDeniedError(
-                "the ticket is not for this request, or was made with another key"
+                "the ticket is not for this request, or was issued with another key"
             )
         if not abs(now_s - issued_s) <= TICKET_WINDOW_S:
             raise AccessDeniedError(

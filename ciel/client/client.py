@@ -1,8 +1,10 @@
 """The public client: runs functions and programs as tasks, and returns futures of their results.
 
-with ciel.Client() as client:
-parts = [client.submit(count, path) for path in paths]
-print(client.submit(sum, parts).result())
+    with ciel.Client() as client:
+        parts = [client.submit(count, path) for path in paths]
+        print(client.submit(sum, parts).result())
+
+Within a task, `Client()` is a `TaskClient`, whose calls are children of the task.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ T = TypeVar("T")
 F = TypeVar("F")
 
 _OF_FUNCTIONS: Final = {
-    "returns": "'outputs=', files that it writes itself",
-    "python": "its interpreter in 'argv', in front",
+    "returns": "'outputs=': the program writes these files itself",
+    "python": "the interpreter as the first element of 'argv'",
 }
 """Options of tasks that are not valid for programs, and what to use instead."""
 
@@ -57,13 +59,14 @@ Argument = str | int | Path | Reference | Future[Any]
 
 
 class Client(Shown, JobClient):
-    """A client of the cluster at `address`. Without an address it finds a cluster, or starts a new
-    one, which ends with the client (see `JobClient`).
+    """A client of the cluster at `address`.
 
-    Thread-safe, and usable in `async` code: futures can be awaited. `f.spawn()`, `ciel.wait` and so
-    on use the client that was opened last. Closing it cancels all unfinished calls. `locals`:
-    remote tracebacks show local variables. `prints`: the output of its tasks appears on
-    `sys.stdout`, or in the file that `prints` is (for guarantees see `jobs.output_forwarding`).
+    Without an address it finds a cluster, or starts a new one, which ends with the client (see
+    `JobClient`). Thread-safe, and usable in `async` code: futures can be awaited. `f.spawn()`,
+    `ciel.wait` and so on use the client that was opened last. Closing the client cancels all
+    unfinished calls. `locals`: remote tracebacks show local variables. `prints`: the client writes
+    the output of its tasks to `sys.stdout`, or to `prints` if that is a file (for guarantees see
+    `jobs.output_forwarding`).
 
     Programs and calls run in the working directory of this process and with its environment
     (docs/where-programs-run.md). With `cwd` they run in another directory, with `scratch` each in a
@@ -119,8 +122,9 @@ class Client(Shown, JobClient):
         return self
 
     def close(self) -> None:
-        """Cancel unfinished calls, close the connection, and also the cluster if the client has
-        started it.
+        """Cancel unfinished calls, and close the connection.
+
+        If the client has started the cluster, close the cluster as well.
         """
         sessions.leave(self)
         self._is_closed = True
@@ -171,9 +175,7 @@ class Client(Shown, JobClient):
         return self._calls
 
     def caller(self) -> Caller:
-        """Return the directory and the environment of calls, as they are now; raises
-        ContextError.
-        """
+        """Return the current directory and environment of calls; raises ContextError."""
         return Caller(self._cwd, scratch=self._scratch, env=self._env)
 
     def _open_job(self, context: CallerContext) -> Job:
@@ -196,13 +198,15 @@ class Client(Shown, JobClient):
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]: ...
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Submit a call as a task, and return the future of its result. Arguments may be futures,
-        or contain them at any depth: the task runs when their values exist, and gets the values. If
-        the program drops the future before a worker has the call, the call does not run; see
-        `ciel.fire_and_forget`.
+        """Submit a call as a task, and return the future of its result.
+
+        Arguments may be futures, or contain them at any depth: the task runs when their values
+        exist, and receives the values. If the program drops the future before a worker has the
+        call, the call does not run; see `ciel.fire_and_forget`. `ciel.task` sets the options of a
+        function.
 
         Raises PackingError for a function or an argument that cannot be pickled,
-        ConnectionLostError, ClientClosedError, ForkedError. `ciel.task` sets options of a function.
+        ConnectionLostError, ClientClosedError, ForkedError.
         """
         called, options = split_task(function)
         return self.call(called, args, kwargs, options)
@@ -232,13 +236,13 @@ class Client(Shown, JobClient):
         chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """Call a function with one element of each iterable; yield the results in order. An error
-        of a call is raised in the place of its result.
+        """Call a function with one element of each iterable; yield the results in order.
 
-        `chunksize`: how many calls run as one task; by default the client chooses, and sends many
-        short calls as one task. `buffersize`: the iterables, which may be endless, are read only
-        this far ahead of the results that are taken; by default they are read completely at once.
-        Raises TimeoutError `timeout` seconds after the call of `map`.
+        If a call fails, its error is raised in the place of its result. `chunksize`: how many calls
+        run as one task; by default the client chooses, and sends many short calls as one task.
+        `buffersize`: how many elements are read ahead of the results that the caller has taken, so
+        that the iterables may be endless; by default they are read completely at once. Raises
+        TimeoutError `timeout` seconds after the call of `map`.
         """
 
         def begin(rows: list[tuple[Any, ...]], size: int | None) -> list[Future[Mapped]]:
@@ -252,9 +256,10 @@ class Client(Shown, JobClient):
         rows: Sequence[tuple[Any, ...]],
         chunksize: int | None = None,
     ) -> list[Future[Mapped]]:
-        """Submit a call for each row of arguments, `chunksize` rows in a task, and return the
-        futures of the tasks. The `rest` of a future that is done contains the futures of further
-        tasks, whose results follow its own.
+        """Submit a call for each row of arguments, `chunksize` rows in a task.
+
+        Return the futures of the tasks. When a future is done, its `rest` contains the futures of
+        further tasks, whose results follow its own.
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError(f"chunksize must be at least 1, not {chunksize}")
@@ -301,16 +306,16 @@ class Client(Shown, JobClient):
         """
         if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not argv:
             raise OptionError(
-                "argv", f"it is a list of the program and its arguments, not {argv!r:.80}"
+                "argv", f"it must be a list of a program and its arguments, not {argv!r:.80}"
             )
         if outputs < 1:
             raise OptionError("outputs", f"it must be at least 1, not {outputs}")
         for option, instead in _OF_FUNCTIONS.items():
             if options.get(option) is not None:
-                raise OptionError(option, f"it is for functions; a program has {instead}")
+                raise OptionError(option, f"it is for functions; for a program use {instead}")
         chosen = read_options(Options(name=str(argv[0])[:200]), options)
-        # The client releases the object of a future that is dropped. These futures must exist until
-        # the task that reads their objects is added.
+        # The client releases the object of a future that is dropped. So these futures must exist
+        # until the task that reads their objects is added.
         held: list[Any] = []
         line = [self._argument(item, held) for item in argv]
         inputs = [] if stdin is None else stdin if isinstance(stdin, list | tuple) else [stdin]
@@ -370,8 +375,9 @@ class Client(Shown, JobClient):
     # --- values -----------------------------------------------------------------------------------
 
     def put(self, value: T) -> Future[T]:
-        """Store a value once, and return its future; tasks that get the future read the stored
-        value. Raises PackingError, UploadError, ClientClosedError.
+        """Store a value once, and return its future, to be an argument of many tasks.
+
+        Raises PackingError, UploadError, ClientClosedError.
         """
         found: Future[T] = self.calls.put(value)
         return found
@@ -388,7 +394,7 @@ class Client(Shown, JobClient):
         return futures.result(timeout)
 
     def _await_all(self, futures: Sequence[Any], timeout: float | None = None) -> None:
-        """Wait until all are done, or until one has failed, and raise its error."""
+        """Wait until all are done, or until one has failed; raise the error of that one."""
         done, _ = self.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
         if len(done) < len(set(futures)):
             failed = [f for f in futures if f.done() and f.exception() is not None]
@@ -403,9 +409,7 @@ class Client(Shown, JobClient):
     def gather(self, *futures: Any, errors: str = ...) -> list[Any]: ...
 
     def gather(self, *futures: Any, errors: str = sessions.RAISE) -> Any:
-        """Return the values of futures in a list, or of a dictionary of futures in a dictionary;
-        see `ciel.gather`.
-        """
+        """Wait for futures; return their values in a list or a dictionary: see `ciel.gather`."""
 
         def wait(listed: list[Any]) -> None:
             if errors == sessions.RAISE:
@@ -447,8 +451,9 @@ class Client(Shown, JobClient):
             yield "failed", sum(tally.failed for tally in tallies) or None
 
     def explain(self, future: Any) -> Explanation:
-        """Explain why a future's task runs, waits, or does not run; see `Explanation`. Queries the
-        master. Raises the errors of `ask`, and TypeError if the argument is not a future.
+        """Query the master why a future's task runs, waits, or does not run; see `Explanation`.
+
+        Raises the errors of `ask`, and TypeError if the argument is not a future.
         """
         from ciel.client.views.explanation import explain
 
@@ -465,25 +470,31 @@ class Client(Shown, JobClient):
 def _checked(
     cwd: str | os.PathLike[str] | None, *, scratch: bool, env: Mapping[str, str] | None
 ) -> tuple[str | None, bool, Mapping[str, str] | None]:
-    """Check the options about the directory and the environment of calls, before the client
-    connects; raises ContextError.
+    """Check the options about the directory and the environment of calls; raises ContextError.
+
+    The client does this before it connects.
     """
     directory = _directory(cwd, scratch=scratch)
     for name, text in (env or {}).items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(f"env: names and values must be strings, not {name!r}: {text!r:.40}")
         if not name or "=" in name or "\0" in name + text:
-            raise ContextError(f"env: {name!r} cannot be set in an environment")
+            raise ContextError(
+                f"env: {name!r} cannot be set: a name must not be empty or contain '=', and "
+                "neither name nor value may contain a NUL character"
+            )
     return directory or None, scratch, env
 
 
 def _directory(
     cwd: str | os.PathLike[str] | None, *, scratch: bool, has_files: bool = False
 ) -> str | None:
-    """Return the directory of a program; "" is a private one, None the client's directory."""
+    """Return the directory of a program; "": a private one; None: the client's directory."""
     if cwd is not None and (scratch or has_files):
         other = "'scratch'" if scratch else "'files'"
-        raise ContextError(f"cwd: with {other} a program runs in a private directory; choose one")
+        raise ContextError(
+            f"cwd: with {other} a program runs in a private directory; leave out one of the two"
+        )
     if cwd is None:
         return "" if scratch else None
     return os.path.abspath(os.fspath(cwd))
@@ -494,13 +505,15 @@ def _left_s(until_s: float | None) -> float | None:
 
 
 def client_of_task(name: str) -> Client:
-    """Unpickle a client, such as a global variable of a function, in a task: it becomes the task's
-    own client. Raises TypeError elsewhere.
+    """Unpickle a client, such as a global variable of a function: it becomes the task's own client.
+
+    Raises TypeError outside of a task.
     """
     if sessions.of_task() is None:
         raise TypeError(
-            "a ciel.Client cannot be copied or sent to another process: it is a connection; open "
-            "one there. (Within a task of ciel it would become that task's own.)"
+            "a ciel.Client cannot be copied or sent to another process, since it is a connection; "
+            "open another client there. (A client that is sent to a task of ciel becomes the "
+            "task's own client.)"
         )
     return Client(name=name)
 
@@ -520,9 +533,9 @@ class InTaskError(CielError, AttributeError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"client.{name} does not exist within a task, where a client makes children of the "
-            f"task and no jobs; it has {', '.join(sorted(_OFFERED))}. Use client.{name} in the "
-            "program that opened the client, or return from the task what it needs there"
+            f"client.{name} does not exist within a task, where a client spawns children of the "
+            f"task and opens no jobs; it has {', '.join(sorted(_OFFERED))}. Use client.{name} in "
+            "the program that opened the client, or return from the task what it needs there"
         )
 
 
@@ -531,16 +544,17 @@ class NoTaskError(CielError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this client was opened within a task, and no task is running now; it was used, for "
-            "instance, by a thread that a task left running: use it before the task ends"
+            "this client was opened within a task, and no task is running now: a thread may have "
+            "used it after its task had ended; use it before the task ends"
         )
 
 
 class TaskClient(Client):
-    """The client within a task, whose calls are children of the task. It belongs to the task that
-    is running when it is used, so several tasks can use a module that opens one client (ADR 73).
-    Calls run in the directory and with the environment of the task; the arguments of `Client` have
-    no effect.
+    """The client within a task, whose calls are children of the task.
+
+    It belongs to the task that is running when it is used, so several tasks can use a module that
+    opens one client (ADR 73). Calls run in the directory and with the environment of the task; the
+    arguments of `Client` have no effect.
     """
 
     def __init__(self, address: None = None, *, name: str = "", **options: Any) -> None:

@@ -20,8 +20,10 @@ class ClientError(CielError):
 
 
 class NoMasterError(ClientError):
-    """No master answers at `address`; an empty address: no master was named. `is_silent`: nothing
-    answered, so the master may be stopped, or the network may be down.
+    """No master answers at `address`.
+
+    If the address is empty, no setting names a master. `is_silent`: nothing answered, so the master
+    may be stopped, or the network may be down.
     """
 
     def __init__(self, address: str, reason: str, *, is_silent: bool = False) -> None:
@@ -36,8 +38,9 @@ class NotAMasterError(NoMasterError):
 
 
 class AccessRefusedError(ClientError):
-    """The master or this client refused the connection: another key, another cluster or another
-    version.
+    """The master or this client refused the connection.
+
+    The other side has another key, belongs to another cluster, or has another version.
     """
 
     def __init__(self, address: str, reason: str) -> None:
@@ -76,8 +79,8 @@ class ForkedError(ClientError):
 
     def __init__(self, owner_pid: int, pid: int, what: str = "client") -> None:
         super().__init__(
-            f"this {what} was made in process {owner_pid} and cannot be used in its child {pid}; "
-            f"make a {what} there"
+            f"this {what} was created in process {owner_pid} and cannot be used in its child "
+            f"{pid}; create another {what} in the child"
         )
         self.owner_pid = owner_pid
 
@@ -100,14 +103,14 @@ class ForeignFutureError(ClientError, ValueError):
     def __init__(self, future: Any, here_url: str, there_url: str | None) -> None:
         whose = "a task" if there_url is None else f"a client of another cluster ({there_url})"
         super().__init__(
-            f"{future!r:.200} is of {whose}: the cluster at {here_url} cannot read its value. Wait "
-            "for that, and give 'future.result()' instead"
+            f"{future!r:.200} belongs to {whose}, so the cluster at {here_url} cannot read its "
+            "value; pass the value, 'future.result()', instead of the future"
         )
         self.future = future
 
 
 class ContextError(ClientError, ValueError):
-    """Programs cannot run in the directory, or with the environment, that a client has or names."""
+    """Programs cannot run in the client's directory or environment, or in those it names."""
 
 
 class QueryError(ClientError):
@@ -182,7 +185,7 @@ class LogUnreadableError(ClientError):
 
 
 class OutputGoneError(ClientError):
-    """A worker does not have the output of a failed program, or not any more."""
+    """A worker did not retain the output of a failed program, or has deleted it since then."""
 
     def __init__(self, netloc: str, reason: str) -> None:
         super().__init__(f"worker {netloc}: {reason}")
@@ -203,8 +206,9 @@ class UploadError(ClientError):
 
 
 class PackageError(ClientError):
-    """A package has a fault. `line`: 0 if the error is about the whole file; `where`: the key, if
-    there is one.
+    """A package has a fault.
+
+    `line`: 0 if the error is about the whole file. `where`: the key, or empty.
     """
 
     def __init__(self, path: str, line: int, where: str, reason: str) -> None:
@@ -226,8 +230,9 @@ class TemplateError(ClientError):
 
 
 class ClusterError(ClientError):
-    """A local cluster could not start, or has ended. The text ends with the last lines of the log
-    that were written after `log_start_bytes`.
+    """A local cluster could not start, or has ended.
+
+    The text ends with the last lines of the log that were written after `log_start_bytes`.
     """
 
     def __init__(self, reason: str, log: Path | None = None, log_start_bytes: int = 0) -> None:
@@ -238,7 +243,7 @@ class ClusterError(ClientError):
 
 
 class ClusterOptionError(ClusterError):
-    """A local cluster cannot have the options that it was given."""
+    """The options of a local cluster are wrong."""
 
 
 _TAIL_LINES = 10

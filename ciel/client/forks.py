@@ -26,7 +26,7 @@ _inherited: WeakSet[Inherited] = WeakSet()
 
 
 def register_fork(owner: Inherited) -> None:
-    """Call `forked` of an object in all later forked children."""
+    """Call the object's `forked` method in every child that is forked later."""
     _inherited.add(owner)
 
 
@@ -40,8 +40,9 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def forbid(owner: object, silent: Collection[str] = (), kept: Collection[str] = ()) -> None:
-    """Make each use of an object raise ForkedError, except of the attributes `kept`; methods in
-    `silent` do nothing.
+    """Make each use of an object raise ForkedError.
+
+    The attributes `kept` stay usable; the methods in `silent` do nothing.
     """
     parent_pid, kind = os.getppid(), type(owner)
 

@@ -41,8 +41,10 @@ class Condition(RLock):  # type: ignore[misc]  # the stub declares it final
         self._waiting = ()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for `notify_all`; return False after the timeout. The caller must have acquired this
-        lock exactly once. It holds the lock again afterwards, even if this raises.
+        """Wait for `notify_all`; return False after the timeout.
+
+        The caller must have acquired this lock exactly once. It holds the lock again afterwards,
+        even if this method raises.
         """
         change_lock = self.change_lock()
         try:
@@ -62,8 +64,10 @@ class Condition(RLock):  # type: ignore[misc]  # the stub declares it final
                 raise interrupt
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until `condition`, called with the lock held after each change, is true; return
-        False after the timeout. The caller must not hold the lock.
+        """Wait until `condition` is true; return False after the timeout.
+
+        The condition is called with the lock held, after each change. The caller must not hold the
+        lock.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -79,8 +83,10 @@ class Condition(RLock):  # type: ignore[misc]  # the stub declares it final
 
 
 class Changes(Condition):  # type: ignore[misc]  # as above
-    """A condition for one object's state. Acquiring it in a forked child raises ForkedError: the
-    child does not have the thread that may hold the lock.
+    """A condition for one object's state.
+
+    Acquiring it in a forked child raises ForkedError: the child does not have the thread that may
+    hold the lock.
     """
 
     def __init__(self) -> None:

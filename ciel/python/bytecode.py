@@ -1,4 +1,4 @@
-"""Reads from the bytecode of a function which variables it uses, and whether it rebinds any."""
+"""Finds in the bytecode of a function which variables it uses, and whether it rebinds any."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ _REBINDING_NAMES: Final = frozenset(("setattr", "delattr", "__setattr__", "__del
 
 
 class _Code(NamedTuple):
-    """The use of variables by a function. `names`: the globals that it reads or binds. `rebinds`:
-    running it may rebind a variable or an attribute. `is_opaque`: it may use any variable.
-    `stored`: variables of enclosing functions that it rebinds.
+    """How a function uses variables.
+
+    `names`: the globals that it reads or binds. `rebinds`: running it may rebind a variable or an
+    attribute. `is_opaque`: it may use any variable. `stored`: the variables of enclosing functions
+    that it rebinds.
     """
 
     names: tuple[str, ...]
@@ -25,7 +27,7 @@ class _Code(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def read_code(code: types.CodeType) -> _Code:
-    """Return the use of variables by code, including the functions that it defines."""
+    """Return how code uses variables, including the functions that it defines."""
     inner = [read_code(item) for item in code.co_consts if isinstance(item, types.CodeType)]
     names: dict[str, None] = {}
     stored = {name for item in inner for name in item.stored}

@@ -1,8 +1,8 @@
-"""The form in which calls of functions reach the program that runs them. Several calls can be one
-task, a *bundle*.
+"""The packed form of Python calls, in which they reach the program that runs them.
 
-The calls of a bundle are in *batches*: the outcomes of a batch are one output of the task (see
-`contents`). A call is identified by its batch and its place in it.
+One task runs a *bundle* of one or more calls. A bundle consists of *batches*: the outcomes of a
+batch are one output of the task (see `contents`). A call is identified by its batch and its place
+in the batch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ BATCHES_MAX: Final = 8
 VERSION: Final = (sys.version_info[0], sys.version_info[1], __version__)
 
 AS_VALUE, AS_PATH, AS_STREAM = "value", "path", "stream"
-"""How a function gets the result of a future among its arguments."""
+"""How a function receives the result of a future among its arguments: the value itself, the path of
+a file that contains it, or a stream of it.
+"""
 
 
 class Use(NamedTuple):
-    """A future among the arguments of a call. `input`: the number of the task's input that holds
-    the result; -1: another call of the bundle makes it, in this `batch`. `place`: the place in the
-    input, or in the batch. `raw`: the object is not `contents`, but the bytes that a program wrote.
-    `how`: see `AS_VALUE`.
+    """A future among the arguments of a call.
+
+    `input`: the number of the task's input that holds the result; -1: another call of the bundle
+    produces it, in this `batch`. `place`: the place in the input, or in the batch. `raw`: the
+    object is not `contents`, but the bytes that a program wrote. `how`: see `AS_VALUE`.
     """
 
     input: int
@@ -44,12 +47,15 @@ class Use(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call. `arguments` are (args, kwargs), packed; `with_object`: the number of the input that
-    holds them instead (`contents` with one outcome). `uses`: the futures in them, in the order in
-    which they were embedded. `is_map`: args are one list of tuples of arguments, and the outcome is
-    a list of results (see `Mapped`). `limit_s`: after so many seconds a map stops before its next
-    row and adds an outcome `contents.CUT`; 0: no limit. `returns`: the function returns so many
-    values, in a tuple or list; each is an outcome, at consecutive places.
+    """One call.
+
+    `function`: the number of the function in the bundle. `arguments`: (args, kwargs), packed.
+    `with_object`: the number of the input that holds the arguments instead (`contents` with one
+    outcome). `uses`: the futures in the arguments, in the order in which they were embedded.
+    `is_map`: args are one list of tuples of arguments, and the outcome is a list of results (see
+    `Mapped`). `returns`: how many values the function returns, in a tuple or list; each is an
+    outcome, at consecutive places. `limit_s`: after this time a map stops before its next row and
+    adds an outcome `contents.CUT`; 0: no limit.
     """
 
     function: int
@@ -63,8 +69,10 @@ class Call(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """The value of a call with `is_map`: the results up to the first call that raised, and its
-    exception as `failures.pack_error` returns it, or None.
+    """The value of a call with `is_map`.
+
+    `values`: the results before the first row whose call raised. `error`: the exception of that
+    row, as `failures.pack_error` returns it, or None.
     """
 
     values: list[Any]
@@ -72,7 +80,7 @@ class Mapped(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function: its packed form, or the number of the input that holds that; and its digest."""
+    """A function: its digest, and its packed form or the number of the input that holds it."""
 
     digest: bytes
     packed: bytes | None
@@ -80,13 +88,15 @@ class Function(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """The calls of one task. `directories`: entries of the client's `sys.path`, for modules of the
-    user. `streams`: output 0 is a stream of the items that the only call yields. `raw`: output 0 is
-    the value of the only call, bytes or a text, as other programs read it. `locals_wanted`:
-    tracebacks show local variables. `timed`: the times of calls are recorded for a trace
-    (`contents.Times`). `moved`: the directory ("": none) and the environment variables (None:
-    unset) that the client has changed since its job began. `log_level`: the level of the client's
-    root logger; 0: the client has not set it.
+    """The calls of one task.
+
+    `directories`: entries of the client's `sys.path`, for modules of the user. `streams`: output 0
+    is a stream of the items that the only call yields. `raw`: output 0 is the value of the only
+    call, bytes or a text, as other programs read it. `locals_wanted`: tracebacks show local
+    variables. `timed`: the times of calls are recorded for a trace (`contents.Times`). `moved`: the
+    directory ("": unchanged) and the environment variables (None: unset) that the client has
+    changed since its job started. `log_level`: the level of the client's root logger; 0: the client
+    has not set it.
     """
 
     version: tuple[int, int, str]
@@ -102,12 +112,12 @@ class Bundle(NamedTuple):
 
 
 def function_of(packed: bytes) -> Function:
-    """Return a function with its packed form."""
+    """Return the `Function` of a packed function."""
     return Function(blake2b(packed, digest_size=16).digest(), packed)
 
 
 def pack_bundle(bundle: Bundle) -> bytes:
-    """Return a bundle as bytes. Buffers are copied: large arguments belong into an object."""
+    """Return a bundle as bytes. Buffers are copied, so large arguments belong in an object."""
     batches = [
         [
             (
@@ -130,8 +140,10 @@ def pack_bundle(bundle: Bundle) -> bytes:
 
 
 def unpack_bundle(packed: bytes) -> Bundle:
-    """Read a bundle; raises UnpackedError. It also raises that for a bundle of another version of
-    Python or of ciel, whose functions could fail in any way.
+    """Read a bundle; raises UnpackedError.
+
+    A bundle of another version of Python or of ciel is refused: its functions could fail in any
+    way.
     """
     try:
         version, rest = pickle.loads(packed)
@@ -142,7 +154,7 @@ def unpack_bundle(packed: bytes) -> Bundle:
             tuple([tuple([_call(call) for call in batch]) for batch in batches]), *flags,
         )  # fmt: skip
     except (ValueError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        raise UnpackedError(f"these are not calls: {error}") from None
+        raise UnpackedError(f"the arguments of the task are not Python calls: {error}") from None
 
 
 def _call(fields: Sequence[Any]) -> Call:
@@ -157,13 +169,15 @@ def require_version(version: tuple[int, int, str]) -> None:
         theirs, ours = [f"Python {v[0]}.{v[1]} with ciel {v[2]}" for v in (version, VERSION)]
         raise UnpackedError(
             f"the call was made by {theirs}, and the worker's program is {ours}: both must be "
-            "the same; 'python=' names another interpreter"
+            "the same; name another interpreter by the option 'python='"
         )
 
 
 def arguments_of(packed: bytes | None, inputs: Sequence[Any], python: str = "") -> dict[str, Any]:
-    """Return the arguments of a task of the executor `python`. `packed`: the bundle; None: it is
-    the last input. `inputs`: references. `python`: the interpreter; by default the worker's.
+    """Return the arguments of a task of the executor `python`.
+
+    `packed`: the bundle; None: it is the last input. `inputs`: references. `python`: the
+    interpreter; by default the worker's.
     """
     arguments: dict[str, Any] = {"inputs": list(inputs)}
     if packed is not None:
@@ -180,8 +194,9 @@ def bundle_in(arguments: dict[str, Any]) -> Bundle | None:
 
 
 def module_directories() -> tuple[str, ...]:
-    """Return the directories of `sys.path` that hold the user's modules; directories of the
-    interpreter and of installed packages are left out.
+    """Return the directories of `sys.path` that hold the user's modules.
+
+    Directories of the interpreter and of installed packages are left out.
     """
     installed = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, sys.base_prefix})
     found = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]

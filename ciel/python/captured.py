@@ -1,9 +1,9 @@
-"""Detects changes of the state that a function captures: globals of its module, closure cells,
-default arguments, attributes, the objects that these refer to, and so on through the functions and
-classes among them (docs/adr/0055).
+"""Detects changes of the state that a function captures (docs/adr/0055).
 
-A client asks before each call whether it has to pack a function again. The program that runs calls
-asks whether the function is still as it was sent.
+That state is the globals of its module that it uses, closure cells, default arguments, attributes,
+the objects that these refer to, and so on through the functions and classes among them. Before each
+call, a client checks whether it must pack the function again. The program that runs calls checks
+whether the function is still as it was sent.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ciel.python.importable import is_importable, is_importable_module
 from ciel.python.tasks import Task
 
 PARTS_MAX: Final = 2000
-"""A function that refers to more objects is opaque: to pack it takes less time than to check each
-object.
+"""A function that refers to more objects is opaque: packing it again takes less time than checking
+each object.
 """
 
 _MISSING: Final = object()
-_HEAP_TYPE: Final = 1 << 9  # of `__flags__`: a class statement made it
+_HEAP_TYPE: Final = 1 << 9  # set in `__flags__` of a class that a class statement created
 _POINTER_BYTES: Final = 8
 
 _CONSTANT_TYPES: Final = frozenset(
@@ -54,11 +54,11 @@ _SKIPPED_IN_CLASSES: Final = frozenset(
 
 
 class Captured:
-    """The state that one function captures, as it is now. It holds weak references where it can, so
-    that it keeps few objects alive.
+    """The state that one function captures, at the time when this object is created.
 
-    `is_opaque`: some of the state cannot be watched, so that only the packed form tells whether it
-    has changed. `is_constant`: running the function does not change the state.
+    It holds weak references where it can, so that it keeps few objects alive. `is_opaque`: some of
+    the state cannot be watched, so that only packing it again shows whether it has changed.
+    `is_constant`: running the function does not change the state.
     """
 
     __slots__ = (
@@ -143,8 +143,10 @@ class Captured:
     def _watch(
         self, watched: list[Any], owner: Any, ids: Callable[[Any], Any], held: Iterable[Any]
     ) -> None:
-        """Watch the objects that an object refers to: `ids` returns their identities. The objects
-        in `held` are kept alive or watched, so that no other object gets their identity.
+        """Watch the objects that `owner` refers to: `ids` returns their identities.
+
+        The objects in `held` are kept alive or watched, so that no other object can get the same
+        identity.
         """
         for value in held:
             if type(value) not in _CONSTANT_TYPES and _is_referable(value):
@@ -242,13 +244,13 @@ class Captured:
         return not (self._bound or self._contents or self._views or self.is_opaque)
 
     def is_current(self) -> bool:
-        """Tell whether the state is as it was."""
+        """Return whether the state is as it was."""
         if self._dead or self.is_opaque:
             return False
         return _are_as_before(self._bound) and self._is_same_inside()
 
     def is_unchanged(self) -> bool:
-        """Tell the same, if only the function itself can have changed the state."""
+        """Return whether the state is as it was. Only the function itself may have changed it."""
         if self._rebinds:
             return self.is_current()
         return not self.is_opaque and self._is_same_inside()
@@ -258,7 +260,7 @@ class Captured:
             try:
                 if not all(map(operator.is_, chain.from_iterable(self._views), self._seen)):
                     return False
-            except RuntimeError:  # another thread changes it at the moment
+            except RuntimeError:  # another thread is changing it
                 return False
         return not self._contents or _are_as_before(self._contents)
 
@@ -269,7 +271,7 @@ def _are_as_before(watched: Iterable[tuple[Callable[[], Any], Callable[[Any], An
             owner = reference()
             if owner is None or ids(owner) != before:
                 return False
-    except RuntimeError:  # another thread changes it at the moment
+    except RuntimeError:  # another thread is changing it
         return False
     return True
 
@@ -310,7 +312,7 @@ _CONTENT: Final = operator.attrgetter("cell_contents")
 
 
 def _ids_of_plain(function: Any) -> Any:
-    """Return the same for a function without closure cells and attributes, which is faster."""
+    """Return these identities for a function without closure cells and attributes; faster."""
     return tuple(map(id, _OF_PLAIN(function))), len(function.__dict__)
 
 
@@ -341,7 +343,7 @@ def _ids_in_container(container: Any) -> Any:
 
 
 def _is_referable(value: Any) -> bool:
-    """Tell whether a value supports weak references."""
+    """Return whether a value supports weak references."""
     return type(value).__weakrefoffset__ != 0
 
 
@@ -368,7 +370,7 @@ _CONTAINERS: Final = frozenset((dict, list, set, bytearray))
 
 
 def _has_only_attributes(kind: Any) -> bool:
-    """Tell whether the state of an instance is its `__dict__`, and pickle takes it from there."""
+    """Return whether an instance's state is its `__dict__`, and pickle reads it from there."""
     return (
         bool(kind.__flags__ & _HEAP_TYPE)
         and kind.__dictoffset__ != 0

@@ -21,16 +21,18 @@ HEADER: Final = struct.Struct("<8sQQ")
 ALIGNMENT_BYTES: Final = 64
 
 VALUE, ERROR, MOVED, CUT = 0, 1, 2, 3
-"""Kinds of outcomes. VALUE: the function has returned it. ERROR: the function has raised it (see
-`failures`). MOVED: another object has the outcome; the head is a pickle of (reference in JSON form,
-place in that object, whether the object is raw). CUT follows the outcome of a map that has stopped
-at its time limit; the head is the number of rows that were called, in decimal digits.
+"""Kinds of outcomes. VALUE: what the function returned. ERROR: what it raised (see `failures`).
+MOVED: another object has the outcome; the head is a pickle of (reference in JSON form, place in
+that object, whether the object is raw). CUT follows the outcome of a map that has stopped at its
+time limit; the head is the number of rows that were called, in decimal digits.
 """
 
 
 class Outcome(NamedTuple):
-    """The outcome of one call. `refs`: the futures in it, in order, each as (reference in JSON
-    form, place in that object, whether the object is raw); see `calls.Use`.
+    """The outcome of one call.
+
+    `refs`: the futures in it, in order, each as (reference in JSON form, place in that object,
+    whether the object is raw); see `calls.Use`.
     """
 
     kind: int
@@ -39,8 +41,10 @@ class Outcome(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The times of the calls of a batch, for a trace: the worker, and for each call (of a map: each
-    row) its start, in seconds since the epoch, and its duration in seconds.
+    """The times of the calls of a batch, for a trace.
+
+    `spans`: for each call (of a map: each row) its start, in seconds since the epoch, and its
+    duration in seconds.
     """
 
     worker: str
@@ -48,8 +52,10 @@ class Times(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Outcomes, and how many seconds their calls took. `places`: offset and length of each buffer,
-    for each outcome. `times`: only if the client wants a trace.
+    """The content of an object: outcomes, and how many seconds their calls took.
+
+    `places`: for each outcome, the offset and length of each buffer. `times`: only if the client
+    wants a trace.
     """
 
     outcomes: list[Outcome]
@@ -64,7 +70,7 @@ def index_of(
     took_s: float,
     times: Times | None = None,
 ) -> bytes:
-    """Return the index: `places` are offset and length of each buffer, for each outcome."""
+    """Return the index. `places`: for each outcome, the offset and length of each buffer."""
     rows = [
         (outcome.kind, outcome.packed.head, tuple(spans), outcome.refs)
         for outcome, spans in zip(outcomes, places, strict=True)
@@ -96,9 +102,7 @@ def encode(
 
 
 def decode(content: Buffer) -> Contents:
-    """Read an object; its buffers are views of `content`, read-only if that is. Raises
-    UnpackedError.
-    """
+    """Read an object; raises UnpackedError. Its buffers are views of `content`."""
     view = memoryview(content)
     try:
         magic, start, size_bytes = HEADER.unpack_from(view)
@@ -110,7 +114,9 @@ def decode(content: Buffer) -> Contents:
             for kind, head, spans, refs in rows
         ]
     except (ValueError, TypeError, EOFError, struct.error, pickle.UnpicklingError):
-        raise UnpackedError(f"{len(view)} bytes that no Python task has written") from None
+        raise UnpackedError(
+            f"the object ({len(view)} bytes) is not in the format that Python tasks write"
+        ) from None
     spans = [spans for _, _, spans, _ in rows]
     return Contents(outcomes, took_s, spans, Times(*times[0]) if times else None)
 
@@ -120,9 +126,9 @@ def decode(content: Buffer) -> Contents:
 STREAM_MAGIC: Final = b"ciel.st1"
 _FRAME: Final = struct.Struct("<BQ")
 ITEM, RETURNED, RAISED = 0, 1, 2
-"""Kinds of frames in a stream. ITEM: an item. RETURNED: the value that the function has returned.
-RAISED: its exception (see `failures`). A stream is its magic and such frames; it is complete if it
-ends with a frame of another kind than ITEM.
+"""Kinds of frames in a stream. ITEM: an item. RETURNED: the value that the function returned.
+RAISED: its exception (see `failures`). A stream is its magic followed by frames. It is complete if
+its last frame is RETURNED or RAISED.
 """
 
 
@@ -132,9 +138,10 @@ def stream_frame(kind: int, head: bytes) -> bytes:
 
 
 def read_stream(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the kind and the pickle of each frame as it arrives. `read` is the method of a file: it
-    returns fewer bytes only at the end. Raises UnpackedError if the file is not a stream, or ends
-    before the stream is complete.
+    """Yield the kind and the pickle of each frame as it arrives.
+
+    `read` is the method of a file: it returns fewer bytes only at the end. Raises UnpackedError if
+    the file is not a stream, or ends before the stream is complete.
     """
     if read(len(STREAM_MAGIC)) != STREAM_MAGIC:
         raise UnpackedError("the object is not a stream of a Python task")
@@ -142,9 +149,9 @@ def read_stream(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
     while kind == ITEM:
         header = read(_FRAME.size)
         if len(header) < _FRAME.size:
-            raise UnpackedError("the stream has no end: the task that wrote it has failed")
+            raise UnpackedError("the stream is incomplete: the task that wrote it has failed")
         kind, size_bytes = _FRAME.unpack(header)
         head = read(size_bytes)
         if len(head) < size_bytes:
-            raise UnpackedError("the stream has no end: the task that wrote it has failed")
+            raise UnpackedError("the stream is incomplete: the task that wrote it has failed")
         yield kind, head

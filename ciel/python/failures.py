@@ -24,8 +24,10 @@ TEXT_MAX_CHARACTERS: Final = 32 << 10
 
 
 class TaskError(CielError):
-    """A task has no result, although its function raised no exception. `reason`: the engine's code
-    for the failure (see `core`). The text names the task and the worker, and quotes the output.
+    """A task has no result, although its function raised no exception.
+
+    `reason`: the engine's code for the failure (see `core`). The text names the task and the
+    worker, and quotes the output.
     """
 
     def __init__(self, text: str, reason: str = "") -> None:
@@ -34,23 +36,23 @@ class TaskError(CielError):
 
 
 class TaskKilledError(TaskError):
-    """Its program has ended while the task ran: by `os._exit`, a signal or a crash."""
+    """The program of the task ended while the task ran: by `os._exit`, a signal or a crash."""
 
 
 class TaskMemoryError(TaskError, MemoryError):
-    """Its worker has killed it since it exceeded its memory limit."""
+    """The worker killed the task because it exceeded its memory limit."""
 
 
 class TaskTimeoutError(TaskError, TimeoutError):
-    """Its worker has killed it since it ran longer than its `timeout_s`."""
+    """The worker killed the task because it ran longer than its `timeout_s`."""
 
 
 class TaskCancelledError(TaskError, CancelledError):
-    """A client or a task has cancelled it or its job."""
+    """A client or another task cancelled the task or its job."""
 
 
 class TaskLostError(TaskError):
-    """Its result or an input is lost and cannot be recomputed, or its workers have died."""
+    """The task's result or an input is lost and cannot be recomputed, or its workers have died."""
 
 
 class PackingError(TaskError, TypeError, pickle.PicklingError):
@@ -58,9 +60,10 @@ class PackingError(TaskError, TypeError, pickle.PicklingError):
 
 
 class RemoteError(TaskError):
-    """Replaces an exception that cannot be pickled or unpickled, or that would end or interrupt the
-    program of the caller: SystemExit, KeyboardInterrupt and GeneratorExit. `kind`: the name of the
-    exception's class.
+    """Replaces an exception of a task that the caller cannot raise.
+
+    Either it cannot be pickled or unpickled, or it would end or interrupt the caller's program:
+    SystemExit, KeyboardInterrupt and GeneratorExit. `kind`: the name of the exception's class.
     """
 
     def __init__(self, text: str, reason: str = RAISED, kind: str = "") -> None:
@@ -104,8 +107,10 @@ def pack_error(
     error: BaseException, skipped_frames: int = 0, locals_wanted: bool = False, worker: str = "",
     name: str = "",
 ) -> bytes:  # fmt: skip
-    """Pack an exception with its traceback, without the outermost frames, which are ours; with the
-    name of the worker and of the call that raised it. Never raises.
+    """Pack an exception with its traceback. Never raises.
+
+    `skipped_frames`: how many outermost frames to leave out: they are ciel's. `worker`, `name`: the
+    worker and the call that raised the exception.
     """
     trace = error.__traceback__
     for _ in range(skipped_frames):
@@ -124,8 +129,9 @@ def pack_error(
 
 
 def _pack_alone(error: BaseException) -> bytes | None:
-    """Pack an exception so that unpickling restores its class and its `args`; None if that is not
-    possible, or the result is too large.
+    """Pack an exception so that unpickling restores its class and its `args`.
+
+    Return None if that is not possible, or if the result is too large.
     """
     try:
         packed = pack(error)
@@ -146,10 +152,11 @@ def _pack_alone(error: BaseException) -> bytes | None:
 
 
 def unpack_error(packed: bytes, where: str = "") -> BaseException:
-    """Return an exception for the caller to raise. `where` (task, worker, attempt) becomes a note.
-    If another call raised it, whose result the task depends on, a note before that names that call.
+    """Return an exception for the caller to raise.
 
-    An exception that would end or interrupt the caller's program becomes a RemoteError.
+    `where` (task, worker, attempt) becomes a note. If the task failed because a call that it
+    depends on raised the exception, a note before that names this call. An exception that would end
+    or interrupt the caller's program becomes a RemoteError.
     """
     head, text, kind, notes, worker, name = pickle.loads(packed)
     error: BaseException | None = None
@@ -180,9 +187,7 @@ def unpack_error(packed: bytes, where: str = "") -> BaseException:
 
 
 def error_of_map(packed: bytes, index: int) -> BaseException:
-    """Return the exception of a call of a map, with a note that names the call: `index` counts from
-    0.
-    """
+    """Return the exception of call `index` of a map, from 0, with a note that names the call."""
     error = unpack_error(packed)
     note = f"in element {index} of the map, counted from 0"
     _set_notes(error, [*getattr(error, "__notes__", ()), note])
@@ -197,7 +202,7 @@ def _ending_text(error: BaseException) -> str:
     """Describe an exception of a task that would have ended an ordinary program."""
     kind = type(error).__name__
     if isinstance(error, SystemExit):
-        status = ", ".join(map(repr, error.args))  # `code` is lost where others pickle exceptions
+        status = ", ".join(map(repr, error.args))  # other picklers may lose the attribute `code`
         return (
             f"the task called sys.exit({status}) (it raised {kind}), and so has no result; "
             "to end a task early, return from its function"
@@ -236,9 +241,7 @@ def error_of(failure: Failure) -> BaseException:
 
 
 def packing_error(what: str, error: UnpackedError | Exception) -> PackingError:
-    """Return the error for a function, an argument or a result that cannot be sent; `what` names
-    it.
-    """
+    """Return the error for the function, argument or result `what`, which cannot be sent."""
     return PackingError(f"{what}: {error}", "UNPACKED")
 
 

@@ -1,4 +1,4 @@
-"""Tells whether other processes can import a function, a class or a module by its name."""
+"""Checks whether other processes can import a function, a class or a module by its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_importable(thing: Any) -> bool:
-    """Tell whether a function, a task or a class can be imported from its module by its name."""
+    """Return whether a function, a task or a class can be imported from its module by its name."""
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
     return (
         module is not None
@@ -17,8 +17,10 @@ def is_importable(thing: Any) -> bool:
 
 
 def is_importable_module(module_name: str) -> bool:
-    """Tell whether other processes can import a module: it is neither the main module nor
-    registered with cloudpickle as one to send by value.
+    """Return whether other processes can import a module.
+
+    They cannot import the main module, nor a module that the user has registered with cloudpickle
+    to be sent by value.
     """
     if module_name == "__main__":
         return False

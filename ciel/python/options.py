@@ -21,9 +21,10 @@ class OptionError(CielError, ValueError):
 
 
 class Options(NamedTuple):
-    """The options of a function's calls. `needs`: see `core.tasks`. `returns`: the number of values
-    that the function returns; each has a future. `python`: the interpreter, by default the
-    workers'.
+    """The options of a function's calls.
+
+    `needs`: see `core.tasks`. `returns`: the number of values that the function returns; each has a
+    future. `python`: the interpreter; by default the worker's.
     """
 
     needs: Needs = DEFAULT_NEEDS
@@ -33,6 +34,7 @@ class Options(NamedTuple):
 
 
 USUAL: Final = Options()
+"""The default options."""
 
 
 def read_options(options: Options, given: dict[str, Any]) -> Options:
@@ -62,7 +64,9 @@ def _whole(least: int, most: int) -> Callable[[str, Any], int]:
 def _seconds(most: float) -> Callable[[str, Any], float]:
     def read(option: str, value: Any) -> float:
         if type(value) not in (int, float) or not 0 <= value <= most:
-            raise OptionError(option, f"it must be seconds, 0 to {most:g}, not {value!r:.40}")
+            raise OptionError(
+                option, f"it must be a number of seconds, 0 to {most:g}, not {value!r:.40}"
+            )
         return float(value)
 
     return read
@@ -70,7 +74,9 @@ def _seconds(most: float) -> Callable[[str, Any], float]:
 
 def _kinds(option: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, tuple | list) or not all(isinstance(kind, str) for kind in value):
-        raise OptionError(option, f"it must be kinds of failure, as RAISED, not {value!r:.40}")
+        raise OptionError(
+            option, f"it must be kinds of failure, such as ('RAISED',), not {value!r:.40}"
+        )
     if wrong := wrong_kinds(value):
         raise OptionError(option, wrong)
     return tuple(value)

@@ -1,9 +1,10 @@
-"""Packs values as a pickle (protocol 5) with out-of-band buffers, which are not copied. Large
-bytes, bytearrays and memoryviews become buffers, too (ADR 76): the pickle refers to them by a
-persistent id, and begins with a mark and their number.
+"""Packs values as a pickle (protocol 5) with out-of-band buffers, which are not copied.
 
-Within `embedding`, values may contain futures at any depth. The pickle contains the place of each
-in a list, and `unpack` gets what to put there. Outside it, a future cannot be pickled.
+Large bytes, bytearrays and memoryviews become buffers as well (ADR 76). The pickle refers to them
+by a persistent id, and a prefix with a mark and their number precedes it.
+
+Within `embedding`, values may contain futures at any depth. The pickle replaces each future by its
+number, and `unpack` receives the replacements. Outside `embedding`, a future cannot be pickled.
 
 Pickles come only from peers that have proved the key of the cluster (SECURITY.md).
 """
@@ -23,19 +24,20 @@ from typing import Any, Final, NamedTuple
 PROTOCOL: Final = 5
 
 LARGE_MIN_BYTES: Final = 64 << 10
-"""Bytes of this size become a buffer; to copy fewer takes no longer than to check them."""
+"""Bytes of at least this size become a buffer; copying fewer takes no longer than checking them."""
 _LARGE_DEPTH: Final = 5
 _LARGE_ITEMS: Final = 64
-"""The search for large bytes goes so many levels into containers, and sees so many items of each.
+"""How many levels deep the search for large bytes goes, and how many items of each container it
+checks.
 """
 _LARGE_TYPES: Final = frozenset((bytes, bytearray, memoryview))
 _SEARCHED_TYPES: Final = frozenset((tuple, list, dict))
 _SMALL_TYPES: Final = frozenset((int, float, bool, str, type(None)))
-_MARK: Final = b"L"  # pickles of protocol 5 begin with another byte
+_MARK: Final = b"L"  # pickles of protocol 5 start with another byte
 _PREFIX: Final = struct.Struct("<cI")
 
 PLAIN_TYPES: Final = frozenset((int, float, bool, str, bytes, type(None), complex))
-"""Types whose values cannot change, so that a value of them needs no copy."""
+"""Types whose values cannot change, so that they need no copy."""
 
 Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 
@@ -65,7 +67,7 @@ _context = _Context()
 
 @contextmanager
 def embedding(found: list[Any]) -> Iterator[None]:
-    """Append to `found` the futures that the block packs."""
+    """Let the block pack futures, and append these to `found`."""
     before, _context.embedded = _context.embedded, found
     try:
         yield
@@ -74,13 +76,14 @@ def embedding(found: list[Any]) -> Iterator[None]:
 
 
 def embed(future: Any) -> tuple[Any, tuple[int]]:
-    """Reduce a future: `__reduce__` of all their classes calls this. Raises pickle.PicklingError
-    outside of `embedding`.
+    """Reduce a future for pickle: `__reduce__` of every class of futures calls this.
+
+    Raises pickle.PicklingError outside of `embedding`.
     """
     if _context.embedded is None:
         raise pickle.PicklingError(
-            f"{future!r:.200} refers to a result that is not in this process: pass it to a task as "
-            "an argument, or return it from a task; for anything else, use its 'result()'"
+            f"{future!r:.200} cannot be pickled, since its result may not be in this process: pass "
+            "it to a task as an argument, return it from a task, or pickle its 'result()'"
         )
     _context.embedded.append(future)
     return _given, (len(_context.embedded) - 1,)
@@ -88,13 +91,14 @@ def embed(future: Any) -> tuple[Any, tuple[int]]:
 
 def _given(place: int) -> Any:
     if _context.given is None:
-        raise UnpackedError("only a task or a client can unpickle a value with futures in it")
+        raise UnpackedError("only a task or a client can unpickle a value that contains futures")
     return _context.given[place]
 
 
 def pack(value: Any) -> Packed:
-    """Pack a value; raises UnpackedError, which names the part that cannot be pickled. Functions
-    and classes of the main module, or defined in a function, are packed with their code.
+    """Pack a value; raises UnpackedError, which names the part that cannot be pickled.
+
+    Functions and classes of the main module, or defined in a function, are packed with their code.
     """
     if _holds_large(value, _LARGE_DEPTH):
         large: list[pickle.PickleBuffer] = []
@@ -177,15 +181,15 @@ def _place_among(large: list[pickle.PickleBuffer]) -> Callable[[Any], Any]:
 
 def _written(pickler: Any, value: Any, buffers: list[Any], place_of: Any) -> bytes:
     file = io.BytesIO()
-    made = pickler(file, PROTOCOL, buffer_callback=buffers.append)
+    writer = pickler(file, PROTOCOL, buffer_callback=buffers.append)
     if place_of is not None:
-        made.persistent_id = place_of
-    made.dump(value)
+        writer.persistent_id = place_of
+    writer.dump(value)
     return file.getvalue()
 
 
 def _by_value() -> bool:
-    """Tell whether the user has registered a module with cloudpickle as one to send by value."""
+    """Return whether the user has registered a module with cloudpickle to be sent by value."""
     cloudpickle = sys.modules.get("cloudpickle")
     return cloudpickle is not None and bool(cloudpickle.list_registry_pickle_by_value())
 
@@ -219,8 +223,9 @@ def pack_with_futures(value: Any) -> tuple[Packed, list[Any]]:
 
 
 def unpack(head: Buffer, buffers: Iterable[Buffer] = (), given: Sequence[Any] | None = None) -> Any:
-    """Return a value; `given` replaces the futures in it. Raises whatever the classes of its parts
-    raise.
+    """Return a value; `given` replaces the futures in it.
+
+    Raises whatever the classes of its parts raise.
     """
     if given is None:
         return _loaded(head, buffers)
@@ -256,14 +261,14 @@ def _loaded(head: Buffer, buffers: Iterable[Buffer]) -> Any:
     def load(place: tuple[int, Any]) -> Any:
         number, form = place
         if number not in known:
-            known[number] = _as_it_was(large[number], form)
+            known[number] = _restored(large[number], form)
         return known[number]
 
     loader.persistent_load = load
     return loader.load()
 
 
-def _as_it_was(buffer: Buffer, form: Any) -> Any:
+def _restored(buffer: Buffer, form: Any) -> Any:
     """Return bytes as an object of the type that was packed."""
     if form == "bytes":
         return bytes(buffer)

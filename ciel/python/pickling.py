@@ -1,12 +1,13 @@
-"""Pickles functions and classes with their code if other programs cannot import them. It adds to
-cloudpickle what that does not support.
+"""Pickles functions and classes with their code if other programs cannot import them.
+
+It extends cloudpickle, which does not support:
 
 - `__slots__`: cloudpickle re-creates classes without them. Instances would have a `__dict__`, and
   would not fit the class that they came from.
 - Functions with `functools.lru_cache`; they are sent with an empty cache.
 - `functools.cached_property`, which holds a lock.
-- The names of source files, without which tracebacks show no lines. Only cloudpickle up to version
-  3.1.2 keeps them.
+- The names of source files, without which tracebacks show no lines of source code. Only versions of
+  cloudpickle up to 3.1.2 keep them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import cloudpickle
 
 from ciel.python.importable import is_importable
 
-_MADE_ANEW: Final = getattr(cloudpickle.cloudpickle, "_make_skeleton_class", None)
+_MAKE_CLASS: Final = getattr(cloudpickle.cloudpickle, "_make_skeleton_class", None)
 _FILE_NAME_ARGUMENT: Final = 10  # its place among the arguments of `CodeType`, since Python 3.11
 _SLOT_TYPES: Final = (str, tuple, list, dict, set, frozenset)  # another iterable may be exhausted
 
@@ -37,21 +38,21 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unty
         if kind is functools.cached_property:
             return _cached_property, (value.func, value.attrname)
         if kind is CodeType:
-            made, arguments = self.dispatch_table[kind](value)
+            build, arguments = self.dispatch_table[kind](value)
             at = _FILE_NAME_ARGUMENT
-            return made, (*arguments[:at], value.co_filename, *arguments[at + 1 :])
+            return build, (*arguments[:at], value.co_filename, *arguments[at + 1 :])
         reduced = super().reducer_override(value)
-        if reduced is NotImplemented or reduced[0] is not _MADE_ANEW:
+        if reduced is NotImplemented or reduced[0] is not _MAKE_CLASS:
             return reduced
-        if issubclass(value, tuple | BaseException):  # their slots are empty, or get lost
+        if issubclass(value, tuple | BaseException):  # pickle does not restore their slots
             return reduced
-        made, (metaclass, name, bases, attributes, *known), (state, slots), *rest = reduced
+        build, (metaclass, name, bases, attributes, *known), (state, slots), *rest = reduced
         if not isinstance(state.get("__slots__"), _SLOT_TYPES):
             return reduced
         attributes = attributes | {
             "__slots__": state.pop("__slots__")
         }  # a class can get slots only when it is created
-        return made, (metaclass, name, bases, attributes, *known), (state, slots), *rest
+        return build, (metaclass, name, bases, attributes, *known), (state, slots), *rest
 
 
 def _cached(function: Callable[..., Any], max_size: int | None, is_typed: bool) -> Any:
@@ -59,9 +60,9 @@ def _cached(function: Callable[..., Any], max_size: int | None, is_typed: bool) 
 
 
 def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
-    made: functools.cached_property[Any] = functools.cached_property(function)
-    made.attrname = name  # only a class statement calls `__set_name__`
-    return made
+    rebuilt: functools.cached_property[Any] = functools.cached_property(function)
+    rebuilt.attrname = name  # only a class statement calls `__set_name__`
+    return rebuilt
 
 
 def dumps(value: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 To restore an exception, pickle calls its class with its `args`. That fails if the `__init__` of the
 class takes other arguments, and it changes the message if `__init__` builds the message from its
-arguments. The function here lets pickle re-create such exceptions without calling `__init__`.
+arguments. `pack_rebuilt` lets pickle re-create such exceptions without calling `__init__`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _HEAP_TYPE: Final = 1 << 9  # set in `__flags__` of a class that a class stateme
 
 def pack_rebuilt(error: BaseException) -> bytes:
     """Pickle an exception that pickle itself may not restore, or that contains such exceptions.
+
     Raises the errors of pickling their arguments and attributes.
     """
     file = io.BytesIO()

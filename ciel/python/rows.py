@@ -1,5 +1,6 @@
-"""Sends an argument that several rows of a map share once, and unpacks it for each row, so that no
-call sees the changes of another one.
+"""Sends an argument once that several rows of a map share.
+
+It is unpacked separately for each row, so that no call sees the changes of another call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Row = Sequence[Any]
 
 
 class Shared:
-    """An argument of several rows, when it is sent; it arrives as `Arrived`."""
+    """An argument of several rows, in the sending process; it arrives as `Arrived`."""
 
     __slots__ = ("value",)
 
@@ -28,7 +29,7 @@ class Shared:
 
 
 class Arrived:
-    """An argument of several rows, when it has arrived: each row unpacks it."""
+    """An argument of several rows, in the receiving process; each row unpacks its own copy."""
 
     __slots__ = ("_buffers", "_head")
 
@@ -41,8 +42,9 @@ class Arrived:
 
 
 def with_shared(rows: Sequence[Row]) -> tuple[Sequence[Row], bool]:
-    """Return rows in which arguments that several rows share are marked, and whether there are any.
-    Objects that are shared by parts of arguments are not marked.
+    """Mark the arguments that several rows share; return the rows, and whether there are any.
+
+    An object that is only a part of several arguments is not marked.
     """
     if len(rows) == 1 or set(map(type, chain.from_iterable(rows))) <= PLAIN_TYPES:
         return rows, False
@@ -56,9 +58,11 @@ def with_shared(rows: Sequence[Row]) -> tuple[Sequence[Row], bool]:
 def each_with_its_own(
     rows: Iterable[Row], writable: Callable[[Buffer], Buffer], given: Sequence[Any]
 ) -> Iterator[Row]:
-    """Yield rows with fresh copies of shared arguments. `writable` returns the bytes of a buffer in
-    private memory; `given` replaces futures. An argument that a row has twice is the same object in
-    both places, unless it is a stream, which can be read only once.
+    """Yield rows with fresh copies of shared arguments.
+
+    `writable` returns the bytes of a buffer in private memory; `given` replaces futures. An
+    argument that a row has twice is the same object in both places, unless it is a stream, which
+    can be read only once.
     """
     for row in rows:
         own: dict[int, Any] = {}

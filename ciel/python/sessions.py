@@ -1,4 +1,7 @@
-"""The open sessions, of clients and of the current task. A session makes tasks of calls."""
+"""Tracks the open sessions: clients, and the session of the current task.
+
+A session submits calls as tasks.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ RAISE, RETURN, SKIP = "raise", "return", "skip"
 
 
 class NoClientError(CielError, RuntimeError):
-    """The program has spawned a call, or waits for one, without a client and outside of a task."""
+    """The program spawned a call, or waited for one, without an open client and outside a task."""
 
     def __init__(self) -> None:
         super().__init__(
-            "there is no client here: open one first, 'with ciel.Client() as client:' "
-            "(it starts a cluster of its own if none is up)"
+            "no client is open: open one first, 'with ciel.Client() as client:' "
+            "(it starts its own cluster if none is running)"
         )
 
 
@@ -42,7 +45,7 @@ class Session(Protocol):
         kwargs: dict[str, Any],
         options: Options,
     ) -> Any:
-        """Make a task of a call; return a future, or a tuple of them with `returns`."""
+        """Submit a call as a task; return a future, or a tuple of futures with `returns`."""
 
     def put(self, value: Any) -> Future[Any]: ...
 
@@ -58,13 +61,13 @@ _open: list[Session] = []
 
 
 def enter(session: Session) -> None:
-    """Open a session: it becomes the innermost one."""
+    """Register an open session: it becomes the innermost one."""
     with _lock:
         _open.append(session)
 
 
 def leave(session: Session) -> None:
-    """Close a session, which may not be the innermost one."""
+    """Unregister a session; it need not be the innermost one."""
     with _lock:
         if session in _open:
             _open.remove(session)
@@ -110,9 +113,11 @@ def gather(*futures: Any, errors: str = RAISE) -> list[Any]: ...
 
 
 def gather(*futures: Any, errors: str = RAISE) -> Any:
-    """Wait for all futures, or for those in one list or dictionary. Return their values in order,
-    in a list, or in a dictionary for a dictionary. `errors`: "raise" raises the first exception, in
-    the order of the futures; "return" returns exceptions as values; "skip" leaves them out.
+    """Wait for futures, and return their values in order, in a list.
+
+    The arguments are futures, or one list of them, or one dictionary, for which a dictionary of
+    values is returned. `errors`: "raise" raises the first exception, in the order of the futures;
+    "return" returns exceptions as values; "skip" leaves them out.
     """
     return gathered(wait, futures, errors)
 
@@ -142,8 +147,9 @@ def gathered(
 
 
 def fire_and_forget(futures: Any) -> None:
-    """Run the calls of one or several futures to their end even if the program drops the futures,
-    as long as the client is open.
+    """Run the calls of one or several futures even if the program drops the futures.
+
+    They run to their end as long as the client is open.
     """
     is_one = hasattr(futures, "__ciel_future__")
     for future in [futures] if is_one else futures_in(futures):
@@ -156,5 +162,5 @@ def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterat
 
 
 def put(value: Any) -> Future[Any]:
-    """Store a value once, as an argument of many tasks, which then share the stored object."""
+    """Store a value once, to be an argument of many tasks, which then share the stored object."""
     return current().put(value)

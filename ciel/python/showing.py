@@ -1,5 +1,6 @@
-"""Shows any value in few characters, for tracebacks with local variables, and describes the objects
-of the API.
+"""Formats any value in few characters, and describes the objects of the API.
+
+Tracebacks with local variables show values in this form.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any, Final
 
 VALUE_MAX_CHARACTERS: Final = 160
 LOCALS_MAX: Final = 30
-"""A frame shows so many local variables, and the number of the others."""
+"""How many local variables of a frame are shown; of the others only the number is shown."""
 FRAMES_MAX: Final = 20
-"""The local variables of so many innermost frames are shown."""
+"""How many of the innermost frames are shown with their local variables."""
 _BITS_MAX = 512  # of an integer that is shown in digits
 
 
@@ -74,8 +75,9 @@ def short(value: Any) -> str:
 
 
 def add_locals(report: traceback.TracebackException, error: BaseException) -> None:
-    """Add the local variables of the innermost frames to a traceback, and to those of the
-    exceptions that caused it.
+    """Add the local variables of the innermost frames to a traceback.
+
+    Do the same for the tracebacks of the exceptions that caused it.
     """
     pairs: list[tuple[Any, BaseException | None]] = [(report, error)]
     seen: set[int] = set()
@@ -104,8 +106,10 @@ def _add_to_frames(report: traceback.TracebackException, trace: TracebackType | 
 
 
 class Shown:
-    """Describes an object of the API in a terminal and in a notebook. `_facts` yields pairs of a
-    name ("": none is shown) and a value; it must not wait. An exception ends the list of facts.
+    """Describes an object of the API in a terminal and in a notebook.
+
+    `_facts` yields pairs of a name ("": none is shown) and a value; it must not wait. An exception
+    ends the list of facts.
     """
 
     __slots__ = ()

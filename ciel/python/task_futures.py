@@ -1,7 +1,7 @@
 """Futures within a task, and the work items that they stand for.
 
-A call that a task spawns is a `WorkItem`. Either the program of the task runs it, when the task
-needs its value; or another program does, if the task gave the item away before that.
+A call that a task spawns is a `WorkItem`. The program of the task runs it when the task needs its
+value, unless the task has handed it over to another program before.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from ciel.python.tasks import name_of
 T = TypeVar("T")
 
 PENDING, RUNNING, REMOTE, DONE = "pending", "running", "remote", "done"
-"""States of a work item. PENDING: nothing has started it, and this program may. RUNNING: this
-program runs it. REMOTE: it is a task, which another program runs. DONE: its results are known.
+"""States of a work item. PENDING: it has not started, and this program may run it. RUNNING: this
+program runs it. REMOTE: it is a separate task, which another program runs. DONE: its results are
+known.
 """
 
 PLAIN: Final = -1
-"""The kind of a result that is a value of an immutable type, and not packed."""
+"""The kind of a result that is an unpacked value of an immutable type."""
 
 
 class Result(NamedTuple):
-    """The result of one call (see `contents.Outcome`). `payload`: the value itself (PLAIN), Packed
-    (VALUE), a packed error (ERROR), or a future that has the result (MOVED). `futures`: those in
-    the value.
+    """The result of one call (see `contents.Outcome`).
+
+    `payload`: the value itself (PLAIN), Packed (VALUE), a packed error (ERROR), or a future that
+    has the result (MOVED). `futures`: the futures in the value.
     """
 
     kind: int
@@ -73,9 +75,9 @@ class WorkItem:
         self.ref: list[Any] | None = None
         self.is_raw = self.is_stream = False
         self.forward: TaskFuture[Any] | None = None
-        """The future whose result its function has returned as its own."""
+        """The future that its function has returned; the item has the result of that future."""
         self.suspended: Any = None
-        """Its generator or coroutine, while that is not at its end."""
+        """Its generator or coroutine, until that has ended."""
 
     def copy(self, host: Host) -> WorkItem:
         """Return an item that calls the same function; this one forwards its result."""
@@ -86,7 +88,7 @@ class WorkItem:
 
     @property
     def may_run_inline(self) -> bool:
-        """Whether it may run within another task's program: no option asks for more than that."""
+        """Whether another task's program may run it: its options need no task of its own."""
         options = self.options
         return options.needs is DEFAULT_NEEDS or (
             options.needs == DEFAULT_NEEDS and not options.python
@@ -98,19 +100,20 @@ class WorkItem:
 
 
 class Host(Protocol):
-    """Runs work items: what futures and sessions need of the program's evaluator."""
+    """Runs work items: the part of the program's evaluator that futures and sessions use."""
 
     def spawn(self, work: WorkItem) -> None: ...
 
     def complete(
         self, works: Sequence[WorkItem], *, any_one: bool = False, timeout_s: float | None = None
     ) -> None:
-        """Run items, or wait for them, until all (or one) are done. With a timeout, return after
-        that, or as soon as one more of them is done.
+        """Run items, or wait for them, until all (with `any_one`, one) are done.
+
+        With a timeout, return after it, or as soon as one more of them is done.
         """
 
     def poll(self, work: WorkItem) -> bool:
-        """Tell whether an item is done, as far as the worker knows; never wait for it."""
+        """Return whether an item is done, as far as the worker knows; never wait for it."""
 
     def wait_in_coroutine(self, future: TaskFuture[Any]) -> Generator[Any, Any, Any]: ...
 
@@ -120,8 +123,9 @@ class Host(Protocol):
         """Return the bytes of a buffer in private memory, which may be written to."""
 
     def resolve(self, value: Any, name: str) -> Any:
-        """Return the value that a function of this name has returned. If it is a future, a
-        generator or a coroutine, run that to its end; any other value stands for itself.
+        """Return the final value of what a function has returned; `name` is the function's name.
+
+        A future, a generator or a coroutine is run to its end; any other value is final.
         """
 
 
@@ -137,7 +141,7 @@ class TaskFuture(Future[T]):
         self._value: Any = _UNREAD
 
     def target(self) -> TaskFuture[Any]:
-        """Follow the futures that results were forwarded to, as far as that is known now."""
+        """Follow the futures that results were forwarded to, as far as they are known now."""
         future: TaskFuture[Any] = self
         while future.work.state is DONE:
             result = future.work.results[future.place]
@@ -157,13 +161,14 @@ class TaskFuture(Future[T]):
         while (outcome := self.outcome()) is None:
             rest_s = rest_until(end_s)
             if rest_s == 0 and not self.done():
-                raise TimeoutError("it is not done")
+                raise TimeoutError("the future is not done")
             self.host.complete((self.target().work,), timeout_s=rest_s)
         return outcome
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the value and return it. A task that waits holds no slot. With a `timeout`, the
-        call runs in another program, since this one cannot interrupt it.
+        """Wait for the value and return it. A task that waits holds no slot.
+
+        With a `timeout`, the call runs in another program, since this one cannot interrupt it.
         """
         value: T = self.value_of(self.wait(timeout))
         return value
@@ -207,8 +212,8 @@ class TaskFuture(Future[T]):
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         raise NotImplementedError(
-            "a task runs no callbacks in the background: wait for the future, then call the "
-            "function"
+            "add_done_callback does not work within a task, which runs no callbacks in the "
+            "background: wait for the future, then call the function"
         )
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -228,11 +233,11 @@ _UNREAD: Final = object()
 
 
 class Items(list[Any]):
-    """The items that a task has yielded. A function that takes them gets an iterator."""
+    """The items that a task has yielded. A function receives them as an iterator."""
 
 
 def is_plain(value: Any, depth: int = 4) -> bool:
-    """Tell whether a value cannot change, so that it needs no copy."""
+    """Return whether a value cannot change, so that it needs no copy."""
     kind = type(value)
     if kind in PLAIN_TYPES:
         return True
@@ -240,8 +245,9 @@ def is_plain(value: Any, depth: int = 4) -> bool:
 
 
 def result_of(value: Any) -> Result:
-    """Return a value as a result, which later changes of the value do not reach; raises
-    UnpackedError.
+    """Return a value as a result, which later changes of the value do not affect.
+
+    Raises UnpackedError.
     """
     if is_plain(value):
         return Result(PLAIN, value)
@@ -258,8 +264,9 @@ def packed_value(result: Result) -> Packed:
 
 
 def unpack_result(result: Result, writable: Callable[[Buffer], Buffer]) -> Any:
-    """Return a fresh copy of the value of a result. `writable` returns the bytes of a buffer in
-    private memory.
+    """Return a fresh copy of the value of a result.
+
+    `writable` returns the bytes of a buffer in private memory.
     """
     if result.kind == PLAIN:
         return result.payload
@@ -279,8 +286,9 @@ def read_outcome(outcome: Outcome, host: Host) -> Result:
 
 
 def _remote_future(address: Any, host: Host) -> TaskFuture[Any]:
-    """Return a future of another task's object. `address`: the reference in JSON form, the place in
-    the object, and whether it is raw.
+    """Return a future of another task's object.
+
+    `address`: the reference in JSON form, the place in the object, and whether it is raw.
     """
     ref, place, is_raw = address
     work = WorkItem(None, (), {}, USUAL)
@@ -289,10 +297,10 @@ def _remote_future(address: Any, host: Host) -> TaskFuture[Any]:
 
 
 def end_of(timeout: float | None) -> float | None:
-    """Return when a timeout ends that starts now, on the monotonic clock."""
+    """Return the deadline, on the monotonic clock, of a timeout that starts now."""
     return None if timeout is None else monotonic() + timeout
 
 
 def rest_until(end_s: float | None) -> float | None:
-    """Return how many seconds are left until then."""
+    """Return how many seconds are left until a deadline."""
     return None if end_s is None else max(0.0, end_s - monotonic())

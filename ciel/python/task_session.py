@@ -1,4 +1,4 @@
-"""The part of the API that works within a task: `spawn`, `put`, `wait`, `empty` and the like."""
+"""The part of the API that works within a task: `spawn`, `put`, `wait`, `empty` and so on."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> numpy.ndarray[Any, Any]:
-    """Return a new array of numpy's, of arbitrary content, for a task to fill and return. It is in
-    the store already, so that returning it copies nothing. Outside a task it is an ordinary
-    array.
+    """Return a new numpy array with arbitrary content, for a task to fill and return.
+
+    Its memory is in the store already, so that returning it copies nothing. Outside a task it is an
+    ordinary array.
     """
     import numpy
 
@@ -44,7 +45,7 @@ def empty(shape: int | Sequence[int], dtype: Any = float) -> numpy.ndarray[Any, 
 
 
 def task_directory() -> str:
-    """Return the private directory of the task that calls this; it is removed when the task ends.
+    """Return the private directory of the calling task; it is removed when the task ends.
 
     Raises NotInTaskError outside of a task.
     """
@@ -64,15 +65,15 @@ class TaskInfo(NamedTuple):
 
 
 def current_task() -> TaskInfo:
-    """Return the task that runs the caller. Small calls that were sent together, and small children
-    that their parent ran itself, are in one task.
+    """Return the identity of the task that this code runs in.
 
-    Raises NotInTaskError outside of a task.
+    One task may run several small calls that the client sent together, and also small children of
+    these calls. Raises NotInTaskError outside of a task.
     """
     for session in reversed(everyone()):
         if isinstance(session, TaskSession) and session.describe is not None:
             return TaskInfo(**session.describe())
-    raise NotInTaskError("ciel.current_task() tells a task which one it is, and this is not a task")
+    raise NotInTaskError("ciel.current_task() works only within a task, and this is not a task")
 
 
 class NotInTaskError(CielError, RuntimeError):
@@ -80,16 +81,18 @@ class NotInTaskError(CielError, RuntimeError):
 
     def __init__(
         self,
-        text: str = "ciel.task_directory() returns the private directory of a task, and this is "
-        "not a task; tempfile.TemporaryDirectory() makes one anywhere",
+        text: str = "ciel.task_directory() works only within a task, and this is not a task; "
+        "elsewhere use tempfile.TemporaryDirectory()",
     ) -> None:
         super().__init__(text)
 
 
 class TaskSession:
-    """The session of a task. `snapshot` returns a function that does what its argument would do if
-    it were called now. `directory` returns the task's private directory, `describe` the fields of
-    `TaskInfo`. `new_array` allocates an array in the store; None: this task cannot have any.
+    """The session of a task.
+
+    `snapshot` returns a function that behaves as its argument does now, whatever variables change
+    later. `directory` returns the task's private directory, `describe` the fields of `TaskInfo`.
+    `new_array` allocates an array in the store; None: this task cannot have any.
     """
 
     is_of_task = True
@@ -112,7 +115,7 @@ class TaskSession:
         return None if self.new_array is None else self.new_array(shape, dtype)
 
     def resolve(self, value: Any, name: str) -> Any:
-        """Return the value that a function of this name has returned, as `Host.resolve`."""
+        """Return the final value of what a function has returned: see `Host.resolve`."""
         return self._host.resolve(value, name)
 
     def call(
@@ -173,7 +176,10 @@ class TaskSession:
     ) -> tuple[set[Any], set[Any]]:
         """See `sessions.wait`."""
         if return_when not in (ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION):
-            raise ValueError(f"return_when must not be {return_when!r}")
+            raise ValueError(
+                f"return_when must be {ALL_COMPLETED}, {FIRST_COMPLETED} or {FIRST_EXCEPTION}, "
+                f"not {return_when!r}"
+            )
         listed, end_s = futures_in(futures), end_of(timeout)
         while True:
             done = {future for future in listed if future.done()}
@@ -193,7 +199,7 @@ class TaskSession:
         while waiting:
             done, waiting = self.wait(waiting, rest_until(end_s), FIRST_COMPLETED)
             if not done:
-                raise TimeoutError(f"{len(waiting)} futures are not done")
+                raise TimeoutError(f"{len(waiting)} futures were not done in time")
             yield from done
 
 

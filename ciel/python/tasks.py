@@ -50,11 +50,11 @@ class Task(Shown, Generic[P, R]):
     def spawn(self, *args: Any, **kwargs: Any) -> Future[R]: ...
 
     def spawn(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a task of a call and return its future, or a tuple of futures with `returns`. Any
-        argument may be, or contain, a future.
+        """Submit a call as a task; return its future, or a tuple of futures with `returns`.
 
-        Within a task it becomes a child of that; elsewhere the innermost active client submits it
-        (NoClientError if there is none). Raises PackingError if an argument cannot be pickled.
+        Any argument may be, or contain, a future. Within a task, the call becomes a child of that
+        task; elsewhere the innermost active client submits it (NoClientError if none is open).
+        Raises PackingError if an argument cannot be pickled.
         """
         return current().call(self, args, kwargs, self.task_options)
 
@@ -182,14 +182,15 @@ def task(
 
 
 def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a task of a function: `@ciel.task`, or `@ciel.task(retries=2, timeout_s=60)`.
+    """Turn a function into a task: `@ciel.task`, or `@ciel.task(retries=2, timeout_s=60)`.
 
     `returns`: the number of values that the function returns; each has a future. `retries`: how
     often the task is retried; `retry_on`: only after these kinds of failure; `retry_delay_s`: the
-    delay of the first retry. `timeout_s`: after so long it is sent SIGTERM; `kill_grace_s`: and so
-    much later SIGKILL. `memory_bytes`: the private memory that it may use; the worker
-    reserves so much, and kills a task that exceeds it. `slots`: how many it occupies. `priority`:
-    higher runs first. `name`: for people. `python`: the interpreter. Raises OptionError.
+    delay of the first retry. `timeout_s`: when the task has run for this time, the worker sends it
+    SIGTERM, and SIGKILL after another `kill_grace_s`. `memory_bytes`: the private memory that it
+    may use; the worker reserves this memory, and kills a task that exceeds it. `slots`: how many
+    slots it occupies. `priority`: tasks with a higher one run first. `name`: for people. `python`:
+    the interpreter. Raises OptionError.
     """
     read = read_options(USUAL, options)
     if function is None:
@@ -229,14 +230,15 @@ def spawn(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]
 
 
 def spawn(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Make a task of a call of any function, as `Task.spawn` does."""
+    """Submit a call of any function as a task, as `Task.spawn` does."""
     called, options = split_task(function)
     return current().call(called, args, kwargs, options)
 
 
 def call(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Make a task of a call, for the current task to return: the result of the call becomes the
-    result of the current task, which ends and releases its slot. It returns a future, whatever
-    its type tells type checkers.
+    """Spawn a call whose result becomes the result of the current task: `return ciel.call(f, x)`.
+
+    The current task ends and releases its slot, without waiting for the call. This function returns
+    a future; only its type is that of the result, for type checkers.
     """
     return spawn(function, *args, **kwargs)  # type: ignore[return-value]  # see above

@@ -17,6 +17,7 @@ DEPTH_MAX: Final = 8
 
 def describe_culprit(value: Any, *, skips_futures: bool) -> str:
     """Name the innermost part that cannot be pickled: an argument, a key or an attribute.
+
     `skips_futures`: a future counts as a part that can be pickled.
     """
     path, found = _search(value, "", DEPTH_MAX, skips_futures)

@@ -305,7 +305,7 @@ def test_a_broken_package_is_refused_with_its_line(shell: Shell) -> None:
     (shell.home / "p").write_text('{"start":\n  {\n')
     status, _, err = shell.run("run", "p")
     assert status == 2
-    assert err == "ciel: p:2: not JSON: it ends, and the { of line 2 is not closed\n"
+    assert err == "ciel: p:2: not JSON: the text ends, but the { of line 2 is not closed\n"
 
 
 def test_a_script_in_place_of_a_package_is_told_how_it_is_run_and_the_other_way(

@@ -185,9 +185,10 @@ def test_two_clusters_in_one_image_leave_each_others_objects_alone(state: Path) 
 
 def test_a_store_that_workers_cannot_share_is_refused() -> None:
     refused = {
-        "scc:cores=1": "'cores=1': 2 workers need as many; use cores=2 or more, or leave it out",
-        "scc:core=0": "'core=0': that is one worker's, and there are 2; leave it out, and each has "
-        "its own",
+        "scc:cores=1": "'cores=1' is too few: 2 workers need a core each; use cores=2 or more, "
+        "or leave it out",
+        "scc:core=0": "'core=0' is for one worker, but there are 2; leave it out, so that each "
+        "worker has its own core",
         "shm:capacity": "'shm:capacity': 'capacity' is not option=value",
     }
     for store, said in refused.items():

@@ -277,8 +277,8 @@ def test_a_forked_child_cannot_use_a_connection(caller: Caller) -> None:
     text = os.read(read_fd, 1000).decode()
     os.close(read_fd)
     assert text == (
-        f"this client was made in process {os.getpid()} and cannot be used in its child {pid}; "
-        "make a client there"
+        f"this client was created in process {os.getpid()} and cannot be used in its child {pid}; "
+        "create another client in the child"
     )
 
 

@@ -234,7 +234,7 @@ def test_a_file_that_changes_as_it_is_sent_is_sent_as_it_was_or_not_at_all(
             ref = upload_file(file, "log", [holders[0].netloc], key, connections)
             assert holders[0].objects[ref.id] == b"x" * 3_000_000
         else:
-            with pytest.raises(UploadError, match="log: it became shorter while it was sent"):
+            with pytest.raises(UploadError, match="log: the file became shorter while it was sent"):
                 upload_file(file, "log", [holders[0].netloc], key, connections)
 
 

@@ -59,10 +59,10 @@ def test_a_future_is_explained_from_its_beginning_to_its_end(client: ciel.Client
         said = explained(client, others[-1], "runnable").why[0]
     assert explained(client, others[0], "assigned").why[0].endswith("and is queued there")
     client.cancel([reader, first])
-    assert client.explain(first).why == ("it was cancelled here",)
+    assert client.explain(first).why == ("this program cancelled it",)
     assert others[-1].result(WAIT_S) == b""
     done = client.explain(others[-1])
-    assert (done.state, done.why[0]) == ("done", "its value is there")
+    assert (done.state, done.why[0]) == ("done", "its value exists")
 
 
 def test_a_failure_is_explained_once(client: ciel.Client) -> None:

@@ -98,8 +98,8 @@ def uses(client: ciel.Client) -> dict[str, Callable[[], Any]]:
 
 def test_every_use_of_a_client_in_a_child_is_refused_at_once(client: ciel.Client) -> None:
     refusal = (
-        f"ForkedError: this client was made in process {os.getpid()} and cannot be used in its "
-        "child CHILD; make a client there"
+        f"ForkedError: this client was created in process {os.getpid()} and cannot be used in its "
+        "child CHILD; create another client in the child"
     )
     asked = uses(client)
 
@@ -140,7 +140,9 @@ def test_a_child_is_refused_while_other_threads_hold_locks(client: ciel.Client) 
 def test_a_child_cannot_use_the_cluster_but_can_have_a_client_of_it(client: ciel.Client) -> None:
     cluster = client.cluster
     assert cluster is not None
-    assert in_child(lambda: cluster.restart(0)).startswith("ForkedError: this cluster was made in")
+    assert in_child(lambda: cluster.restart(0)).startswith(
+        "ForkedError: this cluster was created in"
+    )
     assert in_child(cluster.add_worker).startswith("ForkedError")
 
     def own() -> int:

@@ -97,7 +97,8 @@ def test_lists_are_read_and_blank_lines_passed_over(write: Write, tmp_path: Path
         ({"filename": "bytes", "urlindex": True}, "D/bytes:2: not UTF-8"),
         (
             {"filename": "big", "index": True, "block_size": 1},
-            "D/p:6: package.k.block_size: D/big would be 1000001 blocks; 1000000 is the most",
+            "D/p:6: package.k.block_size: D/big would have 1000001 blocks; "
+            "at most 1000000 are allowed",
         ),
     ],
 )  # fmt: skip

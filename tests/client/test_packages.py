@@ -199,12 +199,18 @@ def with_args(args: Any) -> dict[str, Any]:
             with_entry({"urls": [], "filename": "f"}),
             '4: package.a.urls: either "filename" or "urls", not both',
         ),
-        (with_entry({"urls": [], "urlindex": False}), '5: package.a.urlindex: "urls" always makes'),
+        (
+            with_entry({"urls": [], "urlindex": False}),
+            "5: package.a.urlindex: must be true: an entry",
+        ),
         (
             with_entry({"filename": "f", "delimiter": "x"}),
-            "5: package.a.delimiter: does not go with a whole file, only filename, cwd, index",
+            "5: package.a.delimiter: is not allowed for a whole file; allowed are filename, cwd",
         ),
-        (with_entry({"urls": [], "cwd": True}), '5: package.a.cwd: does not go with "urls", only'),
+        (
+            with_entry({"urls": [], "cwd": True}),
+            '5: package.a.cwd: is not allowed for "urls"; allowed',
+        ),
         (
             with_entry({"filename": "f", "index": True, "replication": 0}),
             "6: package.a.replication: must be a number, 1 to 100",
@@ -245,7 +251,7 @@ def with_args(args: Any) -> dict[str, Any]:
         (with_args({"x": {"__env__": 1}}), "6: start.args.x.__env__: must name a variable, not be"),
         (
             with_args({"x": {"__env__": "A", "defualt": 1}}),
-            '7: start.args.x.defualt: unknown; beside "__env__" there is only __env__, default',
+            '7: start.args.x.defualt: unknown; an object with "__env__" has __env__, default',
         ),
         (
             with_args({"x": {"__package__": "f"}}),
@@ -267,14 +273,14 @@ def with_args(args: Any) -> dict[str, Any]:
         ),
         ({"start": START, "options": {"journal": 1}}, "12: options.journal: must be true or false"),
         ({"start": START, "options": {"prio": 1}}, "12: options.prio: unknown; the options of a"),
-        ({"start": START, "result": 1}, "11: result: a template is null, a list or an object"),
+        ({"start": START, "result": 1}, "11: result: a template must be null, a list or an object"),
         (
             {"start": START, "result": [{"__decode_ref__": "pickle"}]},
             "13: result[0].__decode_ref__: reading a pickle runs code in it",
         ),
         ([1], "1: a package is a JSON object, not a list of 1"),
-        ('{"start": {"handler": "h"},\n "start": {}}', "2: start: is there twice"),
-        ('{\n "start": {\n', "2: not JSON: it ends, and the { of line 2 is not closed"),
+        ('{"start": {"handler": "h"},\n "start": {}}', "2: start: the key occurs twice"),
+        ('{\n "start": {\n', "2: not JSON: the text ends, but the { of line 2 is not closed"),
     ],
 )
 def test_errors_name_their_place(package: Any, said: str) -> None:

@@ -29,9 +29,9 @@ def fetch(ref: Reference) -> bytes:
 @pytest.mark.parametrize(
     "template, steps, said",
     [
-        (1, (), "a template is null, a list or an object, not a number"),
-        ([None, "json"], (1,), "a template is null, a list or an object, not a text"),
-        ({"a": {"b": 2}}, ("a", "b"), "a template is null"),
+        (1, (), "a template must be null, a list or an object, not a number"),
+        ([None, "json"], (1,), "a template must be null, a list or an object, not a text"),
+        ({"a": {"b": 2}}, ("a", "b"), "a template must be null"),
         (
             [{"__decode_ref__": "pickle"}],
             (0, "__decode_ref__"),
@@ -52,19 +52,19 @@ def fetch(ref: Reference) -> bytes:
         (
             {"__decode_ref__": "json", "valeu": None},
             ("valeu",),
-            'unknown beside "__decode_ref__" and "value"',
+            'unknown; this template has only "__decode_ref__" and "value"',
         ),
         (
             {"__decode_ref__": "noop", "value": []},
             ("value",),
             'only a value that is decoded as "json" has',
         ),
-        ({"__decode_ref__": "json", "value": [1]}, ("value", 0), "a template is null"),
+        ({"__decode_ref__": "json", "value": [1]}, ("value", 0), "a template must be null"),
         ({"__concat__": []}, ("__concat__",), "must be a list of one template"),
-        ({"__concat__": [2]}, ("__concat__", 0), "a template is null"),
+        ({"__concat__": [2]}, ("__concat__", 0), "a template must be null"),
         ({"__concat__": [None], "encoding": "pickle"}, ("encoding",), "reading a pickle runs"),
-        ({"__concat__": [None], "encoding": "handle"}, ("encoding",), '"handle" makes files'),
-        ({"__concat__": [None], "value": 1}, ("value",), 'unknown beside "__concat__" and'),
+        ({"__concat__": [None], "encoding": "handle"}, ("encoding",), '"handle" saves files'),
+        ({"__concat__": [None], "value": 1}, ("value",), "unknown; this template has only"),
     ],
 )
 def test_faults_of_templates_are_reported(
@@ -158,7 +158,7 @@ def test_reading_a_failed_reference_raises_the_history_of_its_task() -> None:
         ([None], {}, "result: a list of 1 was expected, not an object"),
         ([{"__decode_ref__": "json"}], [5], "result[0]: a reference was expected, not a number"),
         ({"a": None}, [], "result: an object was expected, not a list of 0"),
-        ({"a": None}, {}, "result: there is no 'a'"),
+        ({"a": None}, {}, "result: the key 'a' is missing"),
         ({"__concat__": [None]}, "x", "result: a list of references was expected, not a text"),
         ({"__decode_ref__": "json"}, value("a", "{"), "result: object a is not JSON: "),
         ({"__decode_ref__": "handle"}, "x", "result: a reference was expected, not a text"),

@@ -192,21 +192,24 @@ GOOD: Final[dict[str, Any]] = {
     "version": 1, "url": "http://127.0.0.1:1", "control": "127.0.0.1:1", "cluster_id": "c",
     "key": KEY.text(), "pid": 1, "pid_start": 1,
 }  # fmt: skip
-CURE: Final = "; remove it, or copy it again from where its master runs"
+CURE: Final = "; remove it, or copy it again from its master's host"
 FILES: Final[dict[str, tuple[object, str]]] = {
     "empty": (b"", f"empty{CURE}"),
     "not JSON": (b"{", f"not JSON{CURE}"),
     "no object": (b"[]", f"not a JSON object{CURE}"),
-    "without a key": (GOOD | {"key": None}, f'"key" is missing, or no text{CURE}'),
+    "without a key": (GOOD | {"key": None}, f'"key" is missing, or is not a text{CURE}'),
     "with half a key": (
         GOOD | {"key": KEY.text()[:-1]},
         '"key" is not a key: expected 64 hexadecimal digits, or ROLE- and 64 of them' + CURE,
     ),
     "with no URL": (GOOD | {"url": "::"}, f'"url" is not http://HOST:PORT{CURE}'),
-    "with no process": (GOOD | {"pid": -1}, f'"pid" and "pid_start" name no process{CURE}'),
+    "with no process": (
+        GOOD | {"pid": -1},
+        f'"pid" and "pid_start" do not identify a process{CURE}',
+    ),
     "of a newer version": (
         GOOD | {"version": 2},
-        "written by a newer ciel (version 2, we read up to 1)",
+        "a newer ciel wrote it (format 2; this ciel reads formats up to 1); upgrade ciel here",
     ),
 }
 
@@ -227,7 +230,7 @@ def test_all_programs_report_a_bad_access_file_in_the_same_words(home: Home) -> 
     path.write_text(json.dumps(GOOD))
     path.chmod(0o644)
     text = (
-        "access file HOME/access.json: open to others (mode 0644); "
+        "access file HOME/access.json: other users can access it (mode 0644); "
         "type: chmod go= HOME/access.json\n"
     )
     for argv in (

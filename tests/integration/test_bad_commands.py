@@ -289,7 +289,7 @@ STARTS: Final = {
     "a URL of no master": (
         "worker --master http://a:b",
         2,
-        "--master: 'http://a:b' is not a master: expected http://HOST:PORT",
+        "--master: 'http://a:b' is not a master address: expected http://HOST:PORT",
     ),
     "a spool that is a file": ("worker --spool /etc/passwd", 1, "/etc/passwd: File exists"),
     "a log in a file": (

@@ -107,7 +107,7 @@ def test_a_state_directory_that_cannot_be_created(
 @pytest.mark.parametrize(
     "damage, said, advised",
     [
-        (lambda path: path.chmod(0o644), "open to others (mode 0644)", "chmod go= "),
+        (lambda path: path.chmod(0o644), "other users can access it (mode 0644)", "chmod go= "),
         (lambda path: path.write_text("{"), "not JSON", "rm "),
     ],
 )

@@ -123,8 +123,9 @@ def test_a_master_listens_beyond_its_host_only_with_an_existing_key(hosts: list[
     here = hosts[0]
     assert said(here, "ciel-master", "--listen", f"{here.address}:0") == (
         3,
-        f"will not listen on {here.address}: beyond loopback a key must exist already; "
-        "start once on 127.0.0.1 with the same --state, or use --new-key",
+        f"will not listen on {here.address}: other hosts can reach it, "
+        "and this master has no key yet; start once on 127.0.0.1 with the same --state, "
+        "or use --new-key",
     )
 
 

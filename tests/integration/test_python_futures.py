@@ -375,5 +375,5 @@ def test_a_future_of_another_cluster_is_refused(client: ciel.Client) -> None:
             with pytest.raises(ForeignFutureError) as caught:
                 give()
             assert other.location.url in str(caught.value)
-            assert "give 'future.result()' instead" in str(caught.value)
+            assert "pass the value, 'future.result()', instead" in str(caught.value)
         assert client.submit(abs, future.result(WITHIN_S)).result(WITHIN_S) == 1

@@ -136,7 +136,7 @@ def test_buffers_begin_where_vector_units_like_them() -> None:
     "content", [b"", b"x" * 23, b"x" * 100, contents.HEADER.pack(b"ciel.py1", 9, 9)]
 )
 def test_what_no_task_made_is_no_content(content: bytes) -> None:
-    with pytest.raises(packing.UnpackedError, match=f"{len(content)} bytes that no Python task"):
+    with pytest.raises(packing.UnpackedError, match=f"{len(content)} bytes. is not in the format"):
         contents.decode(content)
 
 

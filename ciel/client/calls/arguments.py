@@ -1,4 +1,4 @@
-"""The inputs of a task of calls, and messages about arguments that cannot be packed."""
+"""Numbers the inputs of a task of calls, and words errors about arguments that cannot be packed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Inputs:
 
 
 def describe(error: UnpackedError, *, is_map: bool) -> UnpackedError:
-    """Return an error that names the argument which cannot be packed. `error` names a position in
-    the packed value: (args, kwargs), or the rows of a map.
+    """Return an error that names the argument which cannot be packed.
+
+    `error` names a position in the packed value: (args, kwargs), or the rows of a map.
     """
     if is_map:
         row = re.sub(

@@ -18,12 +18,14 @@ from ciel.python import calls
 from ciel.python.contents import VALUE, Outcome
 
 ALONE_MIN_BYTES: Final = 64 << 10
-"""Larger arguments of a call become an object of their own."""
+"""Larger arguments of a call are stored as a separate object."""
 
 
 class BundleTask(NamedTuple):
-    """A task that runs a bundle. Each of its outputs is the object of one of the `lots`; no other
-    task reads the inputs `for_once`.
+    """A task that runs a bundle.
+
+    Each of its outputs is the object of one of the `lots`. No other task reads the inputs
+    `for_once`.
     """
 
     name: str
@@ -52,8 +54,9 @@ class BundleWriter:
         self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # cached for a value of sys.path
 
     def write(self, bundle: list[PendingCall]) -> BundleTask:
-        """Return the task of a bundle, and number the calls in it; raises ClientError, and the
-        error of a future in the arguments that was never sent.
+        """Return the task of a bundle, and number the calls in it.
+
+        Raises ClientError, and the error of a future in the arguments that was never sent.
         """
         lots = bundling.lots_of(bundle)
         for number, lot in enumerate(lots):

@@ -1,10 +1,10 @@
-"""Decides which calls are sent together, and which the client holds back until it knows how long
-they take. Pure.
+"""Decides which calls are sent together, and which calls the client holds back. Pure.
 
-Sending a task costs client, master and worker some 0.1 ms. So the client sends several pending
-calls of quick functions as one task, a bundle (ADR 31). Before the first result of a function it
-sends only a few calls, each alone. If these are slow, it sends all calls alone: otherwise the
-calls of another client would wait behind a bundle of slow calls (ADR 62).
+Sending a task takes client, master and worker some 0.1 ms. So the client sends several pending
+calls of quick functions as one task, a bundle (ADR 31). Before the first result of a function the
+client sends only a few of its calls, each as its own task, and holds the others back. If these
+first calls are slow, it sends each call as its own task: otherwise the calls of another client
+would wait behind a bundle of slow calls (ADR 62).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SLOW_S: Final = 0.005
 BUNDLE_S: Final = 0.05
 """The intended run time of a bundle, if the time of its calls is known."""
 PART_S: Final = 0.12
-"""The intended run time of a task of a map. A process needs about 1 ms between two tasks; and the
-call of another client may have to wait until one task ends."""
+"""The intended run time of a task of a map. A longer time would delay calls of other clients, which
+may have to wait until the task ends; a process needs about 1 ms between two tasks."""
 BUNDLE_CALLS_MAX: Final = 4096
 BUNDLE_BYTES_MAX: Final = 1 << 20
 TRIALS_PER_SLOT: Final = 8
@@ -81,9 +81,7 @@ def part_rows(rows: int, slots: int, row_s: float | None) -> int:
 
 
 def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
-    """Divide calls into bundles, in an order in which each bundle follows those whose results it
-    takes.
-    """
+    """Divide calls into bundles. Each bundle follows the bundles whose results it takes."""
     free = sum(1 for call in waiting if call.is_usual and not call.local)
     bundles: list[list[Any]] = []
     home: dict[int, list[Any]] = {}
@@ -101,7 +99,7 @@ def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
 
 
 def _limit(call: Any, free: int, slots: int) -> int:
-    """Return how many calls a bundle may have that starts with `call`."""
+    """Return the maximum number of calls in a bundle that starts with `call`."""
     if not call.is_usual or call.local or call.call_s is None or call.call_s >= SLOW_S:
         return 1
     share = math.ceil(free / (BUNDLES_PER_SLOT * slots))
@@ -111,7 +109,7 @@ def _limit(call: Any, free: int, slots: int) -> int:
 
 
 def _open_one(call: Any, open_ones: dict[Hashable, list[list[Any]]], limit: int) -> list[Any]:
-    """Return a bundle that is not full and whose calls need the same objects; else a new bundle."""
+    """Return a bundle that is not full and whose calls need the same objects; or a new bundle."""
     found = open_ones.setdefault(call.outside, [])
     if found:
         bundle = found[-1]
@@ -125,8 +123,9 @@ def _open_one(call: Any, open_ones: dict[Hashable, list[list[Any]]], limit: int)
 
 
 def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
-    """Return the bundle that produces all results which a call takes, if the call can be added to
-    it: the call then runs after them in the same task.
+    """Return the bundle that produces all results which a call takes, if the call may join it.
+
+    The call then runs after the calls that it needs, in the same task.
     """
     if not call.is_usual or not call.local:
         return None
@@ -141,8 +140,10 @@ def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
 
 
 def lots_of(bundle: list[Any]) -> list[list[Any]]:
-    """Divide a bundle into lots, in its order. The client reads each lot as one object, so a quick
-    bundle has few lots. A slow bundle has more, since all results of a lot arrive at once.
+    """Divide a bundle into lots, in its order.
+
+    The client reads each lot as one object, so a quick bundle has few lots. A slow bundle has more,
+    since all results of a lot arrive at once.
     """
     known_s = [call.call_s for call in bundle if call.call_s is not None]
     is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S

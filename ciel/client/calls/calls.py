@@ -1,8 +1,8 @@
 """The calls of one client: packs them, sends them, and settles their futures.
 
-The caller's thread packs a call and appends it to the list of pending calls. The list is sent, in
-bundles (see `bundling`), at once if no call is running, when a thread waits for a result, and
-otherwise a millisecond later by a thread of this module.
+The caller's thread packs a call and appends it to the list of pending calls. The list is sent in
+bundles (see `bundling`): at once if no call is running, or when a thread waits for a result;
+otherwise a millisecond later, by a thread of this module.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from ciel.wire.references import to_array
 GATHERING_S: Final = 0.001
 """How long the thread collects calls before it sends them, while other calls are running."""
 HELD_MAX_S: Final = 1.0
-"""After this time the client sends the calls that it has held back, each alone: their function is
-taken for slow."""
+"""After this time the client sends the calls that it has held back, each as its own task: it then
+assumes that their function is slow."""
 
 
 class Calls:
@@ -74,7 +74,7 @@ class Calls:
     ) -> None:
         self.lots = Lots()
         self.kept: set[ClientFuture[Any]] = set()
-        """Futures that stay until they are done, even if the program drops them."""
+        """Futures that are kept alive until they are done, even if the program drops them."""
         self.functions = Functions(session.upload_content, self.lots.dropped)
         self._session = session
         self._job = JobOfCalls(session, find_caller, open_job, self.lots)
@@ -146,8 +146,9 @@ class Calls:
         options: Options,
         chunksize: int | None,
     ) -> list[ClientFuture[calls.Mapped]]:
-        """Create tasks that call a function with each row of arguments; see `Maps.parts`. If a task
-        leaves rows to further tasks, the `rest` of its future contains their futures.
+        """Create tasks that call a function with each row of arguments; see `Maps.parts`.
+
+        If a task leaves rows to further tasks, the `rest` of its future contains their futures.
         """
         parts = self._maps.parts(function, rows, options, chunksize)
         return [self._add_with_future(part) for part in parts]
@@ -174,8 +175,9 @@ class Calls:
         return futures
 
     def moved_caller(self) -> tuple[str, dict[str, str | None]]:
-        """Return the directory, and the variables, that the program has changed since its first
-        call: see `Caller.moved`. The job must be open.
+        """Return the directory and the variables that the program has changed since its first call.
+
+        See `Caller.moved`. The job must be open.
         """
         return self._job.caller.moved() or ("", {})
 
@@ -218,12 +220,13 @@ class Calls:
             ) from None
         for future in taken:
             if getattr(future, "calls", None) is not self:
-                self._admit(future)
+                self._ensure_sent(future)
         found.tally.submitted += 1
         return PendingCall(found, options, packed, taken)
 
-    def _admit(self, future: Any) -> None:
-        """Make another client of the same cluster send the call of its future, if it has not.
+    def _ensure_sent(self, future: Any) -> None:
+        """Let another client of the same cluster send the call of its future, unless it was sent.
+
         Raises ForeignFutureError for a future of another cluster, or of a task.
         """
         theirs = getattr(future, "calls", None)
@@ -259,10 +262,11 @@ class Calls:
             self._wake()
 
     def _lot_of(self, future: Any) -> Lot:
-        """Send the call of a future, and return its lot, so that a value can refer to it. Raises
-        the error of a future that was cancelled or never sent.
+        """Send the call of a future, and return its lot, so that a value can refer to it.
+
+        Raises the error of a future that was cancelled or never sent.
         """
-        send = self.send if getattr(future, "calls", None) is self else self._admit
+        send = self.send if getattr(future, "calls", None) is self else self._ensure_sent
         send(future)
         if future.cancelled() or (future.lot is None and future.done()):
             raise future.unsent_error()
@@ -298,20 +302,21 @@ class Calls:
             self._release_cancelled()
 
     def _flush(self, holds: bool) -> None:
-        """Send the pending calls, and remove them from the list afterwards: if this thread is
-        interrupted, the next one sends the calls that are left.
+        """Send the pending calls, and remove them from the list only afterwards.
+
+        So if this thread is interrupted, the next thread sends the calls that are left.
         """
         with self._sending:
             self._divide_all()
             with self._lock:
                 start = 0 if self._may_release_held() or not holds else self._held_count
-                line = self._pending[start:]
-                end = start + len(line)
+                unsent = self._pending[start:]
+                end = start + len(unsent)
             held: list[PendingCall] = []
-            pending = still_needed(line)
+            pending = still_needed(unsent)
             try:
                 self._job.want_all()
-                # Before dropped ones: a task that is only dropped may run on.
+                # First cancelled objects, then dropped ones: the task of a dropped one may run on.
                 self._release_cancelled()
                 self._job.release_dropped()
                 if pending:
@@ -378,7 +383,7 @@ class Calls:
         self, call: PendingCall, start: int, future: ClientFuture[Any], outcome: Outcome
     ) -> None:
         self._to_divide.append((call, start, future, outcome))
-        self._wake()  # the connection's thread must not run code of users, as unpacking does
+        self._wake()  # unpacking runs code of users, which the connection's thread must not do
 
     def _divide_all(self) -> None:
         while self._to_divide:
@@ -425,8 +430,9 @@ class Calls:
     # --- results and cancellation -----------------------------------------------------------------
 
     def take_settled(self) -> None:
-        """Process the results that the connection has received. The connection's thread calls this
-        after each delivery.
+        """Process the results that the connection has received.
+
+        The connection's thread calls this method after each delivery.
         """
         self._results.take_settled()
         if self._may_release_held():
@@ -443,8 +449,10 @@ class Calls:
             self._release_cancelled()
 
     def _release_cancelled(self) -> None:
-        """Release the objects of cancelled calls. If another thread is sending, it does this
-        afterwards, since it may be sending just these calls.
+        """Release the objects of cancelled calls.
+
+        If another thread is sending, leave this to that thread, since it may be sending these
+        calls.
         """
         while self._cancelled and self._sending.acquire(blocking=False):
             try:
@@ -492,9 +500,7 @@ class Calls:
     def require_done(
         self, futures: Sequence[ClientFuture[Any]], return_when: str = ALL_COMPLETED
     ) -> None:
-        """Raise CallbackWaitError if the calling thread delivers results, and would have to wait
-        for one of these futures.
-        """
+        """Raise CallbackWaitError if the calling thread delivers results and would have to wait."""
         if not self._session.is_delivering:
             return
         missing = [future for future in futures if not future.done()]
@@ -527,8 +533,9 @@ class Calls:
         return waiting.as_completed(listed, timeout)
 
     def _done_first(self, listed: list[Any]) -> Iterator[Any]:
-        """Yield the futures that are done. Used in the thread that delivers results, which must not
-        wait.
+        """Yield the futures that are done, for the thread that delivers results.
+
+        That thread must not wait.
         """
         yield from [future for future in dict.fromkeys(listed) if future.done()]
         self.require_done(listed)

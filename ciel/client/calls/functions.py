@@ -1,5 +1,7 @@
-"""Packs the functions that a client calls. A function is packed once, and again when an object that
-it refers to changes (see `python.captured`).
+"""Packs the functions that a client calls.
+
+A function is packed once, and again when an object that it refers to changes (see
+`python.captured`).
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from ciel.python.pickling import dumps
 from ciel.python.tasks import Task, name_of
 
 INLINE_MAX_BYTES: Final = 4 << 10
-"""A function up to this size is sent with its calls; a larger one becomes an object."""
+"""A function up to this size is sent with its calls; a larger one is stored as an object."""
 KNOWN_MAX: Final = 1000
-"""How many functions `Functions` remembers. A remembered function with a reference cycle is not
-garbage-collected.
+"""How many functions `Functions` remembers. While it remembers a function with a reference cycle,
+the function is not garbage-collected.
 """
 
 
@@ -44,8 +46,8 @@ class PackedFunction:
     """A packed function, and the statistics of its calls.
 
     `ref`: the object that holds a large function. The client releases it when no call refers to the
-    function any more. `took_s`: the moving average of the time of a call; None before the first
-    result. `trial_count`: how many of its calls run while `took_s` is None.
+    function. `took_s`: the moving average of the time of a call; None before the first result.
+    `trial_count`: how many of its calls run while `took_s` is None.
     """
 
     __slots__ = (
@@ -67,8 +69,9 @@ class PackedFunction:
         self.trial_count = 0
 
     def stored_as(self, ref: Reference, dropped: deque[Reference]) -> None:
-        """Note the object that holds the function. The destructor, which runs after the last call,
-        appends it to `dropped`.
+        """Note the object that holds the function.
+
+        The destructor, which runs after the last call, appends the object to `dropped`.
         """
         self.ref, self._dropped = ref, dropped
 
@@ -97,8 +100,9 @@ class Functions:
         self._by_digest = weakref.WeakValueDictionary()
 
     def find(self, function: Callable[..., Any], options: Options) -> PackedFunction:
-        """Return the packed form of a function in its current state. Raises PackingError, which
-        names the part of the function that cannot be pickled.
+        """Return the packed form of a function in its current state.
+
+        Raises PackingError, which names the part of the function that cannot be pickled.
         """
         key = (id(function), options)
         known = self._known.get(key)

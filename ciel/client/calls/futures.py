@@ -1,4 +1,4 @@
-"""Futures of a client's calls."""
+"""Implements the futures of a client's calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Owner(Protocol):
     """The part of the client's calls that futures use."""
 
     kept: set[ClientFuture[Any]]
-    """Futures that stay until they are done, even if the program drops them."""
+    """Futures that are kept alive until they are done, even if the program drops them."""
 
     @property
     def reader(self) -> Reader: ...
@@ -64,9 +64,7 @@ class Owner(Protocol):
         """Stop the tasks that run only for a future that was cancelled."""
 
     def require_done(self, futures: Sequence[ClientFuture[Any]]) -> None:
-        """Raise CallbackWaitError if the calling thread delivers results, and one of these futures
-        is not done.
-        """
+        """Raise CallbackWaitError if this thread delivers results and a future is not done."""
 
 
 class _Unread:
@@ -86,9 +84,11 @@ _STATES = {
 
 
 class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
-    """A future of a client. `lot` and `place`: the object that contains its value or will contain
-    it, and the position in that object; `lot` is None until the call is sent. `rest`: if the call
-    is a part of a map that was divided, the futures of the following parts, set when it is done.
+    """A future of a client.
+
+    `lot` and `place`: the object that contains its value or will contain it, and the position in
+    that object; `lot` is None until the call is sent. `rest`: if the call is a part of a map that
+    was divided, the futures of the following parts, set when this future is done.
     """
 
     rest: Sequence[ClientFuture[Any]] = ()
@@ -96,12 +96,12 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
     is_requested = True
     """False for a future that arrived inside a value, until the program requests its result."""
     is_cancelled = False
-    """As `cancelled()`, but without a lock, which takes too long for thousands of arguments."""
+    """As `cancelled()`, but without a lock, which would be too slow for thousands of arguments."""
 
     def __init__(
         self, calls: Owner, name: str, call: PendingCall | None = None, place: int = 0
     ) -> None:
-        # As in the standard library, except for the condition: to create a `threading.Condition`
+        # As in the standard library, except for the condition: creating a `threading.Condition`
         # takes a microsecond, and Ctrl-C may leave it locked.
         self._condition = Condition()  # type: ignore[assignment]  # it has the methods that the base class uses
         self._state = "PENDING"
@@ -164,7 +164,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         super().add_done_callback(fn)
 
     def keep(self) -> None:
-        """Keep this future until it is done, even if the program drops it: its call runs."""
+        """Keep this future until it is done, so that its call runs even if the program drops it."""
         if not super().done():
             self.calls.kept.add(self)
             super().add_done_callback(self.calls.kept.discard)
@@ -195,9 +195,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         return self.result()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the items of a generator task as they arrive; of any other task, the items of its
-        value.
-        """
+        """Yield the items of a generator task as they arrive, or the items of any other value."""
         self.calls.send(self)
         lot = self.lot
         if lot is not None and lot.is_stream and not super().done():
@@ -240,7 +238,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         return self._exception is not None
 
     def sent_as(self, lot: Lot, place: int) -> None:
-        """Note the lot and the position at which the value will be."""
+        """Note that the call was sent, and the lot and the position of its value."""
         self.lot, self.place, self._call = lot, place, None
 
     def never_sent(self) -> None:
@@ -248,13 +246,11 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         self._call = None
 
     def unsent_error(self) -> BaseException:
-        """Return the error of a call that needs this value, if this call was never sent."""
+        """Return the error for calls that need this value, if this call was never sent."""
         return self._exception or concurrent.futures.CancelledError()
 
     def settle(self, outcome: Outcome | None) -> None:
-        """Become done with the value of an outcome; None: with the content of the lot, still
-        unread.
-        """
+        """Become done with an outcome; None: with the content of the lot, which is still unread."""
         self._outcome = outcome
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was cancelled
             self.set_result(UNREAD)  # type: ignore[arg-type]  # `result` never returns it
@@ -266,8 +262,9 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
             self.set_exception(error)
 
     def _value_until(self, until_s: float | None) -> T:
-        """Return the value; raises TimeoutError if it was not read until `until_s`. In that case a
-        thread continues to read it: the value may have to be recomputed first.
+        """Return the value; raises TimeoutError if it was not read until `until_s`.
+
+        In that case a thread continues to read it: the value may have to be recomputed first.
         """
         if until_s is None or self._outcome is not None:
             return self._value()

@@ -1,4 +1,4 @@
-"""The one job whose tasks run all calls of a client."""
+"""Manages the one job whose tasks run all calls of a client."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from ciel.python.contents import Outcome, encode
 
 RELEASED_AT_ONCE: Final = 256
 RELEASED_AFTER_S: Final = 0.5
-"""Up to RELEASED_AT_ONCE dropped objects are released with the next call, or with the first message
-of the master at least this long after the last release. The master sends a message each second."""
+"""Fewer than RELEASED_AT_ONCE dropped objects are released with the next call, or when a message of
+the master arrives at least this long after the last release. The master sends a message each
+second."""
 
 
 class JobOfCalls:
-    """Opens the job with the first call, wants the objects that calls produce, and releases the
-    objects that the program drops. Thread-safe.
+    """The job of a client's calls. Thread-safe.
+
+    It is opened with the first call. This class wants the objects that calls produce, and releases
+    the objects that the program drops.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class JobOfCalls:
 
     @property
     def end(self) -> ClientError | None:
-        """The reason for which the job produces no more results; None while it does."""
+        """Why the job produces no more results; None while it does."""
         job = self._opened
         if job is None:
             return None
@@ -68,8 +71,9 @@ class JobOfCalls:
         return None
 
     def want_all(self) -> None:
-        """Want the objects in `to_want`, including objects of a thread that was interrupted before
-        it wanted them.
+        """Want the objects in `to_want`.
+
+        Some may be left from a thread that was interrupted before it wanted them.
         """
         if refs := list(self.to_want):
             self.open().want(refs, self.settled)
@@ -94,7 +98,7 @@ class JobOfCalls:
                 self.open().release(refs, for_good=True)
 
     def store(self, outcomes: list[Outcome], name: str) -> Reference:
-        """Store outcomes as an object; raises UploadError, which calls it by `name`."""
+        """Store outcomes as an object; raises UploadError, which contains `name`."""
         pieces = encode(outcomes)
         size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
         if size_bytes <= INLINE_MAX_BYTES:

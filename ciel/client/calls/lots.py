@@ -1,5 +1,7 @@
-"""The output objects of calls. A *lot* is one object that contains the outcomes of several calls; a
-result is identified by its lot and its position in the lot.
+"""Tracks the output objects of calls, *lots*.
+
+A lot is one object that contains the outcomes of several calls. A result is identified by its lot
+and its position in the lot.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ from ciel.python.contents import ERROR, Outcome
 
 
 class Lots:
-    """The lots of one client. An object has exactly one `Lot`, however many values refer to it:
-    otherwise the client would release the object when the first of several is deleted. Thread-safe.
+    """The lots of one client. Thread-safe.
+
+    An object has exactly one `Lot`, however many values refer to it: with several, the client would
+    release the object when the first of them is deleted.
     """
 
     def __init__(self) -> None:
         self.by_id: weakref.WeakValueDictionary[ObjectId, Lot] = weakref.WeakValueDictionary()
         self.dropped: deque[Reference] = deque()
-        """Objects to which this program has no reference any more."""
+        """Objects to which this program no longer has a reference."""
         self._shared: set[ObjectId] = set()
 
     def find(self, ref: Reference, *, raw: bool) -> Lot:
@@ -34,14 +38,17 @@ class Lots:
         return self.by_id.get(ref.id) or Lot(self, ref, raw=raw)
 
     def share(self, object_id: ObjectId) -> None:
-        """Note that another client has sent a task that reads an object. The master may receive
-        that message after this client's release of the object.
+        """Note that another client has sent a task that reads an object.
+
+        The master may receive that task after this client's release of the object.
         """
         self._shared.add(object_id)
 
     def take_dropped(self) -> list[Reference]:
-        """Return the objects to release; each only once. A reference to an object that another
-        client reads does not say where the object is, so the master does not delete it at once.
+        """Return the objects to release; each only once.
+
+        For an object that another client reads, return a reference without locations: then the
+        master does not delete the object at once.
         """
         dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
         # A value that has arrived meanwhile may refer to one of these objects.
@@ -55,12 +62,12 @@ class Lots:
 
 
 class Lot:
-    """An object that holds the outcomes of some calls, or (`raw`) the output of a program. The
-    client releases the object when the lot is deleted.
+    """An object that contains the outcomes of some calls, or (`raw`) the output of a program.
 
-    `functions`: the functions of its calls; each represents `rows` calls. `futures`: weak
-    references to the futures that wait for the object. `call`: the only call, if that is a map that
-    may be divided. `named`: lots to which the content refers, and which must live as long as it.
+    The client releases the object when the lot is deleted. `functions`: the functions of its calls;
+    each represents `rows` calls. `futures`: weak references to the futures that wait for the
+    object. `call`: the only call, if that is a map that may be divided. `named`: lots to which the
+    content refers, and which must live as long as this lot.
     """
 
     __slots__ = (
@@ -96,9 +103,7 @@ class Lot:
         return not isinstance(self.ref, Future)
 
     def count(self, outcomes: Sequence[Outcome] | None = None, *, failed: bool = False) -> None:
-        """Count its calls as done or failed, once. Without outcomes all calls end in the same
-        way.
-        """
+        """Count its calls as done or failed, once; `failed` applies to all of them."""
         if self.is_counted:
             return
         self.is_counted = True
@@ -111,16 +116,14 @@ class Lot:
             place += function.options.returns
 
     def uncount(self) -> None:
-        """Subtract its calls from the tallies: the program does not wait for them any more."""
+        """Subtract its calls from the tallies: the program no longer waits for them."""
         self.is_counted = True
         self.end_trial()
         for function in self.functions:
             function.tally.submitted -= self.rows
 
     def take_futures(self) -> list[Any]:
-        """Return the futures that wait for the object and that the program holds, and forget
-        them.
-        """
+        """Remove the futures that wait for the object; return those that still exist."""
         known, self.futures = self.futures, []
         return [future for found in known if (future := found()) is not None]
 
@@ -130,13 +133,14 @@ class Lot:
             self._growth.note(ref)
 
     def no_growth(self, ref: Reference) -> None:
-        """Note that the object cannot be read there any more."""
+        """Note that the object can no longer be read there."""
         if self._growth is not None:
             self._growth.forget(ref)
 
     def await_growth(self, is_over: Callable[[], bool]) -> Reference | None:
-        """Wait until the object can be read, and return its location; None if `is_over` is true
-        first.
+        """Wait until the object can be read, and return its location.
+
+        Return None if `is_over` becomes true before.
         """
         return None if self._growth is None else self._growth.wait(is_over)
 
@@ -157,7 +161,7 @@ class Lot:
 
 
 class StreamLocation:
-    """Tells readers which worker holds an object that a task still writes."""
+    """Tracks which worker holds an object that a task still writes."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -178,7 +182,7 @@ class StreamLocation:
             self._changed.notify_all()
 
     def wait(self, is_over: Callable[[], bool]) -> Reference | None:
-        """Wait for the location, and return it; return None if `is_over` is true first."""
+        """Wait for the location, and return it; None if `is_over` becomes true before."""
         with self._changed:
             while self._ref is None and not is_over():
                 self._changed.wait()

@@ -57,6 +57,7 @@ def _results(waiting: deque[Any], further: Iterator[Any], until_s: float | None)
 
 def values_of(mapped: Mapped, before: int | None = None) -> Iterator[Any]:
     """Yield the results of a part, and then raise the error of the call that failed, if one did.
+
     The iterator keeps no reference to a result that it has yielded. `before`: how many results of
     the map precede this part, for the note in the error; None: the results have no order.
     """

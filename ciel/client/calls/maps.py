@@ -1,4 +1,4 @@
-"""Divides the rows of a map into tasks, and divides tasks that take long again (ADR 62)."""
+"""Divides the rows of a map into tasks, and divides tasks that take too long again (ADR 62)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from ciel.python.rows import each_with_its_own, with_shared
 
 SLOTS_KNOWN_S: Final = 5.0
 DIVISIBLE_MAX_BYTES: Final = 64 << 10
-"""The client keeps the packed rows of a task up to this size until all of them were called."""
+"""The client keeps the packed rows of a task up to this size until all of them were called, so that
+it can divide them again.
+"""
 
 
 class Pack(Protocol):
@@ -37,8 +39,9 @@ class Pack(Protocol):
 
 
 class SlotCount:
-    """The number of slots of the cluster. The client queries the master once, and then at most
-    every few seconds.
+    """The number of slots of the cluster.
+
+    The client queries the master once, and then at most every few seconds.
     """
 
     def __init__(self, ask: Callable[[], int]) -> None:
@@ -74,8 +77,9 @@ class Maps:
     ) -> Iterable[PendingCall]:
         """Return the tasks of a map, `chunksize` rows each.
 
-        If `chunksize` is None, the time that a call takes determines it. A task that takes longer
-        than expected stops, and `further_parts` creates tasks for its remaining rows.
+        If `chunksize` is None, the measured time of a call determines the number of rows. A task
+        that takes longer than expected stops, and `further_parts` creates tasks for its remaining
+        rows.
         """
         if chunksize is not None:
             chunks = [rows[at : at + chunksize] for at in range(0, len(rows), chunksize)]
@@ -103,6 +107,7 @@ class Maps:
         row_s: float | None,
     ) -> list[PendingCall]:
         """Pack rows so that they can be divided again, unless their calls are known to be quick.
+
         Divisible parts are small, since the client keeps their rows until all were called.
         """
         whole = self._part(function, rows, options)
@@ -139,8 +144,10 @@ class Maps:
     def further_parts(
         self, call: PendingCall, start: int
     ) -> tuple[list[ClientFuture[Mapped]], list[PendingCall]]:
-        """Create tasks for the rows of a task from `start` on. The time of a call determines how
-        many rows each gets. Return the futures of the tasks, and the calls to send.
+        """Create tasks for the rows of a task from `start` on.
+
+        The measured time of a call determines how many rows each task gets. Return the futures of
+        the tasks, and the calls to send.
         """
         futures: list[ClientFuture[Mapped]] = []
         parts: list[PendingCall] = []
@@ -165,14 +172,17 @@ class Maps:
                 part.futures = [weakref.ref(futures[-1])]
                 parts.append(part)
         except Exception as error:  # a user's __reduce__ or __setstate__ may raise anything
-            text = UnpackedError(f"they cannot be packed again: {type(error).__name__}: {error}")
+            text = UnpackedError(
+                f"they cannot be packed again for smaller tasks: {type(error).__name__}: {error}"
+            )
             futures = [ClientFuture(self._owner, name)]
             futures[0].fail(packing_error(f"the arguments of {name}", text))
             return futures, []
         return futures, parts
 
     def divide_slow(self, pending: list[PendingCall]) -> list[PendingCall]:
-        """Divide the maps that would run too long according to the current average time of a call.
+        """Divide the maps that would run too long, by the current average time of a call.
+
         Return the calls to send.
         """
         found: list[PendingCall] = []

@@ -1,4 +1,4 @@
-"""Calls that the client has packed, but not sent yet."""
+"""Holds calls that the client has packed, but not sent yet."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class PendingCall:
     """A call that waits to be sent.
 
     `taken`: the futures in its arguments. `futures`: weak references to the futures of its results;
-    a call is not sent if the program holds none of them. `is_sent`: it was sent, or will never be.
-    `is_divisible`: a map whose rows may be sent in several tasks. `rows`: how many calls it
-    represents; `rows_of_map`: the number of rows of its whole map. `local`: the pending calls
-    whose results it takes; `outside`: other objects that it needs and that do not exist yet.
+    a call is not sent if the program holds none of them. `is_sent`: it was sent, or will never be
+    sent. `is_held`: the client holds it back. `is_divisible`: a map whose rows may be sent in
+    several tasks. `rows`: how many calls it represents; `rows_of_map`: the number of rows of its
+    whole map. `local`: the pending calls whose results it takes; `outside`: the ids of other
+    objects that it needs and that do not exist yet.
     """
 
     __slots__ = (
@@ -50,8 +51,9 @@ class PendingCall:
 
     @property
     def streams(self) -> bool:
-        """Whether each item that the function yields is sent at once. The items of a call in a map
-        are one result.
+        """Whether each item that the function yields is sent at once.
+
+        A call in a map does not stream: its items are one result.
         """
         return self.function.streams and not self.is_map
 
@@ -64,15 +66,16 @@ class PendingCall:
         return True
 
 
-def still_needed(line: list[PendingCall]) -> list[PendingCall]:
-    """Return the calls whose results the program or another call of the list needs. Mark all other
-    calls as never sent.
+def still_needed(calls: list[PendingCall]) -> list[PendingCall]:
+    """Return the calls whose results the program or another call of the list needs.
+
+    Mark all other calls as never sent.
     """
-    if not any(call.is_dropped() for call in line):
-        return line
+    if not any(call.is_dropped() for call in calls):
+        return calls
     found: list[PendingCall] = []
     needed: set[PendingCall | None] = set()
-    for call in reversed(line):  # a call follows the calls whose results it takes
+    for call in reversed(calls):  # a call follows the calls whose results it takes
         is_dropped = call.is_dropped()
         if is_dropped and call not in needed:
             call.is_sent = True
@@ -101,8 +104,9 @@ def fail_unsent(calls: Iterable[PendingCall], error: BaseException) -> None:
 
 
 def find_dependencies(call: PendingCall) -> bool:
-    """Note which of the results that a call takes do not exist yet. If one of them will never
-    exist, fail the call and return False.
+    """Note which of the results that a call takes do not exist yet.
+
+    If one of them will never exist, fail the call and return False.
     """
     call.call_s = call.function.took_s
     if not call.taken:

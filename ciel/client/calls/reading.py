@@ -36,9 +36,7 @@ class ResultReader:
         self._owner = owner
 
     def value_of(self, outcome: Outcome, name: str) -> Any:
-        """Return the value of an outcome, in which references have become futures; raises
-        UnpackedError.
-        """
+        """Return the value of an outcome, with futures for its references; raises UnpackedError."""
         given = []
         for array, place, raw in outcome.refs:
             future: ClientFuture[Any] = ClientFuture(self._owner, name)
@@ -54,8 +52,9 @@ class ResultReader:
             raise UnpackedError(text) from error
 
     def outcomes(self, lot: Lot) -> list[Outcome]:
-        """Return the content of a lot; the first call reads it. Raises UnpackedError, and the
-        errors of `Job.read`.
+        """Return the content of a lot; the first call reads it.
+
+        Raises UnpackedError, and the errors of `Job.read`.
         """
         with lot.lock:
             if lot.content is None:
@@ -63,8 +62,9 @@ class ResultReader:
             return lot.content
 
     def growing_items(self, lot: Lot, future: ClientFuture[Any]) -> Iterator[Any]:
-        """Yield the items of a generator task as they arrive. If the task is lost and runs again,
-        skip the items that were yielded before. Raises the exception of the task.
+        """Yield the items of a generator task as they arrive; raises the exception of the task.
+
+        If the task is lost and runs again, skip the items that were yielded before.
         """
         count = 0
         while (ref := lot.await_growth(future.done)) is not None:
@@ -101,8 +101,9 @@ class ResultReader:
         return self._session.read(ref) if job is None else job.read(ref)
 
     def read(self, ref: Reference) -> Any:
-        """Return the content of an object in writable memory that is not shared; raises the errors
-        of `Job.read`.
+        """Return the content of an object in private, writable memory.
+
+        Raises the errors of `Job.read`.
         """
         job = self._job.opened
         size_bytes = getattr(ref, "size_bytes", None)

@@ -1,8 +1,8 @@
 """Settles futures when the objects with their results arrive.
 
-Results arrive on the connection's thread. A message contains the outcome of a short result. A
-longer result is read when the program requests its value; if only its content shows whether the
-call has failed, one of a few threads reads it at once.
+Results arrive on the connection's thread. The message itself contains a short result. A longer
+result is read when the program requests its value. If only the content shows whether the call has
+failed, one of a few reader threads reads it at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ciel.wire.references import from_array
 _READERS = 2
 
 Divide = Callable[[PendingCall, int, ClientFuture[Any], Outcome], None]
-"""Creates further tasks for the rows of a map from a number on, and then settles a future with the
-outcome of the earlier rows."""
+"""Creates further tasks for the rows of a map from a given row on, and then settles a future with
+the outcome of the earlier rows."""
 NoteTimes = Callable[[str, list[str], Times], None]
 """Takes an output's id, the names of its functions, and the times of its calls."""
 
@@ -47,7 +47,7 @@ class Results:
         note_times: NoteTimes,
     ) -> None:
         self.awaited: weakref.WeakValueDictionary[ObjectId, Lot] = weakref.WeakValueDictionary()
-        """Lots that have not arrived, while the program holds one of their futures."""
+        """Lots that have not arrived, as long as the program holds one of their futures."""
         self._owner = owner
         self._job = job
         self._lots = lots
@@ -70,8 +70,9 @@ class Results:
         return future
 
     def await_calls(self, lot: Lot, calls: Sequence[PendingCall]) -> bool:
-        """Await the results of calls that were just sent; return False if all were cancelled
-        meanwhile.
+        """Await the results of calls that were just sent.
+
+        Return False if all of them were cancelled meanwhile.
         """
         with self._lock:  # a call is cancelled either before or after this
             for call in calls:
@@ -114,13 +115,14 @@ class Results:
         return lot.ref
 
     def request(self, future: ClientFuture[Any]) -> None:
-        """Settle a future when its object exists. The future arrived inside a value, or another
-        task produces its result.
+        """Settle a future when its object exists.
+
+        The future has arrived inside a value, or a task has delegated its result to another task.
         """
         lot = future.lot
         assert lot is not None
         ref = lot.ref
-        # The master does not know objects that no task produces; the reference says where it is.
+        # The master does not know an object that no task produces; its reference has its location.
         is_known = isinstance(ref, Value | Failure) or not (
             isinstance(ref, Future) or is_output(lot.id)
         )
@@ -144,8 +146,9 @@ class Results:
             self._settle_wanted(lot)
 
     def _settle_wanted(self, lot: Lot) -> None:
-        """Settle a lot if the job knows its object already: the master sends only one message about
-        each object.
+        """Settle a lot if the job knows its object already.
+
+        The master sends only one message about each object, so no other message would follow.
         """
         job = self._job.opened
         settled = None if job is None else job.settled(lot.ref)
@@ -274,6 +277,6 @@ class Results:
 
 
 def _is_read_later(lot: Lot) -> bool:
-    """Whether a lot is so large that it is read when the program asks for its value."""
+    """Whether a lot is so large that it is read only when the program requests its value."""
     size_bytes = getattr(lot.ref, "size_bytes", 0) or 0
     return len(lot.functions) == 1 and size_bytes > EAGER_MAX_BYTES

@@ -1,5 +1,6 @@
-"""Protocols of the parts of a client and a job that calls use. `Client` and `Job` satisfy them, and
-tests replace them by fakes.
+"""Protocols for the parts of a client and a job that calls use.
+
+`Client` and `Job` satisfy them, and tests replace them by fakes.
 """
 
 from __future__ import annotations

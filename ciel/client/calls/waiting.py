@@ -1,6 +1,7 @@
-"""Waits for several futures as `concurrent.futures` does, but signal-safe: in `concurrent.futures`,
-Ctrl-C may leave the locks of the futures acquired, so that the thread that delivers results waits
-for ever.
+"""Waits for several futures as `concurrent.futures` does, but signal-safe.
+
+In `concurrent.futures`, Ctrl-C may leave the locks of futures acquired. Then the thread that
+delivers results would wait for ever.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Waiter:
                     future._waiters.remove(self)
 
     def start(self) -> None:
-        """Note the futures that are done, and register with the other ones."""
+        """Note the futures that are done, and register with the other futures."""
         for future in list(self.pending):
             with future._condition:
                 if future._state in _DONE:

@@ -1,8 +1,8 @@
 """Starts one daemon of a local cluster, and waits until it is ready.
 
-The daemon gets the key, and other values, in one line on its standard input. The pipe stays open:
-when it is closed, the daemon knows that this process has ended. The daemon writes one line on its
-standard output: that it is ready, or why it cannot start.
+The daemon receives the key, and other values, in one line on its standard input. The pipe stays
+open: when it is closed, the daemon knows that this process has ended. The daemon writes one line to
+its standard output: that it is ready, or why it cannot start.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from ciel.client.errors import ClusterError, ClusterOptionError
 from ciel.launch import Descriptor, File, Launcher, LaunchSpec, ProgramExited, ProgramFailed
 
-_USAGE = 2  # the exit status when the command line is at fault
-_LINE_MAX_BYTES = 4096  # a pipe takes so little without blocking
+_USAGE = 2  # the exit status if the command line is wrong
+_LINE_MAX_BYTES = 4096  # a pipe accepts this many bytes without blocking
 # The settings of this process must not lead the daemons to another cluster.
 _ENVIRONMENT = {"CIEL_MASTER": None, "CIEL_ACCESS": None, "CIEL_CONFIG": None}
 
@@ -36,10 +36,10 @@ class Daemon:
         self.pid = 0
         """Its process, while it runs; the owner of the launcher sets it."""
         self.is_launched = False
-        """Whether it was launched, and its end was not reported; the owner sets it to False."""
+        """Whether it was launched, and its end was not reported yet; the owner sets it to False."""
         self.ready: dict[str, Any] | None = None
         self.refusal = ""
-        """Why it cannot start, as it has reported."""
+        """The reason that it has reported for which it cannot start; or empty."""
         self.is_misused = False
         """Whether it cannot start because its options are wrong."""
         self._module = module
@@ -108,7 +108,7 @@ class Daemon:
         return self._stdout_fd >= 0
 
     def close(self) -> None:
-        """Close the pipes, upon which it ends."""
+        """Close the pipes; the daemon then ends."""
         for fd in (self._stdin_fd, self._stdout_fd):
             if fd >= 0:
                 os.close(fd)

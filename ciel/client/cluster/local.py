@@ -1,8 +1,8 @@
-"""A cluster on this host whose master and workers end with this process.
+"""Runs a cluster on this host whose master and workers end with this process.
 
-It ends even if this process is killed: then the launcher kills all daemons and the processes that
-they have started, and a `Sweeper` removes their files. `ciel up` starts a process that only holds
-such a cluster.
+They end even if this process is killed: then the launcher kills all daemons and the processes that
+they have started, and a `Sweeper` removes their files. `ciel up` starts a process whose only
+purpose is such a cluster.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LocalCluster(Shown):
-    """A master and `workers` workers on this host. The constructor returns when they are ready, and
-    `close` when they have ended.
+    """A master and `workers` workers on this host. Thread-safe.
 
-    `slots`: the number for each worker; by default the cores that this process may use, divided by
-    the number of workers. `store`: the specification of a store, of each worker
-    (`shm:capacity=1GiB`) or shared by all (`scc:capacity=1GiB`); by default that in `CIEL_STORE`,
-    or `disk`. Logs, and scratch directories of failed tasks, stay in `directory`; by default a new
-    run directory in the user's state directory, which keeps the last ten. `delegates`: the master
-    sends tasks to workers before their inputs exist, and workers start children locally.
+    The constructor returns when they are ready, and `close` when they have ended. `slots`: the
+    number for each worker; by default the cores that this process may use, divided by the number of
+    workers. `store`: the specification of a store, for each worker (`shm:capacity=1GiB`) or shared
+    by all (`scc:capacity=1GiB`); by default the specification in `CIEL_STORE`, or `disk`. Logs, and
+    scratch directories of failed tasks, stay in `directory`; by default a new run directory in the
+    user's state directory, where the last ten are kept. `delegates`: the master sends tasks to
+    workers before their inputs exist, and workers start children locally.
 
-    The master suspects a worker from which it has received nothing for `suspect_after_s`, and
-    assigns no new tasks to it; after `worker_timeout_s` it declares the worker dead. A program that
-    is stopped has `kill_grace_s` from SIGTERM to SIGKILL. `switches`: further options of all
+    If the master has received nothing from a worker for `suspect_after_s`, it suspects the worker,
+    and assigns no new tasks to it; after `worker_timeout_s` it declares the worker dead. A program
+    that is stopped has `kill_grace_s` from SIGTERM to SIGKILL. `switches`: further options of all
     daemons. A worker that ends is restarted, up to three times. Raises ClusterError, with the end
-    of the log of the daemon that did not start. Thread-safe. A forked child can neither use the
-    cluster nor disturb it.
+    of the log of the daemon that did not start. A forked child can neither use the cluster nor
+    disturb it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LocalCluster(Shown):
         self.was_shut_down = False
         """Whether it ended because a user has shut down its master."""
         self.ended = Flag()
-        """Set when it has ended or was closed."""
+        """Set when the cluster has ended or was closed."""
         self._cluster_id, self._key = identity or (secrets.token_hex(8), Key.new())
         self._pid = os.getpid()
         self._closed = False
@@ -130,7 +130,7 @@ class LocalCluster(Shown):
     def close(self) -> None:
         """Kill all daemons and the processes that they have started, and remove their files.
 
-        Signals that end this process are blocked meanwhile: an interrupted cleanup would take
+        Signals that would end this process are blocked meanwhile: an interrupted cleanup would take
         longer, and leave files behind.
         """
         if os.getpid() != self._pid:
@@ -144,8 +144,9 @@ class LocalCluster(Shown):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def forked(self) -> None:
-        """Close the descriptors of this copy in a forked child: otherwise the daemons would not
-        notice the end of the parent.
+        """Close the descriptors of this copy in a forked child.
+
+        Otherwise the daemons would not notice the end of the parent.
         """
         self._supervisor.let_go()
         self._launcher.let_go()
@@ -178,10 +179,10 @@ class LocalCluster(Shown):
         return len(self._workers)
 
     def restart(self, number: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Kill worker `number` of `workers` and its programs, start it again, and return when it is
-        ready. Its tasks are executed again, there or elsewhere.
+        """Kill worker `number` of `workers` and its programs, and start it again.
 
-        Raises IndexError, ClusterError, and ForkedError in a forked child.
+        Return when it is ready. Its tasks are executed again, there or on other workers. Raises
+        IndexError, ClusterError, and ForkedError in a forked child.
         """
         self._require_open()
         if not 0 <= number < len(self._workers):
@@ -191,11 +192,11 @@ class LocalCluster(Shown):
     def add_worker(
         self, slots: int | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> LocalDaemon:
-        """Start another worker, by default with `slots` of the cluster, and return it when it is
-        ready.
+        """Start another worker, and return it when it is ready.
 
-        Raises ClusterError, also if the store is `scc`, which all workers share, and all its cores
-        are registered: as many as there were workers at the start, or as its option `cores` says.
+        `slots`: by default those of the other workers. Raises ClusterError, also if the workers
+        share an `scc` store, and all its cores are in use: it has as many as there were workers at
+        the start, or as its option `cores` says.
         """
         self._require_open()
         if slots is not None and not 1 <= slots <= SLOTS_MAX:
@@ -226,7 +227,7 @@ class LocalCluster(Shown):
 
     @property
     def location(self) -> MasterLocation:
-        """The address and the key of its master; an `address` for clients."""
+        """The address and the key of its master; clients accept it as their `address`."""
         ready = self._master.ready or {}
         return MasterLocation(
             ready["url"],
@@ -244,8 +245,9 @@ class LocalCluster(Shown):
         return f"{workers} with {slots}{each}; logs in {self.directory}"
 
     def relocated(self, text: str) -> str:
-        """Replace the paths of kept scratch directories by the paths that they have after the end
-        of the cluster. Links make these paths valid at once.
+        """Replace the paths of retained scratch directories by their paths after the cluster ends.
+
+        Links make these paths valid at once.
         """
         for number, spool in enumerate(self._spools):
             if str(spool / "kept") in text:
@@ -254,7 +256,10 @@ class LocalCluster(Shown):
         return text
 
     def cause_of_death(self) -> ClientError | None:
-        """Return why the cluster has ended, if it has, for a client that lost its connection."""
+        """Return why the cluster has ended; None if it has not.
+
+        A client that has lost its connection calls this method.
+        """
         return self._end() if self.ended.wait(_DEATH_NOTICE_S) else None
 
     # --- start ------------------------------------------------------------------------------------
@@ -316,8 +321,9 @@ class LocalCluster(Shown):
         return self._daemon(f"worker-{number + 1}", "ciel.cli.daemons.worker", arguments)
 
     def _start(self, deadline_s: float) -> None:
-        """Start all daemons together, tell the workers where the master is, and wait until all are
-        ready.
+        """Start all daemons together, and wait until all are ready.
+
+        When the master is ready, send its address to the workers.
         """
         daemons = [self._master, *self._workers]
         for launch_id, daemon in enumerate(daemons):
@@ -352,7 +358,7 @@ class LocalCluster(Shown):
         return goes_on
 
     def _send(self, daemon: Daemon, fields: Mapping[str, str]) -> None:
-        """Send a daemon the key."""
+        """Send a daemon the key, and further `fields`."""
         with contextlib.suppress(BrokenPipeError):  # it has ended, which the launcher reports
             daemon.send({"key": self._key.text(), "cluster_id": self._cluster_id, **fields})
 
@@ -381,9 +387,9 @@ class LocalCluster(Shown):
         return self.directory / "scratch" / f"worker-{number + 1}"
 
     def _link_scratch(self, number: int) -> None:
-        """Link the scratch directories of failed tasks from where they are moved in the end."""
+        """Create links to the scratch directories of failed tasks in their final place."""
         scratch = self._scratch(number)
-        with contextlib.suppress(OSError):  # a full disk; the directories are moved in the end
+        with contextlib.suppress(OSError):  # a full disk; the directories are moved at the end
             scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             for kept in _entries(self._spools[number] / "kept"):
                 with contextlib.suppress(FileExistsError):

@@ -1,8 +1,8 @@
-"""The files of a local cluster: its run directory, and directories that are removed at the end.
+"""Manages the files of a local cluster: its run directory, and directories removed at its end.
 
-A run directory, `$XDG_STATE_HOME/ciel/runs/<time>`, has the logs and the scratch directories of
-failed tasks. The last ten are kept. A `Sweeper` removes all other directories at the end, even if
-this process is killed.
+A run directory, `$XDG_STATE_HOME/ciel/runs/<time>`, contains the logs and the scratch directories
+of failed tasks. The last ten run directories are kept. A `Sweeper` removes all other directories of
+the cluster at its end, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ while rm -rf -- "$@"; [ -d "/proc/$launcher" ] && [ "$tries" -gt 0 ]; do
     tries=$((tries - 1)); sleep 0.1
 done
 rm -rf -- "$@"
-for path; do  # who was killed while it removed one had given it another name
+for path; do  # a process that was killed while it removed a directory had renamed it
     case $path in /dev/shm/*) rm -rf -- "$path".* ;; esac
 done
 printf %s "$leased" | while IFS= read -r path; do
@@ -56,7 +56,7 @@ printf %s "$leased" | while IFS= read -r path; do
     esac
 done
 for left in "/dev/shm/ciel-full.$(id -u)" "/dev/shm/ciel-full.$(id -u)".[0-9]; do take "$left"; done
-for path; do  # an arena goes with the last who has something there; else it is busy
+for path; do  # the last user of an arena unmounts it; while there are others, it is busy
     arena=${path%/*}
     case $arena in */ciel-arena-*) [ -d "$arena" ] && umount "$arena" && rmdir "$arena" ;; esac
 done
@@ -75,7 +75,7 @@ class RunDirectory:
         fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def release(self) -> None:
-        """Allow it to be pruned."""
+        """Release the lock, so that the directory may be pruned."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -105,6 +105,7 @@ def _prune(runs: Path, kept: int) -> None:
 
 class Sweeper:
     """A shell script that removes directories when this process has ended, even if it was killed.
+
     It runs in another session, which a terminal does not interrupt.
     """
 
@@ -132,13 +133,14 @@ class Sweeper:
             os.close(read_fd)
 
     def add(self, paths: Iterable[Path]) -> None:
-        """Remove these at the end, too; they need not exist yet."""
+        """Also remove these directories at the end; they need not exist yet."""
         for path in paths:
             self._pipe.write(os.fsencode(path) + b"\n")
 
     def add_leased(self, paths: Iterable[str]) -> None:
-        """Remove these at the end, too, unless another process holds their leases. A `*` at the end
-        matches the rest of a name.
+        """Also remove these directories at the end, unless another process holds their leases.
+
+        A `*` at the end of a path matches the rest of a name.
         """
         self.add(Path(f"leased:{path}") for path in paths)
 

@@ -1,5 +1,7 @@
-"""Supervises the daemons of a local cluster in a thread: restarts workers that end, and restarts or
-adds workers on request. After the start only this thread uses the launcher.
+"""Supervises the daemons of a local cluster in a thread.
+
+The thread restarts workers that end, and restarts or adds workers on request. After the start of
+the cluster, only this thread uses the launcher.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, Pro
 RESTARTS_MAX: Final = 3
 """How often a worker is restarted; a task may take down as many workers."""
 
-_MARGIN_S = 5.0  # the time in which the thread reports that a start took too long
+_MARGIN_S = 5.0  # how long a caller waits for the thread to report that a start took too long
 
 
 class _Start:
-    """The start of a daemon, for which a caller waits."""
+    """The start of a daemon that a caller waits for."""
 
     def __init__(self, daemon: Daemon, timeout_s: float) -> None:
         self.daemon = daemon
@@ -49,10 +51,11 @@ class _Start:
 
 
 class Supervisor:
-    """Supervises a master and its workers. `workers` is the list of the workers that are ready; the
-    supervisor updates it. `introduce` sends a worker that was just started the address of the
-    master. The thread calls `died` once, with the reason for the end of the cluster, and whether a
-    user has shut it down.
+    """Supervises a master and its workers.
+
+    `workers` is the list of the workers that are ready; the supervisor updates it. `introduce`
+    sends the address of the master to a worker that was just started. The thread calls `died` once,
+    with the reason for the end of the cluster, and whether a user has shut it down.
     """
 
     def __init__(
@@ -88,15 +91,16 @@ class Supervisor:
         self.let_go()
 
     def let_go(self) -> None:
-        """Close the descriptor that wakes the thread; a forked child needs nothing else."""
+        """Close the descriptor that wakes the thread; a forked child calls only this method."""
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
     def start(self, daemon: Daemon, timeout_s: float) -> None:
-        """Start a worker, after ending its process if it runs, and wait until it is ready. Raises
-        ClusterError. A worker that was ready before and does not start is restarted as if it had
-        ended by itself.
+        """Start a worker, and wait until it is ready; raises ClusterError.
+
+        If its process is running, end it first. If a worker that was ready before does not start,
+        it is restarted as if it had ended by itself.
         """
         start = _Start(daemon, timeout_s)
         self._requested.append(start)
@@ -232,7 +236,7 @@ class Supervisor:
 
     def _restart(self, daemon: Daemon, end: str) -> None:
         if daemon not in self._restarts_left:
-            return  # it was never ready, or has been given up
+            return  # it was never ready, or is no longer restarted
         if self._restarts_left[daemon] > 0:
             self._restarts_left[daemon] -= 1
             self._launch(daemon)

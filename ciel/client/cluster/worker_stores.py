@@ -1,5 +1,7 @@
-"""Chooses the stores of a local cluster's workers. A store under /dev/shm gets a known name, so
-that its files can be removed after all processes were killed.
+"""Chooses the stores of a local cluster's workers.
+
+A store under /dev/shm gets a known name, so that its files can be removed after all processes were
+killed.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the worker refuses any other n
 
 
 class WorkerStores:
-    """The stores of `workers` workers, and of workers that are added, by a specification; None: the
-    default store. Raises ClusterOptionError for a specification that these workers cannot have.
+    """The stores of `workers` workers, and of workers that are added later.
+
+    `spec`: the specification of the store; None: the default store. Raises ClusterOptionError if
+    these workers cannot have such stores.
     """
 
     def __init__(self, spec: str | None, workers: int) -> None:
@@ -38,20 +42,22 @@ class WorkerStores:
         core, cores = self._given.get("core"), self._given.get("cores", str(workers))
         if core is not None and workers > 1:
             raise ClusterOptionError(
-                f"'core={core}': that is one worker's, and there are {workers}; leave it out, and "
-                "each has its own"
+                f"'core={core}' is for one worker, but there are {workers}; leave it out, so that "
+                "each worker has its own core"
             )
         count = int(cores) if cores.isdecimal() else workers  # the worker reports a wrong number
         if 0 < count < workers:
             raise ClusterOptionError(
-                f"'cores={count}': {workers} workers need as many; use cores={workers} or more, or "
-                "leave it out"
+                f"'cores={count}' is too few: {workers} workers need a core each; use "
+                f"cores={workers} or more, or leave it out"
             )
         return 1 if core is not None else count
 
     def spec_of(self, number: int, own: str, shared: str) -> str | None:
-        """Return the specification for worker `number`. If it has no name, the store is named
-        `own`, or `shared` if all workers share it.
+        """Return the specification for worker `number`.
+
+        If the given specification has no name, the store is named `own`, or `shared` if all workers
+        share it.
         """
         if self._name == "shm":
             options = {"instance": own, "capacity": str(self._share_bytes)} | self._given
@@ -67,8 +73,9 @@ class WorkerStores:
         return f"{self._name}:{','.join(f'{name}={value}' for name, value in options.items())}"
 
     def left_by(self, number: int) -> Iterator[str]:
-        """Yield where worker `number` leaves files under names that other clusters may use as well:
-        paths, or prefixes of paths followed by `*`.
+        """Yield the paths of files of worker `number` whose names other clusters may use as well.
+
+        A path may be a prefix followed by `*`.
         """
         if self._name not in ("shm", "scc"):
             return
@@ -81,8 +88,9 @@ class WorkerStores:
             yield f"{spill}/ciel-spill-*"
 
     def _instance(self, number: int) -> str:
-        """Return the name in the specification, or empty. Unless all workers share the store, the
-        name is different for each.
+        """Return the name in the specification, or an empty text.
+
+        Unless all workers share the store, each worker gets a different name.
         """
         given = self._given.get("instance", "")
         is_own = given and self._name != "scc" and number > 0
@@ -90,17 +98,17 @@ class WorkerStores:
 
 
 def shm_directory(instance: str) -> Path:
-    """Return the directory of a store in memory of that name."""
+    """Return the directory of the store in memory with this name."""
     return Path("/dev/shm", f"ciel-{instance}")
 
 
 def in_arena(instance: str) -> Path:
-    """Return the directory of a store of that name with huge pages."""
+    """Return the directory of the store with huge pages that has this name."""
     return shm_directory(f"arena-{os.geteuid()}") / f"ciel-{instance}"
 
 
 def _memory_share_bytes(workers: int) -> int:
-    """Return the capacity of each of so many stores under /dev/shm, of which they get half."""
+    """Return the capacity of the store of each worker; together they use half of /dev/shm."""
     try:
         device = os.statvfs("/dev/shm")
     except OSError:

@@ -2,12 +2,13 @@
 
 Only that thread reads. It reads even while it cannot write, so that two full buffers never wait for
 each other. It sends queued messages, many in a frame, and heartbeats. A caller that queues many
-messages also sends them, as far as that does not block: for the thread to send them, the
-interpreter's lock would have to change hands, and a busy caller gives it up only every 5 ms.
+messages also sends them itself, as far as that does not block: the thread would need the
+interpreter's lock to send them, and a busy caller releases this lock only every 5 ms.
 
 If the connection is lost, the thread connects again, and the session continues. Both sides keep
-messages until the other side has confirmed them, and send unconfirmed ones again. So each message
-arrives exactly once. The same repairs a connection that Ctrl-C has interrupted (see `_torn`).
+messages until the other side has confirmed them, and send unconfirmed messages again. So each
+message arrives exactly once. The client repairs a connection in the same way if Ctrl-C has
+interrupted a thread while it was sending (see `_sending`).
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ from ciel.wire.messages import TO_CLIENT, decode_all, encode, encode_all
 from ciel.wire.session_counter import SessionCounter
 
 SILENT_MAX_S: Final = 15.0
-"""After this time without a message the connection counts as lost. It is five times the limit of
-other peers, since the job itself may keep this host busy."""
+"""After this time without a message the client considers the connection lost. It is five times the
+limit of other peers, since the job itself may keep this host busy."""
 
 RECONNECT_S = CLIENT_GRACE_S
 """How long the client tries to reconnect; after that the master cancels its jobs."""
 OUTAGE_MAX_S = 60.0
-"""How long the client tries to reconnect if nothing answers, not even with a refusal. In this case
-the master receives nothing either, and keeps the jobs for as long."""
+"""How long the client tries to reconnect if nothing answers, not even with a refusal. Then the
+master receives nothing either, and keeps the jobs for the same time."""
 
 _QUEUED_MAX_BYTES = 1 << 20  # thousands of tasks: the garbage collector visits all of them
-_FRAME_BYTES = 256 << 10  # about, in a frame: the master serves no other peer while it reads one
+_FRAME_BYTES = 256 << 10  # the approximate limit: while the master reads a frame, other peers wait
 _FRAME_RECORDS = 1024
-_SEND_RECORDS = 128  # with so many queued records the caller sends them
+_SEND_RECORDS = 128  # if this many records are queued, the caller sends them
 _TRIAL_BYTES = 1 << 20  # a larger message is encoded before it is queued: it may be too large
 _FAREWELL_S = 2.0
 _CONFIRM_EVERY = 256  # received messages; fewer are confirmed by the next heartbeat
@@ -74,18 +75,18 @@ Queued = tuple[Record, int]
 
 
 class Connection:
-    """An open session. Its thread calls `deliver` with received messages, and `on_lost` at most
-    once. For a heartbeat, which arrives each second if nothing else does, the list is empty.
+    """An open session. Thread-safe, in the process that opened it.
 
-    Thread-safe, in the process that opened it. `is_hopeless` returns, after the connection was
-    lost, whether the master has ended for good.
+    Its thread calls `deliver` with received messages, and `on_lost` at most once. For a heartbeat,
+    which arrives each second if nothing else does, the list is empty. `is_hopeless` returns, after
+    the connection was lost, whether the master has ended for good.
     """
 
     def __init__(self, dialer: Dialer, line: Line, is_hopeless: Callable[[], bool]) -> None:
         """Serve an open session; use `open_connection`."""
         self.address = dialer.address
         self.read_interval_s = 0.0
-        """How long the thread may leave messages unread; to wake for each one costs 0.1 ms."""
+        """How long the thread may leave messages unread; waking for each message takes 0.1 ms."""
         self._dialer = dialer
         self._channel, self._session, self._early = line
         self._is_hopeless = is_hopeless
@@ -94,10 +95,10 @@ class Connection:
         self._queue: deque[Queued] = deque()  # with the estimated size on the wire
         self._queued_bytes = 0
         self._kept: deque[Queued] = deque()  # sent and not confirmed
-        self._torn: list[Queued] | None = None
-        """Records that a thread moves from `_queue` to `_kept` and sends. If it is not None while
-        the lock is free, nothing can be sent: the connection is lost, or the thread was interrupted
-        and it is not known how much it has sent."""
+        self._sending: list[Queued] | None = None
+        """The records that a thread is moving from `_queue` to `_kept` and sending. If it is not
+        None while the lock is free, nothing can be sent: either the connection is lost, or the
+        thread was interrupted, and it is unknown how much it has sent."""
         self._unsent = memoryview(b"")  # the rest of a frame that the socket did not accept
         self._moved_s = time.monotonic()  # the time of the last send
         self._counter = SessionCounter()
@@ -128,11 +129,11 @@ class Connection:
             with self._changed:
                 self._require_open()
                 if self._queued_bytes < _QUEUED_MAX_BYTES:
-                    if not self._queue or self._torn is not None:
+                    if not self._queue or self._sending is not None:
                         self._wake()
                     self._queue.extend(zip(records, sizes, strict=True))
                     self._queued_bytes += size_bytes
-                    if len(self._queue) >= _SEND_RECORDS and self._torn is None:
+                    if len(self._queue) >= _SEND_RECORDS and self._sending is None:
                         self._push()
                     return
                 room = self._changed.change_lock()
@@ -150,8 +151,9 @@ class Connection:
             self._thread.join()
 
     def forked(self) -> None:
-        """Close the socket of this copy in a forked child: otherwise the master would not notice
-        the end of the parent.
+        """Close the socket of this copy in a forked child.
+
+        Otherwise the master would not notice the end of the parent.
         """
         self._ended = ForkedError(self._pid, os.getpid())
         self._channel.close()
@@ -184,7 +186,7 @@ class Connection:
             end = error
         except (OSError, WireError) as error:
             end = ConnectionLostError(self.address, str(error))
-        except BaseException as error:  # after a bug callers must not wait for ever
+        except BaseException as error:  # a bug; callers must not wait for ever
             end = ConnectionLostError(self.address, f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -207,7 +209,7 @@ class Connection:
         except ConnectionLostError as error:
             loss = error
         with self._changed:
-            self._torn = self._torn or []
+            self._sending = self._sending or []
             self._channel.close()
         if not self._dialer.can_resume:
             raise loss
@@ -215,7 +217,7 @@ class Connection:
         return False
 
     def _serve(self) -> None:
-        """Send and receive until `close` and all is sent, or until the connection is lost."""
+        """Send and receive until `close` was called and all is sent, or the connection is lost."""
         early, self._early = self._early, []
         self._hand_over(early)
         poll = select.poll()
@@ -224,10 +226,10 @@ class Connection:
         read_bytes = 0
         while True:
             with self._changed:
-                if self._torn is not None:
+                if self._sending is not None:
                     reason = "a thread of this program was interrupted while it sent"
                     raise ConnectionLostError(self.address, reason)
-                self._push(*self._signs())
+                self._push(*self._due_control())
                 unsent = bool(self._unsent)
                 if self._closing and not unsent and not self._queue:
                     return
@@ -257,9 +259,10 @@ class Connection:
             return 0.0
         return max(0.0, self._moved_s + HEARTBEAT_INTERVAL_S - time.monotonic())
 
-    def _signs(self) -> list[Record]:
-        """Return a confirmation of received messages, or a heartbeat, if one is due. Neither counts
-        as a message.
+    def _due_control(self) -> list[Record]:
+        """Return a confirmation of received messages, or a heartbeat, if one of them is due.
+
+        Neither counts as a message.
         """
         if self._unsent:
             return []
@@ -269,14 +272,14 @@ class Connection:
             return [encode(Received(self._counter.report()))]
         return [encode(Heartbeat())] if is_idle else []
 
-    def _push(self, *signs: Record) -> None:
-        """Send a frame of queued records, as far as the socket accepts it; the caller holds the
-        lock.
+    def _push(self, *control: Record) -> None:
+        """Send a frame of queued records, as far as the socket accepts it; requires the lock.
 
-        `signs` are sent first, if no frame is unfinished. Raises OSError only in the thread; other
-        threads leave the error to it.
+        `control` records are sent first, if no frame is unfinished. Raises OSError only in the
+        connection's thread; if another thread calls this method, that thread ignores the error, and
+        the connection's thread will meet it, too.
         """
-        self._torn = []
+        self._sending = []
         if not self._unsent:
             batch: list[Queued] = []
             size_bytes = 0
@@ -285,17 +288,17 @@ class Connection:
                     break
                 batch.append(item)
                 size_bytes += item[1]
-            if not batch and not signs:
-                self._torn = None
+            if not batch and not control:
+                self._sending = None
                 return
-            self._torn = batch
+            self._sending = batch
             if self._dialer.can_resume:
                 self._kept.extend(batch)
             for _ in batch:
                 self._queue.popleft()
             self._queued_bytes = self._queued_bytes - size_bytes if self._queue else 0
             self._changed.notify_all()
-            self._unsent = memoryview(self._session.send([*signs, *[item[0] for item in batch]]))
+            self._unsent = memoryview(self._session.send([*control, *[item[0] for item in batch]]))
         try:
             sent_bytes = self._channel.send(self._unsent, socket.MSG_NOSIGNAL)
             self._unsent = self._unsent[sent_bytes:]
@@ -305,7 +308,7 @@ class Connection:
         except OSError:
             if threading.current_thread() is self._thread:
                 raise
-        self._torn = None
+        self._sending = None
 
     def _read(self) -> int:
         """Read and deliver messages; return the number of bytes."""
@@ -330,14 +333,15 @@ class Connection:
 
     def _take_confirmation(self, count: int) -> None:
         with self._changed:
-            if self._torn is not None:
-                return  # the next connection begins with a confirmation
+            if self._sending is not None:
+                return  # the next connection starts with a confirmation
             if not self._counter.take_confirmation(count, self._kept):
                 raise WireError(f"it confirms {count} messages, which is impossible")
 
     def _say_farewell(self) -> None:
-        """Shut down the sending side, and read until the master closes: closing a socket with
-        unread data would discard data that the master has not read.
+        """Shut down the sending side, and read until the master closes the connection.
+
+        Closing a socket with unread data would discard data that the master has not read.
         """
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_WR)
@@ -351,8 +355,9 @@ class Connection:
     # --- reconnecting -----------------------------------------------------------------------------
 
     def _reconnect(self, loss: ConnectionLostError) -> None:
-        """Continue the session over another connection. Raises `loss` with the reason if that fails
-        in time, and ClientClosedError.
+        """Continue the session over another connection.
+
+        Raises `loss`, with the reason, if that does not succeed in time, and ClientClosedError.
         """
         started_s, patience_s = time.monotonic(), RECONNECT_S
         pause_s, reason = _PAUSE_MIN_S, ""
@@ -399,16 +404,16 @@ class Connection:
             self._require_use()
 
     def _resume(self, line: Line) -> None:
-        """Send all messages again that the master does not confirm, over another connection."""
+        """Continue over another connection: send all messages that the master does not confirm."""
         with self._changed:
-            torn, self._torn = self._torn, None
-            ids = {id(item) for item in torn or ()}
+            interrupted, self._sending = self._sending, None
+            ids = {id(item) for item in interrupted or ()}
             while self._kept and id(self._kept[-1]) in ids:
                 self._kept.pop()
             while self._queue and id(self._queue[0]) in ids:
                 self._queue.popleft()
-            self._kept.extend(torn or ())  # now each is in exactly one of the lists
-            self._hand_over([line.early.pop(0)])  # how many of ours the master has
+            self._kept.extend(interrupted or ())  # now each is in exactly one of the lists
+            self._hand_over([line.early.pop(0)])  # how many of our messages the master has received
             self._queue.extendleft(reversed(self._kept))
             self._queued_bytes = sum(size_bytes for _, size_bytes in self._queue)
             self._kept.clear()
@@ -430,9 +435,9 @@ def open_connection(
     timeout_s: float = HELLO_TIMEOUT_S,
     is_hopeless: Callable[[], bool] = lambda: False,
 ) -> Connection:
-    """Connect to `HOST:PORT`, `unix:@NAME` or `unix:PATH`, and prove our key.
+    """Connect to `HOST:PORT`, `unix:@NAME` or `unix:PATH`, and prove the key.
 
-    Raises NoMasterError, NotAMasterError, AccessRefusedError; within about `timeout_s`.
+    Returns or raises within about `timeout_s`: NoMasterError, NotAMasterError, AccessRefusedError.
     """
     dialer = Dialer(address, key, role, cluster_id, about)
     connection = Connection(dialer, dialer.dial(timeout_s), is_hopeless)

@@ -1,5 +1,6 @@
-"""Connects to a master: opens a socket, exchanges hellos, proves the key, and resumes the session
-of a lost connection (see `net.sessions`).
+"""Connects to a master, and resumes the session of a lost connection (see `net.sessions`).
+
+It opens a socket, exchanges hellos, and proves the key.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ READ_BYTES: Final = 64 << 10
 
 
 class Line(NamedTuple):
-    """An open session on a non-blocking socket. `early`: records that arrived with the last bytes
-    of the handshake.
+    """An open session on a non-blocking socket.
+
+    `early`: records that arrived with the last bytes of the handshake.
     """
 
     channel: socket.socket
@@ -50,10 +52,11 @@ class Dialer:
             self._about["session"] = secrets.token_hex(16)
 
     def dial(self, timeout_s: float, received: int | None = None) -> Line:
-        """Connect and prove the key. `received`: resume the session, of which this side has
-        received so many messages; then the first of `early` says how many the master has received.
+        """Connect and prove the key.
 
-        Raises NoMasterError, NotAMasterError, AccessRefusedError; within about `timeout_s`.
+        `received`: resume the session, in which this side has received this many messages; then the
+        first of `early` says how many messages the master has received. Returns or raises within
+        about `timeout_s`: NoMasterError, NotAMasterError, AccessRefusedError.
         """
         deadline_s = time.monotonic() + timeout_s
         channel = _dial(self.address, timeout_s)
@@ -75,7 +78,8 @@ def _dial(address: str, timeout_s: float) -> socket.socket:
         if address.startswith("unix:"):
             name = address.removeprefix("unix:")
             channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            # Not `settimeout`: on a non-blocking socket a full backlog is an error at once.
+            # Not `settimeout`: it makes the socket non-blocking, and then `connect` fails at once
+            # while the backlog is full.
             seconds, rest = divmod(timeout_s, 1)
             limit = struct.pack("ll", int(seconds), int(rest * 1e6))
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -104,8 +108,9 @@ def _dial(address: str, timeout_s: float) -> socket.socket:
 def _greet(
     address: str, channel: socket.socket, session: Session, deadline_s: float, resumes: bool
 ) -> list[Record]:
-    """Perform the handshake; return the records that arrived with its end, at least one if the
-    session `resumes`.
+    """Perform the handshake; return the records that arrived with its end.
+
+    If the session `resumes`, there is at least one.
     """
     early: list[Record] = []
     seen = b""

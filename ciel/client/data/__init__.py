@@ -1,1 +1,1 @@
-"""Bytes to and from workers, over HTTP."""
+"""Moves bytes to and from workers, over HTTP."""

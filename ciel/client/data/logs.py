@@ -1,6 +1,4 @@
-"""Reads the output of programs that workers keep: the log of a job, and the output of a failed
-program.
-"""
+"""Reads the output of programs from workers: logs of jobs, and the output of failed programs."""
 
 from __future__ import annotations
 
@@ -26,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class LogReader:
-    """Reads the standard error of a job's programs on one worker; each call continues where the
-    last one stopped.
+    """Reads the standard error of a job's programs on one worker.
+
+    Each `read` continues where the last one stopped.
     """
 
     def __init__(
@@ -51,8 +50,9 @@ class LogReader:
         self.interrupted = False
 
     def read(self, *, wait: bool = False) -> bytes:
-        """Return new bytes; none at the end of the log. With `wait`, wait for new bytes, and return
-        none only after some 20 s or upon `interrupt`. Raises LogUnreadableError.
+        """Return new bytes; none at the end of the log. Raises LogUnreadableError.
+
+        With `wait`, wait for new bytes, and return none only after some 20 s or upon `interrupt`.
         """
         target = f"/log/{self._job_id}?offset={self._offset}{'&wait=1' if wait else ''}"
         headers = authorization(self._key, "GET", self.netloc, target)
@@ -81,7 +81,7 @@ class LogReader:
         return content
 
     def interrupt(self) -> None:
-        """End the waiting of a `read` in another thread, and of all later ones."""
+        """Make a `read` that waits in another thread return, and each later one return at once."""
         with self._lock:
             self.interrupted = True
             if self._waiting is not None and self._waiting.sock is not None:
@@ -90,8 +90,9 @@ class LogReader:
 
 
 def read_kept(netloc: str, name: str, key: Key) -> Iterator[bytes]:
-    """Yield the output of a failed program, which a worker keeps under that name. Raises
-    OutputGoneError.
+    """Yield the output of a failed program, which a worker retains under `name`.
+
+    Raises OutputGoneError.
     """
     offset = 0
     while True:

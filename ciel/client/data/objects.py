@@ -29,8 +29,8 @@ _KEEP_ALIVE: Final = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 5, socket.T
 def read_object(ref: Reference, key: Key, connections: Connections) -> Iterator[bytes]:
     """Yield an object's content in chunks of at most 1 MiB.
 
-    If a worker fails, the next one continues behind the last chunk. Raises TaskFailedError for a
-    `Failure`, and ObjectUnreadableError after the last worker.
+    If reading from a worker fails, continue after the last chunk with the next worker. Raises
+    TaskFailedError for a `Failure`, and ObjectUnreadableError if reading fails from all workers.
     """
     if isinstance(ref, Value):
         yield ref.content
@@ -53,8 +53,9 @@ def read_object(ref: Reference, key: Key, connections: Connections) -> Iterator[
 
 
 def map_object(ref: Reference, key: Key, connections: Connections) -> mmap.mmap | None:
-    """Return a private mapping of an object that a worker on this host holds in a file; None if no
-    worker does.
+    """Return a private mapping of an object that a worker on this host holds in a file.
+
+    Return None if no worker does.
     """
     for location in _in_order(ref):
         try:
@@ -98,7 +99,7 @@ class GrowingReader:
             self._fail(error)
 
     def read(self, size_bytes: int) -> bytes:
-        """Return so many bytes; fewer only at the end. Raises ObjectUnreadableError."""
+        """Return `size_bytes` bytes; fewer only at the end. Raises ObjectUnreadableError."""
         while len(self._buffer) < size_bytes and (piece := self.read_some()):
             self._buffer += piece
         found = bytes(self._buffer[:size_bytes])
@@ -176,6 +177,6 @@ def _download(
                 missing_bytes -= len(chunk)
             yield chunk
         if missing_bytes:
-            raise BadAnswerError(f"it broke off, {missing_bytes} bytes before the end")
+            raise BadAnswerError(f"the answer ended {missing_bytes} bytes too early")
     finally:
         connections.release(netloc, connection, answer)

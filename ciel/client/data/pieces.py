@@ -1,4 +1,4 @@
-"""Parts of files, and several buffers, that are read as one file."""
+"""Presents parts of files, and sequences of buffers, as files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final
 
 CHUNK_BYTES: Final = 1 << 20
-_SEARCHED_BYTES: Final = 1 << 20  # at a time, for the end of a block
+_SEARCHED_BYTES: Final = 1 << 20  # how much is searched at a time for the end of a block
 
 
 class ShrunkError(OSError):
@@ -17,8 +17,9 @@ class ShrunkError(OSError):
 
 
 class Limited:
-    """A number of bytes of a file from `origin` on, although another process may change the size of
-    the file meanwhile.
+    """Exactly `size_bytes` bytes of a file, from `origin` on.
+
+    Another process may change the size of the file meanwhile.
     """
 
     def __init__(self, file: IO[bytes], origin: int, size_bytes: int) -> None:
@@ -27,10 +28,10 @@ class Limited:
         self._missing_bytes = size_bytes
 
     def read(self, size_bytes: int = CHUNK_BYTES, /) -> bytes:
-        """Read as a file; raises ShrunkError if the file ends too early."""
+        """Read as from a file; raises ShrunkError if the file ends too early."""
         chunk = self._file.read(min(size_bytes, self._missing_bytes))
         if not chunk and self._missing_bytes:
-            raise ShrunkError("it became shorter while it was sent")
+            raise ShrunkError("the file became shorter while it was sent")
         self._missing_bytes -= len(chunk)
         return chunk
 
@@ -101,14 +102,15 @@ class Section(io.RawIOBase):
 def sections(
     file: IO[bytes], size_bytes: int, block_bytes: int, delimiter: bytes
 ) -> Iterator[IO[bytes]]:
-    """Yield a file in blocks of `block_bytes`. With a delimiter a block ends behind the first
-    delimiter from there on. An empty file has no blocks.
+    """Yield a file in blocks of `block_bytes`; an empty file has no blocks.
+
+    With a delimiter, each block is extended to the end of the next delimiter.
     """
     start = 0
     while start < size_bytes:
         end = min(start + block_bytes, size_bytes)
         if delimiter and end < size_bytes:
-            # A delimiter that ends exactly there ends the block.
+            # A delimiter that ends exactly at the end of the block also counts.
             end = _after(file, max(start, end - len(delimiter)), size_bytes, delimiter)
         yield io.BufferedReader(Section(file, start, end), CHUNK_BYTES)
         start = end

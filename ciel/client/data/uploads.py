@@ -36,7 +36,7 @@ from ciel.wire import codec
 from ciel.wire.references import from_json
 
 REPLICAS: Final = 2
-"""Copies of an upload, which no task can recompute."""
+"""How many copies of an upload are stored, since no task can recompute it."""
 _KNOWN_FOR_S: Final = 5.0  # after this time the list of workers is queried again
 
 
@@ -53,17 +53,19 @@ def upload_file(
     connections: Connections,
     copies: int = REPLICAS,
 ) -> Reference:
-    """Upload the rest of `file` to the first workers that accept it, one for each of the `copies`
-    (or all workers); return its reference.
+    """Upload the rest of `file` to the first workers that accept it; return its reference.
 
-    Content below 1,024 bytes is not uploaded, the reference has it. Raises UploadError.
+    As many workers receive it as there are `copies`, or all workers if there are fewer. Content
+    below 1,024 bytes is not uploaded: the reference contains it. Raises UploadError.
     """
     object_id = upload_id()
     start = file.read(INLINE_MAX_BYTES + 1)
     if len(start) <= INLINE_MAX_BYTES:
         return Value.of(object_id, start)
     if not file.seekable():
-        raise UploadError(name, "it is not a regular file, and larger than 1,023 bytes")
+        raise UploadError(
+            name, "it is larger than 1,023 bytes and not a regular file; copy it to a file first"
+        )
     origin = file.tell() - len(start)
     size_bytes = file.seek(0, os.SEEK_END) - origin
     found: Reference | None = None
@@ -112,7 +114,7 @@ def _upload(
         connections.release(netloc, connection, answer)
     ref = from_json(codec.decode(body))
     if not isinstance(ref, Concrete | Sweetheart | Value) or ref.id != object_id:
-        raise BadAnswerError("it answered with another object")
+        raise BadAnswerError("the worker answered with the reference of another object")
     return ref
 
 

@@ -1,4 +1,4 @@
-"""HTTP requests to workers. Each carries a ticket that proves the key.
+"""Sends HTTP requests to workers. Each contains a ticket that proves the key.
 
 `http.client` is loaded with the first request: most results are small and arrive inside their
 reference.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ANSWER_MAX_BYTES: Final = 64 << 10
 STALLED_S: Final = 30.0
-"""After this time without a byte the client gives up a worker."""
+"""After this time without a byte, the client gives up on a worker."""
 _IDLE_MAX = 4  # connections for each worker
 
 
@@ -33,8 +33,9 @@ class BadAnswerError(Exception):
 
 
 class Connections:
-    """A pool of connections to workers: opening a connection costs more than a small object.
-    Thread-safe.
+    """A pool of connections to workers. Thread-safe.
+
+    Opening a connection takes longer than sending a small object.
     """
 
     def __init__(self) -> None:
@@ -50,8 +51,10 @@ class Connections:
         headers: Callable[[], dict[str, str]],
         body: Callable[[], Limited | None] = lambda: None,
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        """Send a request; return the connection and the unread answer. If the worker has closed an
-        idle connection, try the next one, with new headers and a new body.
+        """Send a request; return the connection and the unread answer.
+
+        If the worker has closed an idle connection, try the next connection, with new headers and a
+        new body.
         """
         from http.client import HTTPException
 
@@ -61,7 +64,8 @@ class Connections:
                 known = idle.pop() if idle else None
             connection = known or connect(netloc)
             try:
-                # A worker that refuses the body answers why, and closes the connection meanwhile.
+                # A worker that refuses the body answers with the reason, and closes the connection
+                # while the body is still being sent.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.request(method, target, body(), headers())
                 return connection, connection.getresponse()
@@ -100,12 +104,12 @@ def connect(netloc: str, timeout_s: float = STALLED_S) -> HTTPConnection:
 def authorization(key: Key, method: str, netloc: str, target: str) -> dict[str, str]:
     """Return the header with the ticket of one request."""
     role_key = key.derive(Role.SUBMIT)
-    assert role_key is not None  # a client has the cluster's key or that for submitting
+    assert role_key is not None  # a client has the cluster's key, or the key of this role
     return {"Authorization": make_ticket(role_key, method, netloc, target, time.time())}
 
 
 def refusal(answer: HTTPResponse) -> BadAnswerError:
-    """Return the error that a worker has answered."""
+    """Return the error for an answer with which a worker refuses a request."""
     text = ""
     with contextlib.suppress(WireError, AttributeError):
         text = codec.decode(answer.read(ANSWER_MAX_BYTES)).get("error", "")
@@ -114,14 +118,14 @@ def refusal(answer: HTTPResponse) -> BadAnswerError:
 
 
 def is_remote(error: Exception) -> bool:
-    """Whether an error is the fault of the worker, so that the caller may try another one."""
+    """Whether an error is the worker's fault, so that the caller may try another worker."""
     from http.client import HTTPException
 
     return isinstance(error, BadAnswerError | OSError | HTTPException | WireError | CielError)
 
 
 def text_of(error: Exception) -> str:
-    """Return the message of an error that is remote."""
+    """Return the message of an error for which `is_remote` is true."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error) or type(error).__name__

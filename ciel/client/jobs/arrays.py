@@ -1,13 +1,14 @@
-"""Runs a program for each element of a stream. Neither the client nor the master holds all
-elements at a time.
+"""Runs a program for each element of a stream.
+
+Neither the client nor the master holds all elements at a time.
 
     array = Array(client, job, source, lambda element: job.run(["wc", element]))
     for batch in array.results():
         for element, ref in batch:
             ...
 
-The cluster retains the results of a job of few elements. If there turn out to be more, the client
-releases a result when the caller asks for the one after it. Failures are retained.
+The cluster retains the results of a job that has few elements. If the job has more, the client
+releases a result when the caller requests the next one. Failures are retained.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 
 UNSETTLED_MAX: Final = 10_000
-"""How many elements may run or wait: a second of work for any cluster that one client can feed."""
+"""How many elements may run or wait: one second of work for the largest cluster that one client can
+keep busy.
+"""
 AHEAD_MAX: Final = 100_000
-"""How many elements may have a result that was not yielded yet, each with up to 1 KiB."""
+"""How many results that were not yielded yet may be stored here, each with up to 1 KiB."""
 KEPT_MAX: Final = 10_000
-"""The cluster retains the results of a job of at most so many elements until it is removed."""
+"""The cluster retains the results of a job with at most this many elements until it is removed."""
 
 _BATCH = 256  # elements that are submitted or released together: one frame of tasks
 _YIELDED_MAX = 1024
@@ -53,13 +56,13 @@ class Source(Protocol[E]):
 
 
 class Array(Generic[E]):
-    """Submits the elements of a source to a job, as fast as the job runs them. `run` adds the task
-    of an element.
+    """Submits the elements of a source to a job, as fast as the job runs them.
 
-    `in_order`: yield results in the order of the elements, otherwise as they arrive. `at_once`: the
-    largest number of elements that are submitted and not settled. `keeps`: if false, results are
-    released however few they are. `beside`: returns another output of an element's task, to be
-    wanted as well. A source calls `Client.wake` when it has become ready.
+    `run` adds the task of an element. `in_order`: yield results in the order of the elements,
+    otherwise as they arrive. `at_once`: how many elements at most are submitted and not settled.
+    `keeps`: if false, results are released however few there are. `beside` returns another output
+    of an element's task, which the job wants as well. A source calls `Client.wake` when it has
+    become ready.
     """
 
     def __init__(
@@ -188,7 +191,7 @@ class Array(Generic[E]):
         self._job.wait_until(is_due, None, "the next result")
 
     def _note_used(self, batch: list[tuple[E, Reference]]) -> None:
-        """Note results that the caller has used; the results of a long job are then released."""
+        """Note results that the caller has used. In a long job, release them in batches."""
         failed = [ref for _, ref in batch if isinstance(ref, Failure)]
         self._job.forget(failed)
         self._used += [ref for _, ref in batch if not isinstance(ref, Failure)]

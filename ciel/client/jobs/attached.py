@@ -1,4 +1,4 @@
-"""A job of another client, whose results this client reads, too.
+"""A job of another client whose results this client reads as well.
 
     job = client.attach(7)                # its number, its id, or "last"
     for name, ref in job.wanted():
@@ -50,13 +50,14 @@ class AttachedJob(Job):
         """Do nothing: the job belongs to another client."""
 
     def take_settled(self, ref: Reference) -> None:
-        """Process a message about an object, also if the job wanted it before we attached."""
+        """Process a message about an object, even if the job wanted it before the attachment."""
         self._wanted.setdefault(ref.id, self._tell)
         super().take_settled(ref)
 
     def wanted(self) -> list[tuple[str, Reference]]:
-        """Return the job's wanted objects in the order of the wants: names of their tasks, and
-        references for `result`, `read` and so on. Raises QueryError.
+        """Return the job's wanted objects in the order of the wants; raises QueryError.
+
+        Each is the name of the object's task, and a reference for `result`, `read` and so on.
         """
         rows: list[tuple[str, Reference]] = []
         first: int | None = 0

@@ -1,5 +1,6 @@
-"""The caller context: programs and Python calls run in the working directory and with the
-environment of their client (docs/where-programs-run.md).
+"""Captures the caller context: the working directory and the environment of a job's client.
+
+The job's programs and Python calls run with them (docs/where-programs-run.md).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from ciel.core.jobs import CallerContext
 from ciel.execution.environment import travelling
 
 ENVIRONMENT_MAX_BYTES: Final = 1 << 20
-"""Each job carries its environment, also in the journal. The kernel allows 2 MiB with arguments."""
+"""Each job contains its environment, also in the journal. The kernel allows 2 MiB, including
+arguments.
+"""
 
 Moved = tuple[str, dict[str, str | None]]
 
@@ -25,27 +28,31 @@ def caller_context(
     scratch: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> CallerContext:
-    """Return the context that a job takes from this process. `cwd`: a directory instead of the
-    current one; `scratch`: a private directory for each program. `env`: variables that are added to
-    the workers' environment; None: this process's environment replaces the workers'. Raises
-    ContextError.
+    """Return the context that a job takes from this process; raises ContextError.
+
+    `cwd`: a directory instead of the current one. `scratch`: a private directory for each program.
+    `env`: variables that are added to the workers' environment; None: this process's environment
+    replaces the workers'.
     """
     if scratch and cwd is not None:
-        raise ContextError("either programs run in a directory, or each in a private one: not both")
+        raise ContextError(
+            "'cwd' and 'scratch' exclude each other: programs run either in one directory, or each "
+            "in a private directory"
+        )
     directory = "" if scratch else os.path.abspath(_current() if cwd is None else cwd)
     try:
         directory.encode()
     except UnicodeEncodeError:
         raise ContextError(
-            f"the working directory {directory!r} has a name that is not UTF-8; go to another one, "
-            "or have programs run in private directories (--scratch, in Python scratch=True)"
+            f"the name of the working directory {directory!r} is not UTF-8; go to another "
+            "directory, or run programs in private directories (--scratch, in Python scratch=True)"
         ) from None
     variables = travelling(os.environ) if env is None else dict(env)
     size_bytes = sum(len(f"{name}={text}".encode()) for name, text in variables.items())
     if size_bytes > ENVIRONMENT_MAX_BYTES:
         raise ContextError(
             f"the environment has {size_bytes} bytes, and a job may have {ENVIRONMENT_MAX_BYTES}; "
-            "--clean-env (in Python env={}) gives programs that of their workers"
+            "with --clean-env (in Python env={}) programs have the environment of their workers"
         )
     return CallerContext(directory, variables, env is None)
 
@@ -55,8 +62,8 @@ def _current() -> str:
         return os.getcwd()
     except FileNotFoundError:
         raise ContextError(
-            "the working directory was removed; go to another one, or name one (--cwd DIR, in "
-            "Python cwd=DIR)"
+            "the working directory was removed; go to another directory, or name one (--cwd DIR, "
+            "in Python cwd=DIR)"
         ) from None
 
 
@@ -77,8 +84,9 @@ class Caller:
         self._changed: dict[str, str | None] = {}
 
     def moved(self) -> Moved | None:
-        """Return the directory ("": unchanged) and the variables that have changed since then; None
-        if nothing has. Raises ContextError.
+        """Return the directory ("": unchanged) and the variables that have changed since then.
+
+        Return None if nothing has changed. Raises ContextError.
         """
         directory = ""
         if self._follows_cwd and (now := _current()) != self.context.cwd:
@@ -94,8 +102,9 @@ class Caller:
 
 
 def _variables() -> dict[bytes, bytes]:
-    """Return the content of `os.environ`. It is compared for each call, and a comparison by the
-    methods of `os.environ` takes 30 us.
+    """Return the content of `os.environ`.
+
+    It is compared for each call, and a comparison by the methods of `os.environ` takes 30 us.
     """
     content: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # of CPython
     return content

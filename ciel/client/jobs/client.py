@@ -1,5 +1,6 @@
-"""The job client: the verbs of jobs, tasks and objects over one connection to a master. `Client`,
-the public one, adds Python calls and futures.
+"""The job client: methods for jobs, tasks and objects over one connection to a master.
+
+`Client`, the public class, adds Python calls and futures.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ class JobClient:
     """A connection to a cluster, and the jobs that were submitted over it.
 
     `address` is `http://HOST:PORT`, a `LocalCluster`, a `MasterLocation`, or None. With None the
-    client looks for a master as every command does (CIEL_MASTER, the configuration file, the access
-    file of `ciel up`). If it finds none, it starts a cluster, which ends with the client;
-    `cluster_options` are those of `LocalCluster`. Raises what `find_master` does, NoMasterError,
-    AccessRefusedError and ClusterError. A forked child cannot use it.
+    client finds a master as every command does (CIEL_MASTER, the configuration file, the access
+    file of `ciel up`). If none of them names a master, the client starts a cluster, which ends with
+    the client; `cluster_options` are the options of `LocalCluster`. Raises the errors of
+    `find_master`, NoMasterError, AccessRefusedError and ClusterError. A forked child cannot use it.
     """
 
     def __init__(
@@ -96,14 +97,14 @@ class JobClient:
         self._prints: OutputForwarder | None = None
         self.name = name
         self.on_delivery: Callable[[], None] | None = None
-        """The connection's thread calls it after each delivery, and at least once a second, without
-        any lock."""
+        """The connection's thread calls it after each delivery, and at least once a second. It
+        holds no lock then."""
         self.on_lost: Callable[[ClientError], None] | None = None
         """The connection's thread calls it when the connection is lost for good."""
         self._listeners: list[Callable[[], None]] = []
         self._delivering: set[int] = set()  # the threads that are in `on_delivery`
         self.cluster: LocalCluster | None = None
-        """The cluster that this client started for itself, or was given."""
+        """The cluster that this client started, or that the caller passed."""
         self._owns_cluster = False
         try:
             self.location = self._locate(address, access, environ, cluster_options or {})
@@ -114,7 +115,7 @@ class JobClient:
         register_fork(self)
 
     def forked(self) -> None:
-        """Refuse all use: this is a copy in a forked child."""
+        """Make every use raise ForkedError; called in a forked child."""
         forbid(self, silent=("close", "__exit__"), kept=("cluster", "location", "name"))
 
     def __enter__(self) -> Self:
@@ -129,8 +130,9 @@ class JobClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, and the cluster if the client has started it. The master cancels
-        the client's jobs that are not detached.
+        """Close the connection, and the cluster if the client has started it.
+
+        The master cancels the client's jobs that are not detached.
         """
         try:
             if self._prints is not None:
@@ -146,9 +148,10 @@ class JobClient:
         self, name: str = "", *, detached: bool = False, keep: bool = False, store: str = "",
         scheduling: Scheduling = DEFAULT_SCHEDULING, context: CallerContext | None = None,
     ) -> Job:  # fmt: skip
-        """Submit an empty job, which takes tasks until it is closed. `store`: see `Job.store`;
-        `scheduling`: see `core.scheduling`; `context`: where its programs run, see
-        `jobs.caller_context`.
+        """Submit an empty job, which accepts tasks until it is closed.
+
+        `store`: see `Job.store`. `scheduling`: see `core.scheduling`. `context`: where its programs
+        run, see `jobs.caller_context`.
         """
         name = name[:JOB_NAME_MAX_LENGTH]
         job_id = JobId(secrets.token_hex(16))
@@ -162,10 +165,12 @@ class JobClient:
         return job
 
     def attach(self, job: str | int, tell: deque[Reference] | None = None) -> AttachedJob:
-        """Return a job of another client, to read its results: by its id, its number, or "last". As
-        `Job.want` does, it appends to `tell` what its wanted objects become, and also a `Stream`
-        for a growing object; the first call for a job sets `tell`. Raises QueryError if there is no
-        such job, or if it is this client's own.
+        """Return a job of another client, to read its results.
+
+        `job` is its id, its number, or "last". As with `Job.want`, the references of its wanted
+        objects are appended to `tell` when the objects are settled; so is a `Stream` while an
+        object grows. The first call for a job sets `tell`. Raises QueryError if there is no such
+        job, or if it is this client's own.
         """
         summary = read_summary(self.ask("jobs", {"job": str(job)})[0])
         with self._changed:
@@ -181,7 +186,7 @@ class JobClient:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs that this client has submitted or attached to, and that the program holds."""
+        """The jobs that this client submitted or attached to, and that the program still holds."""
         with self._changed:
             return list(self._jobs.values())
 
@@ -190,7 +195,7 @@ class JobClient:
     ) -> JobSummary:
         """Wait until a job of any client ends; raises WaitTimeoutError, QueryError.
 
-        `with_results`: wait also until results that were lost since then are recomputed.
+        `with_results`: also wait until results that were lost after the end are recomputed.
         """
 
         def is_over(summary: JobSummary) -> bool:
@@ -199,7 +204,7 @@ class JobClient:
         with self._changed:
             self._watched[job_id] = None
         self.send(WatchJob(JobId(job_id)))
-        # The master does not announce the end of a job again that ended before it was watched.
+        # If the job ended before it was watched, the master does not announce its end again.
         summary = read_summary(self.ask("jobs", {"job": job_id})[0])
         if is_over(summary):
             return summary
@@ -212,7 +217,7 @@ class JobClient:
         return self._watched[job_id] or summary
 
     def last_news(self, job_id: str) -> JobSummary | None:
-        """Return the last summary of a job for which `wait_for_job` waits; None if none came."""
+        """Return the last summary of a job that `wait_for_job` waits for; None before the first."""
         return self._watched.get(job_id)
 
     def cancel_job(self, job_id: str, reason: str = "cancelled by its user") -> None:
@@ -228,15 +233,14 @@ class JobClient:
         return read_summary(self._request(Change, "retry", {"job": job_id})["summary"])
 
     def ask(self, topic: str, argument: Any = None) -> Any:
-        """Query the master, and return its answer; raises QueryError. `master.state` lists the
-        topics.
+        """Query the master, and return its answer; raises QueryError.
+
+        `master.state` lists the topics.
         """
         return self._request(Ask, topic, argument)
 
     def change(self, topic: str, argument: Any) -> Any:
-        """Ask the master to change something that does not belong to this client; raises
-        QueryError.
-        """
+        """Request a change of something that does not belong to this client; raises QueryError."""
         return self._request(Change, topic, argument)
 
     def _request(self, kind: type[Ask | Change], topic: str, argument: Any) -> Any:
@@ -273,7 +277,9 @@ class JobClient:
 
     def map_object(self, ref: Reference) -> mmap.mmap | None:
         """Map an object into memory, without a copy, if a worker on this host holds it in a file.
-        The mapping is private: writes to it change nothing else.
+
+        The mapping is private: writes to it change nothing else. Return None if there is no such
+        file.
         """
         return map_object(ref, self.location.key, self._workers)
 
@@ -283,8 +289,9 @@ class JobClient:
             return self.upload_opened(file, str(path))
 
     def upload_content(self, content: bytes, name: str) -> Reference:
-        """Upload bytes to workers; errors call them by `name`. Fewer than 1,024 bytes are not
-        uploaded: the reference holds them.
+        """Upload bytes to workers; `name` appears in errors.
+
+        Fewer than 1,024 bytes are not uploaded: the reference contains them.
         """
         if len(content) <= INLINE_MAX_BYTES:
             return Value.of(upload_id(), content)
@@ -300,9 +307,7 @@ class JobClient:
 
     @property
     def is_delivering(self) -> bool:
-        """Whether the calling thread is the one that delivers messages. It cannot wait for a
-        message.
-        """
+        """Whether the calling thread delivers messages, so that it cannot wait for a message."""
         return threading.get_ident() in self._delivering
 
     def upload_opened(self, file: IO[bytes], name: str) -> Reference:
@@ -347,14 +352,13 @@ class JobClient:
             raise WaitTimeoutError(what, timeout_s or 0.0)
 
     def take_time(self, interval_s: float) -> None:
-        """Deliver messages at most once in an interval; it is cheaper for a caller that expects
-        many.
-        """
+        """Deliver messages at most once in an interval: cheaper for a caller that expects many."""
         self._connection.read_interval_s = interval_s
 
     def wake(self) -> None:
-        """Have waiting threads check their conditions again, after a change that no message
-        reports.
+        """Wake the waiting threads, so that they check their conditions again.
+
+        A caller uses it after a change that no message reports.
         """
         with self._changed:
             self._changed.notify_all()
@@ -365,8 +369,9 @@ class JobClient:
         sink: Sink | None = None,
         label: Callable[[JobPrinted], str] | None = None,
     ) -> None:
-        """Forward the output of a job's tasks, line by line (see `jobs.output_forwarding`). The
-        first call for a client sets `sink` and `label`.
+        """Forward the output of a job's tasks, line by line (see `jobs.output_forwarding`).
+
+        The first call for a client sets `sink` and `label`.
         """
         if self._prints is None:
             from ciel.client.jobs.output_forwarding import OutputForwarder
@@ -375,8 +380,9 @@ class JobClient:
         self.send(WatchJob(job.id, prints=True))
 
     def listen(self, listener: Callable[[], None], *, listens: bool = True) -> None:
-        """Call a function after each delivery, or (`listens` is false) no longer; it must not
-        wait.
+        """Call a function after each delivery, or with `listens=False` no longer call it.
+
+        The function must not wait.
         """
         if listens:
             self._listeners.append(listener)
@@ -435,9 +441,7 @@ class JobClient:
     def _relocated(
         self, cluster: LocalCluster, message: ObjectSettled, failure: Failure
     ) -> ObjectSettled:
-        """Replace the path of a failed task's scratch directory by its path after the end of the
-        cluster.
-        """
+        """Replace the path of a failed task's scratch directory by its path after the cluster."""
         details = with_text(failure.details, cluster.relocated(failure.text))
         return message._replace(ref=failure._replace(details=details))
 
@@ -483,7 +487,7 @@ class JobClient:
         if not hasattr(address, "cause_of_death"):
             raise TypeError(
                 "a client takes the address of a master ('HOST:PORT'), a LocalCluster, or nothing, "
-                f"not {address!r:.80}; a number of slots is for a cluster: "
+                f"not {address!r:.80}; for a number of slots, start a cluster: "
                 "ciel.LocalCluster(workers=1, slots=4)"
             )
         self.cluster = address
@@ -492,8 +496,9 @@ class JobClient:
         return address.location
 
     def _connect(self, name: str) -> Connection:
-        """Connect to the control address. If nothing listens there, connect to the address in the
-        URL: a Unix socket is not visible in another network namespace.
+        """Connect to the control address, or else to the address in the URL.
+
+        The control address may be a Unix socket, which is not visible in another network namespace.
         """
         netloc = self.location.url.partition("://")[2]
         addresses = list(dict.fromkeys((self.location.control, netloc)))

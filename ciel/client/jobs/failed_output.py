@@ -1,5 +1,6 @@
-"""Reads the standard output of failed programs. A failure contains the first 4 KiB of the output,
-and names the worker that retains the rest.
+"""Reads the standard output of failed programs.
+
+A failure contains the first 4 KiB of the output, and names the worker that retains the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _NO_PROGRAM_REASONS = ("DEPENDENCY_FAILED", "CANCELLED")
 
 
 class ProgramOutput(NamedTuple):
-    """The part of a program's output that could be read, and why the rest is missing, if it is."""
+    """The part of a program's output that could be read.
+
+    `missing`: why the rest is missing; empty if nothing is.
+    """
 
     content: bytes = b""
     missing: str = ""
@@ -49,8 +53,9 @@ def output_of(client: JobClient, failure: Failure) -> ProgramOutput:
 
 def exit_of(failure: Failure) -> tuple[str, str]:
     """Return the exit status of a failed task's program, and the name of the signal that ended it.
-    Both are empty if they are unknown, or if the failure is not that of a program: the task was
-    cancelled, or one of its inputs failed.
+
+    Both are empty if they are unknown, or if no program failed: the task was cancelled, or one of
+    its inputs failed.
     """
     if failure.reason in _NO_PROGRAM_REASONS:
         return "", ""

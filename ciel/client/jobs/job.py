@@ -67,20 +67,20 @@ from ciel.wire.system_texts import to_value
 _T = TypeVar("_T")
 _ENDED: Final = frozenset(str(state) for state in ENDED)
 _BUSY: Final = frozenset(map(str, (TaskState.RUNNABLE, TaskState.ASSIGNED)))
-_ADDED_AT_ONCE = 256  # tasks in one frame; with more the master would wait for the first ones
+_ADDED_AT_ONCE = 256  # tasks in one frame; with larger frames the first tasks would start later
 _WANTED_AT_ONCE = 1000  # ids in one message
 _NAMED_BY_ONE_TASK = 1000  # some 100 KB of references
 LOSS_NOTICE_S: Final = 2 * LOST_AFTER_S
-"""Within this time the master notices that a worker is lost, and reports this."""
+"""The master detects and reports within this time that a worker is lost."""
 
 
 def archive_of(output: Reference) -> Future:
-    """Return the tar archive of the collected files of a program, by its standard output."""
+    """Return the tar archive of a program's collected files; `output` is its standard output."""
     return Future(ObjectId(f"{output.id.removesuffix(':out:0')}:out:1"))
 
 
 def several(refs: Reference | Iterable[Reference]) -> Iterable[Reference]:
-    """Return the references that a caller names: a reference is a tuple, too, of its fields."""
+    """Return one or more references as an iterable; a reference itself is a tuple of its fields."""
     return (refs,) if isinstance(refs, Reference) else refs
 
 
@@ -103,15 +103,16 @@ class Session(Protocol):
 
 
 class Job(Shown):
-    """An open job of `client`, created by `Client.job`. As a context manager it closes the job and
-    waits for it, or cancels the job if the block raises.
+    """An open job of `client`, created by `Client.job`.
+
+    As a context manager it closes the job and waits for it, or cancels the job if the block raises.
     """
 
     def __init__(self, client: Session, spec: JobSpec, changed: Changes) -> None:
         self.id: JobId = spec.id
         self.store = ""
-        """The first place of outputs of programs that `run` adds, on a worker with both: `memory`
-        or `disk`; empty: the worker's default."""
+        """Where a worker that has both stores first puts the output of a program that `run` adds:
+        `memory` or `disk`; empty: the worker's default."""
         self.name = spec.name
         self._client = client
         self._changed = changed  # the client's lock, for all that its connection delivers
@@ -120,13 +121,13 @@ class Job(Shown):
         self._adding_lock = threading.Lock()
         self._wanted: dict[ObjectId, deque[Reference] | None] = {}  # with the deque to append to
         self._settled: dict[ObjectId, Reference | str] = {}
-        """References to wanted objects that were produced or have failed. Of a `Value` only the
-        text: the garbage collector does not visit texts, of which there may be many."""
+        """References to wanted objects that were produced or have failed. For a `Value` only its
+        text is stored: there may be many, and the garbage collector does not visit texts."""
         self.failed_count = 0
         """How many wanted objects have failed."""
         self.released_count = 0
         self.notices: list[JobPrinted] = []
-        """Notices of workers about the ends of attempts, apart from their results; a few at
+        """What workers reported about the ends of attempts, besides their results; a few at
         most."""
         self.on_growing: Callable[[Reference], object] | None = None
         """Called when a wanted object can be read while a task writes it; it must not wait."""
@@ -150,7 +151,7 @@ class Job(Shown):
             try:
                 self.cancel(f"its client raised {type(error).__name__}")
             except ClientError:
-                pass  # the error of the block says more
+                pass  # the caller needs the error of the block, not this one
 
     # --- adding tasks -----------------------------------------------------------------------------
 
@@ -172,13 +173,13 @@ class Job(Shown):
         """Add an ordinary program, and return its standard output, which the caller must want.
 
         References in the command line become paths; standard input is the concatenation of the
-        `inputs`. With `files` the program runs in a private directory that has them under these
-        relative names; `executables` names the executable ones among them. `cwd`: its
-        directory, instead of the job's; "": a private directory. `store`: where the output is
-        stored first, `memory` or `disk`, instead of the job's `store`. The program receives texts
-        with surrogate escapes (see `os.fsdecode`) as the original bytes. `streams`: the output can
-        be read while the program writes it, see `on_growing`. `collects`: names or patterns of
-        files that the program creates; `archive_of` returns their archive.
+        `inputs`. With `files` the program runs in a private directory that contains them under
+        these relative names; `executables` lists those that are executable. `cwd`: its directory,
+        instead of the job's; "": a private directory. `store`: where the output is stored first,
+        `memory` or `disk`, instead of the job's `store`. The program receives texts with surrogate
+        escapes (see `os.fsdecode`) as the original bytes. `streams`: the output can be read while
+        the program writes it, see `on_growing`. `collects`: names or patterns of files that the
+        program creates; `archive_of` returns their archive.
         """
         words = [to_value(word) if isinstance(word, str) else word for word in command_line]
         args: dict[str, Any] = {"command_line": words}
@@ -221,12 +222,11 @@ class Job(Shown):
         name: str = "",
         sees_errors: bool = False,
     ) -> list[Future]:
-        """Add a task for any executor; references in `arguments` become its inputs. `sees_errors`:
-        it runs even if one of them has failed.
+        """Add a task for any executor; references in `arguments` become its inputs.
 
-        The task is sent with the next want or after some more tasks, since it cannot run before a
-        want. Raises TypeError, ValueError or EncodeError for arguments that have no JSON form, and
-        InputsTooLargeError.
+        `sees_errors`: the task runs even if an input has failed. The task is sent with the next
+        want or after some more tasks, since it cannot run before a want. Raises TypeError,
+        ValueError or EncodeError for arguments that have no JSON form, and InputsTooLargeError.
         """
         spec, known = make_task(
             job=self.id, parent=self.id, ordinal=next(self._ordinals), executor=executor,
@@ -261,9 +261,10 @@ class Job(Shown):
         package: Mapping[str, Reference],
         pieces: Iterable[Reference] = (),
     ) -> Future:
-        """Add the first task of a package. The returned object will be a JSON list of references to
-        the outputs of that task. The objects of the package, and the `pieces` to which they refer,
-        stay as long as the job. Raises UploadError.
+        """Add the first task of a package; raises UploadError.
+
+        The returned object will be a JSON list of references to the outputs of that task. The
+        objects of the package, and the `pieces` to which they refer, exist as long as the job.
         """
         arguments: dict[str, Any] = {
             "package": self.named([*package.values(), *pieces]),
@@ -284,9 +285,10 @@ class Job(Shown):
         return Future(output)
 
     def named(self, refs: Iterable[Reference]) -> list[Reference]:
-        """Return the references that a task must have in its arguments so that these objects stay
-        as long as the job. An inline object cannot be lost, so it is left out. If the rest are too
-        many for one task, return none: other tasks, which never run, refer to them.
+        """Return the references that keep objects alive while a task has them in its arguments.
+
+        An inline object cannot be lost, so it is left out. If there are too many references for one
+        task, add other tasks with them, which never run, and return none.
         """
         kept: dict[ObjectId, Reference] = {r.id: r for r in refs if not isinstance(r, Value)}
         found = list(kept.values())
@@ -298,8 +300,9 @@ class Job(Shown):
         return []
 
     def package_object(self, package: Mapping[str, Reference]) -> Reference:
-        """Return an object that lists the content of a package, for programs that look entries up.
-        Raises UploadError.
+        """Return an object that lists the content of a package; raises UploadError.
+
+        Programs look up entries in it.
         """
         content = encode_package(package)
         if len(content) <= INLINE_MAX_BYTES:
@@ -309,8 +312,10 @@ class Job(Shown):
     def want(
         self, refs: Reference | Iterable[Reference], tell: deque[Reference] | None = None
     ) -> None:
-        """Have one or more objects produced; one call for many objects is faster. When an object is
-        settled, and each time that it is recomputed, its reference is also appended to `tell`.
+        """Request that objects be produced; one call for many objects is faster.
+
+        When an object is settled, and each time that it is recomputed, its reference is also
+        appended to `tell`.
         """
         objects: list[ObjectId] = []
         try:
@@ -329,8 +334,9 @@ class Job(Shown):
             raise
 
     def release(self, refs: Reference | Iterable[Reference], *, for_good: bool = False) -> None:
-        """Release one or more objects. `for_good`: no task will refer to them again, so the client
-        and the master forget them, however many they are.
+        """Release one or more objects.
+
+        `for_good`: no task will refer to them again, so the client and the master can forget them.
         """
         refs = list(several(refs))
         objects = self.forget(refs)
@@ -344,8 +350,9 @@ class Job(Shown):
             self._send(ReleaseObjects(self.id, batch, for_good, tuple(stored)))
 
     def forget(self, refs: Iterable[Reference]) -> list[ObjectId]:
-        """Ignore messages about these objects, though they stay wanted; return the objects that
-        were not ignored before.
+        """Ignore messages about these objects, although they stay wanted.
+
+        Return the objects that were not ignored before.
         """
         with self._changed:
             objects = list(dict.fromkeys(ref.id for ref in refs if ref.id in self._wanted))
@@ -370,10 +377,11 @@ class Job(Shown):
     def results(
         self, refs: Sequence[Reference], timeout_s: float | None = None
     ) -> Iterator[Reference]:
-        """Want these objects; yield what each became, in this order, as soon as it is known.
+        """Want these objects; yield the settled reference of each, in this order, when it is known.
 
         An object that could not be produced is yielded as a `Failure`. Raises JobEndedError,
-        RequestRefusedError, ConnectionLostError, and WaitTimeoutError if all of it takes longer.
+        RequestRefusedError, ConnectionLostError, and WaitTimeoutError if all objects together take
+        longer.
         """
         self.want(refs)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -390,16 +398,18 @@ class Job(Shown):
         return found
 
     def read(self, ref: Reference, timeout_s: float | None = None) -> bytes:
-        """Return an object's content, even if the object is lost meanwhile and must be recomputed;
-        raises as `result`, and ObjectUnreadableError.
+        """Return an object's content; raises as `result`, and ObjectUnreadableError.
+
+        If the object is lost meanwhile, wait until it is recomputed.
         """
         return self.read_by(self._client.read, ref, timeout_s)
 
     def read_by(
         self, read: Callable[[Reference], _T], ref: Reference, timeout_s: float | None = None
     ) -> _T:
-        """Return `read(ref)`, as the method `read` does; call it again if the copies of the object
-        are lost.
+        """Return the result of the function `read` for an object; otherwise as the method `read`.
+
+        If the copies of the object are lost, call the function again after it is recomputed.
         """
         exists = not isinstance(ref, Future) and ref.id not in self._wanted
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -419,10 +429,11 @@ class Job(Shown):
     def await_copy(
         self, unreadable: ObjectUnreadableError, ref: Reference, timeout_s: float | None = None
     ) -> Reference:
-        """Return the new reference of an object that was settled as `ref` and could not be read,
-        once the object was recomputed. Return `ref`, to be read once more, if its worker may be
-        back, or if the object was recomputed where it was. Raises `unreadable` if the master hears
-        that worker well and the object is not there, and WaitTimeoutError.
+        """Wait until an object that could not be read is recomputed, and return its new reference.
+
+        The object was settled as `ref`. Return `ref` itself, to be read once more, if its worker
+        may have come back, or if the same worker has recomputed the object. Raises `unreadable` if
+        the master has contact with that worker and the object is not there, and WaitTimeoutError.
         """
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
 
@@ -450,7 +461,7 @@ class Job(Shown):
             return self.settled(ref) or ref
 
     def _may_be_back(self, ref: Reference) -> bool:
-        """Whether the master suspects a worker that holds an object, and waits for it."""
+        """Whether the master suspects a worker that holds an object, which may then reconnect."""
         places, workers = locations_of(ref), self._client.ask("workers")
         return any(each["suspicion"] and each["netloc"] in places for each in workers)
 
@@ -463,9 +474,10 @@ class Job(Shown):
         return True
 
     def expect(self, ref: Reference) -> None:
-        """Want an object and wait for it, while no task is added. If no task of the job runs or can
-        run, close the job, so that the master ends it and reports the missing objects. Raises as
-        `result`, except for failures.
+        """Want an object and wait for it; the caller adds no task meanwhile.
+
+        If no task of the job runs or can run, close the job, so that the master ends it and reports
+        the missing objects. Raises as `result`, except for failures.
         """
         self.want((ref,))
 
@@ -483,7 +495,7 @@ class Job(Shown):
     def wait(self, timeout_s: float | None = None) -> JobSummary:
         """Wait until the job ends, and return how it ended; raises WaitTimeoutError."""
         self.wait_until(lambda: self.has_ended, timeout_s, f"job {self.label}")
-        assert self._summary is not None  # by which it has ended
+        assert self._summary is not None  # it says that the job has ended
         return self._summary
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
@@ -505,7 +517,7 @@ class Job(Shown):
         self._client.wait_until(is_over, timeout_s, what)
 
     def settled(self, ref: Reference) -> Reference | None:
-        """Return what an object became; None if that is not known yet. Does not wait."""
+        """Return the settled reference of an object; None if it is not known yet. Does not wait."""
         return self._known(ref.id)
 
     def _known(self, object_id: ObjectId) -> Reference | None:
@@ -514,8 +526,9 @@ class Job(Shown):
 
     @property
     def settled_count(self) -> int:
-        """How many wanted objects were produced or have failed, including all that were released or
-        ignored.
+        """How many wanted objects were produced or have failed.
+
+        Objects that were released or ignored are included.
         """
         return len(self._settled) + self.released_count
 
@@ -535,7 +548,7 @@ class Job(Shown):
 
     @property
     def label(self) -> str:
-        """How messages name the job: by its number, once that is known."""
+        """The name of the job in messages: its number, or its id until the number is known."""
         return str(self._summary.number) if self._summary else self.id
 
     def _facts(self) -> Iterator[tuple[str, Any]]:

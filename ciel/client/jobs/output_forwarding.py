@@ -1,21 +1,21 @@
-"""Forwards the output of tasks: their standard output to the client's, and their standard error to
-the client's standard error.
+"""Forwards the standard output and standard error of tasks to those of the client.
 
 For each watched job the master sends what its tasks have written, before it sends anything that
-follows from their end. Short texts are in the message; longer ones are read from the worker's log.
-A thread writes the texts, and delivers the messages that came after them only then. So the lines of
-a task appear before its result is known. Guarantees:
+follows from their end. A message contains a short text; a longer one is read from the worker's log.
+A thread writes the texts first, and only then delivers the messages that arrived after them. So the
+lines of a task appear before its result is known. Guarantees:
 
 - The lines of a task appear in the order in which it wrote them, each complete, and never within
   another line.
-- All that a task's program had flushed when the task ended is written before its future is done,
-  even if the task failed. Exceptions: the worker is lost or does not answer within some seconds
-  (then a line on standard error says so), or its log has more than 64 MiB of this job.
+- All output that a task's program had flushed when the task ended is written before its future is
+  done, even if the task failed. Exceptions: the worker is lost or does not answer within some
+  seconds (then a line on standard error says so), or its log has more than 64 MiB of this job.
 - A task that runs again writes its lines again. The worker polls for output and keeps up with 2.5
   MB/s; what a program writes more than 1 MiB ahead is left out, and a line says so. Lines above 64
   KiB are split.
 
-Results wait until the lines are written: if the client's standard output is a full pipe, they stop.
+Results wait until the lines are written: if the client's standard output is a full pipe, no results
+are delivered.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ class Sink(Protocol):
 
 
 class OutputForwarder:
-    """Forwards the output of one client's jobs. `deliver` takes the messages that came after some
-    output. `sink`: where all output is written; None: the current `sys.stdout` and `sys.stderr`.
-    `label` returns the text in brackets before each line; an empty text leaves out the brackets.
+    """Forwards the output of one client's jobs.
+
+    `deliver` receives the messages that arrived after some output. `sink`: where all output is
+    written; None: the current `sys.stdout` and `sys.stderr`. `label` returns the text in brackets
+    before each line; for an empty text the brackets are left out.
     """
 
     def __init__(
@@ -70,14 +72,15 @@ class OutputForwarder:
         self._sink = sink
         self._label = label or label_of
         self._changed = Changes()
-        self._line: list[Message] = []  # output, and the messages that came after it, in order
+        self._queue: list[Message] = []  # output, and the messages that came after it, in order
         self._is_busy = False
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def sift(self, messages: list[Message]) -> list[Message]:
-        """Queue the output among these messages, and the messages that must not overtake it; return
-        the rest.
+        """Queue the output among these messages, and the messages that must not overtake it.
+
+        Return the other messages.
         """
         if not self._is_busy and not any(type(message) is JobPrinted for message in messages):
             return messages
@@ -89,7 +92,7 @@ class OutputForwarder:
                 elif not (self._is_busy and isinstance(message, _BEHIND)):
                     passed.append(message)
                     continue
-                self._line.append(message)
+                self._queue.append(message)
             if self._is_busy:
                 if self._thread is None and not self._is_closed:
                     self._thread = threading.Thread(
@@ -109,7 +112,7 @@ class OutputForwarder:
         self.drain()
 
     def drain(self) -> None:
-        """Wait, for some seconds at most, until all that is queued is written and delivered."""
+        """Wait, for some seconds at most, until the queue is written and delivered."""
         if self._thread is not threading.current_thread():
             self._changed.wait_for(lambda: not self._is_busy, _LAST_S)
 
@@ -119,14 +122,14 @@ class OutputForwarder:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
         while True:
             with self._changed:
-                self._is_busy = bool(self._line)
+                self._is_busy = bool(self._queue)
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: bool(self._line) or self._is_closed)
+            self._changed.wait_for(lambda: bool(self._queue) or self._is_closed)
             with self._changed:
-                line, self._line = self._line, []
-            if not line:
+                queued, self._queue = self._queue, []
+            if not queued:
                 return
-            for printed, behind in _grouped(line):
+            for printed, behind in _grouped(queued):
                 for is_stderr, some in groupby(printed, lambda message: message.is_stderr):
                     self._write("".join([self._text_of(message) for message in some]), is_stderr)
                 if behind:
@@ -143,8 +146,9 @@ class OutputForwarder:
         return "".join([f"[{label}] {line}\n" for line in text.splitlines()])
 
     def _fetched(self, printed: JobPrinted) -> str:
-        """Read lines from the worker's log, without the task's name at the beginning of each;
-        return no lines if the worker cannot be read.
+        """Read lines from the worker's log, without the task's name at the beginning of each.
+
+        Return no lines if the log cannot be read.
         """
         reader = LogReader(
             printed.netloc, "", printed.job, self._key, offset=printed.start, timeout_s=FETCH_S
@@ -177,11 +181,11 @@ def label_of(printed: JobPrinted) -> str:
     return f"{name} {number}" if name and name != number else number
 
 
-def _grouped(line: Sequence[Message]) -> Iterable[tuple[list[JobPrinted], list[Message]]]:
+def _grouped(queued: Sequence[Message]) -> Iterable[tuple[list[JobPrinted], list[Message]]]:
     """Yield groups of output, each with the messages that came after it."""
     printed: list[JobPrinted] = []
     behind: list[Message] = []
-    for message in line:
+    for message in queued:
         if isinstance(message, JobPrinted):
             if behind:
                 yield printed, behind

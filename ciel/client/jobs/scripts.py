@@ -1,5 +1,7 @@
-"""Skywriting scripts as tasks of a job. Each is one task of the executor `swi`, without the tasks
-of `init` and `sync` that a package has.
+"""Adds Skywriting scripts to a job as tasks.
+
+Each script is one task of the executor `swi`, without the tasks of `init` and `sync` that a package
+has.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Scripts:
         }
         if surroundings.package:
             self._given["package_ref"] = job.package_object(surroundings.package)
-            # The objects of the package stay as long as the master knows a task that names them.
+            # The objects of the package exist as long as the master knows a task that names them.
             kept = job.named([*surroundings.package.values(), *surroundings.pieces])
             self._given["extra_dependencies"] = kept
 
@@ -48,8 +50,9 @@ class Scripts:
     def add_entry(
         self, content: bytes, name: str, session: Reference | None
     ) -> tuple[Future, Future]:
-        """Add a script that continues a session (None: a new one). Return its value, or null, and
-        the session after it. Raises UploadError.
+        """Add a script that continues a session (None: a new one). Raises UploadError.
+
+        Return the value of the script, or null, and the session after it.
         """
         value, left = self._add(content, name, {"session_ref": session}, _SESSION_OUTPUTS)
         return value, left

@@ -1,8 +1,8 @@
-"""Turns the entries of a package into references: uploads files, and lets tasks fetch URLs.
+"""Turns the entries of a package into references: uploads files, and adds tasks that fetch URLs.
 
 `check_entries` checks all entries before anything is submitted. Then `upload` uploads the files,
 before the job is submitted, and `fetch` adds tasks to the job that fetch the URLs. All objects of a
-package, and the pieces of its indices, stay as long as the job.
+package, and the pieces of its indices, exist as long as the job.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def open_package(path: Path) -> PackageFile:
 
 
 def check_entries(file: PackageFile, entries: Mapping[str, Entry]) -> dict[str, Ready]:
-    """Read the lists that entries name, and check that all files can be read; raises
-    PackageError.
+    """Read the lists that entries name, and check that all files are readable.
+
+    Raises PackageError.
     """
     return {key: _checked(file, key, entry) for key, entry in entries.items()}
 
@@ -84,7 +85,7 @@ def _checked(file: PackageFile, key: str, entry: Entry) -> Ready:
     if isinstance(entry, FileBlocks) and not entry.block_count:
         count = -(-entry.path.stat().st_size // entry.block_bytes)
         if count > PARTS_MAX:
-            reason = f"{entry.path} would be {count} blocks; {PARTS_MAX} is the most"
+            reason = f"{entry.path} would have {count} blocks; at most {PARTS_MAX} are allowed"
             raise file.error((*steps, "block_size"), reason)
     if isinstance(entry, ListedFiles):
         return _listed_files(file, key, entry)
@@ -141,7 +142,7 @@ def _unreadable(path: Path) -> str:
         return f"{path}: {error.strerror}"
     if not stat.S_ISREG(mode):
         return f"{path} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}"
-    return "" if os.access(path, os.R_OK) else f"{path} may not be read"
+    return "" if os.access(path, os.R_OK) else f"this user may not read {path}"
 
 
 def _content(path: Path) -> bytes:
@@ -165,8 +166,9 @@ def _decoded(path: Path, content: bytes) -> str:
 
 
 def require_makers(client: JobClient, package: Package) -> None:
-    """Refuse references to objects that do not exist and that no task produces: the job would wait
-    for them for ever. Raises PackageError.
+    """Refuse references to objects that do not exist and that no task produces.
+
+    The job would wait for them for ever. Raises PackageError.
     """
     given = {"package": dict(package.entries), "start": {"args": dict(package.args)}}
     for steps, object_id in _futures(given, ()):
@@ -210,8 +212,9 @@ def upload(client: JobClient, entries: Mapping[str, Ready]) -> Uploaded:
 def fetch(
     client: JobClient, job: Job, entries: Mapping[str, Ready], uploaded: Uploaded
 ) -> Uploaded:
-    """Have tasks of a job fetch each URL once, wait for them, and add their objects. Raises
-    TaskFailedError, UploadError and as `Job.read`.
+    """Add tasks to a job that fetch each URL once, wait for them, and add their objects.
+
+    Raises TaskFailedError, UploadError and as `Job.read`.
     """
     listed = {key: entry for key, entry in entries.items() if isinstance(entry, Urls)}
     urls = [url for entry in listed.values() for url in entry.sources if isinstance(url, str)]
@@ -227,7 +230,7 @@ def fetch(
         job.close()  # it ends as failed, since it still wants the failed output
         job.wait()
         raise
-    job.release(outputs.values())  # the objects stay with their tasks
+    job.release(outputs.values())  # the fetched objects exist as long as their tasks
     for key, entry in listed.items():
         pieces = [fetched[s] if isinstance(s, str) else s for s in entry.sources]
         _add_index(client, uploaded, key, pieces * entry.repeat)
@@ -235,7 +238,7 @@ def fetch(
 
 
 def _grabbed(content: bytes) -> Reference:
-    """Return the reference that the task of a URL has written."""
+    """Return the reference that a task has written as its result after fetching a URL."""
     try:
         ref = from_json(codec.decode(content))
     except (WireError, CielError) as error:

@@ -1,6 +1,6 @@
 """Decodes JSON that people write, and finds the line of a fault.
 
-The codec decodes the text. Only if it refuses the text, this module parses it to find the place.
+The codec decodes the text. If the codec refuses it, this module parses the text to find the fault.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Steps = tuple[str | int, ...]
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*").fullmatch
 _TOKEN: Final = re.compile(r'[{}\[\],:]|"[^"\\]*(?:\\.[^"\\]*)*"?|[^\s{}\[\],:"]+', re.DOTALL)
-_KEY_SHOWN: Final = 40  # characters, enough to recognise it
+_KEY_SHOWN: Final = 40  # characters, enough to recognise the key
 _WHERE_SHOWN: Final = 160
 
 
@@ -42,14 +42,16 @@ def read_json(text: str) -> Any:
 
 
 def line_of(text: str, steps: Sequence[str | int]) -> int:
-    """Return the line, from 1, where a value (or its key in an object) begins. If the path leads
-    nowhere, return the line of the innermost value on it. The text must be JSON.
+    """Return the line, from 1, where a value (or its key in an object) begins.
+
+    If there is no value at the path, return the line of the innermost value on the path. The text
+    must be JSON.
     """
     found = offset = 0
     for member in _members(text):
         if member.depth <= found:
             if found or member.depth:
-                break  # behind the end of the value that contains the rest of the path
+                break  # after the end of the value that contains the rest of the path
             offset = member.offset
         elif member.depth == found + 1 and found < len(steps) and member.step == steps[found]:
             found, offset = found + 1, member.offset
@@ -140,7 +142,7 @@ def _fault(text: str, error: WireError) -> JsonFault:
             keys[depth:] = [set()]
         if depth:
             if step in keys[depth - 1]:
-                reason = "is there twice"
+                reason = "the key occurs twice"
             keys[depth - 1].add(step)
         if reason:
             return JsonFault(_line_at(text, offset), where_of(steps), reason)
@@ -172,7 +174,7 @@ def _broken_off(text: str, fault: json.JSONDecodeError) -> tuple[int, str, str]:
     after = text[fault.pos :].lstrip()
     if not after and (opened := _unclosed(text)):
         bracket, line = opened
-        reason = f"not JSON: it ends, and the {bracket} of line {line} is not closed"
+        reason = f"not JSON: the text ends, but the {bracket} of line {line} is not closed"
         return _line_at(text, len(before)), "", reason
     if before.endswith(",") and after[:1] in ("}", "]"):
         return _line_at(text, len(before) - 1), "", f"not JSON: a comma before {after[0]}"

@@ -1,9 +1,8 @@
-"""Parses package files: jobs that are written down as JSON, in the format of the original CIEL
-(docs/packages.md). Pure.
+"""Parses package files: jobs described in JSON, as the original CIEL did (docs/packages.md). Pure.
 
 `parse` refuses a faulty package before anything is submitted, and names the file, line and key of
-the fault. `entries` checks and uploads the files that the entries name, and `templates` reads the
-result.
+the fault. The module `entries` checks and uploads the files that the entries name, and `templates`
+decodes the result.
 
     {"package": {"script": {"filename": "job.sw"}},
      "start": {"handler": "swi", "args": {"sw_file_ref": {"__package__": "script"},
@@ -67,7 +66,7 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package file that was checked, with all substitutions but the references of its entries."""
+    """A checked package file. Everything is substituted except the references of its entries."""
 
     file: PackageFile
     entries: Mapping[str, Entry]
@@ -89,8 +88,10 @@ def parse(
     *,
     can_save: bool = False,
 ) -> Package:
-    """Read a package; `words` are the arguments that `__args__` numbers from 0. `can_save`: its
-    result may save objects as files. Raises PackageError.
+    """Read a package; raises PackageError.
+
+    `words` are the arguments that `__args__` numbers from 0. `can_save`: the result may save
+    objects as files.
     """
     reader = _Reader(file, environ, words)
     package = file.read()
@@ -140,7 +141,7 @@ class _Reader:
         raise self._file.error(steps, reason)
 
     def object(self, parent: Mapping[str, Any], key: str, steps: Steps = ()) -> dict[str, Any]:
-        """Return the object under a key; an empty one if there is none."""
+        """Return the object under a key; an empty object if the key is missing."""
         value = parent.get(key)
         if value is None:
             return {}
@@ -221,7 +222,7 @@ class _Reader:
         return ref
 
     def _substitute(self, steps: Steps, spec: Mapping[str, Any], mark: str) -> Any:
-        self.require_known(steps, spec, (mark, "default"), f'beside "{mark}" there is only')
+        self.require_known(steps, spec, (mark, "default"), f'an object with "{mark}" has')
         found, missing = (self._variable if mark == "__env__" else self._word)(steps, spec[mark])
         if found is None:
             if "default" not in spec:
@@ -250,7 +251,7 @@ class _Reader:
             for i, item in enumerate(value):
                 self.check_entries((*steps, i), item, entries)
         elif isinstance(value, dict) and "__package__" in value:
-            self.require_known(steps, value, ("__package__",), "there is only")
+            self.require_known(steps, value, ("__package__",), 'an object with "__package__" has')
             key = value["__package__"]
             if not isinstance(key, str):
                 self.fail((*steps, "__package__"), f"must be a key, not {kind_of(key)}")

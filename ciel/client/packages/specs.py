@@ -1,6 +1,6 @@
 """Reads the entries of a package: files, lists of files, URLs, references. Pure.
 
-The keys of an entry determine its form; a key that the form does not have is refused.
+The keys of an entry determine its form; any key that does not belong to the form is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ciel.storage.specs import parse_size
 from ciel.wire.sources import read_source
 
 BLOCK_BYTES: Final = 64 << 20
-"""The default size of a block: half a second of a 1 Gbit/s link, and enough work for a task."""
+"""The default size of a block: a 1 Gbit/s link sends it in half a second, and it is enough work for
+a task.
+"""
 COPIES_MAX: Final = 100
 PARTS_MAX: Final = 1_000_000
 """The largest number of pieces of an entry; the master keeps a record of each."""
@@ -32,8 +34,9 @@ class WholeFile(NamedTuple):
 
 
 class FileBlocks(NamedTuple):
-    """A file in blocks of `block_bytes`, or in `block_count` blocks; with a `delimiter` each block
-    ends after the next one.
+    """A file in blocks of `block_bytes`, or in `block_count` blocks.
+
+    With a `delimiter`, each block ends after the next delimiter.
     """
 
     path: Path
@@ -44,8 +47,9 @@ class FileBlocks(NamedTuple):
 
 
 class ListedFiles(NamedTuple):
-    """Files that are the pieces of an index. The lines of a file name them, relative to
-    `directory`.
+    """Files that are the pieces of an index.
+
+    The lines of the file at `path` name them, relative to `directory`.
     """
 
     path: Path
@@ -91,8 +95,9 @@ class SpecFault(Exception):
 
 
 def read_entry(spec: Any, beside: Path) -> Entry:
-    """Read an entry after substitution; `beside` is the directory of its package. Raises
-    SpecFault.
+    """Read an entry after substitution; raises SpecFault.
+
+    `beside` is the directory of its package.
     """
     if isinstance(spec, REFERENCE_TYPES):
         return spec
@@ -133,10 +138,11 @@ def _form(spec: Mapping[str, Any]) -> str:
     for key in spec:
         if key not in _KEYS[form]:
             what = {"file": "a whole file", "index": "a file in blocks"}.get(form, f'"{form}"')
-            raise SpecFault((key,), f"does not go with {what}, only {', '.join(_KEYS[form])}")
+            allowed = ", ".join(_KEYS[form])
+            raise SpecFault((key,), f"is not allowed for {what}; allowed are {allowed}")
     always = {"filenamelist": "index", "urls": "urlindex"}.get(form, "")
     if always in spec and not spec[always]:
-        raise SpecFault((always,), f'"{form}" always makes an index')
+        raise SpecFault((always,), f'must be true: an entry with "{form}" is always an index')
     return form
 
 
@@ -155,7 +161,7 @@ def _name(spec: Mapping[str, Any], key: str) -> str:
 
 
 def _number(spec: Mapping[str, Any], key: str, usual: int, most: int) -> int:
-    """Read a number from 1 to `most`; it is a text if it is from the command line."""
+    """Read a number from 1 to `most`. A number from the command line is a text."""
     value = spec.get(key, usual)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
@@ -172,7 +178,7 @@ def _block_bytes(spec: Mapping[str, Any]) -> int:
         except StorageError:
             value = 0
     if type(value) is not int or not 1 <= value < 2**63:
-        raise SpecFault(("block_size",), 'must be a size in bytes, or such as "64MiB"')
+        raise SpecFault(("block_size",), 'must be a size in bytes, or a text such as "64MiB"')
     return value
 
 

@@ -1,9 +1,9 @@
 """Decodes the result of a package by its template (ciel-interfaces, 4.3).
 
 A template has the shape of the result. `null` leaves a value as it is. A list applies to a list of
-the same length, an object to the keys that it names. `{"__decode_ref__": ENCODING}` replaces a
-reference by the content of its object, and `{"__concat__": [T]}` replaces a list of references by
-one text.
+the same length; an object applies to the keys that it names. `{"__decode_ref__": ENCODING}`
+replaces a reference by the content of its object, and `{"__concat__": [T]}` replaces a list of
+references by one text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def faults(template: Any, steps: Steps, *, can_save: bool) -> Iterator[tuple[Ste
             yield from faults(item, (*steps, i), can_save=can_save)
         return
     if not isinstance(template, dict):
-        yield steps, f"a template is null, a list or an object, not {kind_of(template)}"
+        yield steps, f"a template must be null, a list or an object, not {kind_of(template)}"
         return
     mark = next((mark for mark in _KEYS if mark in template), None)
     if mark is None:
@@ -53,7 +53,7 @@ def faults(template: Any, steps: Steps, *, can_save: bool) -> Iterator[tuple[Ste
         return
     for key in sorted(template.keys() - _KEYS[mark]):
         known = " and ".join(f'"{k}"' for k in sorted(_KEYS[mark]))
-        yield (*steps, key), f"unknown beside {known}"
+        yield (*steps, key), f"unknown; this template has only {known}"
     if mark == "__decode_ref__":
         encoding = template[mark]
         yield from _encoding_faults(encoding, (*steps, mark), can_save=can_save)
@@ -67,7 +67,7 @@ def faults(template: Any, steps: Steps, *, can_save: bool) -> Iterator[tuple[Ste
         return
     encoding = template.get("encoding", "json")
     if encoding == "handle":
-        yield (*steps, "encoding"), '"handle" makes files, which cannot be joined; write "noop"'
+        yield (*steps, "encoding"), '"handle" saves files, which cannot be joined; write "noop"'
     else:
         yield from _encoding_faults(encoding, (*steps, "encoding"), can_save=can_save)
     yield from faults(inner[0], (*steps, mark, 0), can_save=can_save)
@@ -87,7 +87,7 @@ def _encoding_faults(encoding: Any, steps: Steps, *, can_save: bool) -> Iterator
 def decode_result(
     template: Any, value: Any, fetch: Fetch, save: Save | None = None, where: str = "result"
 ) -> Any:
-    """Apply a template without faults to a value; values that it does not mention stay.
+    """Apply a template without faults to a value; leave values that it does not mention unchanged.
 
     Raises TemplateError if the value has another shape, and as `fetch` and `save`.
     """
@@ -109,7 +109,7 @@ def decode_result(
         raise TemplateError(where, f"an object was expected, not {kind_of(value)}")
     missing = [key for key in template if key not in value]
     if missing:
-        raise TemplateError(where, f"there is no {missing[0]!r}")
+        raise TemplateError(where, f"the key {missing[0]!r} is missing")
     return value | {
         key: decode_result(t, value[key], fetch, save, f"{where}.{key}")
         for key, t in template.items()

@@ -1,1 +1,1 @@
-"""Executors and pools as in the standard library, for programs that use them."""
+"""Executors and pools with the interface of the standard library, whose calls run on a cluster."""

@@ -32,14 +32,14 @@ class Executor(futures.Executor):
 
     `max_workers`: how many calls may be sent to the cluster at a time; by default there is no
     limit. `client`: by default the client that was opened last, or within a task the task's own. If
-    there is neither, the executor opens a client, and starts a cluster of `max_workers` slots if
-    none is up; both end with the executor. `initializer(*initargs)` runs in each process before the
+    there is none, the executor opens a client, and starts a cluster of `max_workers` slots if none
+    is running; both end with the executor. `initializer(*initargs)` runs in each process before the
     first call of this executor there; other programs that use the process see its effects.
     `options`: as for `ciel.task`, for all calls.
 
-    Without a limit the executor returns futures of the client: they may be arguments of further
-    calls, and cancelling one stops a call that runs. With a limit below the number of slots of the
-    cluster, calls wait in this process, and only a call that waits can be cancelled.
+    Without a limit the executor returns futures of the client. They may be arguments of further
+    calls, and cancelling one stops a running call. With a limit below the number of slots of the
+    cluster, calls wait in this process, and only a waiting call can be cancelled.
     """
 
     def __init__(
@@ -72,8 +72,10 @@ class Executor(futures.Executor):
         return self._queue.broken is not None
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> futures.Future[R]:
-        """Submit `fn(*args, **kwargs)`, and return the future of its result. Raises RuntimeError
-        after `shutdown`, InitializerError, and PackingError for what cannot be pickled.
+        """Submit `fn(*args, **kwargs)`, and return the future of its result.
+
+        Raises RuntimeError after `shutdown`, InitializerError, and PackingError for a function or
+        an argument that cannot be pickled.
         """
         called, options = self._called(fn)
         found: futures.Future[R] = self._queue.add(called, args, kwargs, options)
@@ -87,13 +89,13 @@ class Executor(futures.Executor):
         chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[R]:
-        """Call `fn` with the first items of all iterables, the second, and so on; return an
-        iterator of the results, in that order.
+        """Call `fn` with the first items of all iterables, the second items, and so on.
 
-        The iterator raises TimeoutError if the results are not there `timeout` seconds from now.
-        `chunksize`: how many calls run as one task; by default the client chooses. `buffersize`:
-        read the iterables only this far ahead of the results that are taken; by default read them
-        to their ends now. Closing the iterator cancels the remaining calls.
+        Return an iterator of the results, in that order. It raises TimeoutError if a result is not
+        available `timeout` seconds from now. `chunksize`: how many calls run as one task; by
+        default the client chooses. `buffersize`: how many items are read ahead of the results that
+        the caller has taken; by default all are read now. Closing the iterator cancels the
+        remaining calls.
         """
 
         def begin(rows: list[tuple[Any, ...]], size: int | None) -> list[futures.Future[Mapped]]:
@@ -104,8 +106,9 @@ class Executor(futures.Executor):
     def map_parts(
         self, fn: Callable[..., Any], rows: list[tuple[Any, ...]], chunksize: int | None = None
     ) -> list[futures.Future[Mapped]]:
-        """Call `fn` with each row of arguments, `chunksize` rows in a task; return the futures of
-        the tasks.
+        """Call `fn` with each row of arguments, `chunksize` rows in a task.
+
+        Return the futures of the tasks.
         """
         called, options = self._called(fn)
         return self._queue.add_parts(called, rows, options, chunksize)
@@ -120,14 +123,15 @@ class Executor(futures.Executor):
         return self._queue.slot_count()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Refuse further calls. `wait`: return when all submitted calls have ended.
-        `cancel_futures`: cancel all calls that can be cancelled; without a limit, running ones
-        included.
+        """Refuse further calls.
+
+        `wait`: return when all submitted calls have ended. `cancel_futures`: cancel all calls that
+        can be cancelled; without a limit this includes running calls.
         """
         self._queue.close(wait, cancel_futures)
 
     def terminate(self) -> None:
-        """Refuse further calls, and cancel all that have not ended, running ones included."""
+        """Refuse further calls, and cancel all calls that have not ended, also running ones."""
         self._queue.close(False, True, also_running=True)
 
     def _called(self, fn: Callable[..., Any]) -> tuple[Any, Options]:
@@ -149,7 +153,7 @@ class Executor(futures.Executor):
 
 
 class _Queue:
-    """The calls of one executor: waiting for the limit, or sent.
+    """The calls of one executor: held back by the limit, or sent.
 
     `owned`: the client that the queue closes when it is closed and all its calls have ended.
     """
@@ -244,7 +248,7 @@ class _Queue:
     def finish(self) -> None:
         """Wait until all calls have ended, and close the client that the executor has opened."""
         if self.is_of_task:
-            self._session.wait(list(self._sent), None, futures.ALL_COMPLETED)  # now they run
+            self._session.wait(list(self._sent), None, futures.ALL_COMPLETED)  # this runs them
             self._sent.clear()
             self._sent_count = 0
         with self._changed:
@@ -312,8 +316,9 @@ class _Queue:
 
 
 class _QueuedFuture(futures.Future[Any]):
-    """The future of a call that may have to wait for the limit. The thread that asks for the value
-    reads it.
+    """The future of a call that the limit may hold back.
+
+    The thread that requests the value reads it.
     """
 
     inner: Any = None
@@ -326,7 +331,7 @@ class _QueuedFuture(futures.Future[Any]):
         return self.inner.result(None if until_s is None else max(0.0, until_s - time.monotonic()))
 
     def settle(self, future: Any, error: BaseException | None) -> None:
-        """Be done as the future that the call got when it was sent."""
+        """Become done like the client's future of this call, which exists since it was sent."""
         if future.cancelled():
             self.set_exception(futures.CancelledError())
         elif error is not None:
@@ -348,7 +353,7 @@ def failed(error: BaseException) -> futures.Future[Any]:
 
 def when_done(future: futures.Future[Any], function: Callable[[Any], object]) -> None:
     """Call a function with a future when it is done."""
-    # The method of `ClientFuture` would send the call at once and alone.
+    # The method of `ClientFuture` would send the call at once, as a task of its own.
     futures.Future.add_done_callback(future, function)
 
 

@@ -1,8 +1,8 @@
-"""Calls a function with the items of an iterable, which is read only a bounded number of items
-ahead of the results that are taken.
+"""Calls a function with the items of an iterable, reading a bounded number of items ahead.
 
-A thread reads the iterable, since each item may take long. The iterator of the results reports to
-it by a queue, which a destructor may use: the thread ends when the program drops the iterator.
+The bound counts from the results that the caller has taken. A thread reads the iterable, since each
+item may take long. The iterator of the results reports to the thread by a queue, which a destructor
+may use: the thread ends when the program drops the iterator.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CHUNKS_AHEAD_PER_SLOT: Final = 4
 
 
 class Feed:
-    """Submits a call with each chunk of rows. `begin` submits one, and returns its future. If it
-    raises PackingError, that is the result of the chunk. Any other error of `begin` or of the
-    iterable is the last result.
+    """Submits a call with each chunk of rows.
 
-    Without `in_thread`, `take` reads the iterable.
+    `begin` submits a chunk, and returns its future. If it raises PackingError, that is the result
+    of the chunk. Any other error of `begin` or of the iterable is the last result. Without
+    `in_thread`, `take` reads the iterable.
     """
 
     def __init__(
@@ -75,8 +75,10 @@ class Feed:
             self._reports.put(1)
 
     def dropped(self, *, unread: bool) -> None:
-        """Note that the iterator was dropped. If it was never read (`unread`), the program wants
-        only the calls, and all of them; otherwise the rest is not called.
+        """Note that the iterator was dropped.
+
+        If it was never read (`unread`), the program wants the calls and not their results, so all
+        calls run. Otherwise no more calls are submitted.
         """
         if unread:
             self._is_unread = True
@@ -90,8 +92,9 @@ class Feed:
         self._reports.put(0)
 
     def finish(self) -> None:
-        """Submit all calls, however far ahead, and wait for that: the caller may be the thread that
-        takes results.
+        """Submit all calls, however far ahead, and return when they are submitted.
+
+        The caller may be the thread that takes results.
         """
         self._is_bounded = False
         self._reports.put(0)
@@ -155,8 +158,10 @@ class Feed:
 
 
 class FedResults(Iterator[Any]):
-    """The results of a feed. `in_order`: in the order of the items, otherwise as they arrive.
-    `in_chunks`: each future has a `Mapped`. The iterator keeps `owner` alive.
+    """The results of a feed.
+
+    `in_order`: in the order of the items, otherwise as they arrive. `in_chunks`: each future has a
+    `Mapped`. The iterator keeps `owner` alive.
     """
 
     def __init__(self, feed: Feed, *, in_order: bool, in_chunks: bool, owner: Any) -> None:
@@ -167,8 +172,8 @@ class FedResults(Iterator[Any]):
         self._early: dict[int, Any] = {}
         self._next = 0
         self._count: int | None = None
-        self._values: Iterator[Any] = iter(())  # of the present chunk
-        self._count_before = 0  # results in the chunks before
+        self._values: Iterator[Any] = iter(())  # of the current chunk
+        self._count_before = 0  # how many results the earlier chunks had
         self._was_read = False
 
     def __next__(self) -> Any:

@@ -13,7 +13,7 @@ from ciel.python.importable import is_importable
 
 
 class InitializerError(futures.BrokenExecutor):
-    """The initializer of an executor failed in a process of the cluster: the executor is broken."""
+    """The initializer of an executor failed in a process of the cluster; the executor is broken."""
 
 
 class Initializer:
@@ -25,8 +25,10 @@ class Initializer:
         self._initargs = initargs
 
     def run_once(self) -> None:
-        """Run the initializer if it has not run in this process. If its code is sent with the
-        function, it runs for each copy of the variables that both refer to.
+        """Run the initializer if it has not run in this process.
+
+        If its code is sent with the function, it runs once for each copy of the variables that both
+        refer to.
         """
         key = (os.getpid(), self.token)
         known: Any = _prepared_here
@@ -55,8 +57,9 @@ class Initializer:
 
 
 class InitializedFunction:
-    """A function that is called after an initializer has run. The state that the initializer and
-    the calls leave in a process stays for all calls.
+    """A function that is called after an initializer has run.
+
+    The state that the initializer and the calls leave in a process stays for all later calls.
     """
 
     keeps_state = True

@@ -1,4 +1,4 @@
-"""The client of libraries whose users name none, such as joblib and dask."""
+"""Provides a client to libraries such as joblib and dask, whose users need not open one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _own: tuple[int, Client] | None = None
 
 
 def session_here() -> Session:
-    """Return the session that was opened last. If there is none, return a client that all callers
-    of this function share. The first call opens it, with its own cluster if none is named or up,
-    and it is closed when the program ends.
+    """Return the session that was opened last, or else a client that all callers share.
+
+    The first call opens that client, which starts a cluster if none is configured or running. It is
+    closed when the program ends.
     """
     global _own
     try:

@@ -18,10 +18,12 @@ Ask = Callable[[str, Any], Any]
 
 @dataclass(frozen=True)
 class Explanation:
-    """The state of the task that produces a result: `unsent`, `waiting` (for inputs), `runnable`
-    (no worker has room), `assigned` (it waits on a worker), `running`, `done`, `failed`,
-    `cancelled`, `dormant` (its outputs are not wanted). `why` gives the reasons, `story` the
-    history of the task, both as lines. `str` returns all of it as a text.
+    """The state of the task that produces a result, and the reasons for it.
+
+    `state`: `unsent`, `waiting` (for inputs), `runnable` (no worker has room), `assigned` (it waits
+    on a worker), `running`, `done`, `failed`, `cancelled`, `dormant` (its outputs are not wanted).
+    `why`: the reasons, as lines. `story`: the history of the task, as lines. `str` returns the
+    whole explanation as a text.
     """
 
     name: str
@@ -74,14 +76,14 @@ def explain(ask: Ask, relocated: Callable[[str], str], future: Any) -> Explanati
         raise TypeError(f"explain takes a future or a reference, not {future!r:.80}")
     name = str(getattr(future, "name", ""))
     if future.cancelled():
-        return Explanation(name, "cancelled", ("it was cancelled here",))
+        return Explanation(name, "cancelled", ("this program cancelled it",))
     here = _known_here(future)
     if not future.done():
         future.calls.expedite(future)
     lot = future.lot
     has_failed = bool(future.done() and future.exception() is not None)
     if lot is None:
-        return Explanation(name, "unsent", here or ("its call is on its way to the cluster",))
+        return Explanation(name, "unsent", here or ("the client has not sent its call yet",))
     if len(lot.functions) > 1:
         here = (*here, f"its task produces the results of {len(lot.functions)} calls")
     return _queried(ask, relocated, lot.id, name, here, has_failed=has_failed)
@@ -92,7 +94,7 @@ def _known_here(future: Any) -> tuple[str, ...]:
         return ()
     error = future.exception()
     if error is None:
-        return ("its value is there",)
+        return ("its value exists",)
     why = f"it has failed: {traceback.format_exception_only(error)[0].strip()}"
     return (why, *map(str, getattr(error, "__notes__", ())))
 
@@ -116,7 +118,7 @@ def _queried(
     state = "running" if answer["runs"] else answer["state"]
     if has_failed:
         state = "failed"  # the program has succeeded: the error of the function is its result
-        why = []  # the reasons of the master repeat that, or describe the program
+        why = []  # the master's reasons repeat the error, or describe the program
         story = story if len(story) > 1 else []
     inputs = [_reading(ref) for ref in from_json(answer["inputs"])]
     left_out = answer["inputs_count"] - len(inputs)
@@ -139,9 +141,9 @@ def _reading(ref: Reference) -> str:
     if isinstance(ref, Failure):
         return f"{ref.id}: failed, {ref.reason}"
     if isinstance(ref, Value):
-        return f"{ref.id}: there, {len(ref.content)} bytes"
+        return f"{ref.id}: exists, {len(ref.content)} bytes"
     if places := sorted(locations_of(ref)):
         size_bytes = getattr(ref, "size_bytes", None)
         size = "" if size_bytes is None else f", {size_bytes} bytes"
-        return f"{ref.id}: there{size}, at {' '.join(places)}"
+        return f"{ref.id}: exists{size}, at {' '.join(places)}"
     return f"{ref.id}: expected"

@@ -4,8 +4,8 @@
         print(sum(client.map(count, paths)))
 
 The client counts its own calls, by the names of their functions. The master counts programs and the
-tasks that tasks spawn; the client queries it after each message that a job has changed. A timer
-updates the remaining time, and finds clients that were opened during the block.
+tasks that other tasks spawn; the client queries the master when a message reports that a job has
+changed. A timer updates the remaining time, and finds clients that were opened during the block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ciel.python.calls import EXECUTOR
 REDRAWN_S: Final = 0.1
 """The shortest time between two updates of the display."""
 PLAIN_S: Final = 10.0
-"""The time between two updates where lines cannot be redrawn."""
+"""The time between two updates if the display cannot redraw lines."""
 _POLL_S = 1.0  # to update the remaining time, and to find new clients
 _WINDOW_S = 10.0  # the period from which the rate is computed
 _FINAL_UPDATE_MAX_S = 2.0  # the time that the last update may take
@@ -163,9 +163,10 @@ class Display(Protocol):
 
 
 class Progress:
-    """A context manager that displays the progress of clients during a block. Inside the block of
-    another `Progress` it displays nothing. Calls and tasks that ended before the block do not
-    count.
+    """A context manager that displays the progress of clients during a block.
+
+    Inside the block of another `Progress` it displays nothing. Calls and tasks that ended before
+    the block do not count.
     """
 
     _shown: Progress | None = None
@@ -218,8 +219,9 @@ class Progress:
         self._thread = None
 
     def views(self, *, refresh: bool = False) -> list[View]:
-        """Return the current counts. Queries the masters about jobs that have changed (with
-        `refresh`, about all jobs), and may block until they reply.
+        """Query the masters about jobs that have changed, and return the current counts.
+
+        With `refresh`, query them about all jobs. The call may block until they reply.
         """
         self._find_clients()
         rows: dict[str, Row] = {}
@@ -412,12 +414,12 @@ def _time(seconds: float) -> str:
 
 
 def progress(client: WatchedClient | None = None, *, stream: TextIO | None = None) -> Progress:
-    """Display the progress of tasks during a block: `with ciel.progress():`. Each name of functions
-    and programs has a line: how many are done, run, and have failed, the total (≥ while tasks still
-    spawn others), the rate, and the remaining time.
+    """Display the progress of tasks during a block: `with ciel.progress():`.
 
-    On a terminal lines are redrawn (with rich), and in a notebook there is a widget (with
-    ipywidgets). Elsewhere, and without these packages, plain lines are written every ten seconds.
-    `client`: by default all open clients. `stream`: by default standard error.
+    There is a line for each name of functions and programs: how many calls are done, are running
+    and have failed, the total (≥ while tasks still spawn others), the rate, and the remaining time.
+    On a terminal, lines are redrawn (with rich); in a notebook there is a widget (with ipywidgets).
+    Elsewhere, and without these packages, plain lines are written every ten seconds. `client`: by
+    default all open clients. `stream`: by default standard error.
     """
     return Progress(client, stream=stream)

@@ -1,10 +1,11 @@
 """Writes a timeline of tasks for `chrome://tracing` and https://ui.perfetto.dev.
 
 The file is a JSON array of events in Google's "Trace Event Format": a process for each worker, a
-row in it for each slot, and on the row a complete event (`X`) for each attempt. Times are the
-master's, in microseconds from the first event. The arguments of an attempt say how long it waited
-for a worker (`waited_in_line_s`), and on the worker for its inputs and a slot
-(`waited_on_worker_s`). The bar of a task of several Python calls contains a bar for each call.
+row in it for each slot, and on the row a complete event (`X`) for each attempt. Times are those of
+the master's clock, in microseconds from the first event. The arguments of an attempt say how long
+it waited for a worker (`waited_in_line_s`), and how long it then waited on the worker for its
+inputs and a slot (`waited_on_worker_s`). The bar of a task of several Python calls contains a bar
+for each call.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ class AttemptSpan(NamedTuple):
 
 
 class CallSpan(NamedTuple):
-    """A call of a function, timed by the program that ran it. `output`: the id of the object that
-    has its result; `begun_s`: when it started, in seconds since the epoch.
+    """A call of a function, timed by the program that ran it.
+
+    `output`: the id of the object that contains its result. `begun_s`: when it started, in seconds
+    since the epoch.
     """
 
     output: str
@@ -70,12 +73,12 @@ class Bar(NamedTuple):
 
 
 def lay_out(attempts: Iterable[AttemptSpan], slots: int, now_s: float) -> list[Bar]:
-    """Assign the attempts of one worker to rows. Attempts on a row do not overlap, except those
-    that run within their parents.
+    """Assign the attempts of one worker to rows.
 
-    A worker reports ends in batches, so several attempts seem to end at the same time; but the
-    reports are in order. So this function goes from the last attempt to the first. It puts each on
-    the row whose next attempt starts the latest, and lets it end there at the latest.
+    Attempts on a row do not overlap, except for attempts that run within their parents. A worker
+    reports ends in batches, so several attempts seem to end at the same time; but the reports are
+    in order. So this function goes from the last attempt to the first. It puts each on the row
+    whose next attempt starts the latest, and moves its end before that start.
     """
     begins = [float("inf")] * max(1, slots)
     bars: list[Bar] = []
@@ -106,8 +109,9 @@ def events_of(
     attempts: Iterable[AttemptSpan], slots: Mapping[str, int], now_s: float,
     calls: Sequence[CallSpan] = (), epoch_s: float = 0.0,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return the events of a trace. `epoch_s` is the difference between the time since the epoch
-    and the time of the master's clock.
+    """Return the events of a trace.
+
+    `epoch_s` is the difference between the time since the epoch and the time of the master's clock.
     """
     by_worker: dict[str, list[AttemptSpan]] = {}
     for attempt in attempts:
@@ -140,9 +144,11 @@ def _fit(
     calls: Iterable[CallSpan],
     within: dict[tuple[str, int], list[CallSpan]],
 ) -> list[AttemptSpan]:
-    """Find the attempt that ran each call: an attempt of the task that declares the output, or of a
-    child to which that task delegated it. Return the attempts in the order of their ends, with the
-    times of their calls, which are more exact than the reports.
+    """Find the attempt that ran each call, and return the attempts in the order of their ends.
+
+    It is an attempt of the task that declares the output, or of a child to which that task
+    delegated the output. The attempts get the times of their calls, which are more exact than the
+    reports.
     """
     by_task: dict[str, list[AttemptSpan]] = {}
     for attempt in attempts:
@@ -161,7 +167,7 @@ def _fit(
 
 
 def _distance_s(attempt: AttemptSpan, call: CallSpan) -> float:
-    """Return the distance of a call from the time of an attempt according to its report."""
+    """Return how far a call is outside the reported time of an attempt."""
     if attempt.ended_at_s is None:
         return 0.0
     middle_s = call.begun_s + call.took_s / 2
@@ -229,8 +235,10 @@ def _rounded(seconds: float) -> float:
 
 
 class Trace:
-    """A timeline of the jobs of some clients, in a file. As a context manager it writes the file at
-    the end of the block, with the attempts that end or run during the block.
+    """A timeline of the jobs of some clients, in a file.
+
+    As a context manager it writes the file at the end of the block, with the attempts that end or
+    run during the block.
     """
 
     def __init__(self, path: str | os.PathLike[str], client: TracedClient | None = None) -> None:
@@ -257,7 +265,7 @@ class Trace:
         try:
             self.write()
         except (ClientError, OSError):
-            if error is None:  # otherwise the error of the block says more
+            if error is None:  # otherwise the user needs the error of the block
                 raise
 
     def write(self) -> None:
@@ -302,7 +310,7 @@ class Trace:
         self._calls.setdefault(id(client), []).extend(calls)
 
     def takes(self, client: object) -> bool:
-        """Whether this trace shows a client."""
+        """Whether this trace includes a client."""
         return self._client is None or self._client is client
 
 
@@ -310,13 +318,15 @@ _open: list[Trace] = []
 
 
 def is_traced(client: object) -> bool:
-    """Whether an open trace shows a client, so that its calls must be timed."""
+    """Whether an open trace includes a client, so that its calls must be timed."""
     return any(trace.takes(client) for trace in _open)
 
 
 def note_calls(client: object, output: str, names: Sequence[str], times: Times) -> None:
-    """Add the times of calls to the open traces. `names`: the functions of an output; the
-    last is also the name of all further calls, which are elements of a map.
+    """Add the times of calls to the open traces.
+
+    `names`: the functions of an output; the last is also the name of all further calls, which are
+    elements of a map.
     """
     for trace in _open:
         if trace.takes(client) and names:
@@ -335,12 +345,12 @@ def closing(client: TracedClient) -> None:
 
 
 def trace(path: str | os.PathLike[str], client: TracedClient | None = None) -> Trace:
-    """Write a timeline of a client's jobs for `chrome://tracing` or Perfetto: a row for each slot,
-    and a bar for each attempt at a task. The master remembers the last 100,000 attempts.
+    """Write a timeline of a client's jobs for `chrome://tracing` or Perfetto.
 
-    `with ciel.trace("out.json"):` writes the file again at the end of the block, with the attempts
-    that ended or ran during it. `client`: by default all open clients. Raises OSError, and as
-    `Client.ask`.
+    It has a row for each slot, and a bar for each attempt at a task. The master remembers the last
+    100,000 attempts. `with ciel.trace("out.json"):` writes the file again at the end of the block,
+    with the attempts that ended or ran during the block. `client`: by default all open clients.
+    Raises OSError, and as `Client.ask`.
     """
     found = Trace(path, client)
     found.write()
