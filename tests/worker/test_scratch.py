@@ -71,7 +71,7 @@ def test_of_a_long_standard_error_the_end_is_told(spool: Path) -> None:
     Path(scratch.stderr_path).write_bytes(lines)
     first, *rest = scratch.stderr_tail().splitlines()
     text = "\n".join(rest) + "\n"
-    assert first == f"({len(lines) - len(text)} bytes before)"
+    assert first == f"({len(lines) - len(text)} bytes omitted)"
     assert text.startswith("line ")
     assert lines.endswith(text.encode())
     assert len(rest) == STDERR_TAIL_LINES
@@ -156,7 +156,7 @@ def test_of_very_many_lines_the_last_are_told(spool: Path, monkeypatch: pytest.M
     lines = [b"line %d\n" % number for number in range(10, 99)]
     Path(scratch.stderr_path).write_bytes(b"".join(lines))
     text, end = scratch.lines_from(16)
-    assert (text, end) == ("(600 bytes before)\n" + b"".join(lines[-12:-7]).decode(), 8 * 82)
+    assert (text, end) == ("(600 bytes omitted)\n" + b"".join(lines[-12:-7]).decode(), 8 * 82)
     told: list[str] = []
     assert scratch.log_lines(end, told.append, to_the_end=True) == 8 * 89
     assert "".join(told) == b"".join(lines[-7:]).decode()

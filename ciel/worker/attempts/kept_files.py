@@ -46,7 +46,7 @@ def _shorten(path: str) -> None:
         return
     with open(path, "rb") as whole, open(f"{path}.end", "wb") as end:
         left_out = whole.seek(size_bytes - STDERR_LEFT_BYTES)
-        end.write(b"(%d bytes before)\n" % left_out)
+        end.write(b"(%d bytes omitted)\n" % left_out)
         shutil.copyfileobj(whole, end, _COPY_BYTES)
     os.replace(f"{path}.end", path)
 

@@ -205,7 +205,7 @@ class Scratch:
             skipped = said.find(b"\n") + 1
             said = said[skipped:]
             first += skipped
-            left_out = f"({first - start_bytes} bytes before)\n"
+            left_out = f"({first - start_bytes} bytes omitted)\n"
         is_last = first + len(said) >= size_bytes
         whole = said.rfind(b"\n") + 1
         if not (is_last and to_the_end) and (whole or is_last):  # else the line is split
