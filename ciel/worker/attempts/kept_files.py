@@ -16,8 +16,10 @@ _COPY_BYTES = 1 << 20
 
 
 def keep_files(kept: KeptAttempts, name: str, scratch: Scratch, partial: str | None) -> str:
-    """Move an attempt's directory and standard error, and the beginning of its partial output.
-    Returns a sentence about that for the fault. Takes long if the files are large; raises OSError.
+    """Move an attempt's directory, standard error and the start of its partial output to `kept`.
+
+    Returns a sentence for the fault that says where they are, or why not. Takes long if the files
+    are large; raises OSError.
     """
     place = kept.path / name
     try:
@@ -52,7 +54,7 @@ def _shorten(path: str) -> None:
 
 
 def _take_output(source: str, target: str) -> None:
-    """Link a file, which takes no time and no space; copy the beginning of a long one."""
+    """Link an output, which takes no time and no space; copy the beginning of a long one."""
     try:
         status = os.lstat(source)
     except OSError:

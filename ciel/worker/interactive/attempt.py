@@ -372,7 +372,7 @@ class InteractiveAttempt(Attempt):
         is_mapped = self.maps_files and not streams
         path = writer.mapped_path if is_mapped else writer.path
         if path is None:
-            raise OSError("this store cannot take the output of a program by name")
+            raise OSError("programs cannot write to this worker's store by path; use another store")
         if not self._has_written and self._place.store.capabilities.bounded:
             self._has_written = True
             watched = GrowingFiles((), self.outputs.writers)  # not what it prints
