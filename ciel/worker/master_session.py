@@ -27,8 +27,10 @@ class NoMasterError(CielError):
 
 
 class MasterSession:
-    """The session, if there is one. It counts and confirms messages, and resumes over another
-    connection after the first one was lost.
+    """The session, if there is one.
+
+    It counts and confirms messages, and resumes over another connection after the first one was
+    lost.
     """
 
     def __init__(self, events: Events) -> None:

@@ -62,8 +62,9 @@ class Operations:
     # --- attached processes -----------------------------------------------------------------------
 
     def attach(self, attached: AttachedProcess) -> Deferred[Any]:
-        """Have a process of this host be the root task of a new job. Fires once the job exists;
-        fails with a CielError. Raises OSError.
+        """Have a process of this host be the root task of a new job.
+
+        Fires once the job exists; fails with a CielError. Raises OSError.
         """
         self._interactive.attach(attached)
         self._machine.process_attached(attached.id)

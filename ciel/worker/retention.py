@@ -41,8 +41,9 @@ class Retention:
         self._copies.add(object_id)
 
     def delete(self, objects: tuple[ObjectId, ...]) -> None:
-        """Delete objects, in a thread: to free a large file takes noticeable time. Several threads
-        would delay the reactor's as well, so there is one at a time.
+        """Delete objects, in a thread: to free a large file takes noticeable time.
+
+        Several threads would delay the reactor's as well, so there is one at a time.
         """
         deleted = self._deleting.run(deferToThread, self._delete, objects)
         deleted.addErrback(lambda failure: log.failure("deletion failed", failure))

@@ -22,8 +22,10 @@ Queue = Callable[[], tuple[int, float]]
 
 
 class StoreReports:
-    """Sends a report when something has changed since the last one. It also notices when another
-    program removes the store: then the worker is of no use, and `lost` is called with the reason.
+    """Sends a report when something has changed since the last one.
+
+    It also notices when another program removes the store: then the worker is of no use, and `lost`
+    is called with the reason.
     """
 
     def __init__(
