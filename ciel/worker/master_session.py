@@ -29,10 +29,9 @@ class NoMasterError(CielError):
 
 
 class MasterSession:
-    """The session, if there is one.
+    """The session with the master, if there is one.
 
-    It counts and confirms messages, and resumes over another connection after the first one was
-    lost.
+    It counts and confirms messages, and resumes over a new connection after one was lost.
     """
 
     def __init__(self, events: Events) -> None:

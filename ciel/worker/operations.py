@@ -62,7 +62,7 @@ class Operations:
     # --- attached processes -----------------------------------------------------------------------
 
     def attach(self, attached: AttachedProcess) -> Deferred[Any]:
-        """Have a process of this host be the root task of a new job.
+        """Make a process of this host the root task of a new job.
 
         Fires once the job exists; fails with a CielError. Raises OSError.
         """

@@ -135,7 +135,7 @@ class Worker:
         self._changed = threading.Condition()
         self._number = 0
 
-    def attached_process_left(self, guest: object, details: str) -> None:
+    def attached_process_left(self, attached: object, details: str) -> None:
         """There is none."""
 
     def attempt_ended(

@@ -1,11 +1,13 @@
 """The channel to an interactive program, over two FIFOs.
 
-It receives calls, sends replies, and reports once that it has broken. The open of one end of a FIFO
-blocks until both ends are open, which a reactor must not do. So the worker opens `from_process` for
-reading without blocking; it has no end of file before a writer has come. It opens `to_process` for
-both reading and writing: frames wait in it, and the program's open never blocks, in whatever order
-it opens the FIFOs. While the worker holds a reading end, it does not notice the loss of the
-program's. It closes its own once the program has read what waited, and so has opened the FIFO.
+It receives calls, sends replies, and reports once that it has broken.
+
+Opening one end of a FIFO blocks until both ends are open, which a reactor must not do. So the
+worker opens `from_process` for reading without blocking; it has no end of file before a writer has
+opened it. The worker opens `to_process` for both reading and writing: frames wait in it, and the
+program's open never blocks, in whatever order it opens the FIFOs. While the worker has a reading
+end, it does not notice the loss of the program's. It closes its own once the program has read the
+waiting frames, and so has opened the FIFO.
 
 A program that finds other transports in its environment (`channel_environment`) may create one and
 offer its descriptor. Each side sends a last call by its FIFO, which says that its next frames come

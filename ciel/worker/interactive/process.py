@@ -491,9 +491,8 @@ class Process:
         self._channel_end = self._channel_end or "closed"
         self._outbox.flush()
         self.channel.close()
-        leave_s = (
-            self._patience.leave_s if self.attached is None else 0.0
-        )  # an attached process runs on
+        # An attached process runs on, so its end is not awaited.
+        leave_s = self._patience.leave_s if self.attached is None else 0.0
         self._due_in(leave_s, self.terminate)
 
     def _due_in(self, delay_s: float, call: Callable[[], None]) -> None:

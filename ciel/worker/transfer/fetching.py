@@ -413,7 +413,7 @@ class _Copy:
     def _gone(self, failure: TwistedFailure) -> None:
         self._asked = None
         if not isinstance(failure.value, CancelledError):
-            self.end(f"its worker sends nothing, and does not answer: {failure.getErrorMessage()}")
+            self.end(f"its worker was silent, and does not answer: {failure.getErrorMessage()}")
 
     def end(self, why: str) -> None:
         """End the copy before it is complete."""
