@@ -38,8 +38,10 @@ class Growth(NamedTuple):
 
 
 class OpenInput(NamedTuple):
-    """The path of an opened input. `blocks`: reading past the available data waits for more, so the
-    end of file that the reader sees is the real one.
+    """The path of an opened input.
+
+    `blocks`: reading past the available data waits for more, so the end of file that the reader
+    sees is the real one.
     """
 
     path: str
@@ -59,13 +61,16 @@ class Attempt(ABC):
         self.children_count = 0
         self.has_delegated = False  # its promised outputs, to a child
         self.handed_over: set[int] = set()  # promised outputs delegated to children
-        self.at_hand: frozenset[str] = frozenset()  # objects that its program has from other tasks
+        self.at_hand: frozenset[str] = (
+            frozenset()
+        )  # objects in its program's memory, from other tasks
         self._twins: dict[str, int] = {}  # number of children with equal content, by the first id
 
     names_by_content = False
-    """Whether names of children derive from their content instead of their ordinal number. This is
-    for programs that create children in an order that depends on timing, and delegate those
-    outputs that are left.
+    """Whether names of children derive from their content instead of their ordinal number.
+
+    This is for programs that create children in an order that depends on timing. A child to which
+    such a program delegates gets the outputs that are neither started nor delegated yet.
     """
 
     maps_files = False
@@ -83,8 +88,10 @@ class Attempt(ABC):
 
     @abstractmethod
     def resolve(self, ref: Reference) -> Reference:
-        """Return the best reference to an object that this worker knows: from the task's inputs,
-        its published outputs, or the store. It is a future if none of them has the object.
+        """Return the best reference to an object that this worker knows.
+
+        It comes from the task's inputs, its published outputs, or the store. It is a future if none
+        of them has the object.
         """
 
     @abstractmethod
@@ -99,8 +106,9 @@ class Attempt(ABC):
 
     @abstractmethod
     def lose_input(self, object_id: str, details: str) -> None:
-        """Record that an input is missing at a path that this worker gave to the program. The
-        attempt ends without an outcome.
+        """Record that an input is missing at a path that the program got from this worker.
+
+        The attempt ends without an outcome.
         """
 
     @abstractmethod
@@ -115,8 +123,9 @@ class Attempt(ABC):
     def await_growth(
         self, object_id: str, at_least_bytes: float, then: Callable[[Growth], None]
     ) -> None:
-        """Wait until an input that `open_growing` opened has so many bytes, or is complete. Raises
-        BadCallError for an input that it did not open.
+        """Wait until an input that `open_growing` opened has this size, or is complete.
+
+        Raises BadCallError for an input that it did not open.
         """
 
     @abstractmethod
@@ -127,8 +136,10 @@ class Attempt(ABC):
 
     @abstractmethod
     def open_output(self, index: int, streams: bool, size_bytes: int | None = None) -> str:
-        """Start an output; return the path to write. `streams`: other tasks may read it meanwhile.
-        `size_bytes`: the space to reserve, if the size is known.
+        """Start an output; return the path to write.
+
+        `streams`: other tasks may read the output while it is written. `size_bytes`: the space to
+        reserve, if the size is known.
         """
 
     @abstractmethod
@@ -157,8 +168,10 @@ class Attempt(ABC):
 
     @abstractmethod
     def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
-        """Create a child task. `wanted`: whether this task needs its outputs before it ends. None:
-        unknown, so the child may be started and cancelled later.
+        """Create a child task.
+
+        `wanted`: whether this task needs the child's outputs before it ends. None: unknown, so the
+        child may be started and cancelled later.
         """
 
     @abstractmethod
@@ -167,8 +180,9 @@ class Attempt(ABC):
 
     @abstractmethod
     def end_within(self, fault: tuple[str, str] | None) -> None:
-        """End an inline attempt, with a fault if it failed, and close its open files. Raises
-        StorageError.
+        """End an inline attempt, with a fault if it failed, and close its open files.
+
+        Raises StorageError.
         """
 
     # --- children ---------------------------------------------------------------------------------
@@ -194,7 +208,9 @@ class Attempt(ABC):
             self._require_available(takes)
         form = self._form(executor, keywords, delegates)
         if takes is not None and len(takes) != form.n_outputs:
-            raise BadCallError(f"a child of {form.n_outputs} outputs cannot take over {len(takes)}")
+            raise BadCallError(
+                f"a child with {form.n_outputs} outputs cannot take over {len(takes)} outputs"
+            )
         if not form.n_outputs and not delegates:
             return (), form  # a task without outputs would never run
         child, _ = self._create(executor, form, needs, delegates, name, takes)
@@ -204,11 +220,12 @@ class Attempt(ABC):
     def spawn_within(
         self, executor: str, keywords: dict[str, Any], name: str
     ) -> tuple[tuple[ObjectId, ...], Attempt]:
-        """Create a child task that the program runs inline; return the ids of its outputs, and its
-        attempt. Raises BadCallError.
+        """Create a child that the program runs inline; return its output ids and its attempt.
+
+        Raises BadCallError.
         """
         if not self.task.may_run_children or executor != self.task.spec.executor:
-            raise BadCallError("no child may run within this task")
+            raise BadCallError("this task cannot run a child inline; spawn it instead")
         form = self._form(executor, keywords, False)
         child, arguments = self._create(executor, form, DEFAULT_NEEDS, False, name, None)
         return child.spec.outputs, self.begin_child(child, arguments)
@@ -230,12 +247,15 @@ class Attempt(ABC):
         *,
         sees_errors: bool = False,
     ) -> None:
-        """Delegate the promised outputs to a task that continues in this process, once all
-        `dependencies` and one of `any_of` are available (a fixed process, ciel-interfaces 1.7).
-        `sees_errors`: failed objects count as available. Raises BadCallError.
+        """Delegate the promised outputs to a task that continues later in this process.
+
+        It continues once all `dependencies` and one of `any_of` are available (a fixed process,
+        ciel-interfaces 1.7). `sees_errors`: failed objects count as available. Raises BadCallError.
         """
         if not self._executor(executor).talks:
-            raise BadCallError(f"{executor!r} has no processes that could go on")
+            raise BadCallError(
+                f"executor {executor!r} has no interactive programs that could continue the task"
+            )
         self._require_undelegated()
         if self.attached is None:
             # A re-execution leaves another process, which must not have the same name.
@@ -273,7 +293,10 @@ class Attempt(ABC):
         self._require_undelegated()
         left = [index for index in takes if self._is_available(index)]
         if not left or len(left) != len(set(takes)):
-            raise BadCallError(f"a child cannot take over outputs {list(takes)!r:.60}")
+            raise BadCallError(
+                f"a child cannot take over outputs {list(takes)!r:.60}: each must be a declared "
+                "output that is neither started nor delegated"
+            )
 
     def _is_available(self, index: Any) -> bool:
         """Whether this is a promised output that is neither started nor delegated."""
@@ -335,8 +358,9 @@ class Attempt(ABC):
         return child, arguments
 
     def _with_published(self, value: Any) -> Any:
-        """Replace references to outputs of this attempt by the published ones: a program may have
-        older references, and only the published one has the location of the content.
+        """Replace references to outputs of this attempt by the published ones.
+
+        A program may have older references; only the published one has the location of the content.
         """
         if isinstance(value, REFERENCE_TYPES):
             return self.outputs.reference(value.id) or value

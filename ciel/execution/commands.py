@@ -12,8 +12,9 @@ from ciel.wire.errors import WireError
 
 
 def command_line(payload: str | None) -> list[str] | None:
-    """Return the words of the command in a task's payload, with ids of objects in place of their
-    files; None if its executor takes no command, or the payload is missing.
+    """Return the command line in a task's payload, with ids of objects in place of their files.
+
+    Return None if the task's executor takes no command, or if the payload is missing.
     """
     arguments = _arguments(payload)
     args = arguments.get("args")

@@ -20,9 +20,9 @@ Say = Callable[[str, Any], None]
 class Over(NamedTuple):
     """How a conversation ended.
 
-    `fault`: why the task has failed; None if it succeeded. `keep`: what the program is ready for,
-    of `no`, `may_keep` and `must_keep`. `soft_keys`: the objects that it has in memory, as sets of
-    object ids.
+    `fault`: why the task has failed; None if it succeeded. `keep`: whether the program can serve
+    further tasks (`no`, `may_keep`), or must stay since its task continues in it (`must_keep`).
+    `soft_keys`: the objects that it has in memory, as sets of object ids.
     """
 
     fault: tuple[str, Any] | None
@@ -38,14 +38,16 @@ class Conversation(Protocol):
 
     @property
     def subject(self) -> str:
-        """A name for people of the part that fails; empty: the program, by its command."""
+        """The name of the part that fails, for messages; empty: they name the program's command."""
 
     def called(self, calls: Iterable[Call]) -> None:
         """Answer calls of the program, in their order."""
 
     def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
-        """Return the fault of a task whose program ended before the conversation did. `how`: how it
-        ended, in words. `was_ended`: the worker killed it, on behalf of this task.
+        """Return the fault of a task whose program ended before the conversation did.
+
+        `how`: a text that says how the program ended. `was_ended`: the worker killed the program,
+        on behalf of this task.
         """
 
 
@@ -53,6 +55,7 @@ class ConversingExecutor(Protocol):
     """The additional interface of an executor with `talks`."""
 
     def converse(self, attempt: Attempt, say: Say) -> Conversation:
-        """Create the conversation of an attempt whose program is sent `start_task` next. The
-        conversation turns the program's calls into requests to `attempt`.
+        """Create the conversation of an attempt whose program is sent `start_task` next.
+
+        The conversation turns the program's calls into requests to `attempt`.
         """

@@ -1,5 +1,7 @@
-"""The environment variables of a task: the worker's or the client's, without secrets, and variables
-that describe the task.
+"""Computes the environment variables of a task.
+
+They are those of the worker or of the client, without secrets, and variables that describe the
+task.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from ciel.core.jobs import CallerContext
 from ciel.core.tasks import TaskSpec
 
 TEMPORARY_MAX_BYTES = 64
-"""A task's temporary files are in its scratch directory, and are removed with it, unless that path
-is longer than this. A socket's path has at most 107 bytes, so some must be left for its name.
+"""The longest path of a scratch directory that a task gets as its TMPDIR.
+
+The task's temporary files are then removed with the directory. A socket's path has at most 107
+bytes, so TMPDIR must leave some for the socket's name.
 """
 SECRET_NAMES = frozenset(("CIEL_ACCESS", "CIEL_KEY"))
 SECRET_PARTS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE_KEY", "API_KEY")
@@ -32,11 +36,11 @@ MACHINE_PREFIXES = ("CIEL_", "SSH_")
 
 
 class Caller(NamedTuple):
-    """The working directory and environment that a job's programs get from the client, as changes
-    to those of one worker.
+    """The working directory and environment that a job's programs get from the client.
 
-    `cwd`: the working directory; "": a private one. `env`: changes to the worker's environment;
-    None unsets a variable. `digest`: equal for two callers only if `cwd` and `env` are equal.
+    Both are changes to those of one worker. `cwd`: the working directory; "": a private one. `env`:
+    changes to the worker's environment; None unsets a variable. `digest`: equal for two callers
+    only if `cwd` and `env` are equal.
     """
 
     cwd: str
@@ -88,8 +92,9 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def travelling(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a client to send with its job: they are not secret, do not describe
-    its machine, and are UTF-8.
+    """Return the variables of a client to send with its job.
+
+    These are not secret, do not describe the client's machine, and are UTF-8.
     """
     return {
         name: value
@@ -99,9 +104,7 @@ def travelling(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def changes(context: CallerContext, own: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the changes that turn a worker's environment into that for a job's programs; None
-    unsets a variable.
-    """
+    """Return the changes to a worker's environment for a job's programs; None unsets a variable."""
     changed: dict[str, str | None] = {}
     if context.replaces_env:
         theirs = {name: text for name, text in context.env.items() if not is_of_machine(name)}

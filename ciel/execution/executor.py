@@ -1,5 +1,4 @@
-"""The interface of executors, which translate a task into an action, and a program's end into an
-outcome.
+"""The interface of executors, which translate tasks into actions and program exits into outcomes.
 
 An executor opens no file and starts no process: it names inputs, and the worker provides their
 paths. The worker calls it when a task starts, and again when the requested program has ended:
@@ -26,8 +25,9 @@ from ciel.storage.interface import LEVELS
 
 
 class BadArgumentsError(Exception):
-    """A task's arguments are invalid for its executor; the text is for the task's author. If an
-    `executor` is named, the error is in the arguments for that one, nested in those of the task.
+    """A task's arguments are invalid for its executor; the text is for the task's author.
+
+    `executor`: the executor whose arguments are invalid, if they are nested in those of the task.
     """
 
     def __init__(self, text: str, executor: str = "") -> None:
@@ -36,8 +36,9 @@ class BadArgumentsError(Exception):
 
 
 class InputPath(NamedTuple):
-    """A placeholder for the path of an input in a command line. `executable`: the program runs it,
-    or loads it as a library.
+    """A placeholder for the path of an input in a command line.
+
+    `executable`: the program runs the input, or loads it as a library.
     """
 
     object_id: ObjectId
@@ -45,8 +46,9 @@ class InputPath(NamedTuple):
 
 
 class OutputPath(NamedTuple):
-    """A placeholder for the path of an output that a program writes itself. The file exists and is
-    empty.
+    """A placeholder for the path of an output that a program writes itself.
+
+    The file exists and is empty.
     """
 
     number: int
@@ -113,7 +115,7 @@ class ProgramExit(NamedTuple):
 
 
 def _in_shells(status: int) -> str:
-    """Explain an exit status by which shells report a signal."""
+    """Name the signal that a shell reports by this exit status; empty if there is none."""
     try:
         return f" (in a shell: {signal.Signals(status - 128).name})" if status > 128 else ""
     except ValueError:
@@ -169,8 +171,10 @@ class Talk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The task succeeded: the contents of outputs by number, except outputs that its program wrote,
-    and its children.
+    """The task succeeded.
+
+    `contents`: the outputs by number, except those that its program wrote. `children`: the tasks
+    that it creates.
     """
 
     contents: Mapping[int, bytes] = field(default_factory=dict)
@@ -189,13 +193,13 @@ Action = Run | Talk | Finish | Fail
 
 
 class Task(NamedTuple):
-    """A task as its executor sees it: its spec, its decoded arguments, and the current references
-    of its inputs.
+    """A task as its executor sees it.
 
-    `executors`: all executors of this worker, for the children of the task. `may_run_children`: its
-    program may run children inline, which take no slot. `attempt`: the number of this attempt; 0
-    for a child that its parent's worker started. `caller`: the directory and environment that
-    programs of its job get from the client; None: the worker's.
+    `inputs`: the current references of its inputs. `executors`: all executors of this worker, for
+    the children of the task. `may_run_children`: its program may run children inline, which take no
+    slot. `attempt`: the number of this attempt; 0 for a child that its parent's worker started.
+    `caller`: the directory and environment that programs of its job get from the client; None: the
+    worker's.
     """
 
     spec: TaskSpec
@@ -234,9 +238,11 @@ def mentions_of(executors: Mapping[str, Executor], name: str) -> Mentions:
 
 
 def simple_form(executor: str, keywords: dict[str, Any]) -> ChildForm:
-    """Return the form of a child for most executors (ciel-interfaces, 1.8). `args` is an object
-    from which the child produces `n_outputs` outputs. Their names derive from the arguments, so
-    equal children run once. Members of `args` may also be given directly, as in packages.
+    """Return the form of a child for most executors (ciel-interfaces, 1.8).
+
+    `args` is an object from which the child produces `n_outputs` outputs. Their names derive from
+    the arguments, so equal children run once. Members of `args` may also be given directly, as in
+    packages.
     """
     args = keywords.get("args")
     if args is None:
@@ -259,8 +265,9 @@ class Executor(ABC):
     """Whether its tasks get the `package_ref` of their job, to look up entries of its package."""
 
     def missing(self, environ: Mapping[str, str]) -> str:
-        """Return a sentence that says what this host lacks to run its tasks, and what to do about
-        it; empty if it lacks nothing. A worker calls this once, before any task, with its own
+        """Return what this host lacks to run its tasks, and what to do; empty if it lacks nothing.
+
+        The result is a sentence. A worker calls this once, before any task, with its own
         environment. Only here may an executor inspect the host, and keep the results.
         """
         return ""
@@ -277,8 +284,9 @@ class Executor(ABC):
         return simple_form(self.name, keywords)
 
     def ended(self, task: Task, program_exit: ProgramExit) -> Action:
-        """Return the outcome of a task whose program has ended; by default only exit status 0 is a
-        success.
+        """Return the outcome of a task whose program has ended.
+
+        By default only exit status 0 is a success.
         """
         if program_exit.status == 0:
             return Finish()

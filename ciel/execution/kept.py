@@ -45,7 +45,8 @@ class KeptAttempts:
         size_bytes = bytes_below(self.path / name)
         if size_bytes > self._bytes_max:
             remove_tree(self.path / name)
-            return f"they take {size_bytes} bytes, of {self._bytes_max} for all that is kept"
+            limit = f"the limit for all retained files is {self._bytes_max}"
+            return f"they take {size_bytes} bytes; {limit}"
         with self._lock:
             sizes = self._known()
             sizes.pop(name, None)

@@ -56,8 +56,9 @@ class Outputs:
         ] = {}  # the numbers of outputs that are named by content, by digest
 
     def index(self, value: object) -> int:
-        """Check and return the number of an output. None means 0 if the task declares exactly one
-        output. Raises BadCallError.
+        """Check and return the number of an output; raises BadCallError.
+
+        None means 0 if the task declares exactly one output.
         """
         if value is None and self.expected_count == 1:
             return 0
@@ -74,8 +75,9 @@ class Outputs:
         return self._allocate(prefix, len(self.ids) - self.expected_count)
 
     def allocate_named(self, prefix: str, digest: str) -> int:
-        """Return the number of the output that is named by the digest of its content instead of its
-        number. Add the output if this is the first call with the digest.
+        """Return the number of an output whose id contains the digest of its content.
+
+        The first call with a digest adds the output.
         """
         number = self._named.get(digest)
         if number is None:

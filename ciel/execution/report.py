@@ -1,5 +1,6 @@
-"""Composes error messages for failed programs: the command, how it ended, and the end of its
-standard error.
+"""Composes error messages for failed programs.
+
+A message contains the command, how it ended, and the end of its standard error.
 """
 
 from __future__ import annotations
@@ -26,9 +27,7 @@ def logged_name(name: str, task_id: str) -> str:
 
 
 def command_text(argv: Sequence[str]) -> str:
-    """Format a command line as a shell command of limited length; bytes that are not UTF-8 are
-    escaped.
-    """
+    """Format a command line as a shell command of limited length, with invalid UTF-8 escaped."""
     text = unicode_text(shlex.join(argv))
     return text if len(text) <= COMMAND_MAX_LENGTH else text[: COMMAND_MAX_LENGTH - 3] + "..."
 
@@ -59,7 +58,7 @@ def tail_text(tail: bytes, whole_size_bytes: int) -> str:
         lines = lines[1:] or lines
     shown = b"".join(lines[-STDERR_TAIL_LINES:])
     left_out = whole_size_bytes - len(shown)
-    before = f"({left_out} bytes before)\n" if left_out else ""
+    before = f"({left_out} bytes omitted)\n" if left_out else ""
     return f"{before}{_text(shown)}"
 
 
@@ -77,7 +76,7 @@ def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:
     whose = command_text(argv) if argv else "it"
     wanted, available = size_text(error.wanted_bytes), size_text(error.available_bytes)
     return (
-        f"{whose} made more than the store of worker {worker} has room for: "
+        f"{whose} wrote more than the store of worker {worker} has room for: "
         f"{error.lacking or f'wanted {wanted}, {available} available'}; "
         "give the worker a larger store, or end jobs whose results it retains"
     )

@@ -20,7 +20,7 @@ class LauncherMissingError(LaunchError):
     """The C program was not built, or is not in this package's directory."""
 
     def __init__(self, program: Path) -> None:
-        super().__init__(f"{program} is missing: `make dev` builds it")
+        super().__init__(f"the launcher {program} is missing; build it with `make dev`")
         self.program = program
 
 
@@ -37,6 +37,10 @@ class DescendantsRemainError(LaunchError):
     """Some processes survive SIGKILL: a device or file system hangs, or another user owns them."""
 
     def __init__(self, pids: list[int], timeout_s: float) -> None:
-        super().__init__(f"still alive {timeout_s:g} s after SIGKILL: processes {pids}")
+        numbers = ", ".join(map(str, pids))
+        super().__init__(
+            f"these processes are still alive {timeout_s:g} s after SIGKILL: {numbers}; they wait "
+            "for a device or file system that hangs, or belong to another user"
+        )
         self.pids = pids
         self.timeout_s = timeout_s

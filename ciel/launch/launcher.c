@@ -2,8 +2,8 @@
  *
  * launcher.py runs it; messages.py has the wire format. The owner sends START, ADOPT and KILL over
  * SOCKET. Each START and ADOPT is answered by STARTED or FAILED, and each STARTED is followed by
- * EXITED. When the stream ends, or the process that created it, the launcher kills all programs and
- * ends. Signals do not end it: all are blocked, with their default actions.
+ * EXITED. When the stream ends, or the process that created the stream ends, the launcher kills all
+ * programs and exits. Signals do not end it: all are blocked, with their default actions.
  *
  *   - A START may have to wait until fewer than a given number of programs run. The launcher starts
  *     the next one without asking the owner, and reports several ends in one message: a wake-up of
@@ -53,8 +53,8 @@ enum {
     STRINGS_MAX = 1 << 20,       /* each string of them takes at least 9 bytes */
     LAUNCHES_MAX = 1 << 16,
     EVENTS_MAX = 4 * LAUNCHES_MAX,
-    REQUESTS_PER_TURN = 16,        /* so that exits need not wait for a long queue of starts */
-    NEWS_WAITS_MS = 2,             /* how long events that are not urgent are collected */
+    REQUESTS_PER_TICK = 16,        /* so that exits need not wait for a long queue of starts */
+    BATCH_MS = 2,                  /* how long events that are not urgent are collected */
     PASSED_MAX = 512,              /* at most 253 arrive at once, 3 may wait for their request */
     ROUNDS_MAX = 3,                /* of killing orphans, before all of them are stopped first */
     QUELL_MS = 500,                /* how long stopping them may block everything else */
@@ -104,8 +104,8 @@ static struct launch {
     pid_t pid;
     uint32_t next_free;
     bool ended, survived;
-    uint8_t rounds; /* in which a process of it survived */
-    struct event exit; /* id: the launch's; wall_us: its start time until it has ended */
+    uint8_t rounds; /* of killing its orphans, in which one survived */
+    struct event exit; /* to send at the end; wall_us is the start time until then */
 } launches[LAUNCHES_MAX];
 static uint32_t slot_of_pid[PIDS]; /* for programs that have not been reaped */
 static uint32_t ended[LAUNCHES_MAX], ended_count, running_count, slots_used = 1, first_free;
@@ -115,7 +115,7 @@ static char waiting[REQUEST_BYTES_MAX]; /* START requests, the next one first */
 static size_t input_bytes, output_bytes, waiting_bytes;
 static uint32_t waiting_count;
 static bool urgent; /* the output is to be sent now */
-static uint64_t news_due_us; /* when it is to be sent, if not urgent */
+static uint64_t batch_due_us; /* when to send the output, if it is not urgent */
 static int passed[PASSED_MAX], owner, children = -1;
 static unsigned passed_count;
 static pid_t own_pid;
@@ -248,7 +248,7 @@ static bool room(void)
 static void emit(struct event event)
 {
     if (output_bytes == 0)
-        news_due_us = now_us() + NEWS_WAITS_MS * 1000;
+        batch_due_us = now_us() + BATCH_MS * 1000;
     memcpy(output + output_bytes, &event, sizeof event);
     output_bytes += sizeof event;
     urgent |= event.kind == FAILED || (event.kind == EXITED && waiting_count <= running_count);
@@ -454,8 +454,8 @@ static void obey_start(char *bytes, size_t size_bytes)
     directory = next_string(&rest, end);
     for (int i = 0; i < STREAMS; i++) {
         paths[i] = next_string(&rest, end);
-        require(request.streams[i] < STREAM_KINDS, "START has a stream of no known kind");
-        require(request.streams[i] != DESCRIPTOR || taken < passed_count, "no descriptor came");
+        require(request.streams[i] < STREAM_KINDS, "START has a stream of an unknown kind");
+        require(request.streams[i] != DESCRIPTOR || taken < passed_count, "missing descriptor");
         if (request.streams[i] == DESCRIPTOR)
             descriptors[i] = passed[taken++];
     }
@@ -545,12 +545,12 @@ static bool obey_requests(void)
 {
     size_t done_bytes = 0;
     unsigned count = 0;
-    for (; count < REQUESTS_PER_TURN && room(); count++) {
+    for (; count < REQUESTS_PER_TICK && room(); count++) {
         struct request head;
         if (input_bytes - done_bytes < sizeof head)
             break;
         memcpy(&head, input + done_bytes, sizeof head);
-        require(head.kind >= START && head.kind <= ADOPT, "unknown kind");
+        require(head.kind >= START && head.kind <= ADOPT, "unknown kind of request");
         require(head.size_bytes >= sizeof head && head.size_bytes <= sizeof input, "wrong size");
         if (input_bytes - done_bytes < head.size_bytes)
             break;
@@ -564,7 +564,7 @@ static bool obey_requests(void)
     }
     input_bytes -= done_bytes;
     memmove(input, input + done_bytes, input_bytes);
-    return count == REQUESTS_PER_TURN || !room();
+    return count == REQUESTS_PER_TICK || !room();
 }
 
 /* Read available requests; false at the end of the stream. Descriptors arrive no later than their
@@ -580,11 +580,11 @@ static bool receive(void)
     input_bytes += (size_t)length;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
         size_t bytes = c->cmsg_type == SCM_RIGHTS ? c->cmsg_len - CMSG_LEN(0) : 0;
-        require(passed_count + bytes / sizeof(int) <= PASSED_MAX, "descriptors that nothing uses");
+        require(passed_count + bytes / sizeof(int) <= PASSED_MAX, "unused descriptors");
         memcpy(passed + passed_count, CMSG_DATA(c), bytes);
         passed_count += (unsigned)(bytes / sizeof(int));
     }
-    require(!(message.msg_flags & MSG_CTRUNC), "descriptors lost to the limit of open files");
+    require(!(message.msg_flags & MSG_CTRUNC), "descriptors are lost: too many files are open");
     return true;
 }
 
@@ -693,7 +693,7 @@ static void prepare(struct pollfd *ends, struct pollfd *owner_process)
     check(prctl(PR_SET_CHILD_SUBREAPER, 1), "subreaper");
     check(children = open("/proc/thread-self/children", O_RDONLY | O_CLOEXEC), "/proc");
     if (getrlimit(RLIMIT_LOCKS, &locks) < 0 || locks.rlim_max != RLIM_INFINITY)
-        give_up("RLIMIT_LOCKS", "has a hard limit, but must be free to carry tags");
+        give_up("RLIMIT_LOCKS", "has a hard limit; the launcher stores tags in it");
     own_pid = getpid();
     own_environment = environ;
 }
@@ -706,20 +706,20 @@ int main(int argc, char **argv)
         give_up("usage", "ciel-launcher SOCKET SALT [DIRECTORY...] (started by ciel.launch)");
     protect(argv + 3);
     struct pollfd polled[] = {{owner, 0, 0}, {-1, POLLIN, 0}, {-1, POLLIN, 0}};
-    struct signalfd_siginfo news;
+    struct signalfd_siginfo info;
     prepare(&polled[1], &polled[2]);
     for (bool more = false;;) {
-        int timeout_ms = more && room() ? 0 : output_bytes && !urgent ? NEWS_WAITS_MS : -1;
+        int timeout_ms = more && room() ? 0 : output_bytes && !urgent ? BATCH_MS : -1;
         bool space = room() && input_bytes < sizeof input;
         polled[0].events = (space ? POLLIN : 0) | (urgent ? POLLOUT : 0);
         check(poll(polled, 3, timeout_ms), "poll");
-        urgent |= output_bytes && now_us() >= news_due_us;
+        urgent |= output_bytes && now_us() >= batch_due_us;
         send_events();
         if (polled[2].revents || (polled[0].revents & ~POLLOUT && !more && !receive()))
             break;
         more = obey_requests();
         start_waiting(); /* an earlier launch may have failed to start */
-        if (polled[1].revents && read(polled[1].fd, &news, sizeof news) > 0) {
+        if (polled[1].revents && read(polled[1].fd, &info, sizeof info) > 0) {
             reap();
             start_waiting(); /* before settle_ended, which may take longer */
             if (ended_count > 0 || running_count == 0)

@@ -45,8 +45,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Launcher:
-    """A running launcher. It and its programs end with `close`, or when this process ends in any
-    way.
+    """A running launcher.
+
+    It and its programs end with `close`, or when this process ends in any way.
     """
 
     def __init__(self, pid: int, link: socket.socket, salt: int) -> None:
@@ -71,12 +72,13 @@ class Launcher:
         program: Path | None = None,
         read_only: Iterable[str] = (),
     ) -> Self:
-        """Start a launcher. Its programs inherit `environ` (default: this process's), and cannot
-        write to the directories `read_only` if the kernel permits such mounts; see `protects`.
+        """Start a launcher.
 
-        The launcher has its own session and blocks all signals, so Ctrl-C reaches only this
-        process. Its programs do not inherit ignored signals, such as SIGPIPE, or the raised limit
-        of open files (see `limits`). Raises LauncherMissingError.
+        Its programs inherit `environ` (default: this process's), and cannot write to the
+        directories `read_only` if the kernel permits such mounts; see `protects`. The launcher has
+        its own session and blocks all signals, so Ctrl-C reaches only this process. Its programs do
+        not inherit ignored signals, such as SIGPIPE, or the raised limit of open files (see
+        `limits`). Raises LauncherMissingError.
         """
         program = program or Path(__file__).with_name("ciel-launcher")
         salt = 1 + int.from_bytes(os.urandom(8), "big") % (2**31 - 1)
@@ -148,12 +150,11 @@ class Launcher:
         self._requests.append((request, descriptors))
 
     def adopt(self, launch_id: int, parent_id: int, pid: int) -> None:
-        """Queue the adoption of a process as the program of this launch. Either its event is
-        ProgramStarted, and the process gets SIGUSR1 to start its work, or it is ProgramFailed with
-        ESRCH.
+        """Queue the adoption of a process as the program of this launch.
 
-        The process must lead a session, and must be an orphan that the running program `parent_id`
-        has forked.
+        Either its event is ProgramStarted, and the process gets SIGUSR1 to start its work, or it is
+        ProgramFailed with ESRCH. The process must lead a session, and must be an orphan that the
+        running program `parent_id` has forked.
         """
         self._requests.append((encode_adopt(launch_id, parent_id, pid), []))
 
@@ -236,8 +237,9 @@ class Launcher:
             self.kill_descendants(timeout_s)
 
     def let_go(self) -> None:
-        """Close this copy in a forked child. The launcher belongs to the parent, and must notice
-        when the parent ends.
+        """Close this copy in a forked child.
+
+        The launcher belongs to the parent, and must notice when the parent ends.
         """
         self._drop_link()
         if self._pidfd is not None:
@@ -245,8 +247,7 @@ class Launcher:
         self._pidfd, self._nothing_left = None, True
 
     def kill_descendants(self, timeout_s: float = 5.0) -> int:
-        """Kill the launcher, if it is alive, and all processes that its programs have started;
-        return the number of these processes.
+        """Kill the launcher and all processes that its programs have started; return their number.
 
         This is for a launcher that was killed and could not clean up. Its programs die with it, but
         their children become children of this process (see `become_subreaper`) or of init, and are
@@ -289,7 +290,7 @@ class Launcher:
         return b"".join(batch), descriptors
 
     def _died(self, reason: str) -> LauncherDiedError:
-        """Make an error with the launcher's exit status or signal, if it has ended by now."""
+        """Return an error with the launcher's exit status or signal, if it has ended by now."""
         if self._pidfd is not None and _wait_end([self._pidfd], time.monotonic() + _DEATH_S):
             status = self._reap()
             if status is not None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ciel.launch.errors import LaunchSpecError
 
-REQUEST_BYTES_MAX = 8 << 20  # more than the kernel accepts, so this refuses nothing possible
+REQUEST_BYTES_MAX = 8 << 20  # more than the kernel accepts
 REQUEST_STRINGS_MAX = 1 << 20
 _START = struct.Struct("=IHHQII3BxI4Q")
 _KILL = struct.Struct("=IHHQ")
@@ -141,7 +141,7 @@ class ProgramExited(NamedTuple):
     """
 
     launch_id: int
-    status: int  # as from wait
+    status: int  # as `wait` returns it
     wall_s: float
     user_s: float
     system_s: float
@@ -175,7 +175,7 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
     if not spec.argv or not spec.argv[0]:
         raise LaunchSpecError("argv", "names no program")
     if spec.at_most and spec.descriptors:
-        raise LaunchSpecError("at_most", "is not for a launch with descriptors")
+        raise LaunchSpecError("at_most", "cannot be used for a launch with descriptors")
     if spec.stdin is Standard.STDOUT or spec.stdout is Standard.STDOUT:
         raise LaunchSpecError("Standard.STDOUT", "is for stderr only")
     (in_kind, in_path), (out_kind, out_path), (error_kind, error_path) = (
@@ -201,7 +201,11 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
         )
     size_bytes = _START.size + len(body)
     if size_bytes > REQUEST_BYTES_MAX or len(spec.argv) + 2 * len(spec.env) >= REQUEST_STRINGS_MAX:
-        raise LaunchSpecError("the launch", f"takes {count} strings, {size_bytes} bytes")
+        raise LaunchSpecError(
+            "the launch",
+            f"takes {count} strings, {size_bytes} bytes; the limits are {REQUEST_STRINGS_MAX} and "
+            f"{REQUEST_BYTES_MAX}: pass long arguments in a file",
+        )
     head = _START.pack(
         size_bytes,
         _START_KIND,

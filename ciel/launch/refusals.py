@@ -47,16 +47,16 @@ def _missing(program: str, file: str | None) -> str:
     if line.startswith(b"#!"):
         interpreter = os.fsdecode(re.split(rb"[ \t]", line[2:].lstrip(b" \t"))[0])
         return f"the interpreter that its first line names, {interpreter!r}, does not exist there"
-    return "the loader that it was linked for does not exist there; was it built for that system?"
+    return "its dynamic loader does not exist there; was it built for another system?"
 
 
 def _forbidden(program: str, file: str | None) -> str:
     if file is None:
-        return "what has that name in its PATH is not executable; chmod +x makes it so"
+        return "the file of that name in its PATH is not executable; chmod +x makes it so"
     try:
         status = os.stat(file)
     except OSError:
-        return "a directory in its path may not be entered"
+        return "the worker's user may not enter a directory of its path"
     if stat.S_ISDIR(status.st_mode):
         return "it is a directory"
     if not stat.S_ISREG(status.st_mode):

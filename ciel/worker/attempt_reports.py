@@ -1,4 +1,4 @@
-"""Tells the worker's machine what happens to attempts."""
+"""Reports the events of attempts to the worker's state machine."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ class AttemptReports:
         self._service.act_soon()
 
     def attached_process_left(self, attached: AttachedProcess, details: str) -> None:
-        """As `AttemptsOwner` says. The job of a waiting process fails by request; a process that
-        served an attempt has failed its job with that.
+        """As `AttemptsOwner` says: request the failure of the job for which the process waited.
+
+        A process that left while it served an attempt has failed its job with the attempt.
         """
         self._machine.process_left(attached.id)
         if self._master.is_open:

@@ -27,20 +27,23 @@ from ciel.storage.errors import StorageError
 log = Logger()
 
 SMALL_BYTES = 64 * 1024
-"""Smaller jobs take no token, which costs as much time as such a file in the page cache."""
+"""Smaller jobs take no token: it costs as much time as writing so few bytes to the page cache."""
 
 LAPSE_S = 0.5
 LAPSE_FACTOR = 4
-"""A job whose bytes come by a network keeps its token for half a second plus four times the time
-that a disk needs for them. A slower job leaves the disk idle, so it must not block other jobs.
+"""The time after which a job whose bytes come over the network loses its token.
+
+It is half a second plus four times the time that a disk needs for the bytes. A slower job leaves
+the disk idle, so it must not block other jobs.
 """
 
 T = TypeVar("T")
 
 
 class Ticket:
-    """The admission of a job. Its owner calls `leave` when the job has ended in any way; more calls
-    do nothing.
+    """The admission of a job.
+
+    Its owner calls `leave` when the job has ended in any way; more calls do nothing.
     """
 
     def __init__(self, leave: Callable[[bool], None] | None = None) -> None:
@@ -89,9 +92,9 @@ class DiskJobs:
         self._find = find
         self._policy = policy
         self._notify: Callable[[], object] = lambda: None
-        self._lines: dict[str, _Line] = {}  # by the names of devices
-        self._found: dict[int, _Line | None] = {}  # by the numbers of file systems
-        self._ticks: set[threading.Event] = set()  # of waiting threads
+        self._queues: dict[str, _DeviceQueue] = {}  # by the names of devices
+        self._found: dict[int, _DeviceQueue | None] = {}  # by the numbers of file systems
+        self._waiting: set[threading.Event] = set()  # for each waiting thread
         self._is_closed = False
         sweep()
 
@@ -102,41 +105,44 @@ class DiskJobs:
     def _changed(self) -> None:
         self._notify()
 
-    def line_of(self, path: str | os.PathLike[str]) -> _Line | None:
+    def queue_of(self, path: str | os.PathLike[str]) -> _DeviceQueue | None:
         """Return the queue of the device that has a path; None if the device has no limit."""
         try:
             number = os.stat(path).st_dev
             if number not in self._found:
-                self._found[number] = self._line(self._find(path))
+                self._found[number] = self._queue(self._find(path))
         except OSError as error:
             log.warn("the device of {path} is not known: {error}", path=path, error=error)
             return None
         return self._found[number]
 
-    def _line(self, device: Device) -> _Line | None:
+    def _queue(self, device: Device) -> _DeviceQueue | None:
         if not device.is_limited:
             return None
-        if device.name not in self._lines:
-            self._lines[device.name] = _Line(self._reactor, device, self._policy, self._changed)
-        return self._lines[device.name]
+        if device.name not in self._queues:
+            self._queues[device.name] = _DeviceQueue(
+                self._reactor, device, self._policy, self._changed
+            )
+        return self._queues[device.name]
 
     def enter(
         self, path: str | os.PathLike[str], size_bytes: int, *, within_s: float | None = None,
         by_network: bool = False,
     ) -> Deferred[Ticket]:  # fmt: skip
-        """Wait until a job of some size may start on an existing path. `within_s`: it starts after
-        this time in any case. `by_network`: its bytes pass a network, and its ticket lapses if they
-        are slow. Cancel the result to leave the queue.
+        """Wait until a job of some size may start on an existing path.
+
+        `within_s`: the job starts after this time in any case. `by_network`: its bytes come over
+        the network, and its ticket lapses if they are slow. Cancel the result to leave the queue.
         """
-        line = None
+        queue = None
         if size_bytes > SMALL_BYTES and not self._is_closed:
-            line = self.line_of(path)
-        if line is None:
+            queue = self.queue_of(path)
+        if queue is None:
             return succeed(Ticket())
-        admitted: Deferred[Ticket] = Deferred(line.give_up)
-        line.request(admitted, size_bytes)
+        admitted: Deferred[Ticket] = Deferred(queue.give_up)
+        queue.request(admitted, size_bytes)
         if within_s is not None and not admitted.called:
-            due = self._reactor.callLater(within_s, line.overrun, admitted)
+            due = self._reactor.callLater(within_s, queue.overrun, admitted)
             admitted.addBoth(_cancelling(due))
         if by_network:
             delay_s = LAPSE_S + LAPSE_FACTOR * size_bytes / DEFAULT_BYTES_PER_S
@@ -160,8 +166,9 @@ class DiskJobs:
 
     @contextmanager
     def turn(self, path: str | os.PathLike[str], size_bytes: int) -> Iterator[None]:
-        """A context for a job in the calling thread, which is not the reactor's: waits until the
-        device admits the job, or until `close`.
+        """A context for a job in the calling thread, which is not the reactor's.
+
+        Entering it waits until the device admits the job, or until `close`.
         """
         admitted = threading.Event()
         tickets: list[Ticket] = []
@@ -175,11 +182,11 @@ class DiskJobs:
             for ticket in tickets:
                 ticket.leave()
 
-        self._ticks.add(admitted)
+        self._waiting.add(admitted)
         if not self._is_closed:
             self._reactor.callFromThread(enter)
             admitted.wait()
-        self._ticks.discard(admitted)
+        self._waiting.discard(admitted)
         try:
             yield
         finally:
@@ -188,33 +195,35 @@ class DiskJobs:
     @property
     def waiting_count(self) -> int:
         """How many jobs wait, for this process's policy or for other processes of this host."""
-        return sum(len(line.waiting) for line in self._lines.values())
+        return sum(len(queue.waiting) for queue in self._queues.values())
 
     @property
     def pending_bytes(self) -> int:
         """The bytes of all jobs that wait or run."""
-        return sum(line.admission.pending_bytes for line in self._lines.values())
+        return sum(queue.admission.pending_bytes for queue in self._queues.values())
 
     def queue_at(self, path: str | os.PathLike[str]) -> tuple[int, float]:
         """Return the bytes that are pending on a path's device, and about how long they take."""
-        line = self.line_of(path)
-        return (0, 0.0) if line is None else (line.admission.pending_bytes, line.admission.busy_s)
+        queue = self.queue_of(path)
+        return (
+            (0, 0.0) if queue is None else (queue.admission.pending_bytes, queue.admission.busy_s)
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """Describe every device, for people."""
-        return [line.row() for line in self._lines.values()]
+        return [queue.row() for queue in self._queues.values()]
 
     def close(self) -> None:
         """Admit no more jobs; waiting jobs fail."""
         self._is_closed = True
-        for line in self._lines.values():
-            line.close()
-        for admitted in list(self._ticks):
+        for queue in self._queues.values():
+            queue.close()
+        for admitted in list(self._waiting):
             admitted.set()
         sweep()
 
 
-class _Line:
+class _DeviceQueue:
     """The queue of one device. Jobs are known by their Deferred."""
 
     def __init__(
@@ -264,7 +273,10 @@ class _Line:
 
     def _not_joined(self, failure: Failure, job: Deferred[Ticket]) -> None:
         if not isinstance(failure.value, StorageError):
-            log.failure("the host's line of disk jobs could not be joined", failure)
+            log.failure(
+                "a disk job could not join the queue of this host; it starts without waiting",
+                failure,
+            )
         elif not self._is_warned:
             log.warn("{error}", error=failure.getErrorMessage())
         self._is_warned = True
@@ -299,7 +311,7 @@ class _Line:
         self._leave(job, False)
 
     def overrun(self, job: Deferred[Ticket]) -> None:
-        """Start a job that has waited for as long as it can; it is not counted any more."""
+        """Start a job whose maximum waiting time has passed, without counting it."""
         self.give_up(job)
         job.callback(Ticket())
 
@@ -327,8 +339,8 @@ class _Line:
 class _Watch:
     """A waiting claim, as a descriptor of the reactor."""
 
-    def __init__(self, line: _Line, job: Deferred[Ticket], claim: Claim) -> None:
-        self._line = line
+    def __init__(self, queue: _DeviceQueue, job: Deferred[Ticket], claim: Claim) -> None:
+        self._queue = queue
         self.job = job
         self.claim = claim
 
@@ -339,10 +351,10 @@ class _Watch:
         return "disk jobs"
 
     def doRead(self) -> None:
-        self._line.queue_changed(self)
+        self._queue.queue_changed(self)
 
     def connectionLost(self, reason: Failure) -> None:
-        self._line.queue_changed(self)
+        self._queue.queue_changed(self)
 
 
 def _lapsing(ticket: Ticket, reactor: Any, delay_s: float) -> Ticket:
@@ -363,7 +375,7 @@ def _in_thread(reactor: Any, job: Callable[..., T], *arguments: Any) -> Deferred
     """Run a call in a new thread, which does not delay the exit of the process."""
     done: Deferred[T] = Deferred(lambda _: None)
 
-    def tell(result: Any) -> None:
+    def report(result: Any) -> None:
         if not done.called:
             done.callback(result) if not isinstance(result, Failure) else done.errback(result)
 
@@ -372,7 +384,7 @@ def _in_thread(reactor: Any, job: Callable[..., T], *arguments: Any) -> Deferred
             result: Any = job(*arguments)
         except BaseException as error:
             result = Failure(error)  # type: ignore[no-untyped-call]  # Twisted's own
-        reactor.callFromThread(tell, result)
+        reactor.callFromThread(report, result)
 
     threading.Thread(target=run, name="disk job", daemon=True).start()
     return done

@@ -46,16 +46,16 @@ class Events:
         self._kept.append((time.time(), what, *facts))
         self.count += 1
         if self._waiting and self._due is None:
-            self._due = self._reactor.callLater(0, self._tell)
+            self._due = self._reactor.callLater(0, self._answer)
 
-    def _tell(self) -> None:
+    def _answer(self) -> None:
         """Answer the waiting requests, some of them in each tick."""
         self._due = None
         answered, self._waiting = self._waiting[:ANSWERED_AT_ONCE], self._waiting[ANSWERED_AT_ONCE:]
         for one in answered:
             one.callback(None)
         if self._waiting:
-            self._due = self._reactor.callLater(0, self._tell)
+            self._due = self._reactor.callLater(0, self._answer)
 
     def between(self, first: int, last: int) -> list[dict[str, Any]]:
         """Return the events of these numbers, both included, as far as they are in the log."""

@@ -1,4 +1,4 @@
-"""Tells the worker's machine, and the attempts that wait for them, what became of fetches."""
+"""Reports the outcome of fetches to the state machine, and to attempts that wait for them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from ciel.worker.retention import Retention
 from ciel.worker.service import WorkerService
 
 UNANSWERED_MAX_S: Final = 10.0
-"""The worker asks a host that does not answer for this long; the master soon knows whether the host
-is there."""
+"""The worker retries a host that does not answer for this time.
+
+After it, the master knows whether the worker on that host is alive.
+"""
 
 Then = Callable[[Losses | None, str], None]
 
@@ -79,8 +81,10 @@ class FetchReports:
         self._service.act()
 
     def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
-        """As `FetcherOwner` says. The worker tries on while it is cut off from the master itself,
-        and for some time after that: an object that it reports as lost is recomputed.
+        """As `FetcherOwner` says; none once the holders have not answered for too long.
+
+        The worker keeps trying while it is itself disconnected from the master, and for some time
+        after that, since the master recomputes an object that is reported as lost.
         """
         if not self._master.is_open:
             return ()

@@ -25,8 +25,9 @@ def host_name() -> str:
 
 
 def new_worker_id() -> str:
-    """Return an id for a new worker: the first label of the host's name, and random digits. So
-    people see in every id on which host a task ran.
+    """Return an id for a new worker: the first label of the host's name, and random digits.
+
+    So each worker id shows on which host a task ran.
     """
     label = re.sub(r"[^A-Za-z0-9_-]+", "_", host_name().partition(".")[0]).lstrip("-")
     return f"{label[:_LABEL_MAX_LENGTH] or 'host'}-{secrets.token_hex(5)}"

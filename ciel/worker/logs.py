@@ -1,5 +1,4 @@
-"""The logs of jobs: a file for each job with what its programs print, for people and for `GET
-/log/JOB`.
+"""Writes what the programs of a job print to the job's log, which `GET /log/JOB` returns.
 
 <directory>/job-<id>.log lines of `[task] text`, written while programs run and when they end
 
@@ -39,8 +38,10 @@ class JobLogs:
         self._kept = dict.fromkeys(name for _, name in found)  # the most recently written one last
 
     def append(self, job: JobId, task: str, text: str) -> tuple[int, int]:
-        """Append text that a task's program printed, each line with the task. Return the offset in
-        the log and the length, which is 0 once the log is full. Raises OSError.
+        """Append text that a task's program printed, each line with the task.
+
+        Return the offset in the log and the length, which is 0 once the log is full. Raises
+        OSError.
         """
         name = _name(job)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -23,12 +23,15 @@ class NoMasterError(CielError):
     """A request cannot be sent without a master."""
 
     def __init__(self) -> None:
-        super().__init__("this worker has no master now; it is trying to reach one")
+        super().__init__(
+            "this worker is not connected to a master; it tries to reach one, so try again later"
+        )
 
 
 class MasterSession:
-    """The session, if there is one. It counts and confirms messages, and resumes over another
-    connection after the first one was lost.
+    """The session with the master, if there is one.
+
+    It counts and confirms messages, and resumes over a new connection after one was lost.
     """
 
     def __init__(self, events: Events) -> None:
@@ -61,7 +64,7 @@ class MasterSession:
     # --- connections ------------------------------------------------------------------------------
 
     def greeting(self) -> dict[str, Any]:
-        """Return what the hello of the next connection says about the session."""
+        """Return the fields about the session for the hello of the next connection."""
         if self._session is not None:
             return {"session": self._token, "received": self._session.received}
         self._token = secrets.token_hex(16)
@@ -70,7 +73,7 @@ class MasterSession:
     def opened(self, peer: Peer) -> bool:
         """Take a new connection; return whether it opens a new session."""
         if self._session is not None:
-            self._returning = peer  # the master first says how much it has, or refuses
+            self._returning = peer  # the master first says how much it has received, or refuses
             return False
         self._session = PeerSession("master", peer, self._token)
         log.info("joined the master at {address}", address=peer.address)
@@ -103,7 +106,7 @@ class MasterSession:
         self._returning = None
         session.resume(peer)
         session.back_at_s = now_s
-        log.info("is back at the master at {address}", address=peer.address)
+        log.info("reconnected to the master at {address}", address=peer.address)
         self._events.note("joined", peer.address)
 
     def drained(self, peer: Peer) -> None:
@@ -125,7 +128,10 @@ class MasterSession:
         was_cut = peer.failure is None or isinstance(peer.failure, ConnectionCutError)
         is_over = not was_cut or not session.can_resume  # another connection would end likewise
         if is_over:
-            log.warn("what runs here is ended: {reason}", reason=reason)
+            log.warn(
+                "the session with the master is over; the worker ends its tasks: {reason}",
+                reason=reason,
+            )
         return is_over
 
     def end(self) -> None:
@@ -137,7 +143,7 @@ class MasterSession:
                 request.errback(NoMasterError())
 
     def say_farewell(self) -> None:
-        """Tell the master that this worker does not come back, and hang up."""
+        """Notify the master that this worker leaves for good, and close the connection."""
         if self._session is not None:
             peer = self._session.peer
             self._session.send(Change(0, LEAVE, None))
@@ -154,7 +160,7 @@ class MasterSession:
             self._session.send(message)
 
     def confirm(self) -> None:
-        """Tell the master how many messages came, if that is news."""
+        """Send the master the number of received messages, if it has changed."""
         if self._session is not None:
             self._session.confirm()
 

@@ -21,21 +21,21 @@ Counts = Callable[[], dict[str, dict[str, int]]]
 _LEVEL_GAUGES = {
     "used_bytes": "Bytes of committed objects.",
     "reserved_bytes": "Bytes promised to writers.",
-    "objects": "Objects that are there.",
+    "objects": "Objects in the level.",
     "readers": "Readers that are open.",
     "writers": "Writers that are open.",
 }
 _LEVEL_COUNTERS = {
-    "evicted": "Objects moved down from here.",
-    "dropped": "Objects deleted for want of room, as they can be had again.",
-    "promoted": "Objects loaded up to here.",
+    "evicted": "Objects moved down to the next level.",
+    "dropped": "Objects deleted to free space, since they can be fetched again.",
+    "promoted": "Objects moved up to this level.",
     "spilled": "Objects started in this level because the upper one was full.",
-    "waited": "Steps of writers that found it full.",
+    "waited": "Writer steps that waited because the level was full.",
 }
 
-_FIGURES = {
-    "fetches": "How inputs came here.",
-    "shmd": "What the daemon of its store does.",
+_HELP_TEXTS = {
+    "fetches": "Fetches of inputs, by method.",
+    "shmd": "Counters of the daemon of the store.",
     "messages": "Messages sent to the master, by kind.",
 }
 _OPEN_NOW = frozenset(("connections", "requests_under_way", "open_writes"))
@@ -72,10 +72,10 @@ class WorkerMetrics:
         phases = Counter(attempt.phase for attempt in machine.attempts.values())
         return [
             gauge("ciel_worker_connected", "Whether it is connected to its master.", is_connected),
-            gauge("ciel_worker_slots", "Slots that it offers.", machine.slots),
-            gauge("ciel_worker_slots_free", "Slots that nobody holds.", max(0, machine.slots_free)),
+            gauge("ciel_worker_slots", "Slots of the worker.", machine.slots),
+            gauge("ciel_worker_slots_free", "Slots that are free.", max(0, machine.slots_free)),
             Family(
-                "ciel_worker_attempts", "gauge", "Attempts that are here, by what they do.",
+                "ciel_worker_attempts", "gauge", "Attempts on the worker, by phase.",
                 [({"phase": phase.value}, phases[phase]) for phase in Phase],
             ),
             Family(
@@ -105,7 +105,9 @@ class WorkerMetrics:
         bounded = [level for level in levels if level.capacity_bytes is not None]
         capacity = [({"level": level.name}, level.capacity_bytes or 0) for level in bounded]
         return [
-            Family("ciel_store_capacity_bytes", "gauge", "Bytes that it may hold.", capacity),
+            Family(
+                "ciel_store_capacity_bytes", "gauge", "Capacity of the level in bytes.", capacity
+            ),
             *[
                 Family(f"ciel_store_{field}", "gauge", text, samples(field))
                 for field, text in _LEVEL_GAUGES.items()
@@ -121,7 +123,7 @@ class WorkerMetrics:
         for about, counts in self.counts().items():
             now = [({"what": what}, count) for what, count in counts.items() if what in _OPEN_NOW]
             ever = [({"what": w}, count) for w, count in counts.items() if w not in _OPEN_NOW]
-            text = _FIGURES.get(about, "")
+            text = _HELP_TEXTS.get(about, "")
             families.append(Family(f"ciel_{about}_total", "counter", text, ever))
             if now:
                 families.append(Family(f"ciel_{about}_open", "gauge", text, now))

@@ -38,13 +38,13 @@ class Operations:
         return self._master.is_connected
 
     def abort(self, job: str, task: str | None) -> int:
-        """End the attempts that are here at a job's task, or at all its tasks; return how many."""
+        """End the attempts here at a task of a job, or at all its tasks; return their number."""
         count = self._machine.abort(job, task, self._service.now_s())
         self._service.act()
         return count
 
     def uploaded(self, object_id: ObjectId) -> None:
-        """Note that a client has left an object in the store."""
+        """Note that a client has uploaded an object to the store."""
         self.events.note("brought", object_id)
         self._machine.uploaded(object_id, self._service.now_s())
         self._service.act()
@@ -62,8 +62,9 @@ class Operations:
     # --- attached processes -----------------------------------------------------------------------
 
     def attach(self, attached: AttachedProcess) -> Deferred[Any]:
-        """Have a process of this host be the root task of a new job. Fires once the job exists;
-        fails with a CielError. Raises OSError.
+        """Make a process of this host the root task of a new job.
+
+        Fires once the job exists; fails with a CielError. Raises OSError.
         """
         self._interactive.attach(attached)
         self._machine.process_attached(attached.id)

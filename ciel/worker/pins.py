@@ -12,8 +12,9 @@ from ciel.worker.state.uploads import Uploads
 
 
 class Pins:
-    """Pins objects in the worker's state and in a file, with an id on each line. Ids in the file
-    that are not `stored` are ignored.
+    """Pins objects in the worker's state and in a file, with an id on each line.
+
+    Ids in the file that are not `stored` are ignored.
 
     Methods raise OSError if the file cannot be written; then nothing has changed.
     """

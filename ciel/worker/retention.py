@@ -1,4 +1,4 @@
-"""Deletes objects from the worker's store, and tells the store which copies it may drop."""
+"""Deletes objects from the worker's store, and decides which copies the store may drop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = Logger()
 
 
 class Retention:
-    """Decides which objects the store may drop, and deletes others on order."""
+    """Decides which objects the store may drop, and deletes those that the master names."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Retention:
         machine: WorkerMachine,
         turn: Callable[[Any, int], AbstractContextManager[None]],
     ) -> None:
-        """`turn`: has the store wait for its disk; see `DiskJobs.turn`."""
+        """`turn`: lets the store wait until its disk is free; see `DiskJobs.turn`."""
         self._reactor = reactor
         self._store = store
         self._machine = machine
@@ -41,8 +41,9 @@ class Retention:
         self._copies.add(object_id)
 
     def delete(self, objects: tuple[ObjectId, ...]) -> None:
-        """Delete objects, in a thread: to free a large file takes noticeable time. Several threads
-        would delay the reactor's as well, so there is one at a time.
+        """Delete objects, in a thread: to free a large file takes noticeable time.
+
+        Several threads would delay the reactor's as well, so there is one at a time.
         """
         deleted = self._deleting.run(deferToThread, self._delete, objects)
         deleted.addErrback(lambda failure: log.failure("deletion failed", failure))

@@ -76,7 +76,7 @@ class WorkerService:
     def carry_out_by(
         self, attempts: Attempts, interactive: InteractivePrograms, fetcher: Fetcher
     ) -> None:
-        """Set what carries out orders. This comes last, as their outcomes are events for here."""
+        """Set the components that carry out orders, and report the outcomes to this service."""
         self._attempts = attempts
         self._interactive = interactive
         self._fetcher = fetcher
@@ -107,12 +107,12 @@ class WorkerService:
             self._end_session()
 
     def connection_refused(self, error: RefusedError) -> bool:
-        """Take a refusal as final: a wrong key or version stays wrong."""
+        """Treat a refusal as final: another try would have the same wrong key or version."""
         self._refused(error)
         return False
 
     def _end_session(self) -> None:
-        """End everything that runs here: the master has forgotten it."""
+        """End all attempts, since the master does not know them any more."""
         self.machine.master_lost(self.now_s())
         self._callers.clear()
         self._master.end()
@@ -125,7 +125,7 @@ class WorkerService:
             self._end_session()
 
     def drain(self, done: Callable[[], object]) -> None:
-        """End all attempts as if they were cancelled, within their grace; then call back."""
+        """End all attempts as if they were cancelled, within their grace time; then call `done`."""
         self.leave_master()
         self._drained = done
         self.act()
@@ -147,7 +147,7 @@ class WorkerService:
         self._ticks.at_end(self.act)
 
     def act(self) -> None:
-        """Carry out orders until there are none. To carry one out may give rise to others."""
+        """Carry out orders until there are none. Carrying one out may cause others."""
         if self._is_acting:
             return
         self._is_acting = True

@@ -18,12 +18,14 @@ INTERVAL_S: Final = 1.0
 """Between two reports of what the store holds. Only people read them; no decision needs them."""
 
 Queue = Callable[[], tuple[int, float]]
-"""Returns how much waits for the store's disk, in bytes and in seconds."""
+"""Returns the length of the queue for the store's disk, in bytes and in seconds."""
 
 
 class StoreReports:
-    """Sends a report when something has changed since the last one. It also notices when another
-    program removes the store: then the worker is of no use, and `lost` is called with the reason.
+    """Sends a report when something has changed since the last one.
+
+    It also notices when another program removes the store: then the worker is of no use, and `lost`
+    is called with the reason.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class StoreReports:
         path = self._store.gone()
         if path:
             self.close()
-            self._lost(f"{path}, which this worker's objects lie in, was removed or replaced")
+            self._lost(f"{path}, where this worker stores its objects, was removed or replaced")
         return bool(path)
 
     def _check(self) -> None:

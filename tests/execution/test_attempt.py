@@ -138,7 +138,7 @@ def test_only_unpublished_outputs_can_be_taken_over(attempt: FakeAttempt, takes:
 
 
 def test_a_child_takes_over_as_many_outputs_as_it_has(attempt: FakeAttempt) -> None:
-    with pytest.raises(BadCallError, match="2 outputs cannot take over 1"):
+    with pytest.raises(BadCallError, match="2 outputs cannot take over 1 outputs"):
         attempt.spawn("talkative", {}, USUAL, takes=[0])
 
 

@@ -51,7 +51,7 @@ def test_an_attempt_that_exceeds_the_limit_alone_is_not_kept(tmp_path: Path) -> 
     assert kept.admit("before") == ""
     make(kept, "large", 3 * MIB)
     why_not = re.sub("they take 3[0-9]{6} bytes", "they take N bytes", kept.admit("large"))
-    assert why_not == "they take N bytes, of 2097152 for all that is kept"
+    assert why_not == "they take N bytes; the limit for all retained files is 2097152"
     assert names(kept) == ["before"]
 
 

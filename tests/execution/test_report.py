@@ -30,8 +30,8 @@ TAILS = [
     (b"no end of line", 14, "no end of line"),
     (b"\xff\n", 2, "\ufffd"),
     (b"a\tb\r\n\0\x1b[31mred\x07\xc2\x9b", 17, "a\tb\r\n\ufffdred\ufffd\ufffd"),
-    (b"f a line\nlast\n", 100, "(95 bytes before)\nlast"),
-    (b"one line without an end", 100, "(77 bytes before)\none line without an end"),
+    (b"f a line\nlast\n", 100, "(95 bytes omitted)\nlast"),
+    (b"one line without an end", 100, "(77 bytes omitted)\none line without an end"),
 ]
 
 
@@ -58,10 +58,10 @@ def test_a_failure_without_standard_error_is_one_line() -> None:
 def test_an_output_without_room_names_wanted_and_available_bytes() -> None:
     text = no_room_text("w1", ["seq", "9"], NoSpaceError(20, 10))
     assert text == (
-        "seq 9 made more than the store of worker w1 has room for: wanted 20 B, 10 B available; "
+        "seq 9 wrote more than the store of worker w1 has room for: wanted 20 B, 10 B available; "
         "give the worker a larger store, or end jobs whose results it retains"
     )
-    assert no_room_text("w1", [], NoSpaceError(20, 10)).startswith("it made more")
+    assert no_room_text("w1", [], NoSpaceError(20, 10)).startswith("it wrote more")
     text = no_room_text("w1", [], NoSpaceError(20, 0, "all names are in use"))
     assert "w1 has room for: all names are in use; give the worker a larger store" in text
 

@@ -322,7 +322,9 @@ def test_attaching_needs_the_submit_role_and_an_existing_process(
 ) -> None:
     guest = guest_of("goes", "true")
     assert site.attach(guest.pid, role=READ).status == 403
-    assert site.attach(site.cluster.workers[0].pid).error.endswith("is this worker")
+    assert site.attach(site.cluster.workers[0].pid).error.endswith(
+        "is this worker; attach another process"
+    )
     told = site.worker.ask_as(SUBMIT, "POST", "/control/process/", [guest.pid, "pickle"])
     assert (told.status, "no protocol 'pickle'" in told.error) == (400, True)
     for body in ([guest.pid], [str(guest.pid), "json"], [True, "json"], [0, "json"], [-1, "json"]):

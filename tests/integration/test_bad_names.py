@@ -67,4 +67,4 @@ def test_an_unknown_name_is_reported_in_one_line(
         line = said.removesuffix("\n")
         assert line.isprintable(), kind
         assert len(line) <= LINE_MAX_LENGTH, kind
-        assert "a bug of ours" not in line, kind
+        assert "a bug in ciel" not in line, kind

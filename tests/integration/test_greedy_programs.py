@@ -66,7 +66,7 @@ def test_a_gigabyte_on_standard_error_fills_neither_disk_nor_memory(cluster: Two
     said = (
         "ciel: HOME/complain ended with exit status 1 on worker W\n"
         "its standard error ends:\n"
-        f"  ({GIB - 39 * 8} bytes before)\n" + "  wrong!!\n" * 39 + "  the last words\n"
+        f"  ({GIB - 39 * 8} bytes omitted)\n" + "  wrong!!\n" * 39 + "  the last words\n"
         "its files are kept in SPOOL/kept/TASK.1\n"
     )
     assert cluster.ends(done) == Ends(1, "", said)
@@ -90,7 +90,7 @@ def test_a_program_whose_output_exceeds_the_store_is_ended(tmp_path: Path, store
         )
         (wanted,) = re.findall(r"wanted ([\d.]+) MiB", done.stderr)
         said = (
-            f"ciel: head -c {GIB} /dev/zero made more than the store of worker W has room for: "
+            f"ciel: head -c {GIB} /dev/zero wrote more than the store of worker W has room for: "
             f"wanted {wanted} MiB, 100 MiB available; "
             "give the worker a larger store, or end jobs whose results it retains\n"
         )

@@ -389,4 +389,4 @@ def test_a_job_goes_on_after_a_cable_was_unplugged_for_seconds(cluster: Cluster)
     wait_for(lambda: not cluster.suspected(), "the worker that was away")
     assert cluster.workers() == before
     said = log.read_text()
-    assert (said.count("joined the master"), said.count("is back at the master")) == (1, 1)
+    assert (said.count("joined the master"), said.count("reconnected to the master")) == (1, 1)

@@ -112,7 +112,7 @@ def test_descriptors_that_no_request_uses_are_refused() -> None:
                 send_descriptors_forever(ours)
             assert process.wait(timeout=10) == 70
             assert process.stderr is not None
-            assert b"descriptors that nothing uses" in process.stderr.read()
+            assert b"unused descriptors" in process.stderr.read()
 
 
 def test_a_malformed_request_ends_all_started_programs(

@@ -68,15 +68,15 @@ def test_the_loader_of_a_program_does_not_exist(why: Why, tmp_path: Path) -> Non
     content = Path("/bin/true").read_bytes()
     assert content.count(b"/ld-linux") == 1
     make(tmp_path / "ours", content.replace(b"/ld-linux", b"/ld-lunix"))
-    assert why("./ours") == (
-        "the loader that it was linked for does not exist there; was it built for that system?"
-    )
+    expected = "its dynamic loader does not exist there; was it built for another system?"
+    assert why("./ours") == expected
 
 
 def test_the_file_is_not_executable(why: Why, tmp_path: Path) -> None:
     make(tmp_path / "ours", b"#!/bin/sh\n", 0o600)
     assert why("./ours") == "it is not executable; chmod +x makes it so"
-    assert why("ours") == ("what has that name in its PATH is not executable; chmod +x makes it so")
+    expected = "the file of that name in its PATH is not executable; chmod +x makes it so"
+    assert why("ours") == expected
 
 
 def test_the_file_is_a_directory_or_a_pipe(why: Why, tmp_path: Path) -> None:

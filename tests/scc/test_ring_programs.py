@@ -194,7 +194,7 @@ def test_a_program_that_spoils_the_memory_is_told_of(talk: Talk) -> None:
     )
     talk.run(talk.channel.say, "now", spoil)
     wait_for(lambda: talk.broke, "the end")
-    assert "has spoilt its channel" in talk.broke[0]
+    assert "has damaged its channel" in talk.broke[0]
     assert talk.channel.is_misused
 
 

@@ -102,7 +102,10 @@ def refusal(pid: int) -> tuple[int, str]:
 def test_who_is_not_there_or_not_ours_is_refused(process: subprocess.Popen[bytes]) -> None:
     before = descriptors_of(os.getpid())
     assert refusal(PID_MAX + 1)[0] == 404
-    assert refusal(os.getpid()) == (400, f"process {os.getpid()} is this worker")
+    assert refusal(os.getpid()) == (
+        400,
+        f"process {os.getpid()} is this worker; attach another process",
+    )
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it keeps its number
     assert refusal(process.pid) == (404, f"process {process.pid} has ended")
@@ -121,7 +124,7 @@ def test_one_of_another_user_is_refused() -> None:
         finally:
             other.kill()
             other.wait()
-        assert (status, "is not of the user" in why) == (403, True)
+        assert (status, "belongs to another user" in why) == (403, True)
 
 
 def test_one_that_sees_other_files_is_refused(

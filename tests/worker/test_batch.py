@@ -135,7 +135,7 @@ class Worker:
         self._changed = threading.Condition()
         self._number = 0
 
-    def attached_process_left(self, guest: object, details: str) -> None:
+    def attached_process_left(self, attached: object, details: str) -> None:
         """There is none."""
 
     def attempt_ended(
@@ -347,7 +347,7 @@ def test_an_input_that_vanishes_while_it_is_fed_fails_the_attempt(
     fault = worker.end(key).fault
     assert fault is not None
     assert fault.reason == "WORKER_FAULT"
-    assert "an input of it could not be read to the end" in fault.text
+    assert "one of its inputs could not be read to the end" in fault.text
 
 
 def test_a_small_input_may_vanish_from_the_store_before_it_is_read(
@@ -496,8 +496,8 @@ def test_a_bug_of_ours_costs_one_attempt_and_no_other(
         fault = worker.run("echo").fault
     assert fault == TaskFault(
         "WORKER_FAULT",
-        "a bug of ours on worker w1: TypeError(\"'NoneType' object is not callable\"); "
-        "its log has more",
+        "worker w1 could not process the end of its program, because of a bug in ciel: "
+        "TypeError(\"'NoneType' object is not callable\"); the worker's log has the details",
     )
     assert worker.run("echo", "on").content == b"on\n"
     running_reactor(worker.attempts.close)

@@ -75,7 +75,7 @@ def test_a_long_complaint_is_kept_as_its_end_without_holes(
     shorten(scratch.stderr_path)
     keep_files(kept, "t.1", scratch, None)
     kept_stderr = (kept.path / "t.1" / "stderr").read_bytes()
-    assert kept_stderr.startswith(b"(%d bytes before)\n" % (size_bytes - STDERR_LEFT_BYTES))
+    assert kept_stderr.startswith(b"(%d bytes omitted)\n" % (size_bytes - STDERR_LEFT_BYTES))
     assert kept_stderr.endswith(end)
     assert len(kept_stderr) < STDERR_LEFT_BYTES + 100
 
@@ -84,5 +84,6 @@ def test_what_finds_no_room_is_said_to_be_gone(scratch: Scratch, tmp_path: Path)
     kept = KeptAttempts(tmp_path / "kept", bytes_max=0)
     Path(scratch.path, "left").write_bytes(b"left")
     told = re.sub("[1-9][0-9]*", "N", keep_files(kept, "t.1", scratch, None))
-    assert told == "its files were not retained: they take N bytes, of 0 for all that is kept"
+    limit = "the limit for all retained files is 0"
+    assert told == f"its files were not retained: they take N bytes; {limit}"
     assert list(kept.path.iterdir()) == []

@@ -162,7 +162,10 @@ def test_a_bug_while_settling_is_the_fault_of_one_attempt(scene: Scene) -> None:
     scene.lifecycle.program_ended(scene.attempt, None)
     ((_, fault, _),) = scene.reports
     assert fault.reason == "WORKER_FAULT"
-    assert fault.text == "a bug of ours on worker w1: KeyError('a bug'); its log has more"
+    assert fault.text == (
+        "worker w1 could not process the end of its program, because of a bug in ciel: "
+        "KeyError('a bug'); the worker's log has the details"
+    )
     assert scene.attempt.calls == ["clean up"]
 
 

@@ -106,7 +106,7 @@ def test_readers_of_what_ended_badly_end_before_it_is_made_again(
     two.assign(queued, growing("a", HERE))
     two.comes(start(READS_A, growing("a", HERE)), told)
     two.ended(A, fault=fault)
-    ends = InputsLost(A.id, 1, ((ObjectId("a"), HERE),), "a: its producer ended badly")
+    ends = InputsLost(A.id, 1, ((ObjectId("a"), HERE),), "a: its producer has failed")
     two.comes(
         KillAttempt(READS_A.id, 1, force=False),
         report(A, fault=fault),

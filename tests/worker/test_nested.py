@@ -276,7 +276,7 @@ def test_an_input_that_is_gone_costs_the_child_that_reads_it(lab: Lab) -> None:
 )
 def test_no_child_runs_within_what_is_limited_or_runs_again(lab: Lab, how: Any) -> None:
     key = lab.program("begin(task); wait(task)", **how)
-    assert "no child may run within this task" in lab.fault(key).details
+    assert "this task cannot run a child inline" in lab.fault(key).details
 
 
 def test_no_child_runs_within_others_where_nothing_begins_by_itself(
@@ -284,7 +284,7 @@ def test_no_child_runs_within_others_where_nothing_begins_by_itself(
 ) -> None:
     lab = start(begins="")
     key = lab.program("begin(task); wait(task)")
-    assert "no child may run within this task" in lab.fault(key).details
+    assert "this task cannot run a child inline" in lab.fault(key).details
 
 
 @pytest.mark.parametrize("level", [-1, 1, "0", None])

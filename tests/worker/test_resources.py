@@ -369,7 +369,10 @@ def test_a_chunk_that_stops_half_way_is_gone_on_with_from_there(served: Served) 
     with served.open_halfway("/control/upload/x/0", half):
         wait_for(lambda: come(served) == len(half), "the first half")
         status, _, body = served.ask("POST", f"/control/upload/x/{len(half)}", b"y")
-        assert (status, json.loads(body)["error"]) == (409, "another chunk of x is on its way")
+        assert (status, json.loads(body)["error"]) == (
+            409,
+            "another chunk of x is being received; wait for its end",
+        )
         assert served.ask("DELETE", "/control/upload/x")[0] == 409
         assert served.ask("POST", "/control/upload/x/commit", b"%d" % len(half))[0] == 409
     wait_for(

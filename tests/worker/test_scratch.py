@@ -71,7 +71,7 @@ def test_of_a_long_standard_error_the_end_is_told(spool: Path) -> None:
     Path(scratch.stderr_path).write_bytes(lines)
     first, *rest = scratch.stderr_tail().splitlines()
     text = "\n".join(rest) + "\n"
-    assert first == f"({len(lines) - len(text)} bytes before)"
+    assert first == f"({len(lines) - len(text)} bytes omitted)"
     assert text.startswith("line ")
     assert lines.endswith(text.encode())
     assert len(rest) == STDERR_TAIL_LINES
@@ -156,7 +156,7 @@ def test_of_very_many_lines_the_last_are_told(spool: Path, monkeypatch: pytest.M
     lines = [b"line %d\n" % number for number in range(10, 99)]
     Path(scratch.stderr_path).write_bytes(b"".join(lines))
     text, end = scratch.lines_from(16)
-    assert (text, end) == ("(600 bytes before)\n" + b"".join(lines[-12:-7]).decode(), 8 * 82)
+    assert (text, end) == ("(600 bytes omitted)\n" + b"".join(lines[-12:-7]).decode(), 8 * 82)
     told: list[str] = []
     assert scratch.log_lines(end, told.append, to_the_end=True) == 8 * 89
     assert "".join(told) == b"".join(lines[-7:]).decode()
@@ -167,7 +167,7 @@ def test_a_line_that_has_no_end_is_broken_up(spool: Path, monkeypatch: pytest.Mo
     scratch = Scratch(spool, "t.1")
     Path(scratch.stderr_path).write_bytes(b"x" * 75)
     told: list[str] = []
-    assert scratch.log_lines(0, told.append) == 10 * module.PIECES_AT_A_LOOK
+    assert scratch.log_lines(0, told.append) == 10 * module.PIECES_PER_CHECK
     assert scratch.log_lines(40, told.append) == 70
     assert scratch.log_lines(70, told.append) == 70  # there may be more of it
     assert scratch.log_lines(70, told.append, to_the_end=True) == 75

@@ -118,7 +118,7 @@ def test_an_empty_session_is_done(fetching: Fetching) -> None:
 def test_a_session_has_a_name_of_its_own(fetching: Fetching, url: str) -> None:
     Answer.held.clear()
     fetching.begin("s", a=f"{url}/held")
-    with pytest.raises(SessionRefusedError, match="there is a session s already"):
+    with pytest.raises(SessionRefusedError, match="a session s exists already"):
         fetching.begin("s", b=f"{url}/good")
     assert fetching.run(fetching.urls.facts, "s")["state"] == "running"
     Answer.held.set()

@@ -21,12 +21,14 @@ from ciel.worker.state.orders import CANCELLED, Key, StartAttempt
 log = Logger(__name__)  # compiled code cannot determine its own module
 
 _INLINE_MAX_BYTES: Final = 64 << 10
-"""Larger arguments are decoded in a thread; these take the reactor some 10 ms at most."""
+"""Larger arguments are decoded in a thread; smaller ones block the reactor for 10 ms at most."""
 
 
 class Attempts:
-    """All attempts on this worker. It has each executor translate the task into an action, and the
-    strategy for that action start it. The owner that the workplace names hears of each end once.
+    """All attempts on this worker.
+
+    The executor of an attempt translates the task into an action, and the strategy for that action
+    starts the attempt. The workplace's owner gets one report of the end of each attempt.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Attempts:
         self._translating: set[Key] = set()  # in a thread
 
     def start(self, order: StartAttempt) -> None:
-        """Start an attempt; whatever goes wrong is reported as its fault."""
+        """Start an attempt; every error is reported as its fault."""
         key, place = (order.spec.id, order.attempt), self._place
         executor = place.executors.get(order.spec.executor)
         if executor is None:  # the master assigns no such task, unless it has a bug
@@ -64,7 +66,7 @@ class Attempts:
     def _translate(
         self, order: StartAttempt, executor: Executor
     ) -> tuple[Task, Action] | TaskFault:
-        """Have the executor say what to do. Any thread may call this."""
+        """Have the executor translate the task into an action. Any thread may call this."""
         try:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
@@ -93,7 +95,7 @@ class Attempts:
             self._batch.start(order, task, executor, action)
 
     def kill(self, key: Key, *, force: bool) -> None:
-        """Send the program of an attempt SIGTERM or SIGKILL, as the attempt was cancelled."""
+        """Send SIGTERM, or SIGKILL by `force`, to the program of a cancelled attempt."""
         if key in self._translating:
             self._translating.remove(key)
             self._lifecycle.report(key, (), CANCELLED, 0.0)
@@ -101,7 +103,7 @@ class Attempts:
             self._lifecycle.kill(key, force=force)
 
     def recall(self, key: Key) -> None:
-        """Give an attempt up if its program has not been started yet."""
+        """Give up an attempt if its program has not been started yet."""
         self._lifecycle.recall(key)
 
     def close(self) -> None:

@@ -1,6 +1,4 @@
-"""Batch programs: they run from their start to their end, and their exit says what became of the
-task.
-"""
+"""Runs batch programs, whose exit decides the outcome of their task."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ class BatchPrograms:
     """The strategy for batch programs, and for tasks that need no program at all."""
 
     def __init__(self, lifecycle: Lifecycle, idle_count: Callable[[], int]) -> None:
-        """`idle_count`: how many other programs of the launcher take no slot, as they are idle."""
+        """`idle_count`: returns how many of the launcher's programs are idle, and take no slot."""
         self.lifecycle = lifecycle
         self.place = lifecycle.place
         self.notices = Notices(self.place)
@@ -82,8 +80,9 @@ class BatchPrograms:
             attempt.start()
 
     def launched_max(self, at_most: int) -> int:
-        """Return below how many programs of the launcher another may start, of `at_most` that take
-        a slot; 0: it starts at once. Programs without a slot come on top.
+        """Return the number of the launcher's programs below which a program may start; 0: any.
+
+        `at_most`: this number for programs that take a slot. Programs without a slot are added.
         """
         if not at_most:
             return 0
@@ -116,7 +115,7 @@ class BatchAttempt:
         self._place = strategy.place
         self._program = program
         self._files: ProgramFiles | None = None  # once its program is about to start
-        self._streams: dict[int, Growing] = {}  # outputs that others read meanwhile
+        self._streams: dict[int, Growing] = {}  # outputs that other tasks read meanwhile
         self._due: DelayedCall | None = None
         self._launch_id: int | None = None
         self._logged_bytes = 0  # how much of its standard error is in the log of the job
@@ -129,7 +128,7 @@ class BatchAttempt:
         self._due = self._place.reactor.callLater(delay_s, self.start)
 
     def start(self) -> None:
-        """Start the program, once inputs that it reads as a whole are whole."""
+        """Start the program; if it requires complete inputs, wait until they are complete."""
         assert self._program is not None
         self._start_after(self._unfinished_inputs() if self._program.whole else [])
 
@@ -139,8 +138,10 @@ class BatchAttempt:
         return [growing for ref in refs if (growing := streams.get(ref.id)) is not None]
 
     def _start_after(self, growing: list[Growing]) -> None:
-        """Start the program once all these inputs are whole. If one breaks, the machine cancels the
-        attempt like every reader, while no program runs.
+        """Start the program once all these inputs are complete.
+
+        If one breaks, the state machine cancels the attempt like every reader; no program runs
+        then.
         """
         if not growing:
             self._launch()
@@ -223,7 +224,7 @@ class BatchAttempt:
             self._is_cancelled = True
             number = signal.SIGKILL if force else signal.SIGTERM
             self._place.launching.kill(self._launch_id, number)
-        elif self._files is None:  # it waits for an input, or for its time
+        elif self._files is None:  # it waits for an input, or for its delay
             self._lifecycle.fail(self, CANCELLED, 0.0, keeps_files=False)
 
     def recall(self) -> None:
@@ -266,7 +267,7 @@ class BatchAttempt:
         run_s = event.wall_s
         self.exit_status = os.waitstatus_to_exitcode(event.status)
         fault = self._fault
-        if fault is not None and fault.reason == "NO_SPACE":  # its files would not fit either
+        if fault is not None and fault.reason == "NO_SPACE":  # there is no space for its files, too
             if not self._run_again_on_disk():
                 self._fail(fault, run_s, keeps_files=False)
             return
@@ -283,7 +284,7 @@ class BatchAttempt:
         self._judge(ProgramExit(event.exit_status, signal_number, run_s, tail), files)
 
     def _judge(self, program_exit: ProgramExit, files: ProgramFiles) -> None:
-        """Decide what an exit means for the task."""
+        """Decide the outcome of the task by the exit of its program."""
         worker, run_s, tail = self._place.worker, program_exit.run_s, program_exit.stderr_tail
         fault = self._fault
         if fault is not None:
@@ -347,7 +348,7 @@ class BatchAttempt:
             if why:
                 self._place.owner.stream_broken(ObjectId(growing.object_id), why)
         for error in conflicts:  # the object that was committed first stays, but users should know
-            log.warn("not deterministic: {error}", error=error)
+            log.warn("a task is not deterministic: {error}", error=error)
         return ref
 
     def _put(self, number: int, content: bytes) -> Reference:

@@ -1,5 +1,7 @@
-"""Adds to a program's failure how the program ended and the first 4 KiB of its standard output, and
-names the worker that keeps all of it.
+"""Adds details to a program's failure.
+
+These are how the program ended, the first 4 KiB of its standard output, and the worker that retains
+all of the output.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from typing import Any, Final
 from ciel.core.refs import details_text
 from ciel.execution.executor import ProgramExit
 
-TOLD_BYTES: Final = 4096
-"""This much of standard output is part of the failure, as of standard error."""
+INCLUDED_BYTES: Final = 4096
+"""A failure includes this much of standard output, and as much of standard error."""
 
 
 def ending(program_exit: ProgramExit) -> dict[str, str]:
@@ -28,14 +30,15 @@ def ending(program_exit: ProgramExit) -> dict[str, str]:
 
 
 def printed(path: str | None, netloc: str, kept: str) -> dict[str, str]:
-    """Return fields for the standard output of a program, in a file; none if it is empty. `kept`:
-    the name under which the worker at `netloc` keeps all of it.
+    """Return fields for the standard output of a program, in a file; none if it is empty.
+
+    `kept`: the name under which the worker at `netloc` retains all of it.
     """
     try:
         if path is None or not stat.S_ISREG(os.lstat(path).st_mode):
             return {}
         with open(path, "rb") as file:
-            content, size_bytes = file.read(TOLD_BYTES), os.fstat(file.fileno()).st_size
+            content, size_bytes = file.read(INCLUDED_BYTES), os.fstat(file.fileno()).st_size
     except OSError:  # the program may have removed it
         return {}
     if not content:

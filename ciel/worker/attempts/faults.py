@@ -27,8 +27,8 @@ from ciel.storage.errors import (
 
 log = Logger()
 
-INTERRUPTED = TaskFault(RECALLED, "the program that ran it ended, in the middle of a child")
-"""Of an attempt that an interactive program was to continue with after a child."""
+INTERRUPTED = TaskFault(RECALLED, "the program that ran it ended while it ran a child")
+"""The fault of an attempt whose interactive program ended while it ran a child inline."""
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -39,20 +39,20 @@ def is_full(error: BaseException) -> bool:
 
 
 def executor_fault(executor: Executor, error: Exception) -> TaskFault:
-    """A third-party executor has raised an exception."""
+    """Return the fault for an exception of a third-party executor."""
     log.error("executor {name} raised {error!r}", name=executor.name, error=error)
     return TaskFault("EXECUTOR_FAULT", f"executor {executor.name} raised {error!r}")
 
 
 def preparation_fault(worker: str, error: Exception) -> TaskFault:
-    """The worker could not prepare what a program needs."""
+    """Return the fault if the worker could not prepare what a program needs."""
     reason = "NO_SPACE" if is_full(error) else "WORKER_FAULT"
     advice = open_files_advice(error)
     return TaskFault(reason, f"worker {worker} could not start it: {error}{advice}")
 
 
 def serving_fault(worker: str, error: OSError) -> TaskFault:
-    """The worker could not carry out a call of a program."""
+    """Return the fault if the worker could not carry out a call of a program."""
     reason = "NO_SPACE" if error.errno in _DISK_FULL else "WORKER_FAULT"
     text = f"worker {worker} could not fulfil its request: {error}{open_files_advice(error)}"
     return TaskFault(reason, text)
@@ -61,7 +61,7 @@ def serving_fault(worker: str, error: OSError) -> TaskFault:
 def start_fault(
     worker: str, argv: Sequence[str], event: ProgramFailed, cwd: str, search_path: str | None
 ) -> TaskFault:
-    """A program could not be started, or was recalled before that."""
+    """Return the fault of a program that could not be started, or was recalled before that."""
     program = unicode_text(argv[0])
     if event.stage is Stage.VFORK and event.errno == errno.ECANCELED:
         return TaskFault(RECALLED, "it was returned to the master before it started")
@@ -89,7 +89,7 @@ def directory_text(worker: str, cwd: str, number: int) -> str:
 
 
 def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> TaskFault:
-    """The store could not commit what a program wrote."""
+    """Return the fault if the store could not commit what a program wrote."""
     if isinstance(error, NoSpaceError):
         return TaskFault("NO_SPACE", no_room_text(worker, argv, error))
     if isinstance(error, ShortOutputError):
@@ -101,8 +101,9 @@ def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> Task
 
 
 def lacking_fault(worker: str, fault: TaskFault) -> TaskFault:
-    """Return the fault of a program whose output the store may have refused room: it is not the
-    program's own.
+    """Replace the fault of a program whose output may not have fit into the store.
+
+    The result blames the store. Faults that are not the program's own stay.
     """
     if fault.reason not in ("RUNTIME_EXCEPTION", "RUNTIME_ERROR", "RAISED"):
         return fault
@@ -111,7 +112,7 @@ def lacking_fault(worker: str, fault: TaskFault) -> TaskFault:
 
 
 def changed_fault(names: Sequence[str]) -> TaskFault:
-    """A program has written to inputs, which several programs may read."""
+    """Return the fault if a program has written to inputs, which several programs may read."""
     text = (
         f"its input {', '.join(names)} was changed while it ran, by it or by another program that "
         "reads the same file; the worker has deleted its copy. Programs of this worker can write "
@@ -121,7 +122,7 @@ def changed_fault(names: Sequence[str]) -> TaskFault:
 
 
 def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:
-    """A program has exceeded its memory limit."""
+    """Return the fault of a program that has exceeded its memory limit."""
     used, limit = size_text(used_bytes), size_text(limit_bytes)
     return TaskFault(
         "MEMORY_LIMIT", f"it used {used} of private memory, more than its limit of {limit}"
@@ -129,7 +130,7 @@ def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:
 
 
 def arguments_fault(executor: str, error: Exception) -> TaskFault:
-    """The arguments of a task are not what its executor takes."""
+    """Return the fault of a task whose executor does not accept its arguments."""
     name = getattr(error, "executor", "") or executor
     text = f"the arguments of executor {name} are wrong: {error}"
     return TaskFault("BAD_ARGUMENTS", text)
@@ -140,6 +141,6 @@ def whose_signal(signal_number: int | None) -> str:
     if signal_number != signal.SIGKILL:
         return ""
     return (
-        "ciel did not do that; the kernel does when the memory of a host or container is used up "
-        "(dmesg tells of it), else it was another program, or a person"
+        "ciel did not kill it; the kernel kills programs when a host or container is out of memory "
+        "(see dmesg), otherwise another program or a user did"
     )

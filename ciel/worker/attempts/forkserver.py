@@ -5,7 +5,7 @@ programs there. It forks a process that has everything the program needs and wai
 and answers with the process id:
 
     ask ──▶ [id, pid] ──▶ adopt ──▶ started
-      └──────┴── [id, 0], silence, its end ──▶ an ordinary start, unknown to the caller
+      └──────┴── [id, 0], no answer, its end ──▶ an ordinary start; the caller does not notice
 
 The first program of a worker is started in the ordinary way. The second one starts the parent.
 """
@@ -37,7 +37,9 @@ from ciel.launch.messages import (
 from ciel.net.ticks import DelayedCall
 
 SILENCE_MAX_S = 10.0
-"""A parent that does not answer within this time hangs. It starts in 0.05 s, unless a disk is slow.
+"""The worker kills a parent that does not answer within this time.
+
+A parent starts in 0.05 s, unless a disk is slow.
 """
 _MESSAGE_BYTES = 256  # an answer is two numbers
 
@@ -57,7 +59,7 @@ class ForksOwner(Protocol):
     def kill(self, launch_id: int, signal_number: int) -> None: ...
 
 
-class _Asked:
+class _Pending:
     """A pending request. `is_forked`: the parent has answered, and the launcher has not."""
 
     def __init__(self, spec: LaunchSpec) -> None:
@@ -73,12 +75,12 @@ class Forks:
     def __init__(self, reactor: Any, owner: ForksOwner) -> None:
         self._reactor = reactor
         self._owner = owner
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _Pending] = {}
         self._link: socket.socket | None = None
         self._parent: LaunchSpec | None = None
         self._parent_id = 0  # while it runs
         self._is_needed = False  # a program was started before
-        self._is_hopeless = False
+        self._is_hopeless = False  # the parent could not start, or hung: no other one is started
         self._has_answered = False
         self._due: DelayedCall | None = None
 
@@ -100,33 +102,33 @@ class Forks:
             self._link.send(request)
         except OSError:  # its socket is full, or it has ended
             return False
-        self._asked[launch_id] = _Asked(spec)
+        self._pending[launch_id] = _Pending(spec)
         if self._due is None or not self._due.active():
-            self._listen_for_silence()
+            self._await_answer()
         return True
 
     def keep_signal(self, launch_id: int, number: int) -> bool:
         """Keep a signal for a program that has no process yet; False if it has one."""
-        asked = self._asked.get(launch_id)
-        if asked is not None:
-            asked.signals.append(number)
-        return asked is not None
+        pending = self._pending.get(launch_id)
+        if pending is not None:
+            pending.signals.append(number)
+        return pending is not None
 
     def started(self, launch_id: int) -> list[int]:
         """A program runs: return the signals that it has missed."""
-        asked = self._asked.pop(launch_id, None)
-        return [] if asked is None else asked.signals
+        pending = self._pending.pop(launch_id, None)
+        return [] if pending is None else pending.signals
 
     def failed(self, launch_id: int) -> bool:
         """A launch has failed; True if it was an adoption, and an ordinary start follows."""
-        asked = self._asked.pop(launch_id, None)
-        if asked is not None:
-            self._owner.start_anew(launch_id, asked.spec, asked.signals)
-        return asked is not None
+        pending = self._pending.pop(launch_id, None)
+        if pending is not None:
+            self._owner.start_anew(launch_id, pending.spec, pending.signals)
+        return pending is not None
 
     def close(self) -> None:
-        """Forget the parent and all requests: the launcher is gone."""
-        self._asked.clear()
+        """Forget the parent and all requests: the launcher has ended."""
+        self._pending.clear()
         self._parent_id = 0
         self._cut()
 
@@ -147,15 +149,19 @@ class Forks:
         return True
 
     def _parent_ended(self, event: ProgramExited | ProgramFailed) -> None:
-        """Nothing of the parent runs, nor of processes that were not adopted."""
+        """Note that the parent has ended, and its processes that were not adopted."""
         if event.launch_id != self._parent_id:
-            return  # another launcher's
+            return  # the event is about the parent of an earlier launcher
         self._parent_id = 0
         self._cut()
         if isinstance(event, ProgramExited) and event.exit_status and not self._has_answered:
             self._is_hopeless = True  # another one would fail, too
-            log.warn("programs are not forked: their parent could not begin")
-        for launch_id in [n for n, asked in self._asked.items() if not asked.is_forked]:
+            log.warn(
+                "programs are not forked from a preloaded parent: it ended with exit status "
+                "{status} before it answered",
+                status=event.exit_status,
+            )
+        for launch_id in [n for n, pending in self._pending.items() if not pending.is_forked]:
             self.failed(launch_id)
 
     def _cut(self) -> None:
@@ -163,17 +169,17 @@ class Forks:
             self._reactor.removeReader(self)
             self._link.close()
             self._link = None
-        self._listen_for_silence()
+        self._await_answer()
 
-    def _listen_for_silence(self) -> None:
-        """Start to wait for its next answer, if requests are pending."""
+    def _await_answer(self) -> None:
+        """Start to wait for the parent's next answer, if requests are pending."""
         if self._due is not None and self._due.active():
             self._due.cancel()
-        is_due = self._link is not None and any(not a.is_forked for a in self._asked.values())
-        self._due = self._reactor.callLater(SILENCE_MAX_S, self._silent) if is_due else None
+        is_due = self._link is not None and any(not p.is_forked for p in self._pending.values())
+        self._due = self._reactor.callLater(SILENCE_MAX_S, self._kill_parent) if is_due else None
 
-    def _silent(self) -> None:
-        log.warn("the parent of programs hangs: it is killed")
+    def _kill_parent(self) -> None:
+        log.warn("the parent that forks programs does not answer; the worker kills it")
         self._is_hopeless = not self._has_answered  # another one would hang, too
         self._owner.kill(self._parent_id, signal.SIGKILL)
         self._cut()
@@ -199,15 +205,15 @@ class Forks:
             return
         self._has_answered = True
         launch_id, pid = json.loads(answer)
-        asked = self._asked.get(launch_id)
-        if asked is None:
+        pending = self._pending.get(launch_id)
+        if pending is None:
             return
         if pid:
-            asked.is_forked = True
+            pending.is_forked = True
             self._owner.adopt(launch_id, self._parent_id, pid)
         else:
             self.failed(launch_id)
-        self._listen_for_silence()
+        self._await_answer()
 
     def connectionLost(self, reason: TwistedFailure) -> None:
         """Called at shutdown; `close` does the work."""
@@ -225,7 +231,7 @@ def encode_fork(launch_id: int, spec: LaunchSpec) -> bytes | None:
         request = json.dumps([launch_id, list(spec.argv), spec.cwd, *paths, dict(spec.env)])
     except TypeError:  # bytes, or paths
         return None
-    return None if "\\u0000" in request else request.encode()  # a start says why
+    return None if "\\u0000" in request else request.encode()  # an ordinary start reports why
 
 
 def _is_same(one: LaunchSpec, other: LaunchSpec) -> bool:

@@ -16,8 +16,10 @@ _COPY_BYTES = 1 << 20
 
 
 def keep_files(kept: KeptAttempts, name: str, scratch: Scratch, partial: str | None) -> str:
-    """Move an attempt's directory and standard error, and the beginning of its partial output.
-    Returns a sentence about that for the fault. Takes long if the files are large; raises OSError.
+    """Move an attempt's directory, standard error and the start of its partial output to `kept`.
+
+    Returns a sentence for the fault that says where they are, or why not. Takes long if the files
+    are large; raises OSError.
     """
     place = kept.path / name
     try:
@@ -46,13 +48,13 @@ def _shorten(path: str) -> None:
         return
     with open(path, "rb") as whole, open(f"{path}.end", "wb") as end:
         left_out = whole.seek(size_bytes - STDERR_LEFT_BYTES)
-        end.write(b"(%d bytes before)\n" % left_out)
+        end.write(b"(%d bytes omitted)\n" % left_out)
         shutil.copyfileobj(whole, end, _COPY_BYTES)
     os.replace(f"{path}.end", path)
 
 
 def _take_output(source: str, target: str) -> None:
-    """Link a file, which takes no time and no space; copy the beginning of a long one."""
+    """Link an output, which takes no time and no space; copy the beginning of a long one."""
     try:
         status = os.lstat(source)
     except OSError:

@@ -23,9 +23,11 @@ from ciel.worker.attempts.forkserver import Forks
 
 log = Logger()
 
-STOPPED_LOOK_S = 1.0
-"""Interval of checks that the launcher runs, while it has programs. A program may stop it by a
-signal, and then nothing on this worker would start, end or be killed after its time limit.
+STOPPED_CHECK_S = 1.0
+"""Interval of checks that the launcher is not stopped, while it has programs.
+
+A program may stop the launcher by a signal. Then no program of this worker would start, no end
+would be reported, and no time limit would be enforced.
 """
 
 Ended = Callable[[ProgramExited | ProgramFailed], None]
@@ -57,7 +59,7 @@ class Launching:
         self._protects: bool | None = None
         self._launcher = Launcher.start_process(self.environ, read_only=self._read_only)
         self._forks = Forks(reactor, self)
-        self._look: DelayedCall | None = None
+        self._check: DelayedCall | None = None
         reactor.addReader(self)
 
     @property
@@ -66,7 +68,7 @@ class Launching:
         if self._protects is not None:
             return self._protects
         protects = bool(self._read_only) and self._launcher.protects(self._read_only)
-        if protects or self._next_id > len(self._owners):  # one has ended, so that is known
+        if protects or self._next_id > len(self._owners):  # one has ended: the mounts are made
             self._protects = protects
         return protects
 
@@ -82,16 +84,18 @@ class Launching:
         started: Callable[[int], None] | None = None,
         parent: LaunchSpec | None = None,
     ) -> int:
-        """Start a program, or have `parent` fork it if it can; `started` is called with its process
-        id, `ended` when nothing of it runs any more. Raises LaunchSpecError.
+        """Start a program, or have `parent` fork it if possible; return the id of the launch.
+
+        `started` is called with the process id, `ended` once all processes of the program have
+        ended. Raises LaunchSpecError.
         """
         self._next_id += 1
         launch_id = self._next_id
         if parent is None or not self._forks.ask(launch_id, spec, parent):
             self._launcher.start(launch_id, spec)
         self._owners[launch_id] = ended
-        if self._look is None:
-            self._look = self._reactor.callLater(STOPPED_LOOK_S, self._see_to_it)
+        if self._check is None:
+            self._check = self._reactor.callLater(STOPPED_CHECK_S, self._continue)
         if started is not None:
             self._started[launch_id] = started
         self._ticks.at_end(self._flush, START)
@@ -120,19 +124,19 @@ class Launching:
         self._launcher.recall(launch_id)
         self._ticks.at_end(self._flush, START)
 
-    def _see_to_it(self) -> None:
+    def _continue(self) -> None:
         """Continue the launcher if it was stopped."""
         if self._launcher.keep_going():
             log.warn("the launcher was stopped by a signal; the worker has continued it")
         again = self._owners and self._launcher.fileno() >= 0
-        self._look = self._reactor.callLater(STOPPED_LOOK_S, self._see_to_it) if again else None
+        self._check = self._reactor.callLater(STOPPED_CHECK_S, self._continue) if again else None
 
     def close(self) -> None:
-        """End everything without reports."""
+        """End the launcher and all programs, without reports."""
         self._forks.close()
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
         self._owners.clear()
         self._started.clear()
         if self._launcher.fileno() >= 0:
@@ -149,7 +153,7 @@ class Launching:
         except LauncherDiedError as error:
             self._replace(error)
 
-    def _tell(self, events: list[Event]) -> None:
+    def _report(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, ProgramFailed) and self._forks.failed(event.launch_id):
                 continue
@@ -165,7 +169,7 @@ class Launching:
                 self._started.pop(event.launch_id)(event.pid)
 
     def _replace(self, error: LauncherDiedError) -> None:
-        log.error("the launcher died, its programs are killed: {error}", error=error)
+        log.error("the worker kills all programs and starts another launcher: {error}", error=error)
         self._reactor.removeReader(self)
         self._reactor.removeWriter(self)
         self._forks.close()
@@ -191,7 +195,7 @@ class Launching:
         except LauncherDiedError as error:
             self._replace(error)
         else:
-            self._tell(events)
+            self._report(events)
 
     def doWrite(self) -> None:
         try:

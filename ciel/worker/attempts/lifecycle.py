@@ -4,8 +4,7 @@
       ▲                                         │
       └──── again, with outputs on disk ◀───────┘
 
-A strategy starts a program and decides what its end means; everything that follows from that is
-done here.
+A strategy starts a program and decides what its end means; this module does all that follows.
 """
 
 from __future__ import annotations
@@ -51,17 +50,17 @@ class Lifecycle:
         return self._running.get(attempt.key) is attempt
 
     def forget(self, key: Key) -> None:
-        """Remove an attempt whose program has ended, or does something else."""
+        """Remove an attempt whose program has ended, or serves another attempt."""
         self._running.pop(key, None)
 
     def kill(self, key: Key, *, force: bool) -> None:
-        """Send the program of an attempt SIGTERM or SIGKILL, as the attempt was cancelled."""
+        """Send SIGTERM, or SIGKILL by `force`, to the program of a cancelled attempt."""
         attempt = self._running.get(key)
         if attempt is not None:
             attempt.kill(force=force)
 
     def recall(self, key: Key) -> None:
-        """Give an attempt up if its program has not been started yet."""
+        """Give up an attempt if its program has not been started yet."""
         attempt = self._running.get(key)
         if attempt is not None:
             attempt.recall()
@@ -82,19 +81,24 @@ class Lifecycle:
     # --- settling ---------------------------------------------------------------------------------
 
     def program_ended(self, attempt: RunningAttempt, event: Any) -> None:
-        """Settle an attempt. A bug in that costs neither its slot nor other attempts."""
+        """Settle an attempt. If that raises an exception, only this attempt fails."""
         try:
             attempt.settle(event)
         except Exception as error:
             log.failure("the end of a program could not be processed")
-            text = f"a bug of ours on worker {self.place.worker}: {error!r}; its log has more"
+            text = (
+                f"worker {self.place.worker} could not process the end of its program, because of "
+                f"a bug in ciel: {error!r}; the worker's log has the details"
+            )
             self._conclude(attempt, TaskFault("WORKER_FAULT", text), 0.0)
 
     def fail(
         self, attempt: RunningAttempt, fault: TaskFault, run_s: float, *, keeps_files: bool
     ) -> None:
-        """Report a fault. `keeps_files`: first move the attempt's private files to where people
-        find them, in a thread, and say in the fault where that is.
+        """Report a fault.
+
+        `keeps_files`: first retain the attempt's private files for inspection, in a thread, and say
+        in the fault where they are.
         """
         scratch = attempt.scratch
         if not keeps_files or scratch is None:
@@ -118,15 +122,16 @@ class Lifecycle:
         keeping.addCallbacks(lambda where: conclude(where, True), not_kept)
 
     def lose_inputs(self, attempt: RunningAttempt, losses: Losses, details: str) -> None:
-        """Report that inputs are not where the master said."""
+        """Report that inputs are missing at the locations that the master named."""
         self.forget(attempt.key)
         attempt.clean_up()
         self.place.owner.inputs_gone(attempt.key, losses, details)
         self._report_interrupted(attempt)
 
     def run_again_on_disk(self, attempt: RunningAttempt, program: str) -> bool:
-        """Run an attempt once more whose outputs were in memory when that was full: the store may
-        have refused some of them. False if there is no disk, or if the attempt is not repeatable.
+        """Run an attempt again, with its outputs on disk, since the store in memory was full.
+
+        Return False if there is no disk, or if the attempt is not repeatable.
         """
         levels = [level.name for level in self.place.store.levels()]
         if levels != [MEMORY, DISK] or attempt.level == DISK or not attempt.is_repeatable:
@@ -176,7 +181,7 @@ class Lifecycle:
     # --- cleaning up ------------------------------------------------------------------------------
 
     def remove(self, scratch: Scratch) -> None:
-        """Remove private files, in a thread unless that takes no time; or use them again."""
+        """Remove private files, in a thread if that may take long; or keep them for reuse."""
         if self.place.scratch.take_back(scratch):
             return
         if scratch.is_clean():

@@ -16,14 +16,15 @@ JOBS_MAX: Final = 10_000
 
 
 class Notices:
-    """Sends each notice once for a job, however many tasks give cause for it."""
+    """Sends each notice at most once for each job."""
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
         self._notified: set[JobId] = set()
 
     def files_deleted(self, task: Task, files: ProgramFiles) -> None:
-        """Notify if a program has created files in its private directory, as they are deleted.
+        """Notify if a program has created files in its private directory, which are deleted.
+
         Programs of packages and scripts expect that, so their clients get no notice.
         """
         spec = task.spec

@@ -1,5 +1,6 @@
-"""Opens what a batch program is given: paths for its inputs and outputs, standard input, and the
-environment and command line that name them.
+"""Opens the inputs and outputs of a batch program, and describes its launch.
+
+The command line and the environment of the program contain their paths.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ COPIED_MAX_BYTES: Final = 1 << 20
 
 
 class ProgramFiles:
-    """The files that one program has open. `launch_spec` opens them, and may raise StorageError and
-    OSError. The attempt closes them with `close_inputs`, and commits or aborts the `writers`.
+    """The files that one program has open.
+
+    `launch_spec` opens them, and may raise StorageError and OSError. The attempt closes them with
+    `close_inputs`, and commits or aborts the `writers`.
     """
 
     def __init__(self, place: Workplace, task: Task, program: Program) -> None:
@@ -104,11 +107,11 @@ class ProgramFiles:
         writer = self._place.store.begin_in(self._program.store, object_id)
         self.writers[number] = writer
         if writer.path is None:
-            raise OSError("this store cannot take the output of a program by name")
+            raise OSError("programs cannot write to this worker's store by path; use another store")
         return writer.path
 
     def _growing(self, object_id: ObjectId) -> Growing | None:
-        """Return an input that is still being written, if it is."""
+        """Return an input if it is still being written, else None."""
         if not isinstance(self._task.inputs.get(object_id), Stream):
             return None
         growing = self._place.streams.get(object_id)
@@ -139,8 +142,9 @@ class ProgramFiles:
         return path
 
     def _needs_copy(self, reader: ObjectReader, read_once: bool) -> bool:
-        """Whether the program gets a copy of an input, as it could change the file that other tasks
-        read. An input that is too large to copy is checked for changes after the program has ended.
+        """Whether the program gets a copy of an input, since it could change the store's file.
+
+        An input that is too large to copy is checked for changes after the program has ended.
         """
         if self._place.launching.protects:
             return False
@@ -182,13 +186,11 @@ class ProgramFiles:
 
     @property
     def input_problem(self) -> str:
-        """Say why the program may have read only a part of its inputs; empty if it read them all,
-        or could have.
-        """
+        """Why the program may have read only a part of its inputs; empty if all were readable."""
         feeders = self._pipings if self.feeder is None else [self.feeder, *self._pipings]
         error = next((feeder.error for feeder in feeders if feeder.error is not None), None)
         if error is not None:
-            return f"an input of it could not be read to the end: {error}"
+            return f"one of its inputs could not be read to the end: {error}"
         if self._deleted:
             return f"its input {', '.join(self._deleted)} was deleted while it ran"
         return ""
@@ -224,8 +226,9 @@ class ProgramFiles:
         return changed
 
     def made_files(self) -> list[str]:
-        """Return the names of what the program has created in its private directory, which is
-        deleted with it; nothing if it ran elsewhere.
+        """Return the names of the files that the program has created in its private directory.
+
+        Return nothing if it ran in another directory.
         """
         if self._program.cwd:
             return []
@@ -233,7 +236,7 @@ class ProgramFiles:
         return self.scratch.made_files(placed)
 
     def close_inputs(self) -> None:
-        """Close all inputs; closing twice is closing once."""
+        """Close all inputs; more calls do nothing."""
         if self.feeder is not None:
             self.feeder.close()
         for piping in self._pipings:

@@ -3,13 +3,15 @@
     <spool>/scratch/<life>/<number>/         the program's directory, CIEL_SCRATCH
     <spool>/scratch/<life>/<number>.stderr   its standard error
     <spool>/scratch/<life>/<number>.stdout   the standard output of an interactive program
-    <spool>/scratch/<life>/<number>.in/      inputs that came inside their references
+    <spool>/scratch/<life>/<number>.in/      inputs that are inline in their references
 
-The worker removes them when the attempt succeeds. If it fails, the worker moves them to `kept`, and
-names the directory in the fault. A directory that a program left empty is used again: on most file
-systems, to create and remove a directory costs more than to start a program. A worker holds a lease
-on the directory of its life. The next worker that starts on the same spool removes what a killed
-one has left.
+`<spool>` is the work directory, and `<life>` identifies a process of the worker.
+
+The worker removes these files when the attempt succeeds. If it fails, the worker moves them to
+`kept`, and names the directory in the fault. A directory that a program left empty is used again:
+on most file systems, creating and removing a directory costs more than starting a program. A worker
+holds a lease on its `<life>` directory. The next worker that starts with the same work directory
+removes the directories that a killed worker has left.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ _PRIVATE_DIRECTORY = stat.S_IFDIR | 0o700
 _SPARE_MAX = 64
 PIECE_BYTES = 64 << 10
 """Printed text is read in pieces of this size; longer lines are split."""
-PIECES_AT_A_LOOK = 4
-"""Pieces read at a time while a program runs: several programs may print, and the reactor waits."""
+PIECES_PER_CHECK = 4
+"""Pieces read at a time while a program runs; reading blocks the reactor."""
 BEHIND_MAX_BYTES = 1 << 20
 """Text further than this before the end of the file is skipped."""
 
@@ -60,16 +62,14 @@ class ScratchPool:
         return Scratch(self._spool, f"{self._life}/{self._made}")
 
     def take_back(self, scratch: Scratch) -> bool:
-        """Keep a directory for another attempt; False if it was used, and the caller must remove
-        it.
-        """
+        """Keep an unused directory for another attempt; False if the caller must remove it."""
         if len(self._spare) >= _SPARE_MAX or not scratch.is_untouched():
             return False
         self._spare.append(scratch)
         return True
 
     def close(self) -> None:
-        """Remove everything that is left of this life. Closing twice is closing once."""
+        """Remove all directories of this worker process; more calls do nothing."""
         if self._root_fd < 0:
             return
         self._spare.clear()
@@ -126,8 +126,9 @@ class Scratch:
         os.symlink(source, target)
 
     def copy(self, name: str, source: str, *, executable: bool = False) -> None:
-        """Copy a file into the scratch directory, for a program that may outlive the original, or
-        that executes the file.
+        """Copy a file into the scratch directory.
+
+        This is for programs that may outlive the original, or that execute the file.
         """
         target = self.path + name
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -156,8 +157,9 @@ class Scratch:
         return -1
 
     def stderr_size(self) -> int:
-        """Return the size of the standard error of a program that has ended; positive if the
-        program has replaced the file by something else.
+        """Return the size of the standard error of a program that has ended.
+
+        It is positive if the program has replaced the file by something else.
         """
         if self._stderr_bytes is None:
             try:
@@ -168,8 +170,9 @@ class Scratch:
         return self._stderr_bytes
 
     def stderr_tail(self, start_bytes: int = 0, path: str = "") -> str:
-        """Return the end of standard error (or of the file at `path`) from `start_bytes` on, as
-        text; empty if there is no file.
+        """Return the end of standard error (or of the file at `path`) as text.
+
+        The text starts at `start_bytes` at the earliest; it is empty if there is no file.
         """
         path = path or self.stderr_path
         try:
@@ -185,8 +188,9 @@ class Scratch:
     def lines_from(
         self, start_bytes: int, *, to_the_end: bool = False, path: str = ""
     ) -> tuple[str, int]:
-        """Return the next whole lines of standard error (or of the file at `path`) from
-        `start_bytes` on, and where they end. `to_the_end`: also the last incomplete line. Text too
+        """Return the next whole lines of standard error (or of the file at `path`), and their end.
+
+        They start at `start_bytes`. `to_the_end`: also return the last incomplete line. Text too
         far before the end of the file is skipped.
         """
         path = path or self.stderr_path
@@ -205,7 +209,7 @@ class Scratch:
             skipped = said.find(b"\n") + 1
             said = said[skipped:]
             first += skipped
-            left_out = f"({first - start_bytes} bytes before)\n"
+            left_out = f"({first - start_bytes} bytes omitted)\n"
         is_last = first + len(said) >= size_bytes
         whole = said.rfind(b"\n") + 1
         if not (is_last and to_the_end) and (whole or is_last):  # else the line is split
@@ -221,13 +225,14 @@ class Scratch:
         path: str = "",
     ) -> int:
         """Log standard error (or the file at `path`) from `start_bytes` on; return up to where.
+
         While the program runs (not `to_the_end`), a call logs a limited amount.
         """
         path = path or self.stderr_path
         for count in itertools.count():
             if _size_bytes(path) <= start_bytes:
                 break
-            if count == PIECES_AT_A_LOOK and not to_the_end:
+            if count == PIECES_PER_CHECK and not to_the_end:
                 break
             text, end_bytes = self.lines_from(start_bytes, to_the_end=to_the_end, path=path)
             if end_bytes <= start_bytes:
@@ -237,9 +242,7 @@ class Scratch:
         return start_bytes
 
     def made_files(self, placed: Set[str]) -> list[str]:
-        """Return the names of the files that a program has created in its directory, except for the
-        `placed` ones.
-        """
+        """Return the names of the files in the program's directory, except the `placed` ones."""
         try:
             return sorted([name for name in os.listdir(self._base) if name not in placed])
         except OSError:  # the program may have removed it
@@ -262,12 +265,13 @@ class Scratch:
         try:
             with os.scandir(self._base) as entries:
                 return next(entries, None) is None
-        except OSError:  # the program may have removed it, or have closed it to us
+        except OSError:  # the program may have removed it, or changed its mode
             return False
 
     def remove(self) -> None:
-        """Remove everything. This takes long if the program left many files: then call it in a
-        thread.
+        """Remove everything.
+
+        This takes long if the program left many files: then call it in a thread.
         """
         _remove_file(self.stderr_path)
         if self._inputs is not None:

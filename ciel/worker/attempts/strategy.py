@@ -1,7 +1,7 @@
 """The interface between the life cycle of attempts and the two ways to run a program.
 
-A batch program runs to its end, and its exit status says what became of the task. An interactive
-program converses with this worker meanwhile, and may serve several tasks in succession.
+A batch program runs to its end, and its exit status decides the outcome of the task. An interactive
+program converses with this worker while it runs, and may serve several tasks in succession.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Strategy(Protocol):
         action: Action,
         level: str = "",
     ) -> None:
-        """Start an attempt with the action that its executor has returned. The end of the attempt
-        is reported exactly once, also if it cannot be started. `level`: the store level for its
-        outputs, if the worker overrides the level that the task requests.
+        """Start an attempt with the action that its executor has returned.
+
+        The end of the attempt is reported exactly once, also if it cannot be started. `level`: the
+        store level for its outputs, if the worker overrides the level that the task requests.
         """
 
     def close(self) -> None:
@@ -55,7 +56,7 @@ class RunningAttempt(Protocol):
 
     @property
     def argv(self) -> Sequence[str]:
-        """The command that has outgrown its limits, for the text of a fault."""
+        """The command, for the text of a fault; empty if the text names the program otherwise."""
 
     @property
     def level(self) -> str:
@@ -75,16 +76,14 @@ class RunningAttempt(Protocol):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether it may run again without anybody noticing: it was not cancelled, and nothing that
-        it did is known elsewhere.
-        """
+        """Whether it may run again: it was not cancelled, and no effect of it was reported."""
 
     @property
     def interrupted(self) -> Sequence[Key]:
-        """Attempts that its program was to continue with, and that end because the program did."""
+        """Outer attempts, which its program ran as well, and which end because the program did."""
 
     def kill(self, *, force: bool) -> None:
-        """Send its program SIGTERM or SIGKILL, as it was cancelled."""
+        """Send SIGTERM, or SIGKILL by `force`, to its program, since the attempt was cancelled."""
 
     def recall(self) -> None:
         """Give it up if its program has not been started yet."""
@@ -93,11 +92,12 @@ class RunningAttempt(Protocol):
         """Kill its program, and let it fail with this fault."""
 
     def settle(self, event: Any) -> None:
-        """Process the end of its program, of which nothing runs any more."""
+        """Process the end of its program; all processes of the program have ended."""
 
     def clean_up(self, *, files_kept: bool = False) -> None:
-        """Remove what an attempt leaves that is over: uncommitted outputs, and its private files
-        unless they were kept.
+        """Remove what an ended attempt leaves.
+
+        These are uncommitted outputs, and its private files unless they were retained.
         """
 
     def abandon(self) -> None:

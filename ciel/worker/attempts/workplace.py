@@ -1,4 +1,4 @@
-"""The means that every attempt on a worker uses, and the owner that it reports to."""
+"""What all attempts on a worker share: the store, the launcher, and the owner of the reports."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ Losses = tuple[tuple[ObjectId, str], ...]
 
 
 class AttemptsOwner(Protocol):
-    """Receives reports of attempts: of the end of each exactly once, by `attempt_ended` or by
-    `inputs_gone`.
+    """Receives reports of attempts.
+
+    The end of each is reported exactly once, by `attempt_ended` or by `inputs_gone`.
     """
 
     def attempt_ended(
@@ -49,7 +50,7 @@ class AttemptsOwner(Protocol):
 
     def inputs_gone(self, key: Key, losses: Losses, details: str) -> None: ...
 
-    def attached_process_left(self, guest: AttachedProcess, details: str) -> None:
+    def attached_process_left(self, attached: AttachedProcess, details: str) -> None:
         """An attached process has left while it served no attempt."""
 
     def attempt_spawned(self, key: Key, child: Child, *, wanted: bool | None = None) -> None: ...
@@ -70,7 +71,7 @@ class AttemptsOwner(Protocol):
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None: ...
 
     def outputs_discarded(self, objects: tuple[ObjectId, ...]) -> None:
-        """An attempt has put objects into the store before it failed."""
+        """An attempt has committed objects to the store before it failed."""
 
     def stream_broken(self, object_id: ObjectId, details: str) -> None: ...
 
@@ -81,14 +82,16 @@ class AttemptsOwner(Protocol):
         """The log of a job has new lines of an attempt."""
 
     def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
-        """Fetch an object for a running attempt; call `then` once it can be read here, or with the
-        locations where it is missing, and why.
+        """Fetch an object for a running attempt.
+
+        Calls `then` once the object can be read here, or with the locations where it is missing,
+        and the reason.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """The means of a worker. `netloc`: where it serves its objects."""
+    """The parts of a worker that all attempts use. `netloc`: where it serves its objects."""
 
     reactor: Any
     ticks: Ticks
@@ -106,8 +109,9 @@ class Workplace:
     fingerprints: WeakValueDictionary[tuple[int, int], Fingerprint] = field(
         default_factory=WeakValueDictionary
     )
-    """The state of files when the first of the attempts opened them that read them now. These
-    attempts keep the entries alive.
+    """The state of each input file when the first of its present readers opened it.
+
+    The reading attempts keep the entries alive.
     """
 
     @property
@@ -115,8 +119,9 @@ class Workplace:
         return frozenset((self.netloc,))
 
     def open(self, object_id: ObjectId, ref: Reference | None) -> ObjectReader:
-        """Open an input with a known reference. If its size has changed, it is deleted. Raises
-        StorageError.
+        """Open an input with a known reference; raises StorageError.
+
+        An input whose size has changed is deleted.
         """
         reader = self.store.open(object_id)
         known = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
@@ -126,8 +131,9 @@ class Workplace:
         raise self._deleted(reader, known)
 
     def fingerprint(self, reader: ObjectReader) -> Fingerprint | None:
-        """Return the original state of an input that programs could change; None if they cannot. If
-        the input differs from the state that a running program found, it is deleted. Raises
+        """Return the original state of an input that programs could change; None if they cannot.
+
+        An input that differs from the state that a running program found is deleted. Raises
         StorageError.
         """
         found = reader.fingerprint()
@@ -141,13 +147,14 @@ class Workplace:
         return first
 
     def _deleted(self, reader: ObjectReader, size_bytes: int) -> ChangedObjectError:
-        """Delete an object that a program has damaged, so that no other program reads it; return
-        why.
+        """Delete an object that a program has damaged; return the error to raise.
+
+        After that, no other program can read it.
         """
         error = ChangedObjectError(reader.object_id, size_bytes, reader.size_bytes)
         reader.close()
         self.store.delete(reader.object_id)
-        log.error("{error}: it is deleted", error=error)
+        log.error("{error}; the worker deletes it", error=error)
         return error
 
     def prefer(self, ref: Concrete | Sweetheart) -> None:
@@ -163,8 +170,9 @@ class Workplace:
         is_stderr: bool = False,
         is_notice: bool = False,
     ) -> None:
-        """Write lines that an attempt printed to the log of its job, and report them. `is_notice`:
-        they are of the worker.
+        """Write lines that an attempt printed to the log of its job, and report them.
+
+        `is_notice`: the worker wrote them, not the attempt.
         """
         try:
             start, size_bytes = self.logs.append(spec.job, logged_name(spec.name, spec.id), text)

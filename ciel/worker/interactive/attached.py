@@ -1,7 +1,7 @@
-"""Processes that are attached to this worker, which has not started them. It checks each once,
-watches it until it ends, and sends it no signal.
+"""Processes that are attached to this worker, which has not started them.
 
-The worker holds a descriptor of each (pidfd), which stays valid if the process id is reused.
+The worker checks each once, watches it until it ends, and sends it no signal. It holds a descriptor
+of each (pidfd), which stays valid if the process id is reused.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _open(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
-        raise AttachRefusedError(pid, 404, "is not there on this host") from None
-    except OSError as error:  # a thread, for one
+        raise AttachRefusedError(pid, 404, "does not exist on this host") from None
+    except OSError as error:  # for example, it is a thread
         why = f"cannot be watched: {error.strerror}"
         raise AttachRefusedError(pid, 400, why) from None
 
@@ -122,7 +122,7 @@ def _open(pid: int) -> int:
 def _name_of(pid: int) -> str:
     """Check that a process may be attached; return its name for people."""
     if pid == os.getpid():
-        raise AttachRefusedError(pid, 400, "is this worker")
+        raise AttachRefusedError(pid, 400, "is this worker; attach another process")
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             found = _UIDS.search(file.read())
@@ -131,7 +131,7 @@ def _name_of(pid: int) -> str:
     except OSError:
         raise AttachRefusedError(pid, 404, "has ended") from None
     if found is None or {int(uid) for uid in found.groups()} != {os.geteuid()}:
-        raise AttachRefusedError(pid, 403, "is not of the user that this worker runs as")
+        raise AttachRefusedError(pid, 403, "belongs to another user than this worker")
     with suppress(OSError):  # a process whose namespaces cannot be read is accepted
         if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
             why = "is in another mount namespace, so it could not open this worker's files"

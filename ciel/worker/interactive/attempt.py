@@ -34,12 +34,14 @@ log = Logger(__name__)  # compiled code cannot determine its own module
 
 T = TypeVar("T")
 FETCHES_MAX = 3
-"""How often an input is fetched that should be here, before the attempt gives it up."""
+"""How often an attempt fetches an input that should be stored here, before it gives up."""
 
 
 class _OpenStream:
-    """A growing input that was opened, maybe several times. Until it was closed as often, none of
-    its readers may see the end of a pipe, as it would not be the end of the input.
+    """A growing input that the program has opened, perhaps several times.
+
+    Its pipes stay open until the program has closed it as often: a reader would take the end of a
+    pipe for the end of the input.
     """
 
     def __init__(self) -> None:
@@ -68,7 +70,7 @@ class AttemptOwner(Protocol):
         """Take a step in the conversation of an attempt, if the program still serves that."""
 
     def entered(self, outer: InteractiveAttempt, inner: InteractiveAttempt) -> None:
-        """From now on the program runs a child within its task."""
+        """The program starts to run a child inline."""
 
     def left(self, inner: InteractiveAttempt, fault: tuple[str, str] | None) -> None:
         """The program has finished a child, and continues with its task."""
@@ -83,8 +85,9 @@ class AttemptOwner(Protocol):
 
 
 class InteractiveAttempt(Attempt):
-    """One attempt of an interactive program, as its conversation sees it, and the life cycle. A
-    process owns it from `serve` on.
+    """One attempt of an interactive program, as its conversation and the life cycle see it.
+
+    A process owns it from `serve` on.
     """
 
     owner: AttemptOwner
@@ -100,8 +103,9 @@ class InteractiveAttempt(Attempt):
         outer: InteractiveAttempt | None = None,
         level: str = "",
     ) -> None:
-        """`outer`: the attempt whose program runs this one, too. `level`: of the store, for its
-        outputs, if not the level that its task requests.
+        """`outer`: the attempt whose program runs this one, too.
+
+        `level`: of the store, for its outputs, if not the level that its task requests.
         """
         place = lifecycle.place
         self._conflicts: list[ObjectConflictError] = []
@@ -154,17 +158,17 @@ class InteractiveAttempt(Attempt):
 
     @property
     def is_repeatable(self) -> bool:
-        """As `RunningAttempt` says; nor does a process wait that only this attempt can continue."""
+        """As `RunningAttempt` says; False if the attempt continues a suspended process."""
         is_known = self.children_count or self._has_streamed or self._outer is not None
         continues = any(isinstance(ref, Fixed) for ref in self.task.inputs.values())
-        is_at_fault = self._has_written and not is_known and not continues
-        return is_at_fault and not self.owner.is_cancelled and self.attached is None
+        may_repeat = self._has_written and not is_known and not continues
+        return may_repeat and not self.owner.is_cancelled and self.attached is None
 
     def kill(self, *, force: bool) -> None:
         self.owner.kill(force=force)
 
     def recall(self) -> None:
-        """Its program runs: nothing is to be done."""
+        """Do nothing, since its program runs already."""
 
     def stop(self, fault: TaskFault) -> None:
         self.owner.stop(fault)
@@ -192,8 +196,8 @@ class InteractiveAttempt(Attempt):
     def close(self) -> None:
         """Close all inputs; outputs were published or rolled back before."""
         self._is_closed = True
-        for error in self._conflicts:  # the first one counts, but people should know
-            log.warn("not deterministic: {error}", error=error)
+        for error in self._conflicts:  # the object that was committed first stays
+            log.warn("a task is not deterministic: {error}", error=error)
         for waiter in self._waiters:
             waiter.cancel()
         for reader in self._readers.values():
@@ -235,13 +239,13 @@ class InteractiveAttempt(Attempt):
     def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
         self._open(ref, then, FETCHES_MAX)
 
-    def _open(self, ref: Reference, then: Callable[[str], None], looks: int) -> None:
+    def _open(self, ref: Reference, then: Callable[[str], None], fetches_left: int) -> None:
         if isinstance(ref, Value):
             then(self.scratch.write_input(_content(ref)))
             return
         growing = self._place.streams.get(ref.id) if isinstance(ref, Stream) else None
         if growing is None:
-            self._open_stored(ref, then, looks)
+            self._open_stored(ref, then, fetches_left)
             return
         if ref.id not in self._holds:
             self._holds[ref.id] = self._place.streams.hold(growing)
@@ -254,16 +258,16 @@ class InteractiveAttempt(Attempt):
 
         self._wait(growing, float("inf"), ended)
 
-    def _open_stored(self, ref: Reference, then: Callable[[str], None], looks: int) -> None:
+    def _open_stored(self, ref: Reference, then: Callable[[str], None], fetches_left: int) -> None:
         reader = self._readers.get(ref.id)
         if reader is None:
             try:
                 reader = self._place.open(ref.id, ref)
             except ObjectNotFoundError as error:
-                if not looks or ref.id in self.task.inputs:
+                if not fetches_left or ref.id in self.task.inputs:
                     self._lose(((ref.id, self._netloc),), str(error))
                     return
-                self._fetch(ref, lambda: self._open(self.resolve(ref), then, looks - 1))
+                self._fetch(ref, lambda: self._open(self.resolve(ref), then, fetches_left - 1))
                 return
             self._readers[ref.id] = reader
         path = lasting_path(reader, maps_files=self.maps_files)
@@ -317,7 +321,7 @@ class InteractiveAttempt(Attempt):
 
     @property
     def input_error(self) -> OSError | None:
-        """Why the program may have taken a part of an input for the whole."""
+        """Why the program may have read only a part of an input; None if it has not."""
         return next((piping.error for piping in self._pipings if piping.error is not None), None)
 
     def prefer(self, ref: Reference) -> None:
@@ -372,7 +376,7 @@ class InteractiveAttempt(Attempt):
         is_mapped = self.maps_files and not streams
         path = writer.mapped_path if is_mapped else writer.path
         if path is None:
-            raise OSError("this store cannot take the output of a program by name")
+            raise OSError("programs cannot write to this worker's store by path; use another store")
         if not self._has_written and self._place.store.capabilities.bounded:
             self._has_written = True
             watched = GrowingFiles((), self.outputs.writers)  # not what it prints
@@ -382,7 +386,7 @@ class InteractiveAttempt(Attempt):
             object_id = self.outputs.ids[index]
             former = self._place.streams.get(object_id)
             if former is not None and not former.is_over:  # of a cancelled attempt
-                self._place.streams.break_off(former, f"{object_id}: another attempt makes it")
+                self._place.streams.break_off(former, f"{object_id}: another attempt produces it")
             self._streams[index] = self._place.streams.open(object_id, writer.fileno())
             self._place.owner.streams_opened(self.key, (object_id,))
         return path
@@ -399,7 +403,7 @@ class InteractiveAttempt(Attempt):
         )
         del self._streams[index]
         if why:
-            self._tell_broken(growing, why)
+            self._report_broken(growing, why)
         return ref
 
     def roll_back_output(self, index: int) -> None:
@@ -411,10 +415,10 @@ class InteractiveAttempt(Attempt):
     def _break_off(self, growing: Growing, why: str) -> None:
         details = f"{growing.object_id}: {why}"
         self._place.streams.break_off(growing, details)
-        self._tell_broken(growing, details)
+        self._report_broken(growing, details)
 
-    def _tell_broken(self, growing: Growing, details: str) -> None:
-        """Report it to readers, unless they read the output of another attempt by now."""
+    def _report_broken(self, growing: Growing, details: str) -> None:
+        """Report a broken output, unless its readers read the output of another attempt by now."""
         if self._place.streams.get(growing.object_id) in (None, growing):
             self._place.owner.stream_broken(ObjectId(growing.object_id), details)
 
@@ -481,4 +485,4 @@ def _content(ref: Value) -> bytes:
     try:
         return ref.content
     except ValueError:
-        raise BadCallError(f"what is said to be the content of {ref.id} is not base64") from None
+        raise BadCallError(f"the content in the reference of {ref.id} is not base64") from None

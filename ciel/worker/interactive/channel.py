@@ -1,12 +1,13 @@
-"""The channel to an interactive program, over two FIFOs: receives calls, sends replies, and reports
-once that it has broken.
+"""The channel to an interactive program, over two FIFOs.
 
-The open of one end of a FIFO blocks until both ends are open, which a reactor must not do. So the
+It receives calls, sends replies, and reports once that it has broken.
+
+Opening one end of a FIFO blocks until both ends are open, which a reactor must not do. So the
 worker opens `from_process` for reading without blocking; it has no end of file before a writer has
-come. It opens `to_process` for both reading and writing: frames wait in it, and the program's open
-never blocks, in whatever order it opens the FIFOs. While the worker holds a reading end, it does
-not notice the loss of the program's. It closes its own once the program has read what waited, and
-so has opened the FIFO.
+opened it. The worker opens `to_process` for both reading and writing: frames wait in it, and the
+program's open never blocks, in whatever order it opens the FIFOs. While the worker has a reading
+end, it does not notice the loss of the program's. It closes its own once the program has read the
+waiting frames, and so has opened the FIFO.
 
 A program that finds other transports in its environment (`channel_environment`) may create one and
 offer its descriptor. Each side sends a last call by its FIFO, which says that its next frames come
@@ -45,7 +46,7 @@ from ciel.wire.limits import CALL_MAX_BYTES
 
 READ_BYTES: Final = 64 * 1024  # the default size of a pipe
 WAY_BYTES: Final = 256 * 1024  # more than most transports take at once
-READS_PER_TURN: Final = 4  # of a large call, before other channels are served
+READS_PER_TICK: Final = 4  # of a large call, before other channels are served
 READS_AT_END: Final = 16  # the largest pipe that a program may ask for by default
 WAITING_MAX_BYTES: Final = CALL_MAX_BYTES  # that a program has not read yet
 
@@ -55,8 +56,10 @@ _is_descriptor = re.compile(r"/proc/\d{1,9}/fd/\d{1,9}", re.ASCII).fullmatch
 
 
 def channel_environment(channels: Channels | None) -> Mapping[str, str]:
-    """Return the variable that tells a program which transport it may offer. Unless both sides poll
-    before they sleep, another transport costs more than FIFOs do (docs/adr/0025).
+    """Return the variable that names the transport that a program may offer.
+
+    Unless both sides poll before they sleep, another transport costs more than FIFOs do
+    (docs/adr/0025).
     """
     if channels is None or not channels.spin_us:
         return {}
@@ -70,8 +73,9 @@ class ChannelOwner(Protocol):
         """Take calls, in order; several may have come together."""
 
     def channel_broke(self, channel: ProgramChannel, why: str) -> None:
-        """The channel has broken, and is closed: no more calls come. This is called once, also when
-        the program ends, unless the channel was closed before.
+        """The channel has broken, and is closed: no more calls come.
+
+        This is called once, also when the program ends, unless the channel was closed before.
         """
 
 
@@ -102,15 +106,16 @@ class ProgramChannel:
             os.mkfifo(path, 0o600)
         self._pipe = os.open(from_process, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            self._outgoing = _Outgoing(reactor, to_process, self._deaf)
+            self._outgoing = _Outgoing(reactor, to_process, self._reader_lost)
         except BaseException:
             os.close(self._pipe)
             raise
         reactor.addReader(self)
 
     def say(self, method: str, args: Any) -> None:
-        """Send the program a call; it may wait here until the program reads. Raises EncodeError,
-        and sends nothing then. Does nothing once the channel is closed.
+        """Send the program a call, which is queued until the program reads.
+
+        Raises EncodeError, and sends nothing then. Does nothing once the channel is closed.
         """
         self.say_bytes(encode_call(method, args))
 
@@ -125,8 +130,9 @@ class ProgramChannel:
 
     @property
     def will_break(self) -> bool:
-        """Whether the last calls of a program that has ended, or their end, are still unread. Not
-        if it never opened the channel.
+        """Whether an ended program's last calls, or the end of file, are still unread.
+
+        False if the program never opened the channel.
         """
         return self._pipe >= 0 and bool(_state(self._pipe) & (select.POLLIN | select.POLLHUP))
 
@@ -158,8 +164,8 @@ class ProgramChannel:
         self.is_misused = True
         self._break(f"this worker failed to process the program's call: {error!r}")
 
-    def _deaf(self, why: str, is_misused: bool) -> None:
-        """Break, as the program reads nothing more; but take its last calls."""
+    def _reader_lost(self, why: str, is_misused: bool) -> None:
+        """Take the last calls, then break the channel: the program reads nothing more."""
         self.is_misused = is_misused
         try:
             self._take_all()
@@ -209,8 +215,10 @@ class ProgramChannel:
             return []
 
     def _end(self) -> None:
-        """Break if there is nothing to read because the program is gone. If it has not come yet,
-        the event concerned an earlier descriptor of the same number.
+        """Break the channel if the program has closed it.
+
+        If the program has not opened it yet, the event concerned an earlier descriptor of the same
+        number.
         """
         if _state(self._pipe) & select.POLLHUP:
             if self._has_crossed:
@@ -220,7 +228,7 @@ class ProgramChannel:
     # --- another transport ------------------------------------------------------------------------
 
     def _cross(self, call: Call) -> bool:
-        """Process a call about another transport; return whether it is another call."""
+        """Process a call that negotiates another transport; return True for any other call."""
         match call.args:
             case {"offer": str(path)} if self._channels is not None and self._way is None:
                 self._way = self._outgoing.cross(self._channels, path, self._found)
@@ -239,14 +247,14 @@ class ProgramChannel:
             return self._way.read()
         except CielError as error:
             self.is_misused = True
-            self._break(f"the program has spoilt its channel: {error}")
+            self._break(f"the program has damaged its channel: {error}")
             return b""
 
     def _found(self, what: int) -> None:
         if what & ROOM and what > 0:
             self._outgoing.doWrite()
         try:
-            for _ in range(READS_PER_TURN):
+            for _ in range(READS_PER_TICK):
                 data = self._read_way()
                 if self._take(data) or len(data) < READ_BYTES:
                     return
@@ -266,7 +274,7 @@ class ProgramChannel:
         if self._has_crossed:
             self._receive()  # wake-ups, or the end
             return
-        for _ in range(READS_PER_TURN):
+        for _ in range(READS_PER_TICK):
             data = self._receive()
             if self._take(data) or len(data) < READ_BYTES:
                 return
@@ -283,8 +291,10 @@ class ProgramChannel:
 
 
 class _Outgoing:
-    """The frames for a program. `lost` is called at most once, from the reactor, with the reason
-    why the program cannot get more, and whether it runs and is to blame.
+    """The frames for a program.
+
+    `lost` is called at most once, from the reactor, with the reason why the program cannot get
+    more, and whether the program has broken the protocol.
     """
 
     def __init__(self, reactor: Any, path: str, lost: Callable[[str, bool], None]) -> None:
@@ -297,7 +307,7 @@ class _Outgoing:
         self._holds_both_ends = True
         self._channels: Channels | None = None
         self._way: Way | None = None  # once frames are sent by it
-        self.has_crossed = False  # the program, too
+        self.has_crossed = False  # the program sends by it, too
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
     def write(self, data: bytes) -> None:
@@ -316,8 +326,9 @@ class _Outgoing:
         self._want_room()
 
     def _write(self, data: bytes | memoryview) -> int:
-        """Write as much as possible now. Bytes without a reader count as written: the reactor will
-        notice.
+        """Write as much as possible now; return the number of bytes.
+
+        Bytes without a reader count as written, since the reactor reports the loss of the reader.
         """
         if self._way is not None:
             try:
@@ -359,9 +370,7 @@ class _Outgoing:
         self._reactor.addReader(self)  # to notice its loss; nothing can be read there
 
     def cross(self, channels: Channels, path: str, found: Callable[[int], object]) -> Way | None:
-        """Take a transport that the program offers, and send the next frames by it; None: keep the
-        FIFO.
-        """
+        """Take a transport that the program offers, for the next frames; None: keep the FIFO."""
         if self._holds_both_ends or self._waiting or not _is_descriptor(path):
             return None
         try:
@@ -384,9 +393,7 @@ class _Outgoing:
 
     @property
     def wants(self) -> int:
-        """The events of the transport to wait for. Wake-ups by the program count once both sides
-        use it.
-        """
+        """The events of the transport to wait for; none until both sides use it."""
         return ROOM if self._waiting and self.has_crossed else 0
 
     def _want_room(self) -> None:
@@ -406,7 +413,7 @@ class _Outgoing:
     def _fill_over(self) -> None:
         if self._pipe >= 0:
             waiting_bytes = len(self._waiting)
-            text = f"the program does not read its messages: over {waiting_bytes} bytes wait"
+            text = f"the program does not read its messages; over {waiting_bytes} bytes are unread"
             self._lost(text, True)
 
     # --- what the reactor calls -------------------------------------------------------------------
@@ -450,9 +457,9 @@ def _state(descriptor: int) -> int:
 
 
 def send_descriptor(socket_path: str, fd: int) -> None:
-    """Pass a duplicate of a descriptor to the program that listens on a UNIX socket
-    (ciel-interfaces, 1.9). Never blocks; raises OSError, also if the program has too many pending
-    connections.
+    """Pass a descriptor to the program that listens on a UNIX socket (ciel-interfaces, 1.9).
+
+    Never blocks; raises OSError, also if the program has too many pending connections.
     """
     if "\0" in socket_path:
         raise OSError(EINVAL, "a socket's path has no NUL", socket_path)

@@ -1,5 +1,6 @@
-"""Collects the frames for interactive programs, and sends them at the end of each tick: to wake a
-program costs more than everything else, and a reply is often followed by the next task.
+"""Collects the frames for interactive programs, and sends them at the end of each tick.
+
+Waking a program costs more than everything else, and the next task often follows a reply.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from ciel.net.ticks import START, DelayedCall, Ticks
 from ciel.wire.calls import encode_call
 
 HOLD_S: Final = 0.02
-"""A program that has completed its task gets the last replies after this time, or with its next
-task: it can only wait, so it is woken once.
+"""A program that has completed its task gets the last replies with its next task, or after this
+time. So it is woken once.
 """
 
 

@@ -45,8 +45,9 @@ class Printed:
             self._fd = -1
 
     def _may_have_grown(self) -> bool:
-        """Whether there may be something to log. Every task asks, so a descriptor saves a lookup of
-        the path.
+        """Whether there may be something to log.
+
+        Every task calls this, so an open descriptor saves lookups of the path.
         """
         if self._fd < 0 and not self._is_closed:
             self._fd = self._scratch.open_printed(self._path)

@@ -4,8 +4,8 @@
                   ├──▶ waits (must_keep) in the middle of a task, as a fixed object ──▶ busy
                   └──▶ leaves (no)
 
-The life cycle hears of an attempt once its conversation is over. If the program is to leave or has
-failed, that is once nothing of it runs any more.
+The process reports an attempt to the life cycle once its conversation is over. If the program must
+end or has failed, it reports the attempt once all processes of the program have ended.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ End = ProgramExited | ProgramFailed | Left
 
 
 class Patience(NamedTuple):
-    """Time limits: for a new program to read its first task; for an attached process to do so,
-    whose pipes a person may open by hand; for a program to end after its last task; and for an idle
-    one to get another task.
+    """Time limits of interactive programs.
+
+    `first_call_s`: for a new program to read its first task. `attached_s`: for an attached process
+    to do so; a person may open its pipes by hand. `leave_s`: for a program to end after its last
+    task. `idle_s`: for an idle program to get another task.
     """
 
     first_call_s: float = 30.0
@@ -78,18 +80,19 @@ class ProcessOwner(Protocol):
     """Keeps the processes that serve no attempt at the moment."""
 
     def kept(self, process: Process, attempt: InteractiveAttempt, over: Over) -> None:
-        """Give the process other tasks; it has completed an attempt and waits."""
+        """Give other tasks to the process, which has completed an attempt and waits."""
 
     def stop_using(self, process: Process) -> None:
         """Give the process no more tasks."""
 
     def gone(self, process: Process) -> None:
-        """Forget the process: nothing of it runs any more."""
+        """Forget the process, which has ended."""
 
 
 class Process:
-    """One program, the attempt that it serves, and how both have ended. Its launcher tells it of
-    its start (`started`) and end (`ended`), and its channel of calls.
+    """One program, the attempt that it serves, and how both have ended.
+
+    The launcher reports its start (`started`) and its end (`ended`), and the channel its calls.
     """
 
     channel: ProgramChannel
@@ -147,7 +150,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """How it is called in texts for people."""
+        """The name of the program in messages."""
         if self.attached is not None:
             return self.attached.name
         return command_text(self.argv[: -len(self.channel.arguments)])
@@ -191,7 +194,7 @@ class Process:
     # --- conversing -------------------------------------------------------------------------------
 
     def serve(self, attempt: InteractiveAttempt, talk: Talk) -> None:
-        """Begin an attempt."""
+        """Start an attempt."""
         self.stack = [attempt]
         self._outbox.is_urgent = True
         self.is_cancelled = self._has_called = False
@@ -223,7 +226,7 @@ class Process:
             self._has_called = True
             self.go_on(attempt, partial(conversation.called, calls))
         elif attempt is None:
-            log.warn("{command} called while it had no task", command=self.name)
+            log.warn("{command} made a call without a task; the worker ends it", command=self.name)
             self._channel_end = "it made a call before it got a task"
             self.terminate()
 
@@ -274,7 +277,7 @@ class Process:
             self._finish(attempt, over)
 
     def _finish(self, attempt: InteractiveAttempt, over: Over) -> None:
-        """Complete a task whose program is well, though the task may have failed."""
+        """Complete a task whose program works, even if the task has failed."""
         fault = None if over.fault is None else TaskFault(*over.fault)
         try:
             if fault is None:
@@ -314,7 +317,7 @@ class Process:
         return self._lifecycle.run_again_on_disk(attempt, self.name)
 
     def _release(self, attempt: InteractiveAttempt) -> None:
-        """Close what an attempt has open that is over, and log what its program has printed."""
+        """Close everything that an ended attempt has open, and log what its program has printed."""
         self._lifecycle.memory.remove(attempt.key)
         attempt.close()
         self._lifecycle.forget(attempt.key)
@@ -324,7 +327,7 @@ class Process:
             printed.log_rest(attempt)
 
     def log_lines(self) -> None:
-        """Log what the program has printed meanwhile, as far as that is whole lines."""
+        """Log the whole lines that the program has printed meanwhile."""
         if self.attempt is not None:
             for printed in self._printed:
                 printed.log(self.attempt, to_the_end=False)
@@ -342,7 +345,7 @@ class Process:
             self._settle()
         elif not is_serving:
             self.terminate()
-        else:  # how the program ends says more
+        else:  # wait for the end of the program, which explains more
             text = f"{why}, before it called 'exit'"
             lost = TaskFault("RUNTIME_ERROR", text)
             self._due_in(_LAST_WORDS_S, lambda: self._fail(lost))
@@ -353,12 +356,12 @@ class Process:
         if self._channel_end or not self.channel.will_break:
             self.end = event
             self._settle()
-        else:  # unless another process keeps the channel open
+        else:  # wait for the calls, but not for another process that keeps the channel open
             self._due_in(self._patience.leave_s, self._settle)
             self.end = event
 
     def _settle(self) -> None:
-        """Settle the attempt that the program served: nothing of it is left."""
+        """Settle the attempt that the program served; the program has ended."""
         attempt = self.attempt
         self.close()
         if attempt is not None:
@@ -367,13 +370,14 @@ class Process:
             return
         self._lifecycle.remove(self.scratch)
         if self.attached is not None:
-            text = self._desertion_text(self._place.worker)
+            text = self._left_text(self._place.worker)
             self._place.owner.attached_process_left(self.attached, text)
 
     def _interrupt_outer(self) -> None:
-        """End the outer attempts, which the program was to continue after the innermost. The end of
-        the program is the innermost attempt's fault, unless the program was killed. The outer
-        attempts run again, with their children elsewhere.
+        """End the outer attempts, which the program would have continued after the innermost one.
+
+        The end of the program is the fault of the innermost attempt, unless the program was killed.
+        The outer attempts run again, with their children elsewhere.
         """
         if self.is_cancelled and len(self.stack) > 1:
             self.fault = self.fault or INTERRUPTED
@@ -395,7 +399,7 @@ class Process:
             return
         if self._was_gone:
             self._release(attempt)
-            log.info("{program} was gone; another is started", program=self.name)
+            log.info("{program} ended before it read its task; another starts", program=self.name)
             self._lifecycle.run_again(attempt)
             return
         fault = self.fault
@@ -465,7 +469,7 @@ class Process:
             self.attached.cut_off()
 
     def _fail(self, fault: TaskFault) -> None:
-        """End the program, as the task that it serves has failed."""
+        """Fail the task that the program serves, and end the program."""
         if self.fault is not None or not self.stack:
             return
         self.fault = fault
@@ -477,17 +481,18 @@ class Process:
             self.terminate()
 
     def terminate(self) -> None:
-        """End the program, whatever it does."""
+        """End the program by signals, whatever it does."""
         self._owner.stop_using(self)
         self._send(signal.SIGTERM)
         self._due_in(GRACE_S, lambda: self._send(signal.SIGKILL))
 
     def _leave(self) -> None:
-        """Let the program end that has done its work."""
+        """Let a program that has done its work end by itself."""
         self._channel_end = self._channel_end or "closed"
         self._outbox.flush()
         self.channel.close()
-        leave_s = self._patience.leave_s if self.attached is None else 0.0  # that one lives on
+        # An attached process runs on, so its end is not awaited.
+        leave_s = self._patience.leave_s if self.attached is None else 0.0
         self._due_in(leave_s, self.terminate)
 
     def _due_in(self, delay_s: float, call: Callable[[], None]) -> None:
@@ -510,14 +515,12 @@ class Process:
     # --- texts ------------------------------------------------------------------------------------
 
     def _tail(self) -> str:
-        """Return the end of its standard error for the task, or of its standard output if that is
-        empty.
-        """
+        """Return the end of its standard error for the task; if empty, of its standard output."""
         stdout, stderr = self._printed
         return stderr.tail() or stdout.tail()
 
     def _end_fault(self, worker: str) -> TaskFault:
-        """Say how it ended in the middle of its task."""
+        """Return the fault of the task during which the program ended."""
         event = self.end
         if isinstance(event, ProgramFailed):
             cwd = self.cwd or self.scratch.path
@@ -539,8 +542,8 @@ class Process:
             return event.how
         return ProgramExit(event.exit_status, _signal_of(event), event.wall_s, "").describe()
 
-    def _desertion_text(self, worker: str) -> str:
-        """Say that an attached process has left while it waited for a task."""
+    def _left_text(self, worker: str) -> str:
+        """Return a text for an attached process that has left while it waited for a task."""
         how = f"it {self._how_it_ended}"
         if self.end != ENDED and self._channel_end:
             how = self._channel_end
@@ -554,7 +557,7 @@ def _signal_of(event: ProgramExited | Left) -> int | None:
 
 
 def fault_at_end(attempt: InteractiveAttempt, over: Over, worker: str) -> TaskFault | None:
-    """Return the fault if a conversation has ended in a wrong way."""
+    """Return the fault if a conversation has ended in a wrong state, else None."""
     if over.fault is not None and over.keep != "may_keep":
         return TaskFault(*over.fault)
     if (error := attempt.input_error) is not None:
@@ -567,6 +570,6 @@ def fault_at_end(attempt: InteractiveAttempt, over: Over, worker: str) -> TaskFa
         return TaskFault("RUNTIME_ERROR", text)
     if attempt.has_delegated and attempt.outputs.writers:
         numbers = ", ".join(map(str, attempt.outputs.writers))
-        text = f"it handed its outputs over to another task with output {numbers} still open"
+        text = f"it delegated its outputs to another task with output {numbers} still open"
         return TaskFault("RUNTIME_ERROR", text)
     return None

@@ -1,5 +1,6 @@
-"""The strategy for interactive programs: which process serves an attempt, and which ones are kept
-for others.
+"""The strategy for interactive programs: chooses the process that serves an attempt.
+
+Processes that stay running serve later attempts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class InteractivePrograms:
         self._lifecycle = lifecycle
         self._patience = patience
         self._processes: dict[int, Process] = {}
-        self._attached: dict[int, Process] = {}  # of these
+        self._attached: dict[int, Process] = {}  # those of them that are attached
         self._waiting: dict[ObjectId, Process] = {}  # in the middle of a task, by fixed object
         self._pool = Pool(patience.idle_s)
         self._count = 0
@@ -42,8 +43,10 @@ class InteractivePrograms:
         self._reaping: DelayedCall | None = None
 
     def idle_count(self) -> int:
-        """Return how many of the launcher's programs serve no attempt. An attached process lowers
-        the result while it serves one: it takes a slot, but is not a program of the launcher.
+        """Return how many of the launcher's programs serve no attempt.
+
+        An attached process lowers the result while it serves one: it takes a slot, but is not a
+        program of the launcher.
         """
         if not self._processes:
             return 0
@@ -103,7 +106,7 @@ class InteractivePrograms:
         )
 
     def attach(self, attached: AttachedProcess) -> None:
-        """Have a process that runs already wait for the root task of its job. Raises OSError."""
+        """Let a running process wait for the root task of its job. Raises OSError."""
         process = attach(attached, self._place, self._make)
         self._processes[process.number] = self._attached[process.number] = process
         self._waiting[attached.id] = process
@@ -140,7 +143,7 @@ class InteractivePrograms:
         self.stop_using(process)
 
     def end_waiting(self, objects: Iterable[ObjectId]) -> None:
-        """End programs that wait in the middle of a task which is not needed any more."""
+        """End programs that are suspended in the middle of a task which is not needed any more."""
         for object_id in objects:
             process = self._waiting.get(object_id)
             if process is not None:

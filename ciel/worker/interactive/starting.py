@@ -21,8 +21,9 @@ MakeProcess = Callable[[str, Scratch], Process]
 
 
 def start(attempt: InteractiveAttempt, talk: Talk, place: Workplace, make: MakeProcess) -> Process:
-    """Start a program that is to serve an attempt. Raises StorageError, LaunchSpecError or OSError;
-    then nothing is left of it.
+    """Start a program that is to serve an attempt.
+
+    Raises StorageError, LaunchSpecError or OSError; then nothing is left of the program.
     """
     scratch = place.scratch.take()
     channel: ProgramChannel | None = None
@@ -56,7 +57,7 @@ def start(attempt: InteractiveAttempt, talk: Talk, place: Workplace, make: MakeP
 
 
 def attach(attached: AttachedProcess, place: Workplace, make: MakeProcess) -> Process:
-    """Have a process that runs already wait for a task. Raises OSError; then nothing is left."""
+    """Let a running process wait for a task. Raises OSError; then its files are removed."""
     scratch = place.scratch.take()
     process = make(attached.name, scratch)
     process.attached, process.pid = attached, attached.pid
@@ -70,8 +71,10 @@ def attach(attached: AttachedProcess, place: Workplace, make: MakeProcess) -> Pr
 
 
 def kind_of(attempt: InteractiveAttempt, talk: Talk) -> str:
-    """Return the kind of the programs that may serve an attempt. A limit on memory is part of it: a
-    program may still hold memory that it took without a limit.
+    """Return the kind of the programs that may serve an attempt.
+
+    A memory limit is part of the kind: a program may still hold memory that it took without a
+    limit.
     """
     limit_bytes = attempt.task.spec.needs.memory_bytes
     return f"{talk.kind}\0{limit_bytes}" if limit_bytes else talk.kind

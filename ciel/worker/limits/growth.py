@@ -24,16 +24,17 @@ from ciel.worker.state.orders import Key
 
 CHECK_S = 0.1
 STDERR_MAX_BYTES = 16 << 20
-"""A standard error of more bytes than this..."""
 STDERR_LEFT_BYTES = 1 << 20
-"""...is cut to this many bytes at its end."""
+"""The worker cuts a standard error of more than STDERR_MAX_BYTES to its last STDERR_LEFT_BYTES."""
 
 log = Logger()
 
 
 class GrowingFiles(NamedTuple):
-    """The growing files of one attempt. `outputs` may change; empty if the store has no limit.
-    `printed` is called in each interval, as there may be more in `printed_paths`.
+    """The growing files of one attempt.
+
+    `outputs` may change; it is empty if the store has no limit. `printed` is called in each
+    interval, since there may be more text in `printed_paths`.
     """
 
     printed_paths: tuple[str, ...]
@@ -42,8 +43,9 @@ class GrowingFiles(NamedTuple):
 
 
 class GrowthWatch:
-    """Checks the files of attempts while any runs; calls `outgrown` for an attempt whose output has
-    no room.
+    """Checks the files of attempts while any runs.
+
+    Calls `outgrown` for an attempt whose output does not fit into the store.
     """
 
     def __init__(self, reactor: Any, outgrown: Callable[[Key, NoSpaceError], None]) -> None:
@@ -103,8 +105,9 @@ def is_too_long(stderr_path: str) -> bool:
 
 
 def shorten(stderr_path: str) -> None:
-    """Free the blocks of everything but the end. The size of the file stays. Takes long if the file
-    is large.
+    """Free the blocks of everything but the end; the size of the file stays.
+
+    Takes long if the file is large.
     """
     fd = os.open(stderr_path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -69,8 +69,9 @@ class _Watched:
 
 
 class MemoryWatch:
-    """Checks the memory of programs while any has a limit; calls `exceeded` once for a program that
-    exceeds it, with the memory that it has.
+    """Checks the memory of programs while any has a limit.
+
+    Calls `exceeded` once for a program that exceeds its limit, with the memory that it has.
     """
 
     def __init__(self, reactor: Any, exceeded: Callable[[Key, int], None]) -> None:
@@ -119,7 +120,7 @@ class MemoryWatch:
         if most_bytes <= watched.limit_bytes:
             return
         if len(processes) == 1:
-            self._tell(watched, most_bytes)
+            self._report(watched, most_bytes)
         elif time.monotonic() >= watched.measure_from_s:
             self._measure(watched, processes)
 
@@ -131,13 +132,13 @@ class MemoryWatch:
             now_s = time.monotonic()
             watched.measure_from_s = now_s + (now_s - start_s) * _IDLE_FOR_EACH_BUSY
             if used_bytes > watched.limit_bytes:
-                self._tell(watched, used_bytes)
+                self._report(watched, used_bytes)
 
         deferToThread(_measured_bytes, processes).addCallback(measured).addErrback(
             lambda failure: log.failure("the memory of a program cannot be measured", failure)
         )
 
-    def _tell(self, watched: _Watched, used_bytes: int) -> None:
+    def _report(self, watched: _Watched, used_bytes: int) -> None:
         if self._watched.get(watched.key) is watched:
             del self._watched[watched.key]
             self._exceeded(watched.key, used_bytes)

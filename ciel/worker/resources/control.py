@@ -1,5 +1,7 @@
-"""The routes below `/control/`, by which people and programs inspect and control a worker. They are
-those of the original CIEL, with JSON instead of pickle, and POST where a GET changed something.
+"""The routes below `/control/`, by which people and programs inspect and control a worker.
+
+They are those of the original CIEL, with JSON instead of pickle, and POST where a GET changed
+something.
 """
 
 from __future__ import annotations
@@ -25,22 +27,23 @@ from ciel.worker.state.uploads import NEW_FOR_S
 from ciel.worker.transfer.url_fetching import SessionRefusedError, UrlFetching
 
 LISTED_MAX = 1000
-_SECONDS_LATER = 0.1  # an answer is on its way by then
+_STOP_DELAY_S = 0.1  # the response has been sent by then
 
-MASTER_TELLS = (
+NO_TASKS_BY_HTTP = (
     "a worker gets its tasks from its master over another connection; submit a job: "
     "POST /api/v1/jobs at the master, or `ciel submit`"
 )
-STREAMS_TELL = (
-    "nobody subscribes to growth any more: GET /data/ID goes on until the object is whole, and "
-    "GET /data/.producer:ID with a Range has what there is by now"
+NO_SUBSCRIPTIONS = (
+    "this worker has no subscriptions to growing objects: GET /data/ID follows an object until it "
+    "is complete, and GET /data/.producer:ID with a Range returns what is written by now"
 )
 NO_STOPWATCH = "this worker measures no intervals; see /metrics and `ciel job info`"
 
 
 class Controls(NamedTuple):
-    """The parts of a worker that the routes act on. `rejoin` raises CielError or ValueError for an
-    invalid URL of a master.
+    """The parts of a worker that the routes act on.
+
+    `rejoin` raises CielError or ValueError for an invalid URL of a master.
     """
 
     reactor: Any
@@ -117,7 +120,7 @@ class Features(_Control):
 
 
 class Abort(_Control):
-    """Ends attempts of a job, or of one task, as failures of their own."""
+    """Ends the attempts of a job, or of one task, which fail as aborted."""
 
     def render_POST(self, request: Request) -> Answer:
         task = _id(request, "task") if "task" in request.params else None
@@ -130,7 +133,7 @@ class Kill(_Control):
     needs_role = Role.ADMIN
 
     def render_POST(self, request: Request) -> Answer:
-        self.controls.reactor.callLater(_SECONDS_LATER, self.controls.stop)
+        self.controls.reactor.callLater(_STOP_DELAY_S, self.controls.stop)
         return request.reply({"worker": self.controls.worker}, 202)
 
 
@@ -155,7 +158,7 @@ class EventWait(_Control):
         return waiting.addCallback(lambda _: request.reply({"event_count": events.count}))
 
 
-# --- what stays and what goes ---------------------------------------------------------------------
+# --- pins and deletion ----------------------------------------------------------------------------
 
 
 class PinList(_Control):
@@ -173,14 +176,14 @@ class PinList(_Control):
 
 
 class Pin(_Control):
-    """Pins and unpins an object: a pinned one stays, whatever happens to jobs."""
+    """Pins and unpins an object; a pinned object stays when its jobs are removed."""
 
     def render_POST(self, request: Request) -> Answer:
         object_id, controls = ObjectId(_id(request, "id")), self.controls
         with answering():
             info = controls.store.stat(object_id)
         if info is None:
-            raise HttpError(404, f"no object {object_id} is here")
+            raise HttpError(404, f"this worker does not have object {object_id}")
         self._change(controls.pins.add, object_id)
         here = frozenset((controls.netloc,))
         return request.reply(to_json(Concrete(object_id, info.size_bytes, here)))
@@ -208,7 +211,11 @@ class Flush(_Control):
     def render_POST(self, request: Request) -> Answer:
         operations = self.controls.operations
         if self._really and not operations.has_master:
-            raise HttpError(503, "the master, which knows what is needed, is not connected")
+            raise HttpError(
+                503,
+                "this worker is not connected to the master, which knows the objects that jobs "
+                "need; try again later",
+            )
         older_than_s = _number(request, b"older_than_s", int(NEW_FOR_S))
         choose = operations.offer_uploads if self._really else operations.unnamed
         lines = self._report(choose(older_than_s), older_than_s)
@@ -217,17 +224,17 @@ class Flush(_Control):
 
     def _report(self, unnamed: list[ObjectId], older_than_s: int) -> list[str]:
         usage, pinned = self.controls.store.usage(), self.controls.pins.ids
-        goes = "go" if self._really else "would go"
+        are = "are" if self._really else "would be"
         lines = [
             f"{usage.object_count} objects, {usage.used_bytes} bytes",
             f"{len(pinned)} are pinned, and stay",
-            f"{len(unnamed)} were brought here over {older_than_s} s ago; those {goes} that no job "
-            "names",
+            f"{len(unnamed)} were uploaded over {older_than_s} s ago; those that no job names "
+            f"{are} deleted",
         ]
         lines += [f"  {object_id}" for object_id in unnamed[:LISTED_MAX]]
         if len(unnamed) > LISTED_MAX:
             lines.append(f"  and {len(unnamed) - LISTED_MAX} more")
-        return [*lines, "all others are results and intermediates of jobs: see `ciel job rm`"]
+        return [*lines, "all others are results of tasks; `ciel job rm` deletes those of a job"]
 
 
 # --- URLs -----------------------------------------------------------------------------------------
@@ -241,8 +248,9 @@ class FetchTable(_Control):
 
 
 class FetchSession(_Control):
-    """Starts a session that fetches URLs into pinned objects, and shows its progress by the status:
-    200 complete, 408 running, 500 some fetches have failed.
+    """Starts a session that fetches URLs into pinned objects, and shows its progress.
+
+    The status is 200 if it is complete, 408 while it runs, and 500 if some fetches have failed.
     """
 
     def render_POST(self, request: Request) -> Answer:
@@ -286,8 +294,8 @@ def add_controls(routes: Routes, controls: Controls) -> None:
         routes.add(path, kind(controls))
     routes.add("/control/admin/flush", Flush(controls, really=False))
     routes.add("/control/admin/flush/really", Flush(controls, really=True))
-    routes.add("/control/task", Refusal(410, MASTER_TELLS, "POST"))
+    routes.add("/control/task", Refusal(410, NO_TASKS_BY_HTTP, "POST"))
     for step in ("subscribe", "unsubscribe", "advert"):
-        routes.add(f"/control/streamstat/{{id}}/{step}", Refusal(410, STREAMS_TELL, "POST"))
+        routes.add(f"/control/streamstat/{{id}}/{step}", Refusal(410, NO_SUBSCRIPTIONS, "POST"))
     for path in ("/control/stopwatch", "/control/stopwatch/{name}"):
         routes.add(path, Refusal(403, NO_STOPWATCH, "GET"))

@@ -174,9 +174,7 @@ class Data(Route):
         return _Whole(reader.read, reader.size_bytes, checksum, reader.close, reader.source)
 
     def _so_far(self, request: Request, object_id: str) -> _Whole | Growing:
-        """Find the present content of a growing object. Clients of this route request the rest
-        later.
-        """
+        """Find the present content of a growing object; clients request the rest later."""
         request.params["id"] = object_id
         growing = self._streams.get(object_id)
         if growing is None or growing.is_over:
@@ -188,9 +186,9 @@ class Data(Route):
 
     def _follow(self, request: Request, growing: Growing) -> Answer:
         if request.getHeader("Range"):
-            raise HttpError(409, "it is still being written: only its beginning can be read")
+            raise HttpError(409, "the object is still being written: request it without a Range")
         if request.clientproto != b"HTTP/1.1":
-            raise HttpError(505, "it is still being written, and only HTTP/1.1 can mark its end")
+            raise HttpError(505, "the object is still being written: request it by HTTP/1.1")
         self._describe(request, None)
         GrowingSending(request, growing, self._streams)
         return NOT_DONE_YET
@@ -203,9 +201,10 @@ class Data(Route):
 
 
 class BlockList(Route):
-    """Lists the objects of the store in the original CIEL's format: 128 bytes for each object. They
-    are a length byte, the name, padding up to 120 bytes, and the size (big-endian). Objects with
-    longer names are left out; a header has their number.
+    """Lists the objects of the store in the original CIEL's format: 128 bytes for each object.
+
+    These are a length byte, the name, padding up to 120 bytes, and the size (big-endian). Objects
+    with longer names are omitted; the header `Ciel-Left-Out` contains their number.
     """
 
     needs_role = Role.READ

@@ -1,5 +1,6 @@
-"""Attaches running processes of this host; each becomes the root task of a new job
-(ciel-interfaces, sections 1.1 and 5.3).
+"""Attaches running processes of this host; each becomes the root task of a new job.
+
+See ciel-interfaces, sections 1.1 and 5.3.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Processes(_Processes):
 
     def render_POST(self, request: Request) -> Answer:
         if not _is_from_here(request):
-            raise HttpError(403, "a process is attached from its own host only")
+            raise HttpError(403, "only a client on this host can attach a process")
         pid = _asked_pid(request.json())
         if len(self._operations.attached()) >= ATTACHED_MAX:
             raise HttpError(503, f"{ATTACHED_MAX} processes are attached here; end or cancel some")
@@ -59,7 +60,7 @@ class Processes(_Processes):
             done = self._operations.attach(attached)
         except OSError as error:
             attached.close()
-            raise HttpError(500, f"no FIFOs can be made: {error.strerror}") from None
+            raise HttpError(500, f"the FIFOs cannot be created: {error.strerror}") from None
 
         def answer(_: Any) -> bytes:
             for known, channel in self._operations.attached():
@@ -81,7 +82,7 @@ class ProcessById(_Processes):
         for attached, channel in self._operations.attached():
             if attached.id == request.params["id"]:
                 return request.reply(_facts(attached, channel))
-        raise HttpError(404, "no process of that id is attached here")
+        raise HttpError(404, "no process with that id is attached to this worker")
 
 
 def _asked_pid(body: Any) -> int:

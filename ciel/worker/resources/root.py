@@ -28,8 +28,10 @@ _is_offset = re.compile(rb"\d{1,18}").fullmatch
 
 
 class Log(Route):
-    """Returns the log of a job from an offset on. With `wait=1`, a request at the end of the log is
-    answered when there is more text, or after some 20 s.
+    """Returns the log of a job from an offset on.
+
+    With `wait=1`, a request at the end of the log is answered when there is more text, or after
+    some 20 s.
     """
 
     needs_role = Role.READ
@@ -53,8 +55,9 @@ class Log(Route):
 
 
 class KeptOutput(Route):
-    """Returns the standard output of a failed program, while the worker keeps it: at most 1 MiB
-    from an offset on, empty at the end.
+    """Returns the standard output of a failed program, while the worker retains it.
+
+    The response contains at most 1 MiB from an offset on; it is empty at the end.
     """
 
     needs_role = Role.READ
@@ -79,7 +82,9 @@ class KeptOutput(Route):
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                raise HttpError(500, f"it cannot be read: {error.strerror}") from None
+                raise HttpError(
+                    500, f"the retained output cannot be read: {error.strerror}"
+                ) from None
         raise HttpError(404, "this worker does not retain the output of that attempt any more")
 
 
@@ -106,20 +111,24 @@ class Counters(Route):
 
 
 class WorkerSite:
-    """Everything that a worker serves. It is built in steps: a worker has to listen before it knows
-    its address, which other parts need.
+    """Everything that a worker serves over HTTP.
+
+    It is built in steps: a worker has to listen before it knows its address, which other parts
+    need.
     """
 
     def __init__(self, reactor: Any, key: Key, *, open_healthz: bool = False) -> None:
-        self._gate = Authorisation(key.derive)
+        self._authorisation = Authorisation(key.derive)
         self._health = Health()
         self.routes = Routes()
         self.routes.add("/healthz", self._health)
-        self.site: Any = SecureSite(reactor, self.routes, self._gate, open_healthz=open_healthz)
+        self.site: Any = SecureSite(
+            reactor, self.routes, self._authorisation, open_healthz=open_healthz
+        )
 
     def serve_as(self, netloc: str, worker: str = "") -> None:
         """Set the address that tickets name, and the worker's id."""
-        self._gate.serve_as(netloc)
+        self._authorisation.serve_as(netloc)
         self._health.worker = worker
 
     def serve_objects(self, store: ObjectStore, streams: Streams, uploads: IncomingUploads) -> None:

@@ -21,7 +21,7 @@ from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.resources.data import BlockList, Data, answering
 
 UPLOAD_WAITS_S: Final = 5.0
-"""Maximum time that an upload waits for the disk: its client does not know why it waits."""
+"""Maximum time that an upload waits for the disk; its client does not learn why it waits."""
 
 PENDING_MAX: Final = 256
 """Chunked uploads at a time; each has an open file."""
@@ -51,7 +51,7 @@ class IncomingUploads:
         self._pending: dict[str, PendingUpload] = {}
 
     def writer(self, object_id: str, size_bytes: int | None) -> ObjectWriter:
-        """Begin to write an object, of some size if that is known."""
+        """Return a writer for an object; `size_bytes`: its size, if that is known."""
         with answering():
             return self._store.begin(check_id(object_id), size_hint_bytes=size_bytes)
 
@@ -60,9 +60,7 @@ class IncomingUploads:
         return self._admit(size_bytes or 0, within_s=UPLOAD_WAITS_S, by_network=True)
 
     def finish(self, object_id: str, writer: ObjectWriter) -> Reference:
-        """Commit an upload, and return its reference. The content of a small one is in its
-        reference only.
-        """
+        """Commit an upload, and return its reference, which contains the content of a small one."""
         known = ObjectId(object_id)
         with answering():
             size_bytes = writer.size_bytes
@@ -77,16 +75,16 @@ class IncomingUploads:
     # --- in chunks --------------------------------------------------------------------------------
 
     def begin(self, object_id: str, size_bytes: int | None) -> PendingUpload:
-        """Begin a chunked upload; raises HttpError, also if it exists."""
+        """Start a chunked upload; raises HttpError, also if it exists."""
         if object_id in self._pending:
             held = self._pending[object_id]
             raise HttpError(
                 409,
-                f"an upload of {object_id} is under way here, {held.size_bytes} bytes of it have "
-                f"come: go on from there, or give it up (DELETE) and begin again",
+                f"an upload of {object_id} to this worker is in progress, with {held.size_bytes} "
+                "bytes received: continue at that offset, or abort it (DELETE) and start again",
             )
         if len(self._pending) >= PENDING_MAX:
-            raise HttpError(503, f"{PENDING_MAX} uploads are under way here already")
+            raise HttpError(503, f"{PENDING_MAX} uploads are in progress here; try again later")
         pending = PendingUpload(self, object_id, self.writer(object_id, size_bytes))
         self._pending[object_id] = pending
         return pending
@@ -96,7 +94,7 @@ class IncomingUploads:
         with answering():
             check_id(object_id)
         if object_id not in self._pending:
-            raise HttpError(404, f"no upload of {object_id} is under way here")
+            raise HttpError(404, f"no upload of {object_id} to this worker is in progress")
         return self._pending[object_id]
 
     def forget(self, pending: PendingUpload) -> None:
@@ -130,15 +128,15 @@ class PendingUpload:
         return {"id": self.object_id, "offset": self.size_bytes}
 
     def take(self, request: Request, offset: str) -> _Chunk:
-        """Begin to take the chunk of a request; raises HttpError."""
+        """Start to receive the chunk of a request; raises HttpError."""
         self.require_rest()
         if not _is_offset(offset):
             raise HttpError(400, "the offset must be a number of bytes")
         if int(offset) != self.size_bytes:
             raise HttpError(
                 409,
-                f"{self.size_bytes} bytes of {self.object_id} have come: the next chunk begins "
-                f"there, not at {int(offset)}",
+                f"{self.size_bytes} bytes of {self.object_id} were received: the next chunk starts "
+                f"at that offset, not at {int(offset)}",
             )
         length_bytes = length_of(request)
         self._is_taking = True
@@ -148,7 +146,9 @@ class PendingUpload:
     def require_rest(self) -> None:
         """Raise HttpError while a chunk is being received."""
         if self._is_taking:
-            raise HttpError(409, f"another chunk of {self.object_id} is on its way")
+            raise HttpError(
+                409, f"another chunk of {self.object_id} is being received; wait for its end"
+            )
 
     def rest(self) -> None:
         """Wait for the next chunk for some time."""
@@ -161,7 +161,7 @@ class PendingUpload:
         self.require_rest()
         if size_bytes != self.size_bytes:
             raise HttpError(
-                409, f"{self.size_bytes} bytes of {self.object_id} have come, not {size_bytes}"
+                409, f"{self.size_bytes} bytes of {self.object_id} were received, not {size_bytes}"
             )
         try:
             return self._uploads.finish(self.object_id, self.writer)
@@ -232,8 +232,9 @@ class _Arriving:
 
 
 class _Chunk(_Arriving):
-    """One chunk of an upload. If it breaks off, the bytes that came stay, and the client continues
-    after them.
+    """One chunk of an upload.
+
+    If it breaks off, the received bytes stay, and the client continues after them.
     """
 
     def __init__(self, pending: PendingUpload, admitted: Deferred[Ticket], channel: Any) -> None:
@@ -260,8 +261,10 @@ class _Chunk(_Arriving):
 
 
 class Upload(Route):
-    """`/control/data/`: POST uploads an object and returns its reference; GET returns objects as
-    `/data/` does. Without an id, POST generates one, and GET lists all objects.
+    """`/control/data/`: POST uploads an object and returns its reference.
+
+    GET returns objects as `/data/` does. Without an id, POST generates one, and GET lists all
+    objects.
     """
 
     def __init__(self, uploads: IncomingUploads, data: Data | BlockList) -> None:
@@ -300,7 +303,7 @@ class Upload(Route):
 
 
 class ChunkedUpload(Route):
-    """Begins, inspects and aborts a chunked upload."""
+    """Starts, inspects and aborts a chunked upload."""
 
     def __init__(self, uploads: IncomingUploads) -> None:
         self._uploads = uploads

@@ -1,5 +1,6 @@
-"""Decides which child tasks start on their parent's worker without a dispatch by the master (see
-ADR 0017 and 0020).
+"""Decides which child tasks start on their parent's worker without a dispatch by the master.
+
+See ADR 0017 and 0020.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ciel.worker.state.recent import Recent
 
 
 class LocalStarts:
-    """The tasks that were started this way recently. `executors`: whose tasks may be."""
+    """The tasks that were started this way recently. `executors`: whose tasks may start so."""
 
     def __init__(self, executors: frozenset[str]) -> None:
         self._executors = executors
@@ -24,8 +25,10 @@ class LocalStarts:
         self._tasks.put(task, None)
 
     def may_run_children(self, spec: TaskSpec, attempt: int) -> bool:
-        """Whether children may run inline within an attempt: no limits of their own apply to them,
-        and none of them can be known from an earlier attempt here.
+        """Whether children may run inline within an attempt.
+
+        No limits of their own apply to such children, and none of them can be known from an earlier
+        attempt here.
         """
         needs = spec.needs
         if spec.executor not in self._executors or needs.timeout_s or needs.memory_bytes:

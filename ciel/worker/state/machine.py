@@ -1,5 +1,4 @@
-"""The worker's state machine: receives events, and returns orders for the service and reports for
-the master.
+"""The worker's state machine: turns events into orders for the service and reports for the master.
 
 An attempt fetches its inputs, waits for slots, runs, and is reported. It is in exactly one phase at
 a time. After each batch of events the service takes the orders, and then the reports.
@@ -105,11 +104,13 @@ class WorkerMachine:
         memory_bytes: int = 0,
         kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
-        """`interactive`: the executors of interactive programs, whose programs are not launched
-        before a slot is free. `starts_locally`: the executors whose tasks this worker may start
-        itself when a parent task here spawns them. `memory_bytes`: the memory for programs; 0 if it
-        is unknown. `kill_grace_s`: the time between SIGTERM and SIGKILL, for tasks that do not
-        specify it.
+        """Create the state of a worker without tasks.
+
+        `interactive`: the executors of interactive programs, whose programs are not launched before
+        a slot is free. `starts_locally`: the executors whose tasks this worker may start itself
+        when a parent task here spawns them. `memory_bytes`: the memory for programs; 0 if it is
+        unknown. `kill_grace_s`: the time between SIGTERM and SIGKILL, for tasks that do not specify
+        it.
         """
         self.netloc = netloc
         self._here = frozenset((netloc,))
@@ -177,8 +178,9 @@ class WorkerMachine:
         return self._slots.free
 
     def idle_slots(self) -> int | None:
-        """Return the number of slots without a task. Return None if there are other workers: they
-        may have idle slots, too.
+        """Return the number of slots without a task.
+
+        Return None if there are other workers: they may have idle slots, too.
         """
         return None if self._hosts else max(0, self.slots_free - len(self._queue))
 
@@ -191,22 +193,26 @@ class WorkerMachine:
         return plans_for(ref, self.netloc, self.host, self._hosts)
 
     def is_droppable(self, object_id: str) -> bool:
-        """Return whether the store may drop an object: other workers exist, which may have a copy,
-        no user has pinned it, and no attempt reads it soon. Any thread may call this.
+        """Return whether the store may drop an object. Any thread may call this.
+
+        It may if other workers exist, which may have a copy, if no user has pinned the object, and
+        if no attempt reads it soon.
         """
         if not self._hosts or object_id in self.uploads.pinned:
             return False
         return not self.is_read_next(object_id)
 
     def expects(self, object_id: ObjectId) -> bool:
-        """Return whether the store has an object, or a fetch of it is in progress. Any thread may
-        call this.
+        """Return whether the store has an object, or a fetch of it is in progress.
+
+        Any thread may call this.
         """
         return object_id in self._stored or object_id in self._fetching
 
     def add_retained(self, objects: Mapping[ObjectId, int | None]) -> None:
-        """Add the objects that the store has from an earlier run. Called before a master is
-        reached.
+        """Add the objects that the store has from an earlier run.
+
+        Called before a master is reached.
         """
         self._stored.update(objects)
 
@@ -261,8 +267,10 @@ class WorkerMachine:
         self._to_fetch.clear()
 
     def _abandon(self, objects: Iterable[ObjectId]) -> None:
-        """Stop copying those of the objects that are incomplete and are being copied from other
-        workers: they will not be completed there, even if the connection is still open.
+        """Stop copying those of the objects that are incomplete.
+
+        The workers from which they are copied will not complete them, even if the connection is
+        still open.
         """
         for object_id in objects:
             if object_id in self._growing and object_id in self._fetching:
@@ -306,8 +314,10 @@ class WorkerMachine:
         self._fetch_some()
 
     def _fetch_some(self) -> None:
-        """Order the next fetches, at most `FETCHES_PER_TICK`. An attempt may have 100,000 inputs:
-        later ticks order the rest, so that the worker serves its other tasks meanwhile.
+        """Order the next fetches, at most `FETCHES_PER_TICK`.
+
+        An attempt may have 100,000 inputs: later ticks order the rest, so that the worker serves
+        its other tasks meanwhile.
         """
         for _ in range(min(len(self._to_fetch), FETCHES_PER_TICK)):
             ref = self._to_fetch.popleft()
@@ -322,9 +332,10 @@ class WorkerMachine:
         attempt.inputs = tuple([new if ref.id == new.id else ref for ref in attempt.inputs])
 
     def _has(self, ref: Reference) -> bool:
-        """Return whether the store has the object of a reference. A copy from an earlier run is
-        stale if the object was recomputed elsewhere: then the reference does not list this worker,
-        and the master will order the deletion of the copy.
+        """Return whether the store has the object of a reference.
+
+        A copy from an earlier run is stale if the object was recomputed elsewhere: then the
+        reference does not list this worker, and the master will order the deletion of the copy.
         """
         if ref.id not in self._stored:
             return False
@@ -338,9 +349,7 @@ class WorkerMachine:
         self._return_waiters(attempt.spec.outputs)
 
     def _return_waiters(self, outputs: Iterable[ObjectId]) -> None:
-        """Return to the master the attempts that wait for outputs which no task here produces any
-        more.
-        """
+        """Return to the master the attempts that wait for outputs which no task here produces."""
         pending = list(outputs)
         while pending:
             object_id = pending.pop()
@@ -355,8 +364,9 @@ class WorkerMachine:
                 pending += waiter.spec.outputs
 
     def is_read_next(self, object_id: str) -> bool:
-        """Return whether a running attempt, or one that runs soon, reads an object. Any thread may
-        call this.
+        """Return whether a running attempt, or one that runs soon, reads an object.
+
+        Any thread may call this.
         """
         attempts = list(self._attempts.values())[: 2 * self._slots.count]
         return any(attempt.reads(ObjectId(object_id)) for attempt in attempts)
@@ -428,8 +438,9 @@ class WorkerMachine:
         *,
         lacks_room: bool = False,
     ) -> None:
-        """Give up the attempts that wait for an object which could not be fetched, and report the
-        locations that do not have it (`losses`).
+        """Give up the attempts that wait for an object which could not be fetched.
+
+        Reports the locations that do not have the object (`losses`).
         """
         self._fetching.pop(object_id, None)
         lost = tuple([(object_id, netloc) for netloc in losses])
@@ -442,9 +453,7 @@ class WorkerMachine:
         self._break_off(object_id, lost, details, now_s)
 
     def stream_opened(self, object_id: ObjectId, now_s: float) -> None:
-        """Note that attempts here may read the local copy of an object that another worker is still
-        writing.
-        """
+        """Note that attempts here may read the copy of an object that another worker writes."""
         self._growing[object_id] = None
         self._release(object_id, now_s)
 
@@ -495,8 +504,9 @@ class WorkerMachine:
         self._add_stored(object_id, now_s)
 
     def offer_uploads(self, older_than_s: float, now_s: float) -> list[ObjectId]:
-        """Report old uploads to the master, which orders the deletion of those that it does not
-        know. Return their ids.
+        """Report old uploads to the master; return their ids.
+
+        The master orders the deletion of those that it does not know.
         """
         offered = self.uploads.unnamed(now_s, older_than_s)
         refs = tuple([Concrete(each, self._stored.get(each), self._here) for each in offered])
@@ -514,9 +524,7 @@ class WorkerMachine:
             self._reports.append(ObjectsStored((ref,)))
 
     def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
-        """Note the duration of a copy from another worker, which is reported together with the
-        copy.
-        """
+        """Note how long a copy from another worker took, which is reported with the copy."""
         if size_bytes >= MEASURED_FROM_BYTES:
             self._reports.append(CopyTimed(netloc, size_bytes, run_s))
 
@@ -547,8 +555,9 @@ class WorkerMachine:
         self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> None:
-        """Start queued tasks in order, up to the first one that does not fit: smaller tasks do not
-        overtake a task that needs many slots.
+        """Start queued tasks in order, up to the first one that does not fit.
+
+        So smaller tasks do not overtake a task that needs many slots.
         """
         while self._queue and self._slots.has_room:
             key = self._queue[0][2]
@@ -586,9 +595,11 @@ class WorkerMachine:
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float,
         *, wanted: bool | None = None,
     ) -> None:  # fmt: skip
-        """Report a task that a running attempt has created. Start it here at once if a result is
-        not wanted elsewhere first, its inputs are here, and it does not overtake queued tasks. The
-        report says whether it starts, and precedes the reports of its outputs.
+        """Report a task that a running attempt has created.
+
+        Start it here at once if a result is not wanted elsewhere first, its inputs are here, and it
+        does not overtake queued tasks. The report says whether it starts, and precedes the reports
+        of its outputs.
         """
         if not self._may_create(key, known, now_s):
             return
@@ -609,8 +620,9 @@ class WorkerMachine:
     def child_started_inline(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float
     ) -> None:
-        """Report a task that the program of a running attempt has created and runs inline, without
-        a slot of its own.
+        """Report a task that the program of a running attempt has created and runs inline.
+
+        Such a task has no slot of its own.
         """
         self._local_starts.note(spec.id)  # even if the task is not reported
         if self._may_create(key, known, now_s):
@@ -620,8 +632,10 @@ class WorkerMachine:
             self._attempts[child.key] = child
 
     def _may_create(self, key: Key, known: tuple[Reference, ...], now_s: float) -> bool:
-        """Return whether an attempt may create tasks. If so, add those of its published outputs
-        that the tasks know as inputs: other workers may fetch them from here.
+        """Return whether an attempt may create tasks.
+
+        If so, add those of its published outputs that the tasks know as inputs: other workers may
+        fetch them from here.
         """
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not Phase.RUNNING:
@@ -665,8 +679,9 @@ class WorkerMachine:
         self._start_next(now_s)
 
     def _settle(self, attempt: Attempt, published: tuple[Reference, ...], now_s: float) -> None:
-        """Release the attempts that waited for published outputs of an attempt, and return to the
-        master the attempts that waited for its other outputs.
+        """Release the attempts that waited for published outputs of an attempt.
+
+        The attempts that waited for its other outputs are returned to the master.
         """
         for ref in published:
             self._growing.pop(ref.id, None)
@@ -681,7 +696,7 @@ class WorkerMachine:
         self._return_waiters(attempt.spec.outputs)
         for object_id in attempt.streams:
             lost = ((object_id, self.netloc),)
-            self._break_off(object_id, lost, f"{object_id}: its producer ended badly", now_s)
+            self._break_off(object_id, lost, f"{object_id}: its producer has failed", now_s)
 
     def _add_published(self, published: tuple[Reference, ...], now_s: float) -> None:
         for ref in published:
@@ -738,8 +753,9 @@ class WorkerMachine:
         self._reports.clear()
 
     def take_reports(self, now_s: float) -> list[FromWorker]:
-        """Remove and return the reports to send now. Returns none while they can wait for further
-        reports; `due_s` is the end of that wait.
+        """Remove and return the reports to send now.
+
+        Returns none while they can wait for further reports; `due_s` is the end of that wait.
         """
         if not self._reports:
             return []

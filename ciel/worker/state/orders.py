@@ -27,8 +27,9 @@ class Phase(Enum):
 
 
 class FetchObject(NamedTuple):
-    """Fetch an object into this worker's store by the first plan that works; answer with `fetched`
-    or `fetch_failed`.
+    """Fetch an object into this worker's store by the first plan that works.
+
+    The answer is `fetched` or `fetch_failed`.
     """
 
     ref: Reference
@@ -36,9 +37,10 @@ class FetchObject(NamedTuple):
 
 
 class StartAttempt(NamedTuple):
-    """Run a task; answer with `ended` or `inputs_gone`, exactly once. `at_most`: launch the program
-    when fewer than this number of programs run; 0: at once. `may_run_children`: the program may
-    run tasks that it spawns inline.
+    """Run a task; answer with `ended` or `inputs_gone`, exactly once.
+
+    `at_most`: launch the program when fewer than this number of programs run; 0: at once.
+    `may_run_children`: the program may run tasks that it spawns inline.
     """
 
     spec: TaskSpec
@@ -110,15 +112,17 @@ class Attempt:
         self.streams: tuple[ObjectId, ...] = ()  # outputs that others may read while it writes
 
     def is_unneeded(self, ref: Reference) -> bool:
-        """Return whether an input is an alternative that the attempt does not need: a future of a
-        task with any-of inputs. Such a task is never dispatched eagerly, so its other inputs are no
-        futures.
+        """Return whether an input is an alternative that the attempt does not need.
+
+        It is if it is a future, and the task has any-of inputs. Such a task is never dispatched
+        eagerly, so its other inputs are no futures.
         """
         return self.spec.any_count > 0 and isinstance(ref, Future)
 
     def knows(self, object_id: ObjectId) -> bool:
-        """Return whether the attempt knows a location of the complete object, and so does not read
-        a growing one.
+        """Return whether the attempt knows a location of the complete object.
+
+        If so, it does not read a growing one.
         """
         return any(ref.id == object_id and type(ref) in _WHOLE for ref in self.inputs)
 

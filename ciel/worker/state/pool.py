@@ -41,8 +41,9 @@ class Pool:
         return surplus
 
     def take(self, kind: str, inputs: Collection[str]) -> int | None:
-        """Take the process of a kind that has most of a task's inputs in memory; among equals, the
-        one most recently busy. None if there is none.
+        """Take the process of a kind that has most of a task's inputs in memory.
+
+        Among equals, take the most recently busy one. Return None if there is none.
         """
         able = self._by_kind.get(kind)
         if not able:

@@ -11,8 +11,9 @@ RECENT_MAX = 10_000
 
 
 class Recent(Generic[K, V]):
-    """A dictionary that drops its oldest entries, half of them at a time: it has the latest
-    `RECENT_MAX` entries, or down to half as many.
+    """A dictionary that drops its oldest entries, `RECENT_MAX / 2` at a time.
+
+    So it has between `RECENT_MAX / 2` and `RECENT_MAX` of the latest entries.
     """
 
     def __init__(self) -> None:

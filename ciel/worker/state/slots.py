@@ -7,14 +7,17 @@ from ciel.worker.state.orders import Attempt
 BRIEF_S = 0.005
 """Programs that take less time than this may be launched ahead of a free slot."""
 AHEAD_S = 0.01
-"""So many are launched ahead as run in this time. The launcher starts them without waiting for the
-worker."""
+"""The worker launches ahead as many programs as its slots run in this time.
+
+The launcher starts them without waiting for the worker.
+"""
 AHEAD_MAX = 16
 
 
 class Slots:
-    """Counts free slots, and the free memory for tasks that request some (0: unknown). `free` is
-    negative while programs are launched ahead.
+    """Counts free slots, and the free memory for tasks that request some (0: unknown).
+
+    `free` is negative while programs are launched ahead.
 
     `interactive`: the executors of interactive programs, which are not launched ahead.
     """
@@ -35,8 +38,9 @@ class Slots:
         return self.free > -self._ahead
 
     def fit(self, attempt: Attempt) -> bool:
-        """Whether there are slots for an attempt, or its program may be launched ahead. The latter
-        requires that it has no inputs and no time limit.
+        """Whether there are slots for an attempt, or its program may be launched ahead.
+
+        The latter requires that it has no inputs and no time limit.
         """
         if attempt.memory_bytes and not self.has_memory(attempt.memory_bytes):
             return False

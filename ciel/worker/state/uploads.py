@@ -2,8 +2,8 @@
 
 A worker does not report an upload to the master; the master learns of it when a job names the
 object, and decides from then on how long it is needed. An object that no job ever names would stay
-forever. So when people want room, the worker offers such objects to the master, which orders it to
-delete the unknown ones.
+forever. So when a user asks to free space, the worker offers such objects to the master, which
+orders it to delete the unknown ones.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class Uploads:
     def without_pinned(
         self, objects: tuple[ObjectId, ...], kept: set[ObjectId], now_s: float
     ) -> tuple[ObjectId, ...]:
-        """Return which of `objects` the worker deletes. A pinned object stays, as an upload that
-        was `kept` and that the master does not know.
+        """Return which of `objects` the worker deletes.
+
+        A pinned object stays, as an upload that was `kept` and that the master does not know.
         """
         pinned = [o for o in objects if o in self._pinned] if self._pinned else []
         for object_id in pinned:

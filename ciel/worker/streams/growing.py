@@ -55,8 +55,10 @@ _EVENTS_BYTES = 64 * 1024
 
 
 class Growing:
-    """An object that is being written here. `broken`: why it will never be complete. `size_bytes`:
-    its size at the last check, and the final size once `is_whole`.
+    """An object that is being written here.
+
+    `broken`: why it will never be complete. `size_bytes`: its size at the last check, and the final
+    size once `is_whole`.
     """
 
     def __init__(self, object_id: str, fd: int, is_reported: bool) -> None:
@@ -99,10 +101,11 @@ class Growing:
 def lasting_path(
     reader: ObjectReader, *, read_once: bool = False, maps_files: bool = False
 ) -> str | None:
-    """Return a path in the store that opens for as long as a task needs the object, or once if the
-    program reads it once; None if there is none. Small objects are in a store only as copies of
-    streams of other workers, and are deleted, even while tasks read them, once the reference
-    contains them.
+    """Return a path in the store that opens for as long as a task needs the object, or None.
+
+    If the program reads the object once, the path need open only once. Small objects have no such
+    path: they are in a store only as copies of streams of other workers, and are deleted once the
+    reference contains them, even while tasks read them.
     """
     if reader.size_bytes <= INLINE_MAX_BYTES:
         return None
@@ -137,7 +140,7 @@ class Hold:
         streams._kept.pop(growing, None)
 
     def close(self) -> None:
-        """Stop reading; closing twice is closing once."""
+        """Stop reading; more calls do nothing."""
         growing, self._growing = self._growing, None
         if growing is not None:
             growing._holds -= 1
@@ -173,8 +176,9 @@ class Streams:
         return growing
 
     def get(self, object_id: str) -> Growing | None:
-        """Return the object that grows, or has grown, under an id. Complete objects are soon found
-        only in the store, unless they are small or held.
+        """Return the object that grows, or has grown, under an id.
+
+        Complete objects are soon found only in the store, unless they are small or held.
         """
         return self._growing.get(object_id)
 
@@ -197,8 +201,9 @@ class Streams:
     def seal(
         self, growing: Growing, path: str, commit: Callable[[], T], conflicts: Sized
     ) -> tuple[T, str]:
-        """Commit a file; return the result, and why its readers have read wrong content, if they
-        have. `commit` appends to `conflicts` if the store has other content for the object.
+        """Commit a file; return the result, and why readers have read wrong content, if they have.
+
+        `commit` appends to `conflicts` if the store has other content for the object.
         """
         why = "" if growing.is_at(path) else "its producer has put another file in its place"
         known = len(conflicts)
@@ -281,8 +286,9 @@ class Streams:
             self._forget_unread(growing)
 
     def measure(self, growing: Growing) -> None:
-        """Update the size of an object. A truncated one is broken: readers have seen the bytes that
-        are gone.
+        """Update the size of an object.
+
+        A truncated one is broken: readers have seen the bytes that are gone.
         """
         if growing.is_over:
             return
@@ -393,4 +399,4 @@ class _Watches:
                 self._written(growing)
 
     def connectionLost(self, reason: TwistedFailure) -> None:
-        """Has no connection."""
+        """Do nothing: there is no connection."""

@@ -25,8 +25,10 @@ CHUNK_BYTES = 64 * 1024
 
 
 class Trace:
-    """Records when a program waited for a growing input and when it could compute, in seconds since
-    its start, in the format of the original CIEL (ciel-interfaces, 6.4): `C0.000,I1|0.020,C1.310,`.
+    """Records when a program waited for a growing input and when it could compute.
+
+    Times are in seconds since its start. The format is that of the original CIEL (ciel-interfaces,
+    6.4): `C0.000,I1|0.020,C1.310,`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -50,8 +52,9 @@ class Trace:
 
 @implementer(IWriteDescriptor)
 class Feeder:
-    """Feeds one pipe; `descriptor` is its read end, for the program; `start` closes it. Sources are
-    paths of files and growing objects.
+    """Feeds one pipe; `descriptor` is its read end, for the program; `start` closes it.
+
+    Sources are paths of files and growing objects.
     """
 
     chunk_bytes = 1

@@ -1,4 +1,4 @@
-"""Fetches objects into the own store: tries plans in order, and collects why each failed.
+"""Fetches objects into the worker's store: tries plans in order, and collects why each failed.
 
 It sends requests only to registered workers, each with its own ticket, and writes the bytes
 straight into the store. An object that is still being written at its holder grows here with it, and
@@ -48,10 +48,12 @@ _WAYS = {LinkPlan: "by a link", HttpPlan: "by HTTP", StreamPlan: "as it grows"}
 
 
 class PlanFailedError(Exception):
-    """A plan failed; the text says why. `is_loss`: the object is not there. `is_final`: other plans
-    are useless, since tasks have read the incomplete copy. `is_unanswered`: the host of the object
-    did not answer, or this one is cut off. `lacks_room`: the own store has no room. `is_stale`: the
-    own store has the object with other content.
+    """A plan failed; the text says why.
+
+    `is_loss`: the object is not there. `is_final`: other plans are useless, since tasks have read
+    the incomplete copy. `is_unanswered`: the host of the object did not answer, or this one is
+    disconnected. `lacks_room`: this worker's store has no space. `is_stale`: this worker's store
+    has the object with other content.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class PlanFailedError(Exception):
 
 
 class FetcherOwner(Protocol):
-    """Receives reports of fetches: at most once that an object can be read while it is copied, and
-    then exactly once how the fetch has ended.
+    """Receives reports of fetches.
+
+    A fetch reports at most once that an object can be read while it is copied, and then exactly
+    once how the fetch has ended.
     """
 
     def stream_opened(self, object_id: ObjectId) -> None: ...
@@ -89,7 +93,7 @@ class FetcherOwner(Protocol):
         *,
         lacks_room: bool = False,
     ) -> None:
-        """`lacks_room`: the object exists, and the own store has no room for it."""
+        """`lacks_room`: the object exists, but this worker's store has no space for it."""
         ...
 
     def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
@@ -97,8 +101,9 @@ class FetcherOwner(Protocol):
         ...
 
     def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
-        """Return plans for an object whose holders have not answered since a time of the reactor's
-        clock; none to give it up.
+        """Return plans for an object whose holders have not answered; none to give it up.
+
+        `since_s`: the time of the reactor's clock since which they have not answered.
         """
         ...
 
@@ -119,7 +124,9 @@ class Fetcher:
         enter: Enter | None = None,
         peer_stores: PeerStores | None = None,
     ) -> None:
-        """`admit`: has a copy wait until the disk of the store is free. `enter`: has a copy wait
+        """Create a fetcher without fetches.
+
+        `admit`: lets a copy wait until the disk of the store is free. `enter`: lets a copy wait
         until the disk of a file is free.
         """
         self.counts = FetchCounts()
@@ -207,8 +214,10 @@ class Fetcher:
 
     @inlineCallbacks
     def _try(self, plan: Plan, ref: Reference) -> Any:
-        """Follow a plan. A stale copy in the own store is replaced: the producer is not
-        deterministic, and ran again when the master took this worker's copy for lost.
+        """Follow a plan; replace a stale copy in this worker's store.
+
+        A copy is stale if its producer is not deterministic, and ran again because the master
+        considered this worker's copy lost.
         """
         follow = self._link if isinstance(plan, LinkPlan) else self._copy
         try:
@@ -216,7 +225,9 @@ class Fetcher:
         except PlanFailedError as error:
             if not error.is_stale or error.is_final:
                 raise
-            log.warn("not deterministic, so the copy here is replaced: {error}", error=error)
+            log.warn(
+                "a task is not deterministic, so its output here is replaced: {error}", error=error
+            )
         try:
             yield deferToThread(self._store.delete, ref.id)
         except StorageError as error:
@@ -239,21 +250,21 @@ class Fetcher:
     @inlineCallbacks
     def _link(self, netloc: str, ref: Reference) -> Any:
         if self._peer_stores is None:
-            raise PlanFailedError("this worker knows no neighbours")
+            raise PlanFailedError("this worker has no peer stores")
         self.counts.asked += 1
         begun_s = time.monotonic()
         try:
             found = yield self._peer_stores.ask(netloc, ref.id)
             expected = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
             if expected not in (None, found.size_bytes):
-                raise PlanFailedError(f"{found.size_bytes} bytes, not {expected}")
+                raise PlanFailedError(f"it has {found.size_bytes} bytes, not {expected}")
             if (yield deferToThread(link, self._store, ref.id, found)) is not None:
                 self.counts.linked += 1
             else:
                 yield self._copy_file(ref.id, found)
         except (StorageError, CancelledError, PlanFailedError) as error:
             self.counts.link_failed += 1
-            reason = str(error) or "this worker ends"
+            reason = str(error) or "this worker is shutting down"
             is_stale = isinstance(error, ObjectConflictError)
             raise PlanFailedError(reason, lacks_room=is_full(error), is_stale=is_stale) from None
         self.owner.copied(netloc, found.size_bytes, time.monotonic() - begun_s)
@@ -261,10 +272,11 @@ class Fetcher:
 
     @inlineCallbacks
     def _copy_file(self, object_id: ObjectId, found: PeerObject) -> Any:
-        """Copy a file of this host that cannot be linked. The copy waits for the disk that it is
-        written to, or else for the disk that it is read from: a wait for both could be a deadlock.
-        Before that it waits for room in the store: objects that the store moves to a disk to make
-        room wait for that disk, too.
+        """Copy a file of this host that cannot be linked.
+
+        The copy waits for the disk that it is written to, or else for the disk that it is read
+        from: a wait for both could be a deadlock. Before that it waits for space in the store:
+        objects that the store moves to a disk to free space wait for that disk, too.
         """
         begun = deferToThread(self._store.begin, object_id, size_hint_bytes=found.size_bytes)
         with (yield begun) as writer:
@@ -285,7 +297,7 @@ class Fetcher:
         try:
             ticket = yield self._admit(size_bytes or 0, by_network=True)
         except CancelledError:
-            raise PlanFailedError("this worker ends") from None
+            raise PlanFailedError("this worker is shutting down") from None
         try:
             return (yield self._copy_now(netloc, ref, size_bytes))
         finally:
@@ -313,8 +325,9 @@ class Fetcher:
 
 
 class _Copy:
-    """A copy in progress. Its readers depend on its end, so it is a context manager, which succeeds
-    only once the object is committed.
+    """A copy in progress, as a context manager.
+
+    Its readers depend on how it ends: it succeeds only once the object is committed.
     """
 
     done: Deferred[Any]
@@ -400,7 +413,7 @@ class _Copy:
     def _gone(self, failure: TwistedFailure) -> None:
         self._asked = None
         if not isinstance(failure.value, CancelledError):
-            self.end(f"it was silent, and does not answer: {failure.getErrorMessage()}")
+            self.end(f"its worker was silent, and does not answer: {failure.getErrorMessage()}")
 
     def end(self, why: str) -> None:
         """End the copy before it is complete."""

@@ -1,5 +1,6 @@
-"""The interface to the stores of other workers on this host. Its implementation is an entry point
-(`ciel.neighbours`).
+"""The interface to the stores of other workers on this host.
+
+Its implementation is an entry point (`ciel.neighbours`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ class PeerStores(Protocol):
     """Requests objects from peer stores."""
 
     def ask(self, netloc: str, object_id: str) -> Deferred[PeerObject]:
-        """Request an object from the store of the worker at an address; fails with a
-        `StorageError`.
+        """Request an object from the store of the worker at `netloc`.
+
+        Fails with a `StorageError`.
         """
         ...
 
@@ -37,11 +39,13 @@ class FetchCounts:
     asked: int = 0
     """Requests to peer stores, of one hop each."""
     linked: int = 0
-    """Of these: files that the own store has linked; next, files that it has copied."""
+    """Those of the requests whose files this worker's store has linked."""
     copied: int = 0
+    """Those of the requests whose files this worker's store has copied."""
     copied_bytes: int = 0
     link_failed: int = 0
-    """Of these: failures, after which the fetcher tried another plan."""
+    """Those of the requests that failed, so that the fetcher tried another plan."""
     http: int = 0
-    """Objects that came over HTTP; next, the bytes of all that started to come."""
+    """Objects fetched by HTTP."""
     http_bytes: int = 0
+    """Bytes received by HTTP, also of incomplete objects."""

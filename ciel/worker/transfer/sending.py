@@ -26,7 +26,7 @@ HELD_BYTES = 16 << 20
 """
 
 STALLED_S = 600.0
-"""A reader that takes nothing for this time is gone, though its connection is open."""
+"""The worker cuts the connection of a reader that takes nothing for this time."""
 
 Read = Callable[[int, int], bytes]
 """Returns bytes from an offset on, at most so many."""
@@ -93,9 +93,7 @@ class _Sending(ABC):
         close()
 
     def attempt(self, step: Callable[[], object]) -> None:
-        """Take a step; if it fails, cut the connection, so that the client sees that bytes are
-        missing.
-        """
+        """Take a step; if it fails, cut the connection, so that the client notices the loss."""
         try:
             step()
         except ConnectionError:

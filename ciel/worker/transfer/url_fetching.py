@@ -61,34 +61,36 @@ class UrlFetching:
     ) -> None:
         self._netloc = netloc
         self._store = store
-        self._outside = outside
+        self._policy = outside
         self._keep = keep
         self._transfers = Transfers(reactor, concurrent_max=AT_A_TIME, outside=outside)
-        self._ticks = DeferredSemaphore(AT_A_TIME)
+        self._semaphore = DeferredSemaphore(AT_A_TIME)
         self._sessions: dict[str, Session] = {}
         self._is_closed = False
 
     def begin(self, name: str, refs: Sequence[Fetch]) -> Session:
         """Start to fetch; raises SessionRefusedError before anything is fetched."""
-        if self._outside is UrlPolicy.OFF:
+        if self._policy is UrlPolicy.OFF:
             raise SessionRefusedError(
                 403,
                 "this worker fetches no URLs: start it with --fetch-urls https, or have a `grab` "
                 "task fetch them",
             )
         if name in self._sessions:
-            raise SessionRefusedError(409, f"there is a session {name} already")
+            raise SessionRefusedError(409, f"a session {name} exists already; choose another name")
         if len(refs) > REFS_MAX:
-            raise SessionRefusedError(413, f"a session may have {REFS_MAX} URLs")
+            raise SessionRefusedError(
+                413, f"a session may have at most {REFS_MAX} URLs; start several"
+            )
         for ref in refs:
             try:
-                self._outside.check(ref.url)
+                self._policy.check(ref.url)
             except UrlRefusedError as error:
                 raise SessionRefusedError(400, str(error)) from None
         self._make_room()
         session = self._sessions[name] = Session(refs)
         for ref in refs:
-            done = self._ticks.run(self._fetch, ref)
+            done = self._semaphore.run(self._fetch, ref)
             done.addCallbacks(session.fetched.append, self._failed, errbackArgs=(session, ref))
         return session
 
@@ -105,7 +107,7 @@ class UrlFetching:
     @inlineCallbacks
     def _fetch(self, ref: Fetch) -> Any:
         if self._is_closed:
-            raise UrlRefusedError(ref.url, "this worker ends")
+            raise UrlRefusedError(ref.url, "this worker is shutting down")
         info = self._store.stat(ref.id)
         if info is None:
             with self._store.begin(ref.id) as writer:
