@@ -205,7 +205,7 @@ def test_a_message_about_an_unknown_job_is_refused() -> None:
     for message in (CloseJob(nowhere), WatchJob(nowhere), CancelJob(nowhere, ""),
                     WantObjects(nowhere, ()), AddTask(a_task("a", job="nowhere"), ())):  # fmt: skip
         cluster.says(message)
-        cluster.said("client: refused: no job nowhere")
+        cluster.said("client: refused: there is no job nowhere; it may have been removed")
 
 
 def test_a_refused_task_fails_its_job_with_one_line() -> None:
@@ -214,7 +214,7 @@ def test_a_refused_task_fails_its_job_with_one_line() -> None:
     cluster.job(a_task("a"), want=["a"], open=True)
     cluster.said("w1: run a")
     cluster.says(AddTask(forged, ()))
-    why = f"task {forged.id}: its parent, ordinal and digest give the id "
+    why = f"task {forged.id}: its parent, ordinal and digest require the id "
     told = cluster.job_of().reason
     assert told.startswith(f"a task was rejected: {why}")
     assert "\n" not in told

@@ -57,14 +57,15 @@ class FixedProcesses:
                 self.released.append(object_id)
 
     def lost(self, object_id: ObjectId) -> tuple[TaskNode, str, object] | None:
-        """Return the task that fails because its attached process is lost for good, with the
-        reason; None if no task waits for the process.
+        """Return the task that fails because its attached process is lost for good, and why.
+
+        Return None if no task waits for the process.
         """
         task = self.attached.get(object_id)
         ref = self._objects.reference(object_id)
         if task is not None and task.state in (WAITING, RUNNABLE) and isinstance(ref, Failure):
             details = (
-                f"the attached process that its task continues in was at {ref.text}, and is lost"
+                f"the attached process in which the task continues is lost; it was at {ref.text}"
             )
             return task, ref.reason, details
         return None
