@@ -107,8 +107,9 @@ def is_chosen(objects: ObjectTable, spec: TaskSpec) -> bool:
 
 
 def failure_of_all(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
-    """Return the last alternative's failure if all alternatives have failed, and the task does not
-    see errors.
+    """Return the last alternative's failure if all alternatives have failed; otherwise None.
+
+    Return None also if the task sees errors, since it can then run.
     """
     failure: Failure | None = None
     if not spec.sees_errors:

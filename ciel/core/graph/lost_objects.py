@@ -1,8 +1,8 @@
-"""Handles objects whose last copy was deleted: lost with a worker, or dropped because no task and
-no job needs them.
+"""Handles objects whose last copy is lost with a worker, or dropped.
 
-A lost object that is needed is recomputed by its producer, and so are its producer's inputs. A lost
-object that cannot be recomputed becomes an error.
+The master drops an object when no task and no job needs it. A lost object that is needed is
+recomputed by its producer, and so are its producer's inputs. A lost object that cannot be
+recomputed becomes an error.
 """
 
 from __future__ import annotations

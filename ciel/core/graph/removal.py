@@ -131,9 +131,10 @@ def remove(
     kept: Container[str],
     records: Sequence[MutableMapping[str, Any]] = (),
 ) -> Iterator[Deletions]:
-    """Forget an ended job with its tasks and objects, except objects that other jobs read or that
-    are `kept`: these stay, and cannot be recomputed. `records`: mappings by task id, from which the
-    entries of the job's tasks are removed as well.
+    """Forget an ended job with its tasks and objects.
+
+    Objects that other jobs read or that are `kept` stay, and cannot be recomputed. `records`:
+    mappings by task id, from which the entries of the job's tasks are removed as well.
 
     Yields the objects to be deleted whenever no steps are left.
     """

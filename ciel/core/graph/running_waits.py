@@ -1,7 +1,7 @@
-"""Tracks the objects that a running task waits for: a child within its program produces them, or a
-task on another worker (ADR 20).
+"""Tracks the objects that running tasks wait for.
 
-An entry is removed when the object exists, or the task has stopped.
+A child within the task's program produces them, or a task on another worker (ADR 20). An entry is
+removed when the object exists, or the task has stopped.
 """
 
 from __future__ import annotations

@@ -61,8 +61,9 @@ class Streams:
                 del self.readers[object_id]
 
     def complete(self, object_id: ObjectId) -> None:
-        """Note that an object is complete; add the readers whose inputs are all complete now to
-        `completed_readers`.
+        """Note that an object is complete.
+
+        Add the readers whose inputs are all complete now to `completed_readers`.
         """
         for task in self.readers.pop(object_id, ()):
             left = self.reading[task]

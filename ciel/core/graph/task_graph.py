@@ -1,5 +1,6 @@
-"""The dynamic task graph: lineage, laziness, delegation, tasks that spawn tasks, errors, loss and
-release.
+"""The dynamic task graph: the states of all tasks and objects, and the rules that change them.
+
+It implements lineage, laziness, delegation, tasks that spawn tasks, errors, loss and release.
 
 The graph is pure. Its owner reports events, and empties the outboxes after each tick: `runnable`,
 `settled` and `unneeded` here, `broken_readers` and `completed_readers` of the streams, `droppable`
@@ -90,7 +91,7 @@ class TaskGraph:
         self.steps_left = UNBOUNDED
         self.notifying: deque[ObjectId] = (
             deque()
-        )  # objects that exist, and readers of which still wait
+        )  # objects that exist, and for which tasks still wait
         self.demanding: list[ObjectId] = []  # needed objects whose producers may be dormant
         self.releasing: list[ObjectId] = []  # released objects whose producers may be active
         self.cancelling: set[Job] = set()  # jobs whose tasks are being cancelled: none may start
@@ -329,8 +330,9 @@ class TaskGraph:
             self.streams.add_reader(task)
 
     def release_demand(self, object_ids: list[ObjectId]) -> None:
-        """Deactivate tasks whose outputs are not needed any more, and so on upwards, as far as
-        steps are left.
+        """Deactivate tasks whose outputs are not needed any more, and so on upwards.
+
+        If no steps are left, defer the rest.
         """
         pending, nodes = object_ids, self.objects.nodes
         while pending:
@@ -377,7 +379,7 @@ class TaskGraph:
             or object_id in self.running_waits.awaited
         )
 
-    # --- what happens to tasks --------------------------------------------------------------------
+    # --- events of tasks --------------------------------------------------------------------------
 
     def is_ready(self, task: TaskNode) -> bool:
         """Whether a task can be assigned now. A task whose input was lost meanwhile waits again, or
@@ -388,8 +390,9 @@ class TaskGraph:
         return task.state is RUNNABLE and not (task.spec.inputs and self.recheck(task))
 
     def recheck(self, task: TaskNode) -> bool:
-        """Re-evaluate an active task if one of its inputs is lost or has failed; return whether
-        that was the case.
+        """Make an active task wait again, or fail, if one of its inputs is lost or has failed.
+
+        Return whether that was the case.
 
         Losses are rare and objects have many readers, so a loss does not visit the readers: they
         notice it here, when they are to be assigned.
@@ -513,7 +516,7 @@ class TaskGraph:
             self.retention.task_ended(task)
             self.release_demand(list(task.spec.inputs))
 
-    # --- what happens to objects ------------------------------------------------------------------
+    # --- events of objects ------------------------------------------------------------------------
 
     def publish(self, ref: Reference) -> None:
         """Merge a reference into the object table; release or fail the tasks that wait for it."""
@@ -525,8 +528,10 @@ class TaskGraph:
             self._fail(self._settle_alternative(ref.id))  # it replaces an error
 
     def _notify(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
-        """Notify the tasks that wait for an object; return the tasks that fail because of it, with
-        reasons. If more tasks wait than steps are left, `deferred` notifies them later.
+        """Notify the tasks that wait for an object; return the tasks that fail because of it.
+
+        Each failing task is returned with its reason and details. If more tasks wait than steps are
+        left, `deferred` notifies them later.
         """
         failing: list[tuple[TaskNode, str, object]] = []
         ref = node.ref
@@ -563,8 +568,9 @@ class TaskGraph:
         return failing
 
     def _settle_alternative(self, object_id: ObjectId) -> list[tuple[TaskNode, str, object]]:
-        """Make tasks runnable for which a settled alternative is enough; return the tasks that fail
-        because it was their last alternative.
+        """Make tasks runnable for which a settled alternative is enough.
+
+        Return the tasks that fail because it was their last alternative.
         """
         ready, failing = self.any_inputs.settled(object_id)
         for task in ready:
