@@ -55,16 +55,19 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def level_of(busy_s: float) -> int:
-    """Return a coarse level for the length of a queue, so that it is rarely reported: 0 for an
-    empty queue, and one more for each doubling.
+    """Return a coarse level for the length of a queue: 0 if it is empty, one more per doubling.
+
+    A coarse level changes rarely, so that the queue is rarely reported.
     """
     return 0 if busy_s < REPORTED_FROM_S else 1 + int(log2(busy_s / REPORTED_FROM_S))
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The limit on concurrent disk jobs: `at_most`, no limit if that is None, or the number with
-    the best throughput if it `adapts`.
+    """The limit on concurrent disk jobs of a device.
+
+    `at_most`: the limit; None for no limit. `adapts`: search for the limit with the best
+    throughput.
     """
 
     at_most: int | None = None

@@ -81,9 +81,11 @@ class Ask(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Change a job, task or object of any client (`remove` or `retry` a job, `cancel_task`,
-    `retry_task`; from a worker: `attach` a process to a new job, or `fail` a job). An `Answer` with
-    the same number replies, except to `LEAVE`, by which a worker ends its session.
+    """Change a job, task or object of any client.
+
+    Clients `remove` or `retry` a job, `cancel_task` or `retry_task`, and `keep` or `discard` an
+    object. Workers `attach` a process to a new job, or `fail` a job. An `Answer` with the same
+    number replies, except to `LEAVE`, by which a worker ends its session.
     """
 
     number: int
@@ -228,8 +230,9 @@ class MeetWorkers(NamedTuple):
 
 
 class TaskFault(NamedTuple):
-    """Why an attempt failed: `reason` is a keyword for programs, `details` has the message for
-    users (see `refs.Failure`).
+    """Why an attempt failed.
+
+    `reason` is a keyword for programs. `details` has the message for users (see `refs.Failure`).
     """
 
     reason: str
@@ -277,10 +280,11 @@ class StreamsOpened(NamedTuple):
 
 
 class ObjectsStored(NamedTuple):
-    """This worker stores objects that it did not just produce: copies that it fetched, or objects
-    that its store has `kept` since before it joined. Another worker may have produced a kept object
-    with different content since. `idle`: uploads that no job has named in time; their client does
-    not need them any more.
+    """This worker stores objects that it did not just produce.
+
+    They are copies that it fetched, or objects that its store has `kept` since before it joined.
+    Another worker may have produced a kept object with different content since. `idle`: uploads
+    that no job has named in time; their client does not need them any more.
     """
 
     refs: tuple[Reference, ...]
@@ -305,8 +309,10 @@ class TaskPrinted(NamedTuple):
 
 
 class InputsLost(NamedTuple):
-    """An attempt could not start because inputs are missing at their listed locations: (object,
-    location) pairs. `lacks_room`: they exist, but do not fit into the worker's store.
+    """An attempt could not start because inputs are missing at their listed locations.
+
+    `losses`: (object, location) pairs. `lacks_room`: the inputs exist, but do not fit into the
+    worker's store.
     """
 
     task: TaskId
@@ -317,8 +323,10 @@ class InputsLost(NamedTuple):
 
 
 class DiskQueued(NamedTuple):
-    """The queue of the disk of this worker's store: the bytes to be read or written before a new
-    disk job, and how long that takes. Sent again when the queue has changed much.
+    """The length of the queue at the disk of this worker's store.
+
+    `pending_bytes`: to be read or written before a new disk job. `wait_s`: how long that takes.
+    Sent again when the queue has changed much.
     """
 
     pending_bytes: int
@@ -334,8 +342,9 @@ class CopyTimed(NamedTuple):
 
 
 class StoresReported(NamedTuple):
-    """The contents and counters of each level of this worker's store, by name, and the number of
-    waiting disk jobs. Sent after changes, for status pages.
+    """The contents and counters of each level of this worker's store, by name.
+
+    `disk_waiting`: the number of waiting disk jobs. Sent after changes, for status pages.
     """
 
     levels: tuple[dict[str, Any], ...]
@@ -347,8 +356,9 @@ class Heartbeat(NamedTuple):
 
 
 class Received(NamedTuple):
-    """The number of messages received in this session, over all of its connections; both sides send
-    it at intervals. `Heartbeat` and `Received` are not counted.
+    """The number of messages received in this session, over all of its connections.
+
+    Both sides send it at intervals. `Heartbeat` and `Received` are not counted.
     """
 
     total: int

@@ -192,8 +192,9 @@ class Job:
             counts[state] += 1
 
     def count_by_kind(self, tasks: Mapping[str, Counted], limit: int) -> bool:
-        """Count tasks by kind from now on, and add up to `limit` earlier tasks of the job, found in
-        `tasks`, to the counts. Return whether all are counted.
+        """Count tasks by kind from now on; return whether all tasks of the job are counted.
+
+        Add up to `limit` earlier tasks of the job, found in `tasks`, to the counts.
         """
         if self.by_kind is None:
             self.by_kind, self.uncounted = {}, iter(self.tasks[:])

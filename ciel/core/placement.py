@@ -33,8 +33,9 @@ PAIRS_MAX = 20_000
 
 
 class Bandwidths:
-    """Measured bandwidths, by source host and target host, in seconds per byte: a moving average of
-    these is an average of copying times.
+    """Measured bandwidths, by source host and target host, in seconds per byte.
+
+    A moving average of seconds per byte is an average of copying times.
     """
 
     __slots__ = ("_s_per_byte",)
@@ -183,8 +184,10 @@ def _path_cost(source: str | None, host: str, measured: Bandwidths) -> tuple[flo
 def _apply_options(
     loads: Sequence[Load], candidates: Sequence[Candidate], scheduling: Scheduling
 ) -> tuple[Sequence[Load], Sequence[Candidate]]:
-    """Apply the options of a job: ignore local bytes below the threshold; within the margin, keep
-    only the candidates that hold about as much as the best one, at equal cost of copying.
+    """Apply the options of a job's policy to the loads and the candidates.
+
+    Ignore local bytes below the threshold. With a margin, keep only the candidates that hold about
+    as much as the best one, and treat their costs of copying as equal.
     """
     threshold = scheduling.option("min_saving_threshold", 0.0)
     margin = scheduling.option("equally_local_margin", 0.0)

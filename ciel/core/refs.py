@@ -105,9 +105,10 @@ class Failure(NamedTuple):
         return details_text(self.details)
 
     def propagated(self, producer: str = "") -> tuple[str, Any]:
-        """Return the failure (reason and details) of a task that cannot run because this input has
-        failed. `producer`: the label of the input's producer. The message names the task that
-        failed first, once, even at the end of a long chain.
+        """Return the reason and details of a task that cannot run because this input has failed.
+
+        `producer`: the label of the input's producer. The message names the task that failed first,
+        once, even at the end of a long chain.
         """
         if self.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
             return self.reason, self.details
@@ -253,7 +254,7 @@ for _name, _olds, _updates, _rule in _ROWS[::-1]:
 def merge(old: Reference, update: Reference) -> Reference:
     """Merge two references of one object; raises ValueError if they name different objects."""
     if old.id != update.id:
-        raise ValueError(f"references of two objects: {old.id} and {update.id}")
+        raise ValueError(f"cannot merge references of two objects: {old.id} and {update.id}")
     row = MERGE_TABLE.get((type(old), type(update)))
     return old if row is None else row[1](old, update)
 

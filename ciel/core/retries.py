@@ -73,8 +73,7 @@ def after_failure(
 
 
 def after_worker_loss(retry_state: RetryState, worker: str) -> Retry | GiveUp:
-    """Decide whether to retry after a worker process died that ran an attempt; update
-    `retry_state`.
+    """Decide whether to retry after a worker died that ran an attempt; update `retry_state`.
 
     Each call is about a different worker, since a worker id names one process.
     """
