@@ -1,5 +1,6 @@
-"""`/api/v1`: JSON resources to monitor a cluster and to submit jobs; see docs/http.md, and
-docs/schemas for the schemas. Lists are paginated.
+"""The JSON resources of `/api/v1`, to monitor a cluster and to submit jobs.
+
+See docs/http.md, and docs/schemas for the schemas. Lists are paginated.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Listing(Resource):
 
 
 class Page(Listing):
-    """A topic with pages, selected by `?first=`; `next` in an answer is the `first` of the next
-    page.
+    """A topic with pages, selected by `?first=`.
+
+    `next` in an answer is the `first` of the next page.
     """
 
     def arguments(self, request: Request) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Data(Resource):
         places = self.service.netlocs() & locations_of(ref)
         if not places:
             raise HttpError(404, f"no connected worker has {ref.id}")
-        raise _elsewhere(min(places), f"/data/{quote(ref.id, safe=':')}", "a worker has it")
+        raise _elsewhere(min(places), f"/data/{quote(ref.id, safe=':')}", "a worker holds it")
 
 
 class Uploads(Resource):
@@ -68,10 +68,10 @@ class Uploads(Resource):
             with_http_errors(lambda: check_id(name))
         workers = sorted(self.service.netlocs())
         if not workers:
-            return HttpError(503, "no worker can store it; start one with ciel-worker")
+            return HttpError(503, "no worker is connected to store it; start one with ciel-worker")
         chosen = workers[next(self._turn) % len(workers)]
         target = "/control/data/" if name is None else f"/control/data/{quote(name, safe=':')}"
-        return _elsewhere(chosen, target, "send it to that worker")
+        return _elsewhere(chosen, target, "send the object to that worker")
 
 
 class DataByRoute(Uploads, Data):

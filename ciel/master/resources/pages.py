@@ -126,7 +126,7 @@ class RefPage(Page):
         producer = node.producer
         facts: dict[str, Any] = {"is": type(ref).__name__, **_about(ref)}
         if producer is not None:
-            facts["made by"] = _link(
+            facts["produced by"] = _link(
                 producer.spec.name or producer.spec.id, "task", producer.spec.job, producer.spec.id
             )
         facts["reference"] = str(to_array(ref))[:_SHOWN_MAX_LENGTH]
@@ -195,8 +195,10 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> Html:
 
 
 class Entrance(Route):
-    """The login page of browsers: checks the ticket in the link, sets the cookie, and redirects to
-    the page that the query names, or to the list of jobs.
+    """The login page of browsers, to which a link with a ticket leads.
+
+    It sets the cookie, and redirects to the page of the job that the query names, or to the list of
+    jobs.
     """
 
     needs_role = Role.READ

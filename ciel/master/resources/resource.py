@@ -139,9 +139,7 @@ def seconds_argument(value: Any, name: str) -> float:
 
 
 def word_argument(request: Request, name: str, known: Mapping[str, object]) -> str | None:
-    """Return a value of the query string, which must be one of the `known` ones; None if it is
-    missing.
-    """
+    """Return a value of the query string that must be one of `known`; None if it is missing."""
     if name.encode() not in request.args:
         return None
     text = str(request.args[name.encode()][0].decode("utf-8", "replace"))
