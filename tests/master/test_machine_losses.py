@@ -103,7 +103,7 @@ def test_a_late_result_that_differs_from_the_first_is_recorded(
     cluster.done("w1", task, late, attempt=1)
     found = cluster.machine.graph.objects.reference(ObjectId("a"))
     assert getattr(found, "size_bytes", None) == getattr(known, "size_bytes", None)
-    text = "attempt 1 on worker w1 produced a, too, with different content; the first one stays"
+    text = "attempt 1 on worker w1 also produced a, with different content; the earlier one stays"
     assert (text in str(ask(cluster, "task", job="last", task=task.id))) == is_told
 
 

@@ -1,5 +1,7 @@
-"""Tracks each attempt at a task on the master, from its assignment to a worker until its report is
-accepted, it is stopped, or its inputs turn out to be missing.
+"""Tracks each attempt at a task on the master.
+
+An attempt exists from its assignment to a worker until the master accepts its report, it is
+stopped, or its inputs turn out to be missing.
 """
 
 from __future__ import annotations
@@ -91,9 +93,10 @@ class Attempts:
     def confirm(
         self, task: TaskNode, worker: WorkerNode, *, is_inline: bool = False, within: bool = False
     ) -> None:
-        """Assign a ready task to a worker that has it already: the task was dispatched eagerly, or
-        (`is_inline`) the worker started it by itself, possibly within the program of its parent
-        (`within`).
+        """Assign a ready task to a worker that has it already.
+
+        The task was dispatched eagerly, or (`is_inline`) the worker started it by itself, possibly
+        within the program of its parent (`within`).
         """
         self._graph.assign(task, worker.facts.id)
         if is_inline:
@@ -102,8 +105,9 @@ class Attempts:
         self._eager.assigned(task)
 
     def start_eager(self, task: TaskNode) -> bool:
-        """Assign a runnable task to the worker to which it was dispatched eagerly, if there is one;
-        cancel that attempt if it cannot run there. Return whether the task was assigned.
+        """Assign a runnable task to the worker to which it was dispatched eagerly, if any.
+
+        Cancel that attempt if it cannot run there. Return whether the task was assigned.
         """
         worker = self._eager.tasks.get(task)
         if worker is None:
@@ -163,7 +167,7 @@ class Attempts:
         elif task in self._graph.streams.reading:
             self.held_reports[task] = (worker, report)
         else:
-            self._count(task, worker, report)
+            self._accept(task, worker, report)
 
     def _failed(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
         """Retry a task whose attempt failed, or fail the task."""
@@ -188,7 +192,7 @@ class Attempts:
             self._graph.fail(task, verdict.reason, details)
             context.journal.append(report)
 
-    def _count(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
+    def _accept(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Accept a report of success: all inputs of the attempt are complete."""
         if self._eager.tasks:
             self._cancel_produced_elsewhere(report.published, task)
@@ -225,9 +229,9 @@ class Attempts:
             node = self._graph.objects.nodes.get(ref.id)
             if node is None or node.producer is None or not differs_in_content(node.ref, ref):
                 continue
-            made = f"attempt {report.attempt} on worker {worker.facts.id} produced {ref.id}, too"
+            made = f"attempt {report.attempt} on worker {worker.facts.id} also produced {ref.id}"
             self._context.record(
-                node.producer, f"{made}, with different content; the first one stays"
+                node.producer, f"{made}, with different content; the earlier one stays"
             )
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
@@ -303,9 +307,7 @@ class Attempts:
     # --- streams ----------------------------------------------------------------------------------
 
     def follow_streams(self) -> None:
-        """Stop attempts whose streams broke, and accept the reports of attempts whose streams are
-        complete.
-        """
+        """Stop the readers of broken streams; accept the reports of readers of complete ones."""
         streams = self._graph.streams
         while streams.broken_readers or streams.completed_readers:
             if streams.broken_readers:
@@ -314,7 +316,7 @@ class Attempts:
                 task = streams.completed_readers.pop()
                 if task in self.held_reports:
                     self._context.touch(task.job)
-                    self._count(task, *self.held_reports.pop(task))
+                    self._accept(task, *self.held_reports.pop(task))
         for worker, ref in self._copies.take_back():
             node = self._graph.objects.get(ref.id)
             if node is not None and node.is_settled:
@@ -325,7 +327,8 @@ class Attempts:
         if task.state is RUNNABLE or task.state is WAITING:
             self._graph.recheck(task)
         elif task.state is ASSIGNED and task.attempt == attempt:
-            self.restart(task, f"an input of attempt {task.attempt} broke off: it runs again")
+            why = f"the producer of an input stopped during attempt {task.attempt}"
+            self.restart(task, f"{why}: the task runs again")
             self._drop_held_report(task)
 
     def followers_of_broken(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
@@ -351,8 +354,9 @@ class Attempts:
         self._graph.requeue(task)
 
     def cancel(self, task: TaskNode, reason: str) -> None:
-        """Cancel a task, and fail the tasks that need it; raises CannotCancelTaskError if it has
-        ended. Its job continues.
+        """Cancel a task, and fail the tasks that need it; its job continues.
+
+        Raises CannotCancelTaskError if the task has ended.
         """
         if task.state in FINISHED:
             raise CannotCancelTaskError(label(task), str(task.state))
@@ -380,8 +384,9 @@ class Attempts:
             yield None
 
     def stop_unneeded(self) -> None:
-        """Cancel attempts that read broken streams, attempts that are not needed, and eager
-        attempts that cannot start.
+        """Cancel the attempts that should not run any more.
+
+        These attempts read broken streams, are not needed, or are eager and cannot start.
         """
         graph = self._graph
         self.follow_streams()
@@ -447,8 +452,9 @@ class Attempts:
             self._graph.requeue(task)
 
     def _lose_copy(self, reader: WorkerNode, object_id: ObjectId, place: str) -> bool:
-        """Note that a reader could not get an object from a worker; return whether the object table
-        has changed since the attempt was assigned.
+        """Note that a reader could not get an object from a worker.
+
+        Return whether the object table has changed since the attempt was assigned.
 
         If the copy exists after all, it is deleted, since the table does not list it any more,
         unless it cannot be recomputed, or is being recomputed there.

@@ -1,5 +1,6 @@
-"""Carries out the messages of clients: submit jobs, add tasks, want and release objects, watch and
-cancel.
+"""Carries out the messages of clients.
+
+Clients submit, watch and cancel jobs, add tasks, and want and release objects.
 """
 
 from __future__ import annotations
