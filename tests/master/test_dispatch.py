@@ -353,7 +353,7 @@ def test_tworandom_chooses_the_less_loaded_of_two_workers() -> None:
     floor.add(*[a_reader(f"t{number}", "x") for number in range(8)])
     given = floor.gives()
     assert [sum(f"to w{number}" in line for line in given) for number in range(2)] == [4, 4]
-    assert "the policy tworandom drew it and worker w" in reason_of(floor, "t7")
+    assert "the policy tworandom drew this worker and worker w" in reason_of(floor, "t7")
 
 
 def test_random_weights_workers_by_their_slots() -> None:
@@ -362,7 +362,7 @@ def test_random_weights_workers_by_their_slots() -> None:
     floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(200)])
     share = sum("to large" in line for line in floor.gives()) / 200
     assert 0.8 < share < 1.0
-    assert reason_of(floor, "t0") == "the policy random drew it among 2"
+    assert reason_of(floor, "t0") == "the policy random drew this worker among 2"
 
 
 def test_a_task_for_a_drawn_worker_without_room_is_parked_until_a_worker_is_idle() -> None:
@@ -464,7 +464,8 @@ def test_a_task_that_needs_more_memory_than_any_worker_has_is_refused() -> None:
     assert floor.refused == [
         "a: it asks for 5 GiB of memory, and no worker offers more than 4 GiB: ask for less, or "
         "start a worker on a larger host",
-        "b: it needs 2 slots and 4 GiB of memory, and no worker has both",
+        "b: it needs 2 slots and 4 GiB of memory, and no worker has both: ask for less, or start "
+        "a larger worker",
     ]
 
 

@@ -97,8 +97,9 @@ class Dispatcher:
             self.trust(worker)
 
     def introduce_workers(self) -> None:
-        """Notify all workers of the workers that joined or were lost in this tick, before they get
-        tasks.
+        """Notify all workers of the workers that joined or were lost in this tick.
+
+        Call this before `dispatch`, so that workers know each other before they get tasks.
         """
         if not self._joined and not self._has_lost:
             return
@@ -126,8 +127,9 @@ class Dispatcher:
         worker.parked.clear()
 
     def trust(self, worker: WorkerNode) -> None:
-        """Stop suspecting a worker that has sent something, or is lost; requeue the tasks that
-        waited for it.
+        """Stop suspecting a worker that has sent something, or is lost.
+
+        Requeue the tasks that waited for it.
         """
         self._table.suspects -= {worker.facts.netloc}
         stranded, self._stranded = self._stranded, []
@@ -225,8 +227,9 @@ class Dispatcher:
                 return
 
     def _place(self, task: TaskNode, roomy: deque[WorkerNode]) -> bool:
-        """Assign, park or fail a task; return False if it must wait, since no worker that can run
-        it has room. The chosen worker moves to the end of `roomy`.
+        """Assign, park or fail a task; return False if no worker that can run it has room.
+
+        The chosen worker moves to the end of `roomy`.
         """
         spec = task.spec
         needs = spec.needs
@@ -279,9 +282,7 @@ class Dispatcher:
     def _place_among(
         self, task: TaskNode, able: Sequence[WorkerNode], roomy: deque[WorkerNode]
     ) -> bool:
-        """Assign or park a task according to the policy of its job; return False if there is no
-        room.
-        """
+        """Assign or park a task by the policy of its job; return False if there is no room."""
         needs, how = task.spec.needs, task.job.spec.scheduling
         if task in self._table.returned:
             able = [w for w in roomy if w in able and w.has_free(needs)] or able
@@ -314,7 +315,12 @@ class Dispatcher:
         """Assign or park a task at the worker where its process waits."""
         worker = self._table.at(min(places))
         if len(places) > 1 or worker is None:
-            details = f"the process in which it continues is at {', '.join(sorted(places))}"
+            where = ", ".join(sorted(places))
+            details = (
+                f"it continues in a process at {where}, where no worker is connected now"
+                if len(places) == 1
+                else f"it continues in processes at {where}, but can run on one worker only"
+            )
             self._refuse(task, "NO_WORKER_FITS", details)
         elif not worker.can_hold(task.spec.needs):
             self._refuse_as_too_large(task, [worker])
@@ -361,7 +367,7 @@ class Dispatcher:
         else:
             details = (
                 f"it needs {needs.slots} slots and {size_text(needs.memory_bytes)} of memory, and "
-                "no worker has both"
+                "no worker has both: ask for less, or start a larger worker"
             )
         self._refuse(task, "NO_WORKER_FITS", details)
 
@@ -430,8 +436,7 @@ class Dispatcher:
         return best.location == worker.facts.netloc
 
     def recall(self, now_s: float) -> None:
-        """Order workers to return tasks that have been queued on them for long, while other workers
-        are idle.
+        """Order workers to return tasks that were queued for long, while other workers are idle.
 
         A task may be queued on a worker behind a task that takes hours. Only the worker knows which
         tasks have started, so the master recalls the latest tasks, each of them once.

@@ -108,9 +108,7 @@ class _PriorityQueue:
         return task
 
     def pop_new(self) -> TaskNode | None:
-        """Remove and return a task of a job of which nothing runs, at the highest priority of such
-        jobs; None if there is none.
-        """
+        """Remove and return a task of a job that runs nothing; None if there is no such job."""
         while self.new:
             job = next(iter(self.new))
             del self.new[job]
@@ -170,8 +168,9 @@ class ReadyQueue:
         self._count += 1
 
     def _rank_of(self, task: TaskNode) -> int:
-        """Return the depth of a task: one more than the largest depth of its parent and of the
-        producers of its inputs.
+        """Return the depth of a task in the graph.
+
+        It is one more than the largest depth of its parent and of the producers of its inputs.
         """
         tasks, objects = self._graph.tasks, self._graph.objects
         parent = tasks.get(task.spec.parent)
@@ -237,8 +236,9 @@ class ReadyQueue:
             del self._queues[priority]
 
     def pop_new(self) -> TaskNode | None:
-        """Remove and return a task of a job of which nothing runs, at the highest priority of such
-        jobs; None if there is none.
+        """Remove and return a task of a job that runs nothing; None if there is no such job.
+
+        Consider only tasks of the highest priority in the queue.
         """
         queue = self._queues.get(self.priority)
         task = None if queue is None else queue.pop_new()
