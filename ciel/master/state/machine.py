@@ -1,5 +1,4 @@
-"""The state machine of the master: receives messages from clients and workers, and returns messages
-to them.
+"""The state machine of the master: turns messages of clients and workers into messages to them.
 
 Every method takes the time, and none does I/O. Messages collect in an outbox as (peer, message)
 pairs. The service calls `end_tick` once after a batch of events: it places tasks, announces results
@@ -114,8 +113,9 @@ class MasterMachine:
         return outbox
 
     def take_journal(self) -> list[Message]:
-        """Remove and return the records for the journal, which must be written before the outbox is
-        sent.
+        """Remove and return the records for the journal.
+
+        They must be written before the outbox is sent.
         """
         journal, self.context.journal = self.context.journal, []
         return journal
@@ -257,15 +257,18 @@ class MasterMachine:
         self.eager.job_removed(job)
 
     def retry_job(self, job: Job, now_s: float) -> None:
-        """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
-        impossible. In a large job this may be detected later; then the job ends again as before.
+        """Run the failed and cancelled tasks of an ended job again.
+
+        Raises CielError if that is impossible. In a large job this may be detected later; then the
+        job ends again as before.
         """
         self.context.now_s = now_s
         self.operations.retry(job)
 
     def retry_task(self, task: TaskNode, now_s: float) -> None:
-        """Run a failed or cancelled task again, with the failed tasks that it needs; raises
-        CielError if that is impossible. An ended job becomes active again.
+        """Run a failed or cancelled task again, with the failed tasks that it needs.
+
+        Raises CielError if that is impossible. An ended job becomes active again.
         """
         self.context.now_s = now_s
         self.operations.retry_task(task)
@@ -278,8 +281,9 @@ class MasterMachine:
         self.attempts.cancel(task, reason)
 
     def abort(self, task: TaskNode) -> bool:
-        """Abort the current attempt of a task, which then counts as failed; return False if there
-        is none.
+        """Abort the current attempt of a task, which then counts as failed.
+
+        Return False if the task has no current attempt.
         """
         return self.attempts.stop(task, aborts=True) is not None
 

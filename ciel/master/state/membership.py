@@ -1,6 +1,4 @@
-"""Tracks the workers of the cluster: workers join, are suspected when they are silent, reconnect,
-and are lost.
-"""
+"""Tracks the workers of the cluster, which join, are suspected, reconnect, and are lost."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from ciel.master.state.workers import WorkerFacts, WorkerNode
 
 
 class Membership:
-    """The workers that have joined, and the objects of lost workers that are still to be marked as
-    lost. A worker is suspected after `suspect_after_s` of silence, and declared dead after
-    `timeout_s`.
+    """The workers that have joined, and lost workers some of whose objects are still listed.
+
+    A worker is suspected after `suspect_after_s` of silence, and declared dead after `timeout_s`.
     """
 
     def __init__(
@@ -134,8 +132,9 @@ class Membership:
             self._dispatcher.trust(worker)
 
     def _lose_rest(self, place: str) -> None:
-        """Mark the remaining objects of a lost worker as lost at once, since another worker joins
-        at its address.
+        """Mark the remaining objects of a lost worker as lost at once.
+
+        Another worker is about to join at its address.
         """
         worker = self._losing.pop(place, None)
         if worker is not None:

@@ -1,5 +1,6 @@
-"""Runs operations on all tasks of a job, in slices (see `bulk`): cancel, fail, remove, retry,
-release results, and check all results at the end.
+"""Runs operations on all tasks of a job, in slices (see `bulk`).
+
+They cancel, fail, remove and retry a job, release its results, and check all results at its end.
 """
 
 from __future__ import annotations
@@ -188,8 +189,9 @@ class JobOperations:
         del self._jobs.removed[job.spec.id]
 
     def hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
-        """Forget objects of a job that its client will not name again, with the tasks that only
-        they need.
+        """Forget objects of a job that its client will not name again.
+
+        Forget also the tasks that only these objects need.
         """
         operation = hand_over(self._graph, job, objects, self._context.histories)
         self._bulk.start(self._delete_all(operation))
@@ -209,8 +211,10 @@ class JobOperations:
     # --- retrying ---------------------------------------------------------------------------------
 
     def retry(self, job: Job) -> None:
-        """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
-        impossible. In a large job this may be detected later; then the job ends again as before.
+        """Run the failed and cancelled tasks of an ended job again.
+
+        Raises CielError if that is impossible. In a large job this may be detected later; then the
+        job ends again as before.
         """
         if job.state is not JobState.CANCELLED and (
             job.state is not JobState.FAILED or job.is_cancelled
@@ -219,8 +223,9 @@ class JobOperations:
         self._retry(job)
 
     def retry_task(self, task: TaskNode) -> None:
-        """Run a failed or cancelled task again, with the failed tasks that it needs; raises
-        CielError if that is impossible. An ended job becomes active again.
+        """Run a failed or cancelled task again, with the failed tasks that it needs.
+
+        Raises CielError if that is impossible. An ended job becomes active again.
         """
         job = task.job
         if task.state not in (TaskState.FAILED, TaskState.CANCELLED):
@@ -311,8 +316,9 @@ class JobOperations:
         self._bulk.start(self._catching_up(client, job))
 
     def _catching_up(self, client: str, job: Job) -> Iterator[None]:
-        """Send a client the finished and growing results of a job, and then the state of the job,
-        even if the job ends meanwhile.
+        """Send a client the finished and growing results of a job, and then the job's state.
+
+        Do so even if the job ends meanwhile.
         """
         self._jobs.subscriptions.catch_up(client, job.spec.id)
         nodes = self._graph.objects.nodes

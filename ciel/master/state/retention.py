@@ -1,5 +1,6 @@
-"""Decides which objects are deleted: intermediate objects that are not needed, and copies that the
-object table does not list.
+"""Decides which objects are deleted.
+
+These are intermediate objects that are not needed, and copies that the object table does not list.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
 
 
 def has_copy_elsewhere(node: ObjectNode, place: str) -> bool:
-    """Whether a task's output has a copy at another location than `place`: another attempt may have
-    produced it with different content.
+    """Whether a task's output has a copy at another location than `place`.
+
+    Another attempt may have produced that copy, with different content.
     """
     if node.producer is None or node.ref is None:
         return False
@@ -79,10 +81,11 @@ class UnlistedCopies:
 def _unlisted(
     graph: TaskGraph, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool
 ) -> tuple[ObjectId, ...]:
-    """Return the objects that a worker holds and the table does not list there: errors, outputs of
-    superseded attempts, forgotten objects. Two kinds are left out: objects that another attempt may
-    be producing there now, whose deletion is postponed until it ends; and objects that may be
-    uploads that no job has named yet, unless they are `idle`.
+    """Return the objects that a worker holds although the table does not list them there.
+
+    These are errors, outputs of superseded attempts, and forgotten objects. Two kinds are left out.
+    Another attempt may be producing an object there now: its deletion is postponed until the
+    attempt ends. Another object may be an upload that no job has named yet, unless it is `idle`.
     """
     unlisted = []
     netloc = worker.facts.netloc

@@ -1,6 +1,4 @@
-"""The master's view of its workers: their resources, their assigned tasks, and when they were last
-heard; and a table of them.
-"""
+"""The master's view of its workers: their resources, their tasks, and when they last sent data."""
 
 from __future__ import annotations
 
@@ -106,8 +104,9 @@ class WorkerNode:
 
     @property
     def has_room_over_credit(self) -> bool:
-        """Whether it may get the first task of a job that runs nothing yet: as many such tasks as
-        it has slots, beyond its credit.
+        """Whether it may get the first task of a job that runs nothing yet.
+
+        A worker gets as many such tasks as it has slots, beyond its credit.
         """
         return len(self.over_credit) < self.facts.slots and not self.suspicion
 
