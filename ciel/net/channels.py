@@ -381,8 +381,9 @@ class ChannelNegotiation:
             way = kind.open(self._descriptor, 0, self._socket.fileno())
         except CielError as error:
             _log.warn(
-                "no {kind} for {peer!r}: {error}", kind=kind.name, peer=self._peer, error=error
-            )
+                "cannot offer {kind} to {peer!r}: {error}",
+                kind=kind.name, peer=self._peer, error=error,
+            )  # fmt: skip
             self._done()
             return
         self._transport = ChannelTransport(self._channels, way, self._socket, self._peer)

@@ -360,8 +360,9 @@ class ControlPeer:
         return None
 
     def _send_now(self, data: bytes) -> int:
-        """Send at once what the socket accepts, and return the number of bytes. Twisted's `write`
-        would send in the next iteration, which costs one more wake-up per hop.
+        """Send at once what the socket accepts, and return the number of bytes.
+
+        Twisted's `write` would send in the next iteration, which costs one more wake-up per hop.
         """
         if self._socket is not None:
             try:
@@ -444,7 +445,7 @@ class ControlPeer:
             self._silent_pulses += 1
         self._idle_pulses += 1
         if self.silent_s >= self.lost_after_s:
-            self._drop(f"nothing was heard from the peer for {self.silent_s:.1f} s")
+            self._drop(f"the peer has sent nothing for {self.silent_s:.1f} s")
         elif self._idle_pulses * _PULSE_S >= HEARTBEAT_INTERVAL_S:
             self.send(Heartbeat())
 

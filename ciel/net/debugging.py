@@ -1,4 +1,4 @@
-"""The routes by which a user looks into a daemon that hangs (docs/hanging.md)."""
+"""The HTTP routes with which a user examines a daemon that hangs (docs/hanging.md)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Dump(Route):
         self._debugging = debugging
 
     def render_POST(self, request: Request) -> bytes:
-        path = self._debugging.dump("a user has asked for a dump")
+        path = self._debugging.dump("a user requested a dump")
         if path is None:
             raise HttpError(500, "the dump could not be written; see the log of this daemon")
         request.setHeader("Content-Type", "text/plain; charset=utf-8")

@@ -1,8 +1,9 @@
-"""Keeps the latest messages of a daemon's control connections, for people who examine a cluster
-that hangs (docs/hanging.md), and for `python -m ciel.testing.replay`.
+"""Keeps the latest messages of a daemon's control connections.
 
-The recorder keeps the bytes of each batch, and formats them only for a reader. It keeps no decoded
-messages: small objects that stay would keep the memory of large jobs from the system.
+People read them to examine a cluster that hangs (docs/hanging.md), and `python -m
+ciel.testing.replay` replays them. The recorder keeps the bytes of each batch, and formats them only
+for a reader. It keeps no decoded messages: small objects that stay would keep the memory of large
+jobs from the system.
 """
 
 from __future__ import annotations

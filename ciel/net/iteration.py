@@ -23,8 +23,9 @@ _log = Logger(__name__)  # explicit, since Twisted cannot find the name of a com
 
 
 def is_due(loop: Any) -> bool:
-    """Return whether Twisted has work before the next wait: timers, calls from threads, or the
-    shutdown.
+    """Return whether Twisted has work before the next wait.
+
+    This work is due timers, calls from threads, or the shutdown.
     """
     if loop.threadCallQueue or loop._newTimedCalls or loop._justStopped:
         return True

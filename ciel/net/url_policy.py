@@ -60,7 +60,9 @@ class UrlPolicy(StrEnum):
         except ValueError as error:
             raise UrlRefusedError(url, str(error)) from None
         if parts.scheme not in self.schemes:
-            raise UrlRefusedError(url, f"its scheme is none of {', '.join(self.schemes) or '-'}")
+            allowed = ", ".join(self.schemes)
+            why = f"its scheme is none of {allowed}" if allowed else "the policy allows no URL"
+            raise UrlRefusedError(url, why)
         if not host:
             raise UrlRefusedError(url, "it names no host")
         if parts.username is not None or parts.password is not None:
@@ -78,7 +80,7 @@ class UrlPolicy(StrEnum):
         def open_socket(purpose: int, to: Any) -> Any:
             family, kind, protocol, where = to
             if not self.reaches(where[0]):
-                refused(f"it leads to {where[0]}, which is not an address that everybody can reach")
+                refused(f"it leads to {where[0]}, which is not a public address")
                 return pycurl.SOCKET_BAD
             return _SelfClosingSocket(socket.socket(family, kind, protocol))
 

@@ -277,7 +277,7 @@ def test_two_thousand_silent_connections_do_not_block_clients(
         for netloc, pid in daemons.items():
             wait_for(lambda p=pid, n=netloc: descriptors_of(p) <= before[n], "their end")  # type: ignore[misc]  # the defaults bind now
         for name in ("master", "worker1"):
-            assert 0 < cluster.log(name).count("from now on the eldest must go") < 10
+            assert 0 < cluster.log(name).count("each new one now replaces the oldest") < 10
             assert "Traceback" not in cluster.log(name)
     finally:
         for connection in silent:

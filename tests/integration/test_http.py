@@ -352,7 +352,7 @@ def test_a_long_body_is_accepted_as_a_job(door: Door) -> None:
 )
 def test_the_body_of_a_read_request_is_limited(door: Door, method: str, target: str) -> None:
     told = door.ask_as(Role.READ, method, target, {"timeout": ["long"] * 4000})
-    assert (told.status, told.error) == (413, "the body may have 16384 bytes here")
+    assert (told.status, told.error) == (413, "the body may have at most 16384 bytes")
 
 
 def test_a_failed_job_can_be_retried(cluster: HandCluster, door: Door) -> None:

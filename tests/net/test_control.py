@@ -313,7 +313,7 @@ def test_a_peer_that_falls_silent_is_disconnected() -> None:
     assert line.right.is_open
     line.wires[0].room_bytes = 0  # now it sends none
     line.run(LOST_AFTER_S + 1.0)
-    assert line.events[1] == ["opened", "nothing was heard from the peer for 3.0 s"]
+    assert line.events[1] == ["opened", "the peer has sent nothing for 3.0 s"]
 
 
 def test_a_peer_is_not_silent_while_reading_is_paused() -> None:
