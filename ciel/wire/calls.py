@@ -172,7 +172,7 @@ def _too_large(size_bytes: int, prefix: bytes | bytearray) -> str:
             f"{said} (the text {_excerpt(prefix)}): a program's calls begin with their length in 4 "
             "bytes; does something print to the FIFO?"
         )
-    return f"{said} (the bytes {prefix.hex(' ')}), where {CALL_MAX_BYTES} are the most"
+    return f"{said} (the bytes {prefix.hex(' ')}), but the limit is {CALL_MAX_BYTES}"
 
 
 def _excerpt(data: bytes | bytearray) -> str:

@@ -117,7 +117,7 @@ def _read_spawn_flags(value: Any) -> tuple[bool, bool]:
     """Read whether a child was started locally, and whether its parent waits for it."""
     number = _count(value)
     if number > 3:
-        raise DecodeError("how a child is spawned must be a number that is known here")
+        raise DecodeError("the flags of a spawned task must be 0 to 3")
     return bool(number & 1), bool(number & 2)
 
 
@@ -157,7 +157,7 @@ def _read_report(f: Fields, payload: bytes) -> TaskReported:
 
 def _exit_status(value: Any) -> int:
     if type(value) is not int or not -_SIGNAL_MAX <= value <= _EXIT_STATUS_MAX:
-        raise DecodeError("how a program ended must be an exit status or minus a signal")
+        raise DecodeError("an exit status must be a number, or minus the number of a signal")
     return value
 
 

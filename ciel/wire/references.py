@@ -106,7 +106,7 @@ def from_array(array: Any) -> Reference:
     if type(array) is list and len(array) == 3 and array[0] == "val" and type(array[2]) is str:
         return Value(check_id(array[1]), array[2])  # type: ignore[arg-type]  # checked text is an id
     if not isinstance(array, list) or len(array) < 2:
-        raise DecodeError("a reference must be an array of a tag and an id at least")
+        raise DecodeError("a reference must be an array that starts with a tag and an id")
     shape = _SHAPES.get(array[0]) if isinstance(array[0], str) else None
     if shape is None:
         raise DecodeError(f"a reference has the unknown tag {array[0]!r:.40}")

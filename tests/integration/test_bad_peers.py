@@ -58,7 +58,7 @@ AFTER_PROOF: Final = {
     "not JSON": (frame(b"nonsense"), "frame header: not JSON: Expecting value at character 0"),
     "a huge number": (
         frame(b'[["ask",' + b"9" * 5000 + b',"status",4]]', b"null"),
-        "frame header: not JSON we accept: a number has too many digits",
+        "frame header: not JSON in the accepted form: a number has too many digits",
     ),
     "another hello": (
         frame([["hello", 1, "x", "submit", "", "0" * 64, {}, 0]]),
