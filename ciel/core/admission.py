@@ -120,8 +120,10 @@ class Search:
         self, running: int, now_s: float, *, waiting: int = 0, ended_bytes: int | None = None,
         has_ended: bool = False,
     ) -> None:  # fmt: skip
-        """Note how many jobs run and wait from now on. `ended_bytes`: the size of a job that has
-        just succeeded. `has_ended`: a job has just ended, well or not.
+        """Note how many jobs run and wait from now on.
+
+        `ended_bytes`: the size of a job that has just succeeded. `has_ended`: a job has just ended,
+        well or not.
         """
         if self._measured_from_s is None:
             self._stale -= has_ended and self._stale > 0
@@ -196,8 +198,9 @@ class Search:
         self._not_before_s = now_s
 
     def _reject(self, now_s: float) -> None:
-        """Return to the settled limit. Try the other direction next; pause after both directions
-        have failed.
+        """Return to the settled limit.
+
+        Try the other direction next; pause after both directions have failed.
         """
         self._rates.clear()
         self.limit = self.settled

@@ -1,5 +1,6 @@
-"""The root of all errors of ciel. Every error has its data as attributes, and builds its message
-from them.
+"""The root of all errors of ciel.
+
+Every error has its data as attributes, and builds its message from them.
 """
 
 from __future__ import annotations

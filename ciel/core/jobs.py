@@ -82,8 +82,9 @@ class JobSpec(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The kind of a task, by which a job counts its tasks: name and executor. `spawned`: tasks
-    created these tasks, and may create more later.
+    """The kind of a task, by which a job counts its tasks: name and executor.
+
+    `spawned`: tasks created these tasks, and may create more later.
     """
 
     name: str

@@ -91,8 +91,10 @@ class Fixed(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The object could not be produced. `reason` is a keyword. `details` is the message for users,
-    or a mapping with the message as its `text` and data for programs.
+    """The object could not be produced.
+
+    `reason` is a keyword. `details` is the message for users, or a mapping with the message as its
+    `text` and data for programs.
     """
 
     id: ObjectId

@@ -248,8 +248,9 @@ def _shown(bound: Any) -> str:
 
 
 def wrong_kinds(kinds: Collection[str]) -> str:
-    """Explain what is wrong with a `retry_on`; return "" if it is valid. Programs may define kinds
-    of failure, so an unknown kind is valid.
+    """Explain what is wrong with a `retry_on`; return "" if it is valid.
+
+    Programs may define kinds of failure, so an unknown kind is valid.
     """
     if len(kinds) > RETRY_KINDS_MAX:
         return f"{len(kinds)} kinds of failure; {RETRY_KINDS_MAX} are allowed"

@@ -15,8 +15,9 @@ from ciel.core.refs import STREAMS, Fixed, Future, Reference
 
 
 def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
-    """Add an object that no task produces (an upload, an argument), for the lifetime of the job. If
-    the graph knows the object already, its reference is newer, and `ref` is ignored.
+    """Add an object that no task produces (an upload, an argument), for the lifetime of the job.
+
+    If the graph knows the object already, its reference is newer, and `ref` is ignored.
     """
     node = graph.objects.ensure(ref.id)
     exists = not isinstance(ref, Future) and type(ref) not in STREAMS
@@ -27,8 +28,9 @@ def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
 
 
 def publish_early(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
-    """Publish undeclared objects of a running task, which it passes to a child. Declared outputs
-    and waiting processes are reported at the end of the task.
+    """Publish undeclared objects of a running task, which it passes to a child.
+
+    Declared outputs and waiting processes are reported at the end of the task.
     """
     named = [ref for ref in refs if ref.id.startswith(f"{task.spec.id}:")]
     graph.undeclared_outputs.adopt(task, named)

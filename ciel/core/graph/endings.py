@@ -15,8 +15,9 @@ OBJECTS_PER_STEP = 16
 
 
 def failed_results(graph: TaskGraph, job: Job) -> Generator[None, None, list[ObjectId]]:
-    """Return the errors among a job's results, including objects that a result only lists. Yields
-    when the graph has no steps left.
+    """Return the errors among a job's results, including objects that a result only lists.
+
+    Yields when the graph has no steps left.
     """
     failed: list[ObjectId] = []
     for count, object_id in enumerate(list(job.wanted), 1):

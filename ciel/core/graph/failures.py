@@ -17,8 +17,9 @@ def label(task: TaskNode) -> str:
 
 
 def propagated(objects: ObjectTable, failure: Failure) -> tuple[str, Any]:
-    """Return the failure of a task that cannot run because an input has failed. It names the task
-    that failed first, once, even at the end of a long chain.
+    """Return the failure of a task that cannot run because an input has failed.
+
+    It names the task that failed first, once, even at the end of a long chain.
     """
     node = objects.get(failure.id)
     producer = None if node is None else node.producer

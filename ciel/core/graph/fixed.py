@@ -21,8 +21,9 @@ from ciel.core.tasks import ACTIVE, RUNNABLE, WAITING
 
 
 class FixedProcesses:
-    """The waiting processes of a graph, and the tasks that continue in them. `released` lists
-    processes that a task has stopped using; another task may still need them.
+    """The waiting processes of a graph, and the tasks that continue in them.
+
+    `released` lists processes that a task has stopped using; another task may still need them.
     """
 
     __slots__ = ("_fixed", "_objects", "_retention", "_tasks", "attached", "released")
@@ -92,8 +93,9 @@ class FixedProcesses:
         return by_place
 
     def location_of(self, task: TaskNode) -> frozenset[str]:
-        """Return the locations of the processes in which a task continues. The task can run only
-        there; with more than one location it can never run.
+        """Return the locations of the processes in which a task continues.
+
+        The task can run only there; with more than one location it can never run.
         """
         refs = [self._objects.reference(o) for o in task.spec.inputs if o in self._fixed]
         return frozenset([ref.location for ref in refs if isinstance(ref, Fixed)])

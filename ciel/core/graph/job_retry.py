@@ -120,8 +120,9 @@ def retry_tasks(
 
 
 def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
-    """Turn an object that was lost while its job was cancelled into a future again. Return False if
-    the object exists, or has another error.
+    """Turn an object that was lost while its job was cancelled into a future again.
+
+    Return False if the object exists, or has another error.
     """
     node = graph.objects.nodes.get(object_id)
     if node is None or node.producer is None or node.producer.job is not job:

@@ -20,8 +20,9 @@ OBJECT_LOST: Final = "OBJECT_LOST"
 
 
 def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
-    """Remove a location from an object. If no location is left and the object is needed, demand
-    that its producer recomputes it.
+    """Remove a location from an object.
+
+    If no location is left and the object is needed, demand that its producer recomputes it.
 
     Returns whether the object was lost.
     """
@@ -75,6 +76,7 @@ def lose_location(graph: TaskGraph, location: str) -> list[ObjectId]:
 
 def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
     """Forget an object if it is still droppable; return the locations of its copies, to be deleted.
+
     Return nothing if it is needed.
     """
     node = graph.objects.get(object_id)

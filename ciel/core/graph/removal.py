@@ -31,8 +31,10 @@ def hand_over(
     objects: Iterable[ObjectId],
     histories: MutableMapping[str, TaskHistory] | None = None,
 ) -> Iterator[Deletions]:
-    """Release objects that the client of a job has taken over. Forget the objects that no other job
-    or task needs, the tasks that produced them, and the histories of these tasks.
+    """Release objects that the client of a job has taken over.
+
+    Forget the objects that no other job or task needs, the tasks that produced them, and the
+    histories of these tasks.
 
     A task stays if it has children, or an output that was not handed over or may name other
     objects. It also stays as long as the graph has a task that reads one of its outputs, since that

@@ -22,8 +22,9 @@ class RunningWaits:
         self._by_owner: dict[TaskNode, list[ObjectId]] = {}
 
     def add(self, owner: TaskNode, objects: Iterable[ObjectId]) -> None:
-        """Record that a running task waits for objects. If several tasks wait for an object, only
-        the last one is recorded.
+        """Record that a running task waits for objects.
+
+        If several tasks wait for an object, only the last one is recorded.
         """
         mine = self._by_owner.setdefault(owner, [])
         for object_id in objects:

@@ -86,6 +86,7 @@ class Streams:
 
     def end(self, task: TaskNode) -> list[ObjectId]:
         """Break the streams that an attempt opened and did not complete; return their objects.
+
         Another attempt may have to produce them.
         """
         incomplete = [o for o in self.opened.pop(task, ()) if o in self._growing]

@@ -106,8 +106,9 @@ class TaskGraph:
     # --- growth -----------------------------------------------------------------------------------
 
     def add(self, spec: TaskSpec, job: Job) -> TaskNode:
-        """Add a task (checked by `tasks.check_task`); return it. A known task is returned
-        unchanged.
+        """Add a task (checked by `tasks.check_task`); return it.
+
+        A known task is returned unchanged.
 
         Its parent must be `job` itself or a task of it. Raises InvalidTaskError, and then changes
         nothing.
@@ -247,8 +248,9 @@ class TaskGraph:
         self.retention.drop_if_unused(object_id, node)
 
     def demand(self, object_ids: Iterable[ObjectId]) -> None:
-        """Activate the producers of needed objects that are missing, and so on upwards. If no steps
-        are left after the first producer, defer the rest.
+        """Activate the producers of needed objects that are missing, and so on upwards.
+
+        If no steps are left after the first producer, defer the rest.
         """
         pending = list(object_ids)
         nodes = self.objects.nodes
@@ -382,8 +384,9 @@ class TaskGraph:
     # --- events of tasks --------------------------------------------------------------------------
 
     def is_ready(self, task: TaskNode) -> bool:
-        """Whether a task can be assigned now. A task whose input was lost meanwhile waits again, or
-        fails.
+        """Whether a task can be assigned now.
+
+        A task whose input was lost meanwhile waits again, or fails.
         """
         if self.cancelling and task.job in self.cancelling:
             return False
@@ -425,9 +428,10 @@ class TaskGraph:
         return task.attempt
 
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
-        """Publish the outputs of an attempt that succeeded. An output that it neither published nor
-        delegated becomes an error; so does an undeclared output of an earlier attempt that this one
-        did not publish, if a task waits for it.
+        """Publish the outputs of an attempt that succeeded.
+
+        An output that it neither published nor delegated becomes an error; so does an undeclared
+        output of an earlier attempt that this one did not publish, if a task waits for it.
         """
         task.worker = None
         self._move(task, DONE)

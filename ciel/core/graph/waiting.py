@@ -1,5 +1,6 @@
-"""Maps each waiting task to its missing inputs, and releases it when the last one arrives. The
-graph and the queue of a worker use the same table.
+"""Maps each waiting task to its missing inputs, and releases it when the last one arrives.
+
+The graph and the queue of a worker use the same table.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ LIST_MAX_LENGTH = 16
 
 
 class Waiting(Generic[K]):
-    """Maps waiters to the objects that they wait for. A waiter is ready once all its objects were
-    released.
+    """Maps waiters to the objects that they wait for.
+
+    A waiter is ready once all its objects were released.
     """
 
     __slots__ = ("_missing", "awaited")
