@@ -263,8 +263,9 @@ class MasterService:
         self._ticks.at_end(self._end_tick)
 
     def _probe(self, name: str) -> None:
-        """Check whether a silent worker still listens at its address. If its host refuses the
-        connection, the worker has ended, and is declared dead at once.
+        """Check whether a silent worker still listens at its address.
+
+        If its host refuses the connection, the worker has ended, and is declared dead at once.
         """
         if name in self._probed or len(self._probed) >= PROBES_MAX:
             return
@@ -365,8 +366,9 @@ class MasterService:
         return {node.facts.netloc for node in self.machine.workers.values()}
 
     def act(self, do: Callable[[MasterMachine, float], T]) -> T:
-        """Run a function on the machine for an HTTP request; its errors propagate. The messages
-        that it causes are sent at the end of the tick.
+        """Run a function on the machine for an HTTP request; its errors propagate.
+
+        The messages that it causes are sent at the end of the tick.
         """
         self._ticks.at_end(self._end_tick)
         try:

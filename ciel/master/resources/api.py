@@ -133,8 +133,9 @@ class JobResource(Resource):
 
 
 class OneJob(JobResource):
-    """The state of a job; `?wait_s=` waits for its end, at most this time. `DELETE` removes the
-    job.
+    """The state of a job; `?wait_s=` waits for its end, at most this time.
+
+    `DELETE` removes the job.
     """
 
     def render_GET(self, request: Request) -> Answer:

@@ -1,5 +1,6 @@
-"""Redirects requests for the content of objects to workers, with status 307. The master itself has
-only content that is inline in a reference.
+"""Redirects requests for the content of objects to workers, with status 307.
+
+The master itself has only content that is inline in a reference.
 """
 
 from __future__ import annotations

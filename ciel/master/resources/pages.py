@@ -1,5 +1,6 @@
-"""`/control/browse`: small HTML pages about jobs, tasks and references. All content is escaped, the
-pages load no resources and run no scripts, and lists are paginated.
+"""`/control/browse`: small HTML pages about jobs, tasks and references.
+
+All content is escaped, the pages load no resources and run no scripts, and lists are paginated.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The base class and helpers of the master's HTTP resources. Reading needs a read-only key, and
-everything else a key that may submit. Errors of the engine become HTTP errors.
+"""The base class and helpers of the master's HTTP resources.
+
+Reading needs a read-only key, and everything else a key that may submit. Errors of the engine
+become HTTP errors.
 """
 
 from __future__ import annotations
@@ -98,8 +100,9 @@ def with_http_errors(do: Callable[[], T]) -> T:
 def read_in_thread(
     size_bytes: int, read: Callable[[], T], then: Callable[[T], Answer]
 ) -> Deferred[bytes]:
-    """Call `read`, in a thread if `size_bytes` is large, and then `then` with its result. Errors of
-    the engine in either of them become HTTP errors.
+    """Call `read`, in a thread if `size_bytes` is large, and then `then` with its result.
+
+    Errors of the engine in either of them become HTTP errors.
     """
     begin = deferToThread if size_bytes > READ_AT_ONCE_MAX_BYTES else execute
     done: Deferred[Any] = begin(with_http_errors, read)

@@ -134,8 +134,9 @@ class Attempts:
         return task
 
     def reporting_task(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Return the task of a running attempt that reports something. If the attempt is
-        superseded, cancel it and return None.
+        """Return the task of a running attempt that reports something.
+
+        If the attempt is superseded, cancel it and return None.
         """
         task = self._current(worker, task_id, attempt)
         if task is None and (early := self._eager.find(worker, task_id, attempt)) is not None:
@@ -262,8 +263,10 @@ class Attempts:
     # --- lost workers -----------------------------------------------------------------------------
 
     def worker_lost(self, worker: WorkerNode, reason: str, *, died: bool) -> None:
-        """Run the attempts of a lost worker again. `died`: its process is known to have ended, so
-        the loss counts against the tasks that it ran.
+        """Run the attempts of a lost worker again.
+
+        `died`: its process is known to have ended, so the loss counts against the tasks that it
+        ran.
         """
         slots_left = worker.facts.slots
         for (_, attempt), task in worker.assigned.items():
@@ -338,8 +341,10 @@ class Attempts:
     # --- stopping ---------------------------------------------------------------------------------
 
     def stop(self, task: TaskNode, *, aborts: bool = False) -> AttemptKey | None:
-        """Cancel the attempt of a task. If it still runs, return its key: the worker will report
-        its end. `aborts`: the attempt counts as failed.
+        """Cancel the attempt of a task.
+
+        If it still runs, return its key: the worker will report its end. `aborts`: the attempt
+        counts as failed.
         """
         if task in self.held_reports or task.worker is None:
             return None
@@ -366,8 +371,9 @@ class Attempts:
         self._drop_held_report(task)
 
     def stop_job(self, job: Job, reason: str) -> Iterator[AttemptKey | None]:
-        """Cancel all attempts of a job and fail their tasks. Yield, for each attempt, its key if
-        the worker will report its end, or None.
+        """Cancel all attempts of a job and fail their tasks.
+
+        Yield, for each attempt, its key if the worker will report its end, or None.
         """
         yield from self._eager.cancel_job(job)
         for worker in list(self._table.by_id.values()):
@@ -411,9 +417,10 @@ class Attempts:
     def stored(
         self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
     ) -> None:
-        """Note that a worker stores objects. A copy of a growing object is listed when its producer
-        has completed the object. `kept`: the worker stored the objects before it joined. `idle`: no
-        client will name them.
+        """Note that a worker stores objects.
+
+        A copy of a growing object is listed when its producer has completed the object. `kept`: the
+        worker stored the objects before it joined. `idle`: no client will name them.
         """
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
         if self._eager.tasks:

@@ -34,8 +34,9 @@ class BulkOperations:
         return bool(self._started)
 
     def start(self, operation: Iterator[None]) -> None:
-        """Run the first slice of an operation at once, which completes most operations. Errors of
-        this slice propagate to the caller.
+        """Run the first slice of an operation at once, which completes most operations.
+
+        Errors of this slice propagate to the caller.
         """
         if next(operation, _ENDED) is not _ENDED:
             self._started.append(operation)

@@ -1,5 +1,7 @@
-"""Handles the tasks that running tasks create. Workers start some of these children by themselves,
-in another slot or within the program of the parent (ADR 17 and 20).
+"""Handles the tasks that running tasks create.
+
+Workers start some of these children by themselves, in another slot or within the program of the
+parent (ADR 17 and 20).
 """
 
 from __future__ import annotations

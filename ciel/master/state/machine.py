@@ -62,8 +62,9 @@ class MasterMachine:
         suspect_after_s: float = SUSPECT_AFTER_S,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        """`delegates`: workers may start eagerly dispatched tasks and children by themselves. A
-        worker is suspected after `suspect_after_s` of silence, and declared dead after
+        """`delegates`: workers may start eagerly dispatched tasks and children by themselves.
+
+        A worker is suspected after `suspect_after_s` of silence, and declared dead after
         `worker_timeout_s`.
         """
         context = self.context = Context()
@@ -156,8 +157,10 @@ class MasterMachine:
         self.membership.was_stalled(late_s)
 
     def worker_lost(self, worker_id: str, reason: str, now_s: float, *, died: bool = False) -> None:
-        """Remove a worker, with its attempts and its objects. `died`: its process is known to have
-        ended, so the loss counts against the tasks that it ran.
+        """Remove a worker, with its attempts and its objects.
+
+        `died`: its process is known to have ended, so the loss counts against the tasks that it
+        ran.
         """
         self.context.now_s = now_s
         self.membership.lost(worker_id, reason, died=died)
@@ -231,6 +234,7 @@ class MasterMachine:
         self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...], now_s: float
     ) -> Job:
         """Create a complete job, with its tasks and wants, for a client without a connection.
+
         Raises CielError, and then creates nothing.
         """
         self.context.now_s = now_s
@@ -274,8 +278,9 @@ class MasterMachine:
         self.operations.retry_task(task)
 
     def cancel_task(self, task: TaskNode, reason: str, now_s: float) -> None:
-        """Cancel a task, and fail the tasks that need it; raises CielError if it has ended. Its job
-        continues.
+        """Cancel a task, and fail the tasks that need it; raises CielError if it has ended.
+
+        Its job continues.
         """
         self.context.now_s = now_s
         self.attempts.cancel(task, reason)

@@ -47,8 +47,10 @@ class Membership:
         self.lost_count = 0
 
     def joined(self, facts: WorkerFacts) -> None:
-        """Add a worker. An earlier worker with the same id has lost its attempts; an earlier worker
-        with the same address or work directory has ended.
+        """Add a worker.
+
+        An earlier worker with the same id has lost its attempts; an earlier worker with the same
+        address or work directory has ended.
         """
         for other in list(self._workers.values()):
             if other.facts.id == facts.id:
@@ -97,8 +99,10 @@ class Membership:
             worker.heard_at_s += late_s
 
     def lost(self, worker_id: str, reason: str, *, died: bool = False) -> None:
-        """Remove a worker, with its attempts and its objects. `died`: its process is known to have
-        ended, so the loss counts against the tasks that it ran.
+        """Remove a worker, with its attempts and its objects.
+
+        `died`: its process is known to have ended, so the loss counts against the tasks that it
+        ran.
         """
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -114,8 +118,10 @@ class Membership:
         self._bulk.start(self._losing_objects(worker))
 
     def _losing_objects(self, worker: WorkerNode) -> Iterator[None]:
-        """Mark the objects of a lost worker as lost, in slices. Until that is done its address
-        counts as suspected, so that no task is sent to read an input there.
+        """Mark the objects of a lost worker as lost, in slices.
+
+        Until that is done its address counts as suspected, so that no task is sent to read an input
+        there.
         """
         graph, place = self._context.graph, worker.facts.netloc
         for object_id in graph.objects.held_at(place):

@@ -42,9 +42,11 @@ class JobOperations:
         settle_children: Callable[[], None],
         stop_job: StopJob,
     ) -> None:
-        """`kept`: objects that stay when their jobs are removed. `settle_children` assigns or
-        cancels the inline children that are not decided yet. `stop_job` cancels all attempts of a
-        job for a reason, and yields the keys of attempts whose end workers will report, or None.
+        """`kept`: objects that stay when their jobs are removed.
+
+        `settle_children` assigns or cancels the inline children that are not decided yet.
+        `stop_job` cancels all attempts of a job for a reason, and yields the keys of attempts whose
+        end workers will report, or None.
         """
         self._context = context
         self._graph = context.graph
@@ -148,8 +150,9 @@ class JobOperations:
         self.remove(job)
 
     def _ending_by_force(self, job: Job, state: JobState, reason: str) -> Iterator[None]:
-        """Cancel the tasks of a job, then end it. A cancelled job ends when its programs have
-        ended.
+        """Cancel the tasks of a job, then end it.
+
+        A cancelled job ends when its programs have ended.
         """
         job.reason = reason
         yield from self._cancelling(job, reason)

@@ -54,8 +54,10 @@ def has_copy_elsewhere(node: ObjectNode, place: str) -> bool:
 
 
 class UnlistedCopies:
-    """Copies that workers have and that the object table may not list. They are checked at the end
-    of the tick, since a later message may list them; copies that are not listed are deleted.
+    """Copies that workers have and that the object table may not list.
+
+    They are checked at the end of the tick, since a later message may list them; copies that are
+    not listed are deleted.
     """
 
     def __init__(self, context: Context) -> None:

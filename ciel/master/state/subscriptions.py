@@ -25,8 +25,9 @@ class Subscriptions:
         return self._watchers.get(job_id, ())
 
     def state_watchers(self, job_id: str) -> list[str]:
-        """Return the watchers that get the state of the job now. A client that is still being sent
-        earlier results gets the state after them.
+        """Return the watchers that get the state of the job now.
+
+        A client that is still being sent earlier results gets the state after them.
         """
         late = self._catching_up
         watchers = self._watchers.get(job_id, ())
@@ -57,8 +58,10 @@ class Subscriptions:
             self._owners[job_id] = client
 
     def own(self, client: str, job: Job) -> None:
-        """Make a client the owner of a job that has not ended. A detached job has an owner only
-        until it is closed, since no other client can add the missing tasks.
+        """Make a client the owner of a job that has not ended.
+
+        A detached job has an owner only until it is closed, since no other client can add the
+        missing tasks.
         """
         if job.state not in ENDED:
             self._orphans.pop(job.spec.id, None)

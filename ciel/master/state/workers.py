@@ -19,8 +19,10 @@ AttemptKey = tuple[str, str, int]
 
 
 class WorkerFacts(NamedTuple):
-    """The description that a worker sends when it joins. `lacking`: executors that it knows but
-    does not offer, with the missing software. `software`: its version.
+    """The description that a worker sends when it joins.
+
+    `lacking`: executors that it knows but does not offer, with the missing software. `software`:
+    its version.
     """
 
     id: str
@@ -88,8 +90,9 @@ class WorkerNode:
     def assignment(
         self, task: TaskNode, attempt: int, inputs: tuple[Reference, ...]
     ) -> list[tuple[str, Message]]:
-        """Return the messages that assign a task. The caller context of its job, if there is one,
-        precedes the first task of the job.
+        """Return the messages that assign a task.
+
+        The caller context of its job, if there is one, precedes the first task of the job.
         """
         about, own = task.job.spec, self.facts.id
         assign = (own, AssignTask(task.spec, attempt, inputs))
@@ -136,8 +139,9 @@ class WorkerNode:
         return max(queued, 0) * self.credit.task_s / self.facts.slots
 
     def add_attempt(self, task: TaskNode, now_s: float, *, within: bool = False) -> None:
-        """Add an attempt. `within`: it runs in the program of another attempt, and occupies no
-        slot.
+        """Add an attempt.
+
+        `within`: it runs in the program of another attempt, and occupies no slot.
         """
         if not self.assigned:
             self.reported_at_s = now_s
@@ -190,8 +194,10 @@ class WorkerNode:
 
 
 class WorkerTable:
-    """All workers, by id and by address. `suspects` are the addresses of workers that may be lost,
-    or are lost and are still listed in the object table.
+    """All workers, by id and by address.
+
+    `suspects` are the addresses of workers that may be lost, or are lost and are still listed in
+    the object table.
     """
 
     __slots__ = ("_by_netloc", "by_id", "hosts", "returned", "suspects")

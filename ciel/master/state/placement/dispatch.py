@@ -137,8 +137,10 @@ class Dispatcher:
             self.ready.push_first(task)
 
     def _may_run(self, task: TaskNode) -> bool:
-        """Whether a task can be assigned now. If an input is only on a suspected worker, the task
-        waits until that worker is trusted or lost.
+        """Whether a task can be assigned now.
+
+        If an input is only on a suspected worker, the task waits until that worker is trusted or
+        lost.
         """
         if not self._graph.is_ready(task):
             return False
@@ -204,8 +206,9 @@ class Dispatcher:
         self._table.returned.clear()
 
     def _start_new_jobs(self) -> None:
-        """Assign the first task of each job that runs nothing to a worker, beyond its credit. The
-        worker runs it before queued tasks, so it waits only for running tasks.
+        """Assign the first task of each job that runs nothing to a worker, beyond its credit.
+
+        The worker runs it before queued tasks, so it waits only for running tasks.
         """
         workers = self.workers.values()
         while any(worker.has_room_over_credit for worker in workers):
@@ -407,8 +410,9 @@ class Dispatcher:
                     self.memory_queue.push_first(task)
 
     def _steal_parked(self, roomy: Iterable[WorkerNode]) -> None:
-        """Let idle workers take tasks that are parked at others. A worker that is not idle but has
-        a free slot takes a task if the cost is lower there.
+        """Let idle workers take tasks that are parked at others.
+
+        A worker that is not idle but has a free slot takes a task if the cost is lower there.
         """
         for worker in roomy:
             is_idle = not worker.assigned

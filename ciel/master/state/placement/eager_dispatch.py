@@ -176,6 +176,7 @@ class EagerDispatch:
 
     def claim(self, task: TaskNode, worker: WorkerNode) -> bool:
         """Remove an eager task that the master now assigns to the worker that has it already.
+
         Return False if the task was not dispatched to this worker, or cannot run there.
         """
         if self.tasks.get(task) is not worker:

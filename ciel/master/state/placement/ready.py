@@ -130,8 +130,9 @@ class _PriorityQueue:
 
 
 class ReadyQueue:
-    """The queue of runnable tasks. Entries may be stale: the caller checks whether a task can still
-    be assigned.
+    """The queue of runnable tasks.
+
+    Entries may be stale: the caller checks whether a task can still be assigned.
     """
 
     __slots__ = ("_count", "_delayed", "_delayed_max", "_graph", "_order", "_queues", "_sequence")

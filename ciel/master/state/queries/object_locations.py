@@ -82,8 +82,9 @@ def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str,
 
 
 def discard(machine: MasterMachine, object_id: ObjectId) -> dict[str, Any]:
-    """Stop keeping an object. If jobs read it, it stays until they are removed; otherwise it is
-    deleted now.
+    """Stop keeping an object.
+
+    If jobs read it, it stays until they are removed; otherwise it is deleted now.
     """
     if object_id not in machine.kept:
         shown = shown_name(object_id)

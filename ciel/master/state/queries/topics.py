@@ -402,8 +402,9 @@ def _object_row(machine: MasterMachine, job: Job, object_id: str) -> list[Any]:
 
 
 def progress(machine: MasterMachine, selector: Any) -> dict[str, Any]:
-    """Count the tasks of a job by kind and state, and the assigned tasks that run now. If not all
-    tasks are `counted` yet, each further query counts more of them.
+    """Count the tasks of a job by kind and state, and the assigned tasks that run now.
+
+    If not all tasks are `counted` yet, each further query counts more of them.
     """
     found = find(machine, selector)
     counted = found.count_by_kind(machine.graph.tasks, TASKS_COUNTED_MAX)

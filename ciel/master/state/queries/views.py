@@ -112,8 +112,9 @@ def _settled(machine: MasterMachine, object_id: ObjectId) -> Reference | None:
 
 
 def original_task(machine: MasterMachine, task: TaskNode, epoch_s: float) -> dict[str, Any]:
-    """Describe a task as the original's long form did. `task_private` is None, since only the
-    executor can decode the arguments.
+    """Describe a task as the original's long form did.
+
+    `task_private` is None, since only the executor can decode the arguments.
     """
     spec = task.spec
     reference = machine.graph.objects.reference
