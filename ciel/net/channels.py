@@ -225,8 +225,9 @@ class ChannelTransport:
         """Ignore wake-ups: the loop polls the ways in this iteration anyway."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Read what the peer has written before its end, then close the connection. Data that it
-        writes from now on is ignored.
+        """Read what the peer has written before its end, then close the connection.
+
+        Data that it writes from now on is ignored.
         """
         try:
             while not self._is_paused and (data := self._way.read()):
@@ -290,8 +291,9 @@ class ChannelTransport:
 
 
 class ChannelNegotiation:
-    """Negotiates the switch of one connection to a way. `write` sends a frame on the socket;
-    `switch` sets the transport for all later frames.
+    """Negotiates the switch of one connection to a way.
+
+    `write` sends a frame on the socket; `switch` sets the transport for all later frames.
     """
 
     def __init__(

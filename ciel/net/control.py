@@ -114,8 +114,10 @@ class Peer(Protocol):
 
 
 class ControlPeer:
-    """One end of a control connection. It implements Twisted's protocol interface, but not as a
-    subclass, for a reason that `setup.py` states.
+    """One end of a control connection.
+
+    It implements Twisted's protocol interface, but not as a subclass, for a reason that `setup.py`
+    states.
 
     `hello` is the peer's description of itself: None until it has proved its key, and kept after
     the end. `failure` is the error that ended the connection, if any. `lost_after_s` may be
@@ -185,8 +187,9 @@ class ControlPeer:
 
     @property
     def queued_bytes(self) -> int:
-        """How many bytes wait to be sent, without the messages of this tick. It may be too high by
-        the last batch given to the transport.
+        """How many bytes wait to be sent, without the messages of this tick.
+
+        It may be too high by the last batch given to the transport.
         """
         return self._backlog_bytes + self._handed_bytes
 

@@ -12,8 +12,10 @@ from ciel.net.http import Request, Route, Routes
 
 
 class Debugging(NamedTuple):
-    """The operations of a daemon. `dump` writes a dump and returns its path, None if that failed;
-    `set_log_level` raises ValueError for an unknown level.
+    """The operations of a daemon.
+
+    `dump` writes a dump and returns its path, None if that failed; `set_log_level` raises
+    ValueError for an unknown level.
     """
 
     dump: Callable[[str], Path | None]

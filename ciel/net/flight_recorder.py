@@ -32,8 +32,9 @@ _LINE_LENGTH: Final = 100
 
 
 class Batch(NamedTuple):
-    """Bytes that one connection transferred at a time, in seconds since the epoch. `connection`:
-    the address of the peer, and the number of the connection.
+    """Bytes that one connection transferred at a time, in seconds since the epoch.
+
+    `connection`: the address of the peer, and the number of the connection.
     """
 
     at_s: float
@@ -87,6 +88,7 @@ class FlightRecorder:
 
 def read_record(lines: Sequence[str]) -> tuple[int, list[Batch]]:
     """Decode the lines of `encoded_lines`; return the number of dropped batches, and the others.
+
     Raises ValueError for other lines.
     """
     try:

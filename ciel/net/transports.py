@@ -301,8 +301,10 @@ class _HangUp(TwistedProtocol):
 
 
 def probe(reactor: Any, text: str, answered: Callable[[bool], object]) -> None:
-    """Check whether no process listens at `HOST:PORT`. `answered` is called once: with True if the
-    host refuses the connection, with False if it accepts it or does not respond.
+    """Check whether no process listens at `HOST:PORT`.
+
+    `answered` is called once: with True if the host refuses the connection, with False if it
+    accepts it or does not respond.
     """
 
     def connected() -> _HangUp:
@@ -318,8 +320,9 @@ class Caller(Owner, Protocol):
     """The owner of a `Reconnector`."""
 
     def connection_refused(self, error: RefusedError) -> bool:
-        """Handle that the peer refused the connection before both had proved a key. Return
-        True to retry all the same, though a wrong key or version usually persists.
+        """Handle that the peer refused the connection before both had proved a key.
+
+        Return True to retry all the same, though a wrong key or version usually persists.
 
         This is not called for a refusal after both proofs, whose reason may disappear: for example,
         the master may still consider this worker connected.

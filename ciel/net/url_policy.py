@@ -36,8 +36,10 @@ class UrlRefusedError(NetError):
 
 
 class UrlPolicy(StrEnum):
-    """Which URLs are fetched. `HTTPS`: HTTPS URLs of public addresses; `ANY`: also plain HTTP, and
-    all hosts that this host can reach.
+    """Which URLs are fetched.
+
+    `HTTPS`: HTTPS URLs of public addresses; `ANY`: also plain HTTP, and all hosts that this host
+    can reach.
     """
 
     OFF = "off"
