@@ -39,8 +39,9 @@ class Call(NamedTuple):
 
 
 def encode_call(method: str, args: Any) -> bytes:
-    """Encode a call. Raise `EncodeError`, also for a text with a NUL, because some programs cannot
-    parse such JSON.
+    """Encode a call.
+
+    Raise `EncodeError`, also for a text with a NUL, because some programs cannot parse such JSON.
     """
     if type(args) is dict and len(args) == 1 and type(ref := args.get("ref")) is Value:
         if _is_base64(ref.encoded):  # the reply to most outputs

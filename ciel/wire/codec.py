@@ -69,8 +69,10 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 
 def decode_header(data: bytes) -> Any:
-    """Decode JSON that rarely contains objects, faster than `decode`. If it contains none, integers
-    of more than 64 bits become floats; no field of a record has such values.
+    """Decode JSON that rarely contains objects, faster than `decode`.
+
+    If it contains none, integers of more than 64 bits become floats; no field of a record has such
+    values.
     """
     if b"{" in data:  # objects might have duplicate keys
         return decode(data)

@@ -79,8 +79,9 @@ LEVELS_MAX = 8  # of a store; there are two
 
 
 class Form(NamedTuple):
-    """The encoder and the decoder of one kind of message. Both use fields without the kind, and a
-    payload.
+    """The encoder and the decoder of one kind of message.
+
+    Both use fields without the kind, and a payload.
     """
 
     kind: str
@@ -211,8 +212,9 @@ def _read_change(f: Fields, payload: bytes) -> Change:
 
 
 class FieldCodec(NamedTuple):
-    """Encodes and decodes one field of a message. `annotations`: the types of fields that may use
-    it, as their messages spell them.
+    """Encodes and decodes one field of a message.
+
+    `annotations`: the types of fields that may use it, as their messages spell them.
     """
 
     annotations: tuple[str, ...]

@@ -123,9 +123,10 @@ def from_array(array: Any) -> Reference:
 
 
 def to_json(value: Any, depth: int = 0, values_by_id: bool = False) -> Any:
-    """Return a JSON-like value with references replaced by `{"__ref__": array}`. `values_by_id`:
-    encode inline values as futures, without their content. Raises RecursionError for a value that
-    contains itself.
+    """Return a JSON-like value with references replaced by `{"__ref__": array}`.
+
+    `values_by_id`: encode inline values as futures, without their content. Raises RecursionError
+    for a value that contains itself.
     """
     if type(value) in _PLAIN:  # most values
         return value
