@@ -80,8 +80,9 @@ def after_worker_loss(retry_state: RetryState, worker: str) -> Retry | GiveUp:
     retry_state.worker_losses += 1
     if retry_state.worker_losses >= WORKER_LOSSES_MAX:
         details = (
-            f"{retry_state.worker_losses} workers died while they ran it, the last was {worker}: "
-            "it seems to crash them, or to exhaust the memory of their hosts (see their logs)"
+            f"{retry_state.worker_losses} workers died while they ran this task, the last was "
+            f"{worker}: the task seems to crash them, or to exhaust the memory of their hosts (see "
+            "the logs of these workers)"
         )
         return GiveUp("WORKER_FAILED", details)
     return Retry(0.0)

@@ -187,7 +187,7 @@ def test_a_task_that_needs_too_many_slots_is_refused_with_the_largest_number() -
     floor.add(a_task("wide", slots=5))
     assert floor.gives() == []
     (refused,) = floor.refused
-    assert refused.startswith("wide: it needs 5 slots, and no worker has more than 4")
+    assert refused.startswith("wide: the task needs 5 slots, and no worker has more than 4")
 
 
 def test_tasks_that_wait_for_a_special_worker_do_not_block_other_tasks() -> None:
@@ -462,10 +462,10 @@ def test_a_task_that_needs_more_memory_than_any_worker_has_is_refused() -> None:
     floor.add(hungry("a", 5), hungry("b", 4, slots=2), hungry("c", 4))
     assert floor.gives() == ["c to w2"]
     assert floor.refused == [
-        "a: it asks for 5 GiB of memory, and no worker offers more than 4 GiB: ask for less, or "
-        "start a worker on a larger host",
-        "b: it needs 2 slots and 4 GiB of memory, and no worker has both: ask for less, or start "
-        "a larger worker",
+        "a: the task asks for 5 GiB of memory, and no worker offers more than 4 GiB: ask for less, "
+        "or start a worker on a larger host",
+        "b: the task needs 2 slots and 4 GiB of memory, and no worker has both: ask for less, or "
+        "start a larger worker",
     ]
 
 

@@ -276,7 +276,7 @@ def test_too_many_slots_fail_the_job_and_name_the_largest_number() -> None:
     cluster.job(a_task("a", slots=3), want=["a"])
     cluster.said(
         "client: a is NO_WORKER_FITS",
-        "client: failed: NO_WORKER_FITS: it needs 3 slots, and no worker has more than 2: "
+        "client: failed: NO_WORKER_FITS: the task needs 3 slots, and no worker has more than 2: "
         "ask for fewer, or start a worker with more (ciel-worker --slots)",
     )
 

@@ -59,8 +59,9 @@ def test_a_task_fails_when_three_workers_ended_while_running_it() -> None:
     cluster.loses("w3")
     cluster.said(
         "client: a is WORKER_FAILED",
-        "client: failed: WORKER_FAILED: 3 workers died while they ran it, the last was w3: "
-        "it seems to crash them, or to exhaust the memory of their hosts (see their logs)",
+        "client: failed: WORKER_FAILED: 3 workers died while they ran this task, the last was "
+        "w3: the task seems to crash them, or to exhaust the memory of their hosts (see the logs "
+        "of these workers)",
     )
 
 

@@ -357,19 +357,20 @@ class Dispatcher:
         needs = task.spec.needs
         slots = max([worker.facts.slots for worker in offering])
         memory = max([worker.facts.memory_bytes for worker in offering])
+        memory_text = size_text(needs.memory_bytes)
         if needs.slots > slots:
             details = (
-                f"it needs {needs.slots} slots, and no worker has more than {slots}: ask for "
-                "fewer, or start a worker with more (ciel-worker --slots)"
+                f"the task needs {needs.slots} slots, and no worker has more than {slots}: ask "
+                "for fewer, or start a worker with more (ciel-worker --slots)"
             )
         elif needs.memory_bytes > memory:
             details = (
-                f"it asks for {size_text(needs.memory_bytes)} of memory, and no worker offers more "
+                f"the task asks for {memory_text} of memory, and no worker offers more "
                 f"than {size_text(memory)}: ask for less, or start a worker on a larger host"
             )
         else:
             details = (
-                f"it needs {needs.slots} slots and {size_text(needs.memory_bytes)} of memory, and "
+                f"the task needs {needs.slots} slots and {memory_text} of memory, and "
                 "no worker has both: ask for less, or start a larger worker"
             )
         self._refuse(task, "NO_WORKER_FITS", details)
