@@ -318,7 +318,9 @@ def test_a_free_slot_takes_a_task_parked_at_another_worker_if_that_is_cheaper() 
     assert floor.gives() == []  # fetching its input takes a second
     floor.dispatcher.workers["w1"].credit.task_s = 3.0
     assert floor.gives() == ["a to w2"]
-    assert floor.graph.tasks[a_reader("a", "x").id].reason == "it had room, and worker w1 had none"
+    assert floor.graph.tasks[a_reader("a", "x").id].reason == (
+        "this worker had room, and worker w1 had none"
+    )
 
 
 def test_a_reader_is_dispatched_to_the_worker_with_the_fastest_measured_copies() -> None:

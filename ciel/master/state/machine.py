@@ -391,7 +391,7 @@ class MasterMachine:
         self.context.now_s = now_s
         self.membership.check_silence()
         for job_id in self.job_table.subscriptions.expired(now_s):
-            self.operations.cancel(self.jobs[job_id], "its client is gone")
+            self.operations.cancel(self.jobs[job_id], "its client was disconnected for too long")
 
     def due_s(self) -> float | None:
         """The time at which `end_tick` must be called if no event arrives before; None: never."""

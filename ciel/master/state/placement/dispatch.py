@@ -149,7 +149,7 @@ class Dispatcher:
                 places = locations_of(ref)
                 if places and places <= self._table.suspects and type(ref) is not Fixed:
                     self._stranded.append(task)
-                    task.reason = f"{ref.id} is only at {min(places)}, which is silent now"
+                    task.reason = f"only silent workers have {ref.id}, such as {min(places)}"
                     return False
         return True
 
@@ -431,7 +431,7 @@ class Dispatcher:
                 ):
                     victim.parked.append(task)
                     break
-                task.reason = f"it had room, and worker {victim.facts.id} had none"
+                task.reason = f"this worker had room, and worker {victim.facts.id} had none"
                 self._assign(task, worker)
 
     def _is_cheaper(self, task: TaskNode, worker: WorkerNode, victim: WorkerNode) -> bool:

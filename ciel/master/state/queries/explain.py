@@ -114,7 +114,7 @@ def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
         return _why_held(machine, task)
     worker = machine.workers.get(task.worker or "")
     if worker is None:
-        return [f"it was assigned to worker {task.worker}, which is gone"]
+        return [f"it was assigned to worker {task.worker}, which was lost since"]
     facts, key = worker.facts, (task.spec.id, task.attempt)
     age_s = now_s - worker.given_at_s.get(key, now_s)
     placed = _placed(task, "placed there")
