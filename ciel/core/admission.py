@@ -93,8 +93,8 @@ class Search:
 
     It measures the settled limit, then twice or half of it, and settles on the better one. When
     neither is better, it pauses. A measurement counts only if as many jobs run as the limit allows,
-    but for `_SLACK` of its time. The limit stays between `least` and `most`; if both are equal, the
-    search only measures the throughput.
+    except for `_SLACK` of its time. The limit stays between `least` and `most`; if both are equal,
+    the search only measures the throughput.
     """
 
     def __init__(self, first: int, *, least: int = 1, most: int = AT_A_TIME_MAX) -> None:
@@ -227,7 +227,7 @@ class Admission(Generic[Key]):
             self.search = Search(policy.at_most, least=policy.at_most, most=policy.at_most)
         self._queue: list[tuple[float, int, Key]] = []
         self._number = 0
-        self._waiting: dict[Key, tuple[int, int]] = {}  # sizes, and numbers in the queue
+        self._waiting: dict[Key, tuple[int, int]] = {}  # the size and the queue number of each
         self._admitted: dict[Key, int] = {}
         self._running: set[Key] = set()
         self.pending_bytes = 0

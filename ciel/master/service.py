@@ -62,7 +62,7 @@ WORKERS = ":workers"
 
 T = TypeVar("T")
 ProbeAddress = Callable[[Any, str, Callable[[bool], object]], None]
-log = Logger(__name__)  # compiled code cannot find out its own module
+log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
 class MasterService:

@@ -6,7 +6,7 @@ its end shows that the peer has closed or died. Once both sides have proved thei
 the switch by records on the socket, each in a separate frame. After its last record on the socket
 each side sends through the way:
 
-    acceptor                                       initiator (its hello names what it knows)
+    acceptor                                       initiator (its hello names its channels)
     channel offer NAME, and a descriptor  ──▶
                                           ◀──  channel take      or: channel leave REASON
     channel go                            ──▶

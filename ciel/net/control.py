@@ -158,7 +158,7 @@ class ControlPeer:
         self._negotiation: ChannelNegotiation | None = None
         self._allowed: frozenset[type] = frozenset()
         self._outbox: list[Message] = []  # messages of this tick
-        self._backlog: deque[bytes] = deque()  # until the transport has sent its buffer
+        self._backlog: deque[bytes] = deque()  # sent when the transport has sent its buffer
         self._backlog_bytes = 0
         self._handed_bytes = 0  # given to the transport since its buffer was last empty
         self._was_congested = False
@@ -167,7 +167,7 @@ class ControlPeer:
         self._timer: DelayedCall | None = None
         self._socket: Any = None  # the transport's, if this class uses it directly
         self._end: str | None = None  # the reason, once the connection is ending
-        self._discarded_bytes = 0  # received since then
+        self._discarded_bytes = 0  # received since the connection began to end
 
     def __repr__(self) -> str:
         role = self.hello.role if self.hello else "unproven"
@@ -467,7 +467,7 @@ class ControlPeer:
         self._write(self._session.data_to_send())
         by_peer = isinstance(error, RefusedError) and error.by_peer
         who = "the peer ended it" if by_peer else "ended"
-        # Otherwise the owner logs it.
+        # If this side connected and the session never opened, the owner logs the error.
         if self.hello is not None or self._session.side is Side.ACCEPTOR:
             _log.warn("connection with {peer!r} {who}: {why}", peer=self, who=who, why=error.reason)
         self._finish(error.reason)

@@ -109,11 +109,11 @@ class Route:
         return tuple(sorted(found | {"HEAD"} if "GET" in found else found))
 
     def role_for(self, method: str) -> Role:
-        """Return the role that a method needs; for routes where reading needs a lesser one."""
+        """Return the role that a method needs; for routes where reading needs a lesser role."""
         return self.needs_role
 
     def limit_for(self, method: str) -> int | None:
-        """Return the body limit of a method; for routes where only one takes large bodies."""
+        """Return the body limit of a method; for routes where one method accepts large bodies."""
         return LITTLE_MAX_BYTES if method in ("GET", "HEAD") else self.body_limit_bytes
 
     def body_sink(self, request: Request) -> BodySink | None:

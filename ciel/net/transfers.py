@@ -278,7 +278,7 @@ class _Transfer:
         self.url = url
         self.error: Exception | None = None
         self.is_given_up = False
-        self.has_failed = False  # outside of libcurl's callbacks
+        self.has_failed = False  # by an error outside of libcurl's callbacks
         self.is_endless = False  # the holder has sent no length
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0

@@ -22,7 +22,7 @@ from ciel.wire.limits import JSON_DEPTH_MAX
 
 _mask = pthread_sigmask(SIG_BLOCK, (SIGINT,))
 try:
-    import orjson  # the process would crash if KeyboardInterrupt was raised in there
+    import orjson  # KeyboardInterrupt during this import would crash the process
 finally:
     pthread_sigmask(SIG_SETMASK, _mask)
 

@@ -445,7 +445,7 @@ class TaskGraph:
                 if failing := self._notify(ref.id, node):
                     self._fail(failing)
             elif ref.id in self.any_inputs.choosers.awaited:
-                self._fail(self._settle_alternative(ref.id))  # it replaces an error
+                self._fail(self._settle_alternative(ref.id))  # it may have replaced an error
         if self.streams.opened:
             self._end_streams(task)
         for object_id in task.spec.outputs:
@@ -529,7 +529,7 @@ class TaskGraph:
             if failing := self._notify(ref.id, node):
                 self._fail(failing)
         elif ref.id in self.any_inputs.choosers.awaited:
-            self._fail(self._settle_alternative(ref.id))  # it replaces an error
+            self._fail(self._settle_alternative(ref.id))  # it may have replaced an error
 
     def _notify(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
         """Notify the tasks that wait for an object; return the tasks that fail because of it.

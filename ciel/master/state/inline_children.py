@@ -38,7 +38,7 @@ class InlineChildren:
         self._attempts = attempts
         self._delegates = delegates
         self._waiting: dict[TaskNode, WorkerNode] = {}
-        self._messages: list[tuple[str, Message]] = []  # about these, each with its sender
+        self._messages: list[tuple[str, Message]] = []  # about these children, each with its sender
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._messages)

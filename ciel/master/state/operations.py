@@ -56,7 +56,7 @@ class JobOperations:
         self._kept = kept
         self._settle_children = settle_children
         self._stop_job = stop_job
-        self._judged: set[Job] = set()  # being finished or retried, by an operation that decides
+        self._judged: set[Job] = set()  # jobs that an operation is finishing or retrying
 
     def is_judged(self, job: Job) -> bool:
         """Return whether a job is being finished or retried."""
@@ -70,7 +70,7 @@ class JobOperations:
         touched, context.touched = context.touched, {}
         for job in touched.values():
             if job.state is JobState.ACTIVE:
-                if job not in self._judged:  # else its operation touches it again
+                if job not in self._judged:  # otherwise its operation calls `touch` again
                     self._judge(job)
             elif job.state is JobState.CANCELLING:
                 if job not in self._graph.cancelling and not self._cancellations.is_pending(job):

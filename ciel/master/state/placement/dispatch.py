@@ -75,7 +75,7 @@ class Dispatcher:
         self._has_spare = False  # a worker had room at the end of the tick
         self.is_cut_short = False  # the tick ended early because of stale queue entries
         self._stale = 0  # the number of stale entries in this tick
-        self._waited_for: dict[WorkerNode, None] = {}  # includes all with parked or bound tasks
+        self._waited_for: dict[WorkerNode, None] = {}  # workers that may have parked or bound tasks
         self._stranded: list[TaskNode] = []  # an input is only on a suspected worker
 
     # --- workers ----------------------------------------------------------------------------------
