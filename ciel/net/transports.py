@@ -277,7 +277,7 @@ def connect(
     failed: Callable[[ConnectError], object],
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> Any:
-    """Connect to an address with the protocol that `build` makes; call `failed` otherwise.
+    """Connect to an address with the protocol that `build` makes; call `failed` on failure.
 
     Returns Twisted's connector, whose `disconnect` cancels the attempt. Raises `AddressError`.
     """

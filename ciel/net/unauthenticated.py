@@ -32,7 +32,7 @@ class UnprovenConnection(Protocol):
 
 
 class UnauthenticatedConnections:
-    """Tracks the unauthenticated connections of one listener; aborts the oldest of too many."""
+    """Limits the unauthenticated connections of one listener, by aborting the oldest."""
 
     def __init__(self, places: int | None = None) -> None:
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -279,7 +279,7 @@ test compares the codecs with the annotations of the fields."""
 
 
 def _plain_form(message: type, kind: str, codecs: tuple[FieldCodec, ...]) -> Form:
-    """Return the form of a message without a payload, one field of a record for each of its own."""
+    """Return the form of a message without a payload: one field of a record per field."""
     writers = [field.write for field in codecs]
     readers = [(index, field.read) for index, field in enumerate(codecs)]
 

@@ -14,6 +14,7 @@ tasks. The graph reports events to its components; they return the consequences,
 graph. The rules (CIB-1, CIB-4):
 
 - A task becomes active only when a job wants one of its outputs, or an active task waits for one.
+  The code calls this to *demand* the output.
 - An active task waits until all its inputs are consumable. A failed input fails the task, unless it
   sees errors. For some tasks one of several inputs is enough (`any_inputs`).
 - A child may take over outputs of its parent (delegation). A known task is not added twice.

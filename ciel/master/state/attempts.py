@@ -59,7 +59,7 @@ class Attempts:
         *,
         delegates: bool,
     ) -> None:
-        """`delegates`: eager dispatch is on."""
+        """`delegates`: whether eager dispatch is on."""
         self._context = context
         self._graph = context.graph
         self._table = context.table

@@ -20,7 +20,7 @@ from ciel.master.state.workers import WorkerNode
 
 
 class Kept(NamedTuple):
-    """An object that a client has put under a `name`, at this time of the master's clock."""
+    """An object that a client stored under a `name`, and when, by the master's clock."""
 
     name: str
     since_s: float

@@ -278,7 +278,7 @@ def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _elements(value: Any) -> range | None:
-    """Read `[first, last, step]`, both ends included; return None, for all tasks, otherwise."""
+    """Read `[first, last, step]`, both ends included; None selects all tasks."""
     match value:
         case [int(first), int(last), int(step)] if step > 0:
             return range(first, last + 1, step)
@@ -286,7 +286,7 @@ def _elements(value: Any) -> range | None:
 
 
 def _element(task: TaskNode, position: int) -> int:
-    """Return the number of a task: the number of its element, or its position in the job."""
+    """Return the number of a task: its index in its array, or its position in the job."""
     name = task.spec.name
     return int(name) if name.isascii() and name.isdecimal() and len(name) < 20 else position
 
