@@ -55,7 +55,7 @@ class Bandwidths:
             self._s_per_byte[pair] = now
 
     def s_per_byte(self, source: str | None, target: str) -> float | None:
-        """Return the measured value, or None."""
+        """Return the measured seconds per byte from one host to another, or None."""
         return self._s_per_byte.get((source or "", target))
 
     def keep_only(self, hosts: Collection[str]) -> None:

@@ -56,6 +56,6 @@ class LogLevel(Route):
 
 
 def add_debugging(routes: Routes, debugging: Debugging) -> None:
-    """Add these routes."""
+    """Add the routes of this module."""
     routes.add("/api/v1/debug/dump", Dump(debugging))
     routes.add("/api/v1/debug/log-level", LogLevel(debugging))

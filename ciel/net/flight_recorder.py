@@ -1,9 +1,9 @@
 """Keeps the latest messages of a daemon's control connections.
 
-People read them to examine a cluster that hangs (docs/hanging.md), and `python -m
-ciel.testing.replay` replays them. The recorder keeps the bytes of each batch, and formats them only
-for a reader. It keeps no decoded messages: small objects that stay would keep the memory of large
-jobs from the system.
+People read them to examine a cluster that hangs (docs/hanging.md), and the module
+`ciel.testing.replay` replays them. The recorder keeps the bytes of each batch, and formats them
+only for a reader. It keeps no decoded messages: many small objects would fragment the memory, so
+that the process could not return it to the system after a large job.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _LINE_LENGTH: Final = 100
 
 
 class Batch(NamedTuple):
-    """Bytes that one connection transferred at a time, in seconds since the epoch.
+    """Bytes that one connection sent or received at one time.
 
-    `connection`: the address of the peer, and the number of the connection.
+    `at_s`: this time, in seconds since the epoch. `sign`: the direction. `connection`: the address
+    of the peer, and the number of the connection.
     """
 
     at_s: float

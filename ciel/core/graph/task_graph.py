@@ -472,7 +472,7 @@ class TaskGraph:
         self._fail([(task, reason, details)])
 
     def requeue(self, task: TaskNode) -> None:
-        """Return a task whose attempt ended without result: it waits or runs again if needed."""
+        """Take back a task whose attempt ended without result: it waits or runs again if needed."""
         if task.state is not ASSIGNED:
             raise InvalidTransitionError(f"task {task.spec.id}", task.state, RUNNABLE)
         task.worker = None

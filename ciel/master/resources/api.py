@@ -176,7 +176,7 @@ def _named(found: Job) -> dict[str, str]:
 
 
 def add_api(routes: Routes, service: MasterService) -> None:
-    """Add all these resources to the routes."""
+    """Add all resources of `/api/v1` to the routes."""
     for name in ("status", "workers", "stores"):
         routes.add(f"/api/v1/{name}", Listing(service, name))
     routes.add("/api/v1/jobs", Jobs(service))

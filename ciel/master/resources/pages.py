@@ -218,7 +218,7 @@ class Entrance(Route):
 
 
 def add_pages(routes: Routes, service: Any, browsers: BrowserSessions) -> None:
-    """Add all of these to the routes."""
+    """Add all pages to the routes."""
     routes.add(browsers.login_path, Entrance(browsers))
     routes.add(f"{ROOT}/job", JobsPage(service))
     routes.add(f"{ROOT}/job/{{job}}", JobPage(service))
