@@ -6,8 +6,8 @@ caller reports events with their time, and starts the jobs that the method retur
 
 The queue is ordered by the time of arrival plus the expected duration of a job. The expected
 duration is always computed with `DEFAULT_BYTES_PER_S`, and capped at `OVERTAKEN_MAX_S`. So a small
-job overtakes a large one, but only if it arrives within the large job's expected duration after it:
-every job waits only for jobs that arrived before it, or within its own expected duration after it.
+job overtakes a large one only if it arrives soon enough: within the large job's expected duration.
+Every job waits only for jobs that arrived before it, or within its own expected duration after it.
 """
 
 from __future__ import annotations

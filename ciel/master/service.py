@@ -288,7 +288,7 @@ class MasterService:
         """Answer a query at once, or queue it.
 
         Queue it if the answers of this tick took too long, or if the client has not read earlier
-        messages: an answer can be a thousand times longer than a query.
+        messages. An answer can be a thousand times longer than a query.
         """
         waiting = self._queries.get(peer)
         is_free = waiting is None and self._answered_s < ANSWERS_MAX_S

@@ -52,8 +52,8 @@ class Authorisation:
     ) -> bool:
         """Return whether a request without an `Authorization` header may read.
 
-        It may if it is the first request of a browser, with a ticket in its query, or if it has the
-        cookie from the response to such a request. Raises `AccessDeniedError` for a ticket that is
+        The first request of a browser has a ticket in its query, and later requests have the cookie
+        from the response to the first one. Raises `AccessDeniedError` for a ticket that is
         not accepted.
         """
         if self.browsers is None:

@@ -62,7 +62,7 @@ READ_BYTES: Final = 64 * 1024
 """How many bytes are read from a socket at once."""
 
 _PULSE_S: Final = HEARTBEAT_INTERVAL_S / 2
-"""The unit of silence. Silence is counted by timer calls, not measured by a clock: the time during
+"""The unit of silence. Silence is counted by timer calls, not measured by a clock. So the time for
 which this process itself was stopped or swapped out does not count against its peers."""
 
 ACCEPTED: Final[Mapping[Role, frozenset[type]]] = {

@@ -64,7 +64,7 @@ IDLE_TIMEOUT_S: Final = 60.0
 CONNECTIONS_MAX: Final = 4096
 CONNECTIONS_SHARE: Final = 8
 """The limit of authenticated connections is `CONNECTIONS_MAX`, or one for every `CONNECTIONS_SHARE`
-file descriptors of the process if that is less: a connection may need one or two more descriptors
+file descriptors of the process if that is less. A connection may need one or two more descriptors
 for the objects that it reads or uploads. Thousands of clients may wait or be slow at a time.
 Unauthenticated connections have their own limit."""
 

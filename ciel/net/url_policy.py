@@ -1,8 +1,8 @@
 """The policy for URLs outside the cluster: which of them daemons fetch for users.
 
-The policy checks the IP address of a host name when libcurl connects, also after each redirect,
-because a name may resolve to another address between a check and the connection. So users that may
-have URLs fetched cannot reach services that only this host can reach.
+The policy checks the IP address of a host name when libcurl connects, also after each redirect. An
+earlier check would not suffice, because a name may resolve to another address meanwhile. So users
+that may have URLs fetched cannot reach services that only this host can reach.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Forgets results that a client has taken over, and whole jobs (CIB-4).
 
-The graph keeps the lineage of an object as long as a client or a task may need the object again:
-until the client declares that it will not name the object any more, or the job is removed.
+The graph keeps the lineage of an object as long as a client or a task may need the object again.
+It forgets the lineage when the client declares that it will not name the object any more, or when
+the job is removed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tracks which objects grow while their producers run, and which tasks read them meanwhile.
 
-A task is a reader of a stream from the moment when it may run with it, even while it waits for
-other inputs, until the object is complete, the stream breaks, or the task ends or is reset.
+A task becomes a reader of a stream when the stream is consumable, even while the task waits for
+other inputs. It stops being a reader when the object is complete, the stream breaks, or the task
+ends or is reset.
 """
 
 from __future__ import annotations

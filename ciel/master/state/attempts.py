@@ -463,8 +463,8 @@ class Attempts:
 
         Return whether the object table has changed since the attempt was assigned.
 
-        If the copy exists after all, it is deleted, since the table does not list it any more,
-        unless it cannot be recomputed, or is being recomputed there.
+        If the copy exists after all, it is deleted, since the table does not list it any more. It
+        stays if it cannot be recomputed, or is being recomputed there.
         """
         node = self._graph.objects.get(object_id)
         ref = None if node is None else node.ref

@@ -1,7 +1,7 @@
 """Dispatches tasks eagerly: sends a task to a worker before all inputs of the task exist.
 
 If one worker will produce all missing inputs of a task, the master sends the task to that worker in
-advance, and the worker starts it when they are complete.
+advance. The worker starts the task when its inputs are complete.
 
 In the graph the task still waits. When its inputs are complete, the master marks the task as
 assigned, without another message. If an input fails or is produced elsewhere, the master cancels

@@ -1,7 +1,7 @@
 """Queues the runnable tasks that are not assigned yet: by priority, then round-robin over jobs.
 
 Within a priority, jobs take turns, however many tasks they have and however early they were
-submitted: a short job does not wait for the end of a long one. The first task of a job that runs
+submitted. So a short job does not wait for the end of a long one. The first task of a job that runs
 nothing can even be assigned beyond a worker's credit (`pop_new`).
 
 A job ends sooner, and needs less space, if its tasks that read intermediate objects run before
