@@ -28,7 +28,10 @@ GROWTH_MAX_BYTES: Final = 8 << 20  # of a daemon, whatever it receives
 
 
 BEFORE_PROOF: Final = {
-    "too long": (struct.pack(">II", 99_992, 10), "a frame of 100000 bytes exceeds 4096 bytes"),
+    "too long": (
+        struct.pack(">II", 99_992, 10),
+        "a frame of 100000 bytes exceeds the limit of 4096",
+    ),
     "too deep": (frame(b"[" * 2000 + b"]" * 2000), "frame header: JSON is nested too deeply"),
     "not JSON": (
         frame(b"nonsense"),
@@ -48,11 +51,11 @@ BEFORE_PROOF: Final = {
 AFTER_PROOF: Final = {
     "too long": (
         struct.pack(">II", 0x01FFFFF0, 5),
-        "a frame of 33554424 bytes exceeds 16777216 bytes",
+        "a frame of 33554424 bytes exceeds the limit of 16777216",
     ),
     "a long header": (
         struct.pack(">II", 0x00FFFFF0, 0x00FFFF00),
-        "a frame header of 16776960 bytes exceeds 8388608 bytes",
+        "a frame header of 16776960 bytes exceeds the limit of 8388608",
     ),
     "too deep": (frame(b"[" * 100_000 + b"]" * 100_000), "frame header: JSON is nested too deeply"),
     "not JSON": (frame(b"nonsense"), "frame header: not JSON: Expecting value at character 0"),

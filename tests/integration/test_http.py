@@ -393,7 +393,7 @@ BAD_JOBS: dict[str, Any] = {
     "no tasks": ({"tasks": []}, "tasks: it must be a list of 1 to 1000 tasks"),
     "too many": ({"tasks": [{}] * 1001}, "tasks: it must be a list of 1 to 1000 tasks"),
     "no task": ({"tasks": ["true"]}, "tasks[0]: a task must be an object"),
-    "an unknown key": ({"tasks": [{"exec": "a"}]}, "tasks[0].exec: unknown; a task has arguments"),
+    "an unknown key": ({"tasks": [{"exec": "a"}]}, "tasks[0].exec: unknown key; a task has"),
     "no executor": ({"tasks": [{"arguments": {}}]}, "tasks[0].executor: it must be the name"),
     "no arguments": ({"tasks": [{"executor": "a"}]}, "tasks[0].arguments: it must be an object"),
     "outputs": ({"tasks": [program("", "a", outputs=10001)]}, "tasks[0].outputs: it must be 1 to"),
@@ -414,7 +414,7 @@ BAD_JOBS: dict[str, Any] = {
     "needs": ({"tasks": [program("", "a", needs={"slots": "1"})]}, "slots: it must be a number"),
     "too much": ({"tasks": [program("", "a", needs={"slots": 2000})]}, "slots must be 1 to 1024"),
     "more needs": (
-        {"tasks": [program("", "a", needs={"luck": 1})]}, "luck: unknown; the keys are slots"
+        {"tasks": [program("", "a", needs={"luck": 1})]}, "luck: unknown key; the keys are slots"
     ),
     "kinds": ({"tasks": [program("", "a", needs={"retry_on": "x"})]}, "must be a list of strings"),
     "want": ({"tasks": [program("a", "a")], "want": ["b"]}, "want: no earlier task is called 'b'"),

@@ -440,7 +440,7 @@ def test_a_message_that_cannot_be_encoded_ends_the_connection_with_the_reason() 
     line = Line(Role.SUBMIT).connect()
     line.right.send(DropObjects((ObjectId("x" * 34_000_000),)))
     line.run()
-    reason = "a record 'drop' of 34000027 bytes exceeds 33554432 bytes"
+    reason = "a record 'drop' of 34000027 bytes exceeds the limit of 33554432"
     assert line.events == [["opened", f"refused: {reason}"], ["opened", reason]]
 
 

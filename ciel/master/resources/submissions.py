@@ -81,7 +81,7 @@ def read_root(body: Mapping[str, Any]) -> Root:
         raise InvalidSubmissionError("root_task", "it must be an object that describes what to run")
     for key in root:
         if key not in _ROOT_KEYS | _IGNORED_KEYS:
-            raise InvalidSubmissionError(f"root_task.{key:.40}", "unknown")
+            raise InvalidSubmissionError(f"root_task.{key:.40}", "unknown key")
     handler = _executor(root.get("handler"), "root_task.handler")
     dependencies = root.get("dependencies", [])
     if not isinstance(dependencies, list):
@@ -156,7 +156,7 @@ def _read_options(options: Any) -> Scheduling:
         raise InvalidSubmissionError("job_options", "it must be an object")
     for key in options:
         if key not in _JOURNAL_OPTIONS | {"scheduler", "sched_opts"}:
-            raise InvalidSubmissionError(f"job_options.{key:.40}", "unknown")
+            raise InvalidSubmissionError(f"job_options.{key:.40}", "unknown key")
     return _scheduling(options.get("scheduler"), options.get("sched_opts"), "job_options")
 
 
@@ -210,7 +210,7 @@ def _read_task(
     for key in task:
         if key not in _TASK_KEYS:
             known = ", ".join(sorted(_TASK_KEYS))
-            raise InvalidSubmissionError(f"{where}.{key:.40}", f"unknown; a task has {known}")
+            raise InvalidSubmissionError(f"{where}.{key:.40}", f"unknown key; a task has {known}")
     executor = _executor(task.get("executor"), f"{where}.executor")
     name = task.get("name", "")
     if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
@@ -306,7 +306,7 @@ def _needs(value: Any, where: str) -> Needs:
     for key, item in value.items():
         if key not in known:
             raise InvalidSubmissionError(
-                f"{where}.{key:.40}", f"unknown; the keys are {', '.join(known)}"
+                f"{where}.{key:.40}", f"unknown key; the keys are {', '.join(known)}"
             )
         if isinstance(known[key], tuple):
             if not isinstance(item, list) or not all(isinstance(text, str) for text in item):
