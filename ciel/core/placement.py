@@ -99,8 +99,8 @@ class Choice(NamedTuple):
         if self.is_measured and self.move_s:
             how = f", measured {self.missing_bytes / self.move_s / 1e6:.3g} MB/s"
         return (
-            f"{self.missing_bytes} bytes to fetch (about {self.move_s:.3g} s{how}), {disk}"
-            f"a slot in about {self.wait_s:.3g} s"
+            f"this worker has {self.missing_bytes} bytes to fetch (about {self.move_s:.3g} s{how})"
+            f", {disk}and a free slot in about {self.wait_s:.3g} s"
         )
 
 
