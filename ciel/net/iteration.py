@@ -62,9 +62,8 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
     finally:
         loop.woke_s = time.monotonic()
     for descriptor, event in ready:
-        selectable = selectables.get(
-            descriptor
-        )  # None: serving an earlier descriptor has closed this one
+        # None if serving an earlier descriptor has closed this one.
+        selectable = selectables.get(descriptor)
         if selectable is not None:
             try:
                 _serve(loop, selectable, descriptor, event)
@@ -82,9 +81,8 @@ def _wait(loop: Any, timeout_s: float, count: int) -> Any:
     processes.
     """
     poll, poll_for_s = loop._poller.poll, loop.poll_for_s
-    if (
-        not poll_for_s or 0 <= timeout_s < poll_for_s
-    ):  # polling could delay a timer that is due soon
+    # Polling could delay a timer that is due soon.
+    if not poll_for_s or 0 <= timeout_s < poll_for_s:
         return poll(timeout_s, count)
     started_s = time.monotonic()
     if loop.short_waits < SHORT_WAITS_MIN:

@@ -90,17 +90,15 @@ class TaskGraph:
         self.undeclared_outputs = UndeclaredOutputs(self.tasks, self.objects, self.retention)
         self.fixed = FixedProcesses(self.tasks, self.objects, self.retention)
         self.steps_left = UNBOUNDED
-        self.notifying: deque[ObjectId] = (
-            deque()
-        )  # objects that exist, and for which tasks still wait
+        # Objects that exist, and for which tasks still wait.
+        self.notifying: deque[ObjectId] = deque()
         self.demanding: list[ObjectId] = []  # needed objects whose producers may be dormant
         self.releasing: list[ObjectId] = []  # released objects whose producers may be active
         self.cancelling: set[Job] = set()  # jobs whose tasks are being cancelled: none may start
         self.retrying: set[Job] = set()  # jobs whose failed tasks are being reset
         self._growing = self.objects.growing
-        self.newly_waiting: list[TaskNode] | None = (
-            None  # the owner sets it to a list to record them
-        )
+        # Tasks that began to wait; recorded if the owner sets this to a list.
+        self.newly_waiting: list[TaskNode] | None = None
         self.disturbed = False  # a task was reset, an object lost, or a producer replaced
         self.divergent: list[tuple[TaskId, int]] = []  # children that differed in a re-execution
 
@@ -561,9 +559,8 @@ class TaskGraph:
             self.retention.output_settled(producer)
         if producer is not None and producer.state in ACTIVE:
             if producer.state is not ASSIGNED or object_id not in producer.undeclared:
-                self.release_demand(
-                    [object_id]
-                )  # a lost copy exists again: its worker has reconnected
+                # A lost copy exists again: its worker has reconnected.
+                self.release_demand([object_id])
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:

@@ -178,9 +178,8 @@ class Attempts:
         where = f"attempt {task.attempt} failed on worker {worker.facts.id}"
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
         verdict = after_failure(retry_state, task.spec.needs, reason, details)
-        if (
-            isinstance(verdict, Retry) or task.spec.id in context.histories
-        ):  # else the failure itself says this
+        # The failure itself says this if the task is not retried and has no history.
+        if isinstance(verdict, Retry) or task.spec.id in context.histories:
             context.record(task, f"{where}: {reason}: {report.fault.text}")
         if isinstance(verdict, Retry):
             retry_state.not_before_s = context.now_s + verdict.delay_s

@@ -76,9 +76,8 @@ class JobOperations:
                 if job not in self._graph.cancelling and not self._cancellations.is_pending(job):
                     self._jobs.end(job, JobState.CANCELLED, job.reason)
             elif job.state in ENDED and not job.unsettled:
-                self._jobs.announce(
-                    job
-                )  # an object that was lost after the end of the job exists again
+                # An object that was lost after the end of the job exists again.
+                self._jobs.announce(job)
         self._jobs.announce_progress()
 
     def _judge(self, job: Job) -> None:
