@@ -38,7 +38,7 @@ BYTES: Final = 1
 ROOM: Final = 2
 """Events of a way: bytes to read, and space to write."""
 
-READS_PER_TURN: Final = 4
+READS_PER_TICK: Final = 4
 """How many pieces are read from one way before other ways and sockets are served."""
 
 PIECE_BYTES: Final = 1 << 20
@@ -267,7 +267,7 @@ class ChannelTransport:
             self._fail(error)
 
     def _read(self) -> None:
-        for _ in range(READS_PER_TURN):
+        for _ in range(READS_PER_TICK):
             if self._is_paused or self._is_over:
                 return
             data = self._way.read()

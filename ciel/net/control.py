@@ -32,7 +32,7 @@ from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
 from ciel.net.channels import ChannelNegotiation, Channels, ChannelTransport
 from ciel.net.flight_recorder import ENDED, RECEIVED, SENT, FlightRecorder
-from ciel.net.ticks import TELL, Clock, DelayedCall, Ticks
+from ciel.net.ticks import SEND, Clock, DelayedCall, Ticks
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAME_MAX
 from ciel.wire.messages import (
@@ -210,7 +210,7 @@ class ControlPeer:
         if self._end is not None or self.hello is None:
             return
         if not self._outbox:
-            self._ticks.at_end(self._flush, TELL)
+            self._ticks.at_end(self._flush, SEND)
         self._outbox.append(message)
         if len(self._outbox) == RECORDS_PER_FRAME_MAX:
             self._flush()

@@ -31,7 +31,7 @@ from ciel.core.refs import (
 if TYPE_CHECKING:
     from ciel.core.graph.nodes import TaskNode
 
-NOBODY: tuple[Job, ...] = ()
+NO_JOBS: tuple[Job, ...] = ()
 _SETTLED = frozenset((Value, Concrete, Sweetheart, Failure, Fixed))
 _FIXED: frozenset[type] = frozenset((Fixed,))
 
@@ -46,7 +46,7 @@ class ObjectNode:
         self.producer = producer
         self.holds = 0
         self.users = 0  # other tasks that have it as input or output; at 0 it may be forgotten
-        self.wanters: tuple[Job, ...] = NOBODY
+        self.wanters: tuple[Job, ...] = NO_JOBS
 
     @property
     def is_settled(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ciel.core.graph.lost_objects import drop
 from ciel.core.graph.nodes import TaskNode
-from ciel.core.graph.objects import NOBODY, ObjectNode
+from ciel.core.graph.objects import NO_JOBS, ObjectNode
 from ciel.core.graph.task_graph import INPUTS_PER_STEP, TaskGraph
 from ciel.core.graph.task_history import TaskHistory
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
@@ -145,7 +145,7 @@ def remove(
     while job.wanted:
         object_id, _ = job.wanted.popitem()
         node = graph.objects.nodes[object_id]
-        node.wanters = tuple([other for other in node.wanters if other is not job]) or NOBODY
+        node.wanters = tuple([other for other in node.wanters if other is not job]) or NO_JOBS
         job.unsettled -= not node.is_settled
         deletions.forget_if_free(object_id)
         if deletions.take_steps(1):

@@ -41,7 +41,7 @@ from ciel.core.graph.any_inputs import AnyInputs
 from ciel.core.graph.failures import label, no_output_text, propagated
 from ciel.core.graph.fixed import FixedProcesses
 from ciel.core.graph.nodes import TaskNode
-from ciel.core.graph.objects import NOBODY, ObjectNode, ObjectTable
+from ciel.core.graph.objects import NO_JOBS, ObjectNode, ObjectTable
 from ciel.core.graph.redelegation import Redelegation
 from ciel.core.graph.retention import Retention
 from ciel.core.graph.running_waits import RunningWaits
@@ -240,7 +240,7 @@ class TaskGraph:
             return
         del job.wanted[object_id]
         node = self.objects.nodes[object_id]
-        node.wanters = tuple([other for other in node.wanters if other is not job]) or NOBODY
+        node.wanters = tuple([other for other in node.wanters if other is not job]) or NO_JOBS
         if not node.is_settled:
             job.unsettled -= 1
             self.release_demand([object_id])

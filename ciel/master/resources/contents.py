@@ -50,7 +50,7 @@ class Data(Resource):
 class Uploads(Resource):
     """Redirects uploads to the workers, round-robin."""
 
-    _turn: ClassVar[itertools.count[int]] = itertools.count()
+    _round_robin: ClassVar[itertools.count[int]] = itertools.count()
 
     def limit_for(self, method: str) -> int | None:
         return None if method == "POST" else super().limit_for(method)  # no upload is read
@@ -70,7 +70,7 @@ class Uploads(Resource):
         workers = sorted(self.service.netlocs())
         if not workers:
             return HttpError(503, "no worker is connected to store it; start one with ciel-worker")
-        chosen = workers[next(self._turn) % len(workers)]
+        chosen = workers[next(self._round_robin) % len(workers)]
         target = "/control/data/" if name is None else f"/control/data/{quote(name, safe=':')}"
         return _elsewhere(chosen, target, "send the object to that worker")
 

@@ -109,8 +109,8 @@ class Dispatcher:
             self.bandwidths.keep_only(frozenset(self._table.hosts.values()))
         joined, self._joined = self._joined, {}
         gone, self._gone, self._has_lost = tuple(self._gone), {}, False
-        everyone = tuple([Neighbour(netloc, host) for netloc, host in self._table.hosts.items()])
-        welcome = MeetWorkers(everyone, is_complete=True)
+        all_workers = tuple([Neighbour(netloc, host) for netloc, host in self._table.hosts.items()])
+        welcome = MeetWorkers(all_workers, is_complete=True)
         came = tuple([Neighbour(w.facts.netloc, w.facts.host) for w in joined.values()])
         news = MeetWorkers(came, gone)
         for worker_id in self.workers:
@@ -265,11 +265,11 @@ class Dispatcher:
 
     def _serve_memory_queue(self, roomy: deque[WorkerNode], priority: int) -> None:
         """Place tasks that need memory, while there is enough, down to a priority."""
-        line, skipped, blocked = self.memory_queue, self._skipped, self._blocked
-        while line and roomy and len(skipped) < SKIPPED_MAX and len(blocked) < len(self.workers):
-            if line.priority < priority:
+        queue, skipped, blocked = self.memory_queue, self._skipped, self._blocked
+        while queue and roomy and len(skipped) < SKIPPED_MAX and len(blocked) < len(self.workers):
+            if queue.priority < priority:
                 return
-            task = line.pop()
+            task = queue.pop()
             if not self._may_run(task) or not (able := self._able(task)):
                 if self._is_time_up():
                     return
@@ -286,17 +286,17 @@ class Dispatcher:
         self, task: TaskNode, able: Sequence[WorkerNode], roomy: deque[WorkerNode]
     ) -> bool:
         """Assign or park a task by the policy of its job; return False if there is no room."""
-        needs, how = task.spec.needs, task.job.spec.scheduling
+        needs, scheduling = task.spec.needs, task.job.spec.scheduling
         if task in self._table.returned:
             able = [w for w in roomy if w in able and w.has_free(needs)] or able
-        if how.policy != LOCALITY:
-            worker, task.reason = draw(how.policy, able, needs.slots, self._random)
+        if scheduling.policy != LOCALITY:
+            worker, task.reason = draw(scheduling.policy, able, needs.slots, self._random)
         elif loads := loads_of(
             inputs_of(self._graph.objects, task.spec),
-            how.option("sweetheart_factor", SWEETHEART_FACTOR),
+            scheduling.option("sweetheart_factor", SWEETHEART_FACTOR),
         ):
             candidates = [_candidate(worker, needs.slots) for worker in able]
-            best = rank(loads, candidates, self._table.hosts, self.bandwidths, how)[0]
+            best = rank(loads, candidates, self._table.hosts, self.bandwidths, scheduling)[0]
             task.reason = best.reason
             worker = next(other for other in able if other.facts.netloc == best.location)
         else:
@@ -396,13 +396,13 @@ class Dispatcher:
     def _serve_parked(self, priority: int) -> None:
         """Assign parked tasks whose workers have room now, down to a priority."""
         for worker in self._waited_for:
-            while (line := worker.bound or worker.parked) and worker.has_room:
-                task = line[0]
+            while (queue := worker.bound or worker.parked) and worker.has_room:
+                task = queue[0]
                 if task.spec.needs.priority < priority:
                     break
-                if line is worker.bound and not worker.has_memory(task.spec.needs):
+                if queue is worker.bound and not worker.has_memory(task.spec.needs):
                     break  # it can run nowhere else
-                line.popleft()
+                queue.popleft()
                 if not self._may_run(task):
                     continue
                 if worker.has_memory(task.spec.needs):
@@ -497,8 +497,8 @@ def _candidate(worker: WorkerNode, slots: int) -> Candidate:
 
 def _park(worker: WorkerNode, task: TaskNode) -> None:
     """Queue a task at a worker until the worker has room, after the tasks of its priority."""
-    line, priority = worker.parked, task.spec.needs.priority
-    place = len(line)
-    while place and line[place - 1].spec.needs.priority < priority:
+    queue, priority = worker.parked, task.spec.needs.priority
+    place = len(queue)
+    while place and queue[place - 1].spec.needs.priority < priority:
         place -= 1
-    line.insert(place, task)
+    queue.insert(place, task)

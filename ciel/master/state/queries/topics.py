@@ -126,13 +126,13 @@ def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
 
 def find(machine: MasterMachine, selector: Any) -> Job:
     """Find a job by its number, its id, its name (the newest job of this name), or `last`."""
-    everyone = machine.jobs
-    if selector == "last" and everyone:
+    by_id = machine.jobs
+    if selector == "last" and by_id:
         return next(machine.job_table.newest_first())
-    if isinstance(selector, str) and selector in everyone:
-        return everyone[selector]
+    if isinstance(selector, str) and selector in by_id:
+        return by_id[selector]
     number = _number(selector)
-    for job in everyone.values():
+    for job in by_id.values():
         if job.number == number:
             return job
     if isinstance(selector, str) and selector:
