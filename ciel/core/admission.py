@@ -6,8 +6,8 @@ caller reports events with their time, and starts the jobs that the method retur
 
 The queue is ordered by the time of arrival plus the expected duration of a job. The expected
 duration is always computed with `DEFAULT_BYTES_PER_S`, and capped at `OVERTAKEN_MAX_S`. So a small
-job overtakes a large one, but only if it arrives within the large job's expected duration after it:
-every job waits only for jobs that arrived before it, or within its own expected duration after it.
+job overtakes a large one only if it arrives soon enough: within the large job's expected duration.
+Every job waits only for jobs that arrived before it, or within its own expected duration after it.
 """
 
 from __future__ import annotations
@@ -55,16 +55,19 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def level_of(busy_s: float) -> int:
-    """Return a coarse level for the length of a queue, so that it is rarely reported: 0 for an
-    empty queue, and one more for each doubling.
+    """Return a coarse level for the length of a queue: 0 if it is empty, one more per doubling.
+
+    A coarse level changes rarely, so that the queue is rarely reported.
     """
     return 0 if busy_s < REPORTED_FROM_S else 1 + int(log2(busy_s / REPORTED_FROM_S))
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The limit on concurrent disk jobs: `at_most`, no limit if that is None, or the number with
-    the best throughput if it `adapts`.
+    """The limit on concurrent disk jobs of a device.
+
+    `at_most`: the limit; None for no limit. `adapts`: search for the limit with the best
+    throughput.
     """
 
     at_most: int | None = None
@@ -90,8 +93,8 @@ class Search:
 
     It measures the settled limit, then twice or half of it, and settles on the better one. When
     neither is better, it pauses. A measurement counts only if as many jobs run as the limit allows,
-    but for `_SLACK` of its time. The limit stays between `least` and `most`; if both are equal, the
-    search only measures the throughput.
+    except for `_SLACK` of its time. The limit stays between `least` and `most`; if both are equal,
+    the search only measures the throughput.
     """
 
     def __init__(self, first: int, *, least: int = 1, most: int = AT_A_TIME_MAX) -> None:
@@ -117,8 +120,10 @@ class Search:
         self, running: int, now_s: float, *, waiting: int = 0, ended_bytes: int | None = None,
         has_ended: bool = False,
     ) -> None:  # fmt: skip
-        """Note how many jobs run and wait from now on. `ended_bytes`: the size of a job that has
-        just succeeded. `has_ended`: a job has just ended, well or not.
+        """Note how many jobs run and wait from now on.
+
+        `ended_bytes`: the size of a job that has just succeeded. `has_ended`: a job has just ended,
+        well or not.
         """
         if self._measured_from_s is None:
             self._stale -= has_ended and self._stale > 0
@@ -193,8 +198,9 @@ class Search:
         self._not_before_s = now_s
 
     def _reject(self, now_s: float) -> None:
-        """Return to the settled limit. Try the other direction next; pause after both directions
-        have failed.
+        """Return to the settled limit.
+
+        Try the other direction next; pause after both directions have failed.
         """
         self._rates.clear()
         self.limit = self.settled
@@ -221,7 +227,7 @@ class Admission(Generic[Key]):
             self.search = Search(policy.at_most, least=policy.at_most, most=policy.at_most)
         self._queue: list[tuple[float, int, Key]] = []
         self._number = 0
-        self._waiting: dict[Key, tuple[int, int]] = {}  # sizes, and numbers in the queue
+        self._waiting: dict[Key, tuple[int, int]] = {}  # the size and the queue number of each
         self._admitted: dict[Key, int] = {}
         self._running: set[Key] = set()
         self.pending_bytes = 0

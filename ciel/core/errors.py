@@ -1,5 +1,6 @@
-"""The root of all errors of ciel. Every error has its data as attributes, and builds its message
-from them.
+"""The root of all errors of ciel.
+
+Every error has its data as attributes, and builds its message from them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class InvalidTransitionError(CielError):
         self.subject = subject
         self.state = state
         self.step = step
-        super().__init__(f"{subject} is {state}: cannot become {step}")
+        super().__init__(f"{subject} is {state} and cannot become {step}: this is a bug in ciel")
 
 
 class UnknownJobError(CielError):
@@ -50,7 +51,7 @@ class UnknownJobError(CielError):
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        super().__init__(f"no job {job_id}")
+        super().__init__(f"there is no job {job_id}; it may have been removed")
 
 
 class InvalidSchedulingError(CielError):

@@ -23,8 +23,9 @@ class SubmitJob(NamedTuple):
 
 
 class AddTask(NamedTuple):
-    """Add a task to the client's open job, or the first task to any job of the client. `known`: the
-    inputs that are not futures.
+    """Add a task to the client's open job, or the first task to any job of the client.
+
+    `known`: the inputs that are not futures.
     """
 
     spec: TaskSpec
@@ -39,9 +40,11 @@ class WantObjects(NamedTuple):
 
 
 class ReleaseObjects(NamedTuple):
-    """Make a job stop wanting objects. `for_good`: the client will not name them again, so the
-    master may forget their lineage. `uploads`: references to released objects that the client has
-    uploaded to workers: the master may not know of them yet.
+    """Make a job stop wanting objects.
+
+    `for_good`: the client will not name them again, so the master may forget their lineage.
+    `uploads`: references to released objects that the client has uploaded to workers: the master
+    may not know of them yet.
     """
 
     job: JobId
@@ -64,8 +67,10 @@ class CancelJob(NamedTuple):
 
 
 class WatchJob(NamedTuple):
-    """Subscribe to a job, and keep it alive. Objects that are settled already are announced at
-    once. `prints`: subscribe to the lines that its tasks print as well.
+    """Subscribe to a job, and keep it alive.
+
+    Objects that are settled already are announced at once. `prints`: subscribe to the lines that
+    its tasks print as well.
     """
 
     job: JobId
@@ -81,9 +86,11 @@ class Ask(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Change a job, task or object of any client (`remove` or `retry` a job, `cancel_task`,
-    `retry_task`; from a worker: `attach` a process to a new job, or `fail` a job). An `Answer` with
-    the same number replies, except to `LEAVE`, by which a worker ends its session.
+    """Change a job, task or object of any client.
+
+    Clients `remove` or `retry` a job, `cancel_task` or `retry_task`, and `keep` or `discard` an
+    object. Workers `attach` a process to a new job, or `fail` a job. An `Answer` with the same
+    number replies, except to `LEAVE`, by which a worker ends its session.
     """
 
     number: int
@@ -98,8 +105,9 @@ LEAVE = "leave"
 
 
 class ObjectSettled(NamedTuple):
-    """A wanted object is complete, or has failed. If `ref` is a Stream, a task still writes the
-    object, and clients can read it.
+    """A wanted object is complete, or has failed.
+
+    If `ref` is a Stream, a task still writes the object, and clients can read it.
     """
 
     job: JobId
@@ -120,10 +128,11 @@ class RequestRefused(NamedTuple):
 
 
 class JobPrinted(NamedTuple):
-    """A task has printed text, see `TaskPrinted`. `number`: the position of the task among the
-    tasks of the client, from 1; 0 if a task created it. `netloc`: the worker whose log contains the
-    text. `is_notice`: sent to all clients that watch the job, whether they subscribe to prints or
-    not.
+    """A task has printed text, see `TaskPrinted`.
+
+    `number`: the position of the task among the tasks of the client, from 1; 0 if a task created
+    it. `netloc`: the worker whose log contains the text. `is_notice`: sent to all clients that
+    watch the job, whether they subscribe to prints or not.
     """
 
     job: JobId
@@ -150,8 +159,9 @@ class Answer(NamedTuple):
 
 
 class DescribeJob(NamedTuple):
-    """The directory and the environment in which the programs of a job run. The master sends it
-    before the first task of the job, and None when the job has ended.
+    """The directory and the environment in which the programs of a job run.
+
+    The master sends it before the first task of the job, and None when the job has ended.
     """
 
     job: JobId
@@ -159,8 +169,10 @@ class DescribeJob(NamedTuple):
 
 
 class AssignTask(NamedTuple):
-    """Run a task. `inputs`: its inputs as the master knows them now, in the order of the spec. An
-    input that is still a future is the output of a task that the worker was assigned before.
+    """Run a task.
+
+    `inputs`: its inputs as the master knows them now, in the order of the spec. An input that is
+    still a future is the output of a task that the worker was assigned before.
     """
 
     spec: TaskSpec
@@ -169,8 +181,10 @@ class AssignTask(NamedTuple):
 
 
 class CancelTask(NamedTuple):
-    """Cancel an attempt. The worker replies with `TaskReported` when no process of it is left.
-    `aborts`: the attempt then counts as failed, with the fault `ABORTED`.
+    """Cancel an attempt.
+
+    The worker replies with `TaskReported` when no process of it is left. `aborts`: the attempt then
+    counts as failed, with the fault `ABORTED`.
     """
 
     task: TaskId
@@ -179,8 +193,9 @@ class CancelTask(NamedTuple):
 
 
 class RecallTasks(NamedTuple):
-    """Return attempts that have not started: the worker reports each with the fault `RECALLED`. An
-    attempt that has started continues.
+    """Return attempts that have not started: the worker reports each with the fault `RECALLED`.
+
+    An attempt that has started continues.
     """
 
     attempts: tuple[tuple[TaskId, int], ...]
@@ -190,8 +205,10 @@ RECALLED = "RECALLED"
 
 
 class DropObjects(NamedTuple):
-    """Delete objects that are not needed any more. `unless_complete`: only stop fetching them,
-    since the streams have broken; a worker that has received all of an object keeps it.
+    """Delete objects that are not needed any more.
+
+    `unless_complete`: only stop fetching them, since the streams have broken; a worker that has
+    received all of an object keeps it.
     """
 
     objects: tuple[ObjectId, ...]
@@ -206,8 +223,10 @@ class Neighbour(NamedTuple):
 
 
 class MeetWorkers(NamedTuple):
-    """Workers that have joined, and the addresses of workers that are lost. If `is_complete`,
-    `neighbours` lists all workers and replaces earlier lists. It may contain the receiver.
+    """Workers that have joined, and the addresses of workers that are lost.
+
+    If `is_complete`, `neighbours` lists all workers and replaces earlier lists. It may contain the
+    receiver.
     """
 
     neighbours: tuple[Neighbour, ...]
@@ -228,8 +247,9 @@ class MeetWorkers(NamedTuple):
 
 
 class TaskFault(NamedTuple):
-    """Why an attempt failed: `reason` is a keyword for programs, `details` has the message for
-    users (see `refs.Failure`).
+    """Why an attempt failed.
+
+    `reason` is a keyword for programs. `details` has the message for users (see `refs.Failure`).
     """
 
     reason: str
@@ -242,8 +262,9 @@ class TaskFault(NamedTuple):
 
 
 class TaskReported(NamedTuple):
-    """An attempt has ended: its published objects, or its fault. `run_s`: the run time of its
-    program. `exit_status`: see `nodes.Ending`.
+    """An attempt has ended: its published objects, or its fault.
+
+    `run_s`: the run time of its program. `exit_status`: see `nodes.Ending`.
     """
 
     task: TaskId
@@ -255,10 +276,12 @@ class TaskReported(NamedTuple):
 
 
 class SpawnTask(NamedTuple):
-    """A running attempt of the parent created a task. The master ignores the message if that
-    attempt is superseded. `started`: the worker has started the child by itself, as attempt 0; the
-    worker stops it on `CancelTask`. `wanted`: the parent needs the child's outputs while it runs.
-    Both: the child runs within the program of its parent, which waits for it, and occupies no slot.
+    """A running attempt of the parent created a task.
+
+    The master ignores the message if that attempt is superseded. `started`: the worker has started
+    the child by itself, as attempt 0; the worker stops it on `CancelTask`. `wanted`: the parent
+    needs the child's outputs while it runs. Both: the child runs within the program of its parent,
+    which waits for it, and occupies no slot.
     """
 
     spec: TaskSpec
@@ -277,10 +300,11 @@ class StreamsOpened(NamedTuple):
 
 
 class ObjectsStored(NamedTuple):
-    """This worker stores objects that it did not just produce: copies that it fetched, or objects
-    that its store has `kept` since before it joined. Another worker may have produced a kept object
-    with different content since. `idle`: uploads that no job has named in time; their client does
-    not need them any more.
+    """This worker stores objects that it did not just produce.
+
+    They are copies that it fetched, or objects that its store has `kept` since before it joined.
+    Another worker may have produced a kept object with different content since. `idle`: uploads
+    that no job has named in time; their client does not need them any more.
     """
 
     refs: tuple[Reference, ...]
@@ -289,10 +313,11 @@ class ObjectsStored(NamedTuple):
 
 
 class TaskPrinted(NamedTuple):
-    """An attempt has printed some lines; sent before its end is reported. `text` contains short
-    lines; otherwise it is empty, and the lines are `size_bytes` of the job's log on this worker,
-    from the offset `start` on. `is_stderr`: the program wrote them to standard error. `is_notice`:
-    the worker itself says how the attempt ended.
+    """An attempt has printed some lines; sent before its end is reported.
+
+    `text` contains short lines; otherwise it is empty, and the lines are `size_bytes` of the job's
+    log on this worker, from the offset `start` on. `is_stderr`: the program wrote them to standard
+    error. `is_notice`: the worker itself says how the attempt ended.
     """
 
     task: TaskId
@@ -305,8 +330,10 @@ class TaskPrinted(NamedTuple):
 
 
 class InputsLost(NamedTuple):
-    """An attempt could not start because inputs are missing at their listed locations: (object,
-    location) pairs. `lacks_room`: they exist, but do not fit into the worker's store.
+    """An attempt could not start because inputs are missing at their listed locations.
+
+    `losses`: (object, location) pairs. `lacks_room`: the inputs exist, but do not fit into the
+    worker's store.
     """
 
     task: TaskId
@@ -317,8 +344,10 @@ class InputsLost(NamedTuple):
 
 
 class DiskQueued(NamedTuple):
-    """The queue of the disk of this worker's store: the bytes to be read or written before a new
-    disk job, and how long that takes. Sent again when the queue has changed much.
+    """The length of the queue at the disk of this worker's store.
+
+    `pending_bytes`: to be read or written before a new disk job. `wait_s`: how long that takes.
+    Sent again when the queue has changed much.
     """
 
     pending_bytes: int
@@ -334,8 +363,9 @@ class CopyTimed(NamedTuple):
 
 
 class StoresReported(NamedTuple):
-    """The contents and counters of each level of this worker's store, by name, and the number of
-    waiting disk jobs. Sent after changes, for status pages.
+    """The contents and counters of each level of this worker's store, by name.
+
+    `disk_waiting`: the number of waiting disk jobs. Sent after changes, for status pages.
     """
 
     levels: tuple[dict[str, Any], ...]
@@ -347,8 +377,9 @@ class Heartbeat(NamedTuple):
 
 
 class Received(NamedTuple):
-    """The number of messages received in this session, over all of its connections; both sides send
-    it at intervals. `Heartbeat` and `Received` are not counted.
+    """The number of messages received in this session, over all of its connections.
+
+    Both sides send it at intervals. `Heartbeat` and `Received` are not counted.
     """
 
     total: int

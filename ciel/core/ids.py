@@ -1,5 +1,4 @@
-"""Names of jobs, tasks and objects: their grammar, and how a child's name follows from its
-parent's.
+"""Names of jobs, tasks and objects: their grammar, and how the names of children are derived.
 
 Ids are plain text, unique in the cluster. They are never trusted as paths (storage escapes them),
 and every id from another process passes `check_id` once, when it is decoded. Names are
@@ -60,9 +59,10 @@ def child_id(parent: str, ordinal: int, digest: str) -> TaskId:
 
 
 def content_ordinal(digest: str, twin: int) -> int:
-    """Derive the ordinal of a child from its digest, so that the child's name does not depend on
-    the order in which its parent creates children. `twin`: the number of children with the same
-    digest that the parent created before.
+    """Derive the ordinal of a child from its digest.
+
+    The child's name then does not depend on the order in which its parent creates children. `twin`:
+    the number of children with the same digest that the parent created before.
     """
     return int(digest[:_ORDINAL_DIGITS], 16) + twin
 
@@ -73,8 +73,9 @@ def root_task_id(job: str) -> TaskId:
 
 
 def is_output(object_id: str) -> bool:
-    """Whether an id has the form of a task output: declared, undeclared, memoised, or the output of
-    a job.
+    """Whether an id has the form of an output of a task or of a job.
+
+    The output of a task may be declared, undeclared or memoised.
     """
     return _OUTPUT.fullmatch(object_id) is not None
 

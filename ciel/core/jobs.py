@@ -82,8 +82,9 @@ class JobSpec(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The kind of a task, by which a job counts its tasks: name and executor. `spawned`: tasks
-    created these tasks, and may create more later.
+    """The kind of a task, by which a job counts its tasks: name and executor.
+
+    `spawned`: tasks created these tasks, and may create more later.
     """
 
     name: str
@@ -192,8 +193,9 @@ class Job:
             counts[state] += 1
 
     def count_by_kind(self, tasks: Mapping[str, Counted], limit: int) -> bool:
-        """Count tasks by kind from now on, and add up to `limit` earlier tasks of the job, found in
-        `tasks`, to the counts. Return whether all are counted.
+        """Count tasks by kind from now on; return whether all tasks of the job are counted.
+
+        Add up to `limit` earlier tasks of the job, found in `tasks`, to the counts.
         """
         if self.by_kind is None:
             self.by_kind, self.uncounted = {}, iter(self.tasks[:])

@@ -14,8 +14,10 @@ from typing import Any
 def make_encoder(
     refuse: Callable[[Any], Any], *, ascii_only: bool, sort_keys: bool
 ) -> Callable[[Any], str]:
-    """Return a function that encodes a value compactly. It calls `refuse`, which raises, for values
-    without a JSON form. NaN and infinities raise ValueError.
+    """Return a function that encodes a value compactly.
+
+    It calls `refuse`, which raises, for values without a JSON form. NaN and infinities raise
+    ValueError.
     """
     in_c = getattr(encoder, "c_make_encoder", None)
     if in_c is None:  # this interpreter has no encoder in C

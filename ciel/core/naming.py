@@ -72,8 +72,9 @@ def _canonical(value: Any) -> tuple[str, list[Reference]]:
 
 
 def arguments_digest(executor: str, arguments: Any, inputs: tuple[str, ...] = ()) -> str:
-    """Return the digest of a program and its arguments, 32 hexadecimal digits; part of the ids of
-    children and of memoised names.
+    """Return the digest of an executor, its arguments and inputs, as 32 hexadecimal digits.
+
+    It is part of the ids of children and of memoised names.
     """
     return _digest(executor, canonical(arguments).decode(), inputs)
 
@@ -89,8 +90,9 @@ class NamedArguments(NamedTuple):
 def name_arguments(
     executor: str, arguments: Any, any_of: tuple[str, ...] = (), takes: tuple[str, ...] = ()
 ) -> NamedArguments:
-    """Return the digest of an executor and its arguments, with the references in the arguments;
-    raises as `canonical` does. `any_of`: the alternatives among the references. `takes`: the
+    """Return the digest of an executor and its arguments, with the references in the arguments.
+
+    Raises as `canonical` does. `any_of`: the alternatives among the references. `takes`: the
     outputs that the parent delegates to the task, if they are part of its name.
     """
     text, references = _canonical(arguments)
@@ -106,8 +108,9 @@ def _digest(executor: str, arguments: str, inputs: tuple[str, ...]) -> str:
 
 
 def memo_output_ids(executor: str, digest: str, scope: str, count: int) -> tuple[ObjectId, ...]:
-    """Name outputs that all tasks with the same executor and arguments share within `scope` (a
-    job's id).
+    """Name the outputs that all tasks with equal executors and arguments share within `scope`.
+
+    The scope is a job's id.
     """
     name = blake2b(f"{digest}\n{scope}".encode(), digest_size=DIGEST_BYTES).hexdigest()
     return tuple([ObjectId(f"{executor}:{name}:{i}") for i in range(count)])

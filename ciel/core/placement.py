@@ -33,8 +33,9 @@ PAIRS_MAX = 20_000
 
 
 class Bandwidths:
-    """Measured bandwidths, by source host and target host, in seconds per byte: a moving average of
-    these is an average of copying times.
+    """Measured bandwidths, by source host and target host, in seconds per byte.
+
+    A moving average of seconds per byte is an average of copying times.
     """
 
     __slots__ = ("_s_per_byte",)
@@ -54,7 +55,7 @@ class Bandwidths:
             self._s_per_byte[pair] = now
 
     def s_per_byte(self, source: str | None, target: str) -> float | None:
-        """Return the measured value, or None."""
+        """Return the measured seconds per byte from one host to another, or None."""
         return self._s_per_byte.get((source or "", target))
 
     def keep_only(self, hosts: Collection[str]) -> None:
@@ -98,8 +99,8 @@ class Choice(NamedTuple):
         if self.is_measured and self.move_s:
             how = f", measured {self.missing_bytes / self.move_s / 1e6:.3g} MB/s"
         return (
-            f"{self.missing_bytes} bytes to fetch (about {self.move_s:.3g} s{how}), {disk}"
-            f"a slot in about {self.wait_s:.3g} s"
+            f"this worker has {self.missing_bytes} bytes to fetch (about {self.move_s:.3g} s{how})"
+            f", {disk}and a free slot in about {self.wait_s:.3g} s"
         )
 
 
@@ -183,8 +184,10 @@ def _path_cost(source: str | None, host: str, measured: Bandwidths) -> tuple[flo
 def _apply_options(
     loads: Sequence[Load], candidates: Sequence[Candidate], scheduling: Scheduling
 ) -> tuple[Sequence[Load], Sequence[Candidate]]:
-    """Apply the options of a job: ignore local bytes below the threshold; within the margin, keep
-    only the candidates that hold about as much as the best one, at equal cost of copying.
+    """Apply the options of a job's policy to the loads and the candidates.
+
+    Ignore local bytes below the threshold. With a margin, keep only the candidates that hold about
+    as much as the best one, and treat their costs of copying as equal.
     """
     threshold = scheduling.option("min_saving_threshold", 0.0)
     margin = scheduling.option("equally_local_margin", 0.0)

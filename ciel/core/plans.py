@@ -1,5 +1,6 @@
-"""Lists the ways to fetch an input that the worker's store lacks, in the order in which they are
-tried (CIB-3).
+"""Lists the ways to fetch an input that the worker's store lacks (CIB-3).
+
+The worker tries them in this order.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from ciel.core.refs import Reference, SocketStream, Stream, locations_of
 
 
 class LinkPlan(NamedTuple):
-    """Another worker on this host has the object: request the path of its file, and link the file
-    into this worker's store.
+    """Link the object's file from another worker on this host into this worker's store.
+
+    The worker requests the path of the file from the other worker.
     """
 
     netloc: str

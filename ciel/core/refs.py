@@ -91,8 +91,10 @@ class Fixed(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The object could not be produced. `reason` is a keyword. `details` is the message for users,
-    or a mapping with the message as its `text` and data for programs.
+    """The object could not be produced.
+
+    `reason` is a keyword. `details` is the message for users, or a mapping with the message as its
+    `text` and data for programs.
     """
 
     id: ObjectId
@@ -105,9 +107,10 @@ class Failure(NamedTuple):
         return details_text(self.details)
 
     def propagated(self, producer: str = "") -> tuple[str, Any]:
-        """Return the failure (reason and details) of a task that cannot run because this input has
-        failed. `producer`: the label of the input's producer. The message names the task that
-        failed first, once, even at the end of a long chain.
+        """Return the reason and details of a task that cannot run because this input has failed.
+
+        `producer`: the label of the input's producer. The message names the task that failed first,
+        once, even at the end of a long chain.
         """
         if self.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
             return self.reason, self.details
@@ -253,7 +256,7 @@ for _name, _olds, _updates, _rule in _ROWS[::-1]:
 def merge(old: Reference, update: Reference) -> Reference:
     """Merge two references of one object; raises ValueError if they name different objects."""
     if old.id != update.id:
-        raise ValueError(f"references of two objects: {old.id} and {update.id}")
+        raise ValueError(f"cannot merge references of two objects: {old.id} and {update.id}")
     row = MERGE_TABLE.get((type(old), type(update)))
     return old if row is None else row[1](old, update)
 

@@ -73,16 +73,16 @@ def after_failure(
 
 
 def after_worker_loss(retry_state: RetryState, worker: str) -> Retry | GiveUp:
-    """Decide whether to retry after a worker process died that ran an attempt; update
-    `retry_state`.
+    """Decide whether to retry after a worker died that ran an attempt; update `retry_state`.
 
     Each call is about a different worker, since a worker id names one process.
     """
     retry_state.worker_losses += 1
     if retry_state.worker_losses >= WORKER_LOSSES_MAX:
         details = (
-            f"{retry_state.worker_losses} workers died while they ran it, the last was {worker}: "
-            "it seems to crash them, or to exhaust the memory of their hosts (see their logs)"
+            f"{retry_state.worker_losses} workers died while they ran this task, the last was "
+            f"{worker}: the task seems to crash them, or to exhaust the memory of their hosts (see "
+            "the logs of these workers)"
         )
         return GiveUp("WORKER_FAILED", details)
     return Retry(0.0)

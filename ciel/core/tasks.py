@@ -210,7 +210,7 @@ def check_task(spec: TaskSpec) -> None:
         else child_id(spec.parent, spec.ordinal, spec.digest)
     )
     if spec.id != expected:
-        raise InvalidTaskError(spec.id, f"its parent, ordinal and digest give the id {expected}")
+        raise InvalidTaskError(spec.id, f"its parent, ordinal and digest require the id {expected}")
     if spec.needs is not DEFAULT_NEEDS:
         _check_needs(spec)
     if not spec.outputs:
@@ -220,7 +220,7 @@ def check_task(spec: TaskSpec) -> None:
     if spec.inputs and _overlap(spec.inputs, spec.outputs):
         raise InvalidTaskError(spec.id, "one of its outputs is also its input")
     if spec.any_count and not 0 < spec.any_count <= len(spec.inputs):
-        text = f"{spec.any_count} of its {len(spec.inputs)} inputs cannot be alternatives"
+        text = f"it has only {len(spec.inputs)} inputs, but {spec.any_count} alternatives"
         raise InvalidTaskError(spec.id, text)
 
 
@@ -248,8 +248,9 @@ def _shown(bound: Any) -> str:
 
 
 def wrong_kinds(kinds: Collection[str]) -> str:
-    """Explain what is wrong with a `retry_on`; return "" if it is valid. Programs may define kinds
-    of failure, so an unknown kind is valid.
+    """Explain what is wrong with a `retry_on`; return "" if it is valid.
+
+    Programs may define kinds of failure, so an unknown kind is valid.
     """
     if len(kinds) > RETRY_KINDS_MAX:
         return f"{len(kinds)} kinds of failure; {RETRY_KINDS_MAX} are allowed"

@@ -16,8 +16,9 @@ _INPUT_BYTES = 40  # the size of one reference without its id and content
 
 
 def why_too_large(inputs: Iterable[Reference]) -> str:
-    """Explain why the references of a task's inputs do not fit into one message; return "" if they
-    fit.
+    """Explain why the references of a task's inputs do not fit into one message.
+
+    Return "" if they fit.
     """
     count = size_bytes = by_value = 0
     for ref in inputs:

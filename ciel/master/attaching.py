@@ -1,5 +1,7 @@
-"""Handles the changes that workers request: attach a process on the worker's host as the root task
-of a new job, and fail the job of an attached process that has ended.
+"""Handles the changes that workers request for attached processes.
+
+A worker attaches a process on its host as the root task of a new job, and fails the job of an
+attached process that has ended.
 """
 
 from __future__ import annotations

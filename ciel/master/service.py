@@ -62,7 +62,7 @@ WORKERS = ":workers"
 
 T = TypeVar("T")
 ProbeAddress = Callable[[Any, str, Callable[[bool], object]], None]
-log = Logger(__name__)  # compiled code cannot find out its own module
+log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
 class MasterService:
@@ -164,13 +164,13 @@ class MasterService:
         who = "worker" if peer.hello.role is Role.WORKER else "client"
         if session is None:
             peer.refuse(
-                f"it does not know this {who}, which was disconnected for too long, or the master "
-                "was restarted"
+                f"the master does not know this {who}: it was disconnected for too long, or the "
+                "master was restarted"
             )
         elif type(received) is not int or not session.take_confirmation(received):
-            peer.refuse(f"this {who} resumed its session with wrong counts")
+            peer.refuse(f"this {who} resumed its session with impossible counts")
         elif not session.can_resume:
-            peer.refuse(f"this {who} was too far behind")
+            peer.refuse(f"this {who} read too slowly: too many messages waited for it")
         else:
             if session.peer is not None:  # its old connection has not ended here yet
                 del self._names[session.peer]
@@ -222,11 +222,13 @@ class MasterService:
         self._ticks.at_end(self._end_tick)
 
     def _drop_sender(self, name: str, message: Message, from_worker: bool) -> None:
-        """Handle the sender of a message that raised an unexpected error: reject the message of a
-        client; declare a worker dead, so that its tasks run again instead of waiting for ever.
+        """Handle the sender of a message that raised an unexpected error.
+
+        Reject the message of a client. Declare a worker dead, so that its tasks run again instead
+        of waiting for ever.
         """
         reason = (
-            "the master failed to process it because of a bug in ciel; see the log of the master"
+            "the master failed to process a message because of a bug in ciel; see the master's log"
         )
         if not from_worker:
             self.machine.refuse(name, message, reason)
@@ -261,8 +263,9 @@ class MasterService:
         self._ticks.at_end(self._end_tick)
 
     def _probe(self, name: str) -> None:
-        """Check whether a silent worker still listens at its address. If its host refuses the
-        connection, the worker has ended, and is declared dead at once.
+        """Check whether a silent worker still listens at its address.
+
+        If its host refuses the connection, the worker has ended, and is declared dead at once.
         """
         if name in self._probed or len(self._probed) >= PROBES_MAX:
             return
@@ -282,8 +285,10 @@ class MasterService:
     def _take_query(
         self, peer: Peer, session: Peer | PeerSession, ask: Ask | Change, worker: str
     ) -> None:
-        """Answer a query at once, or queue it: if the answers of this tick took too long, or the
-        client has not read earlier messages. An answer can be a thousand times longer than a query.
+        """Answer a query at once, or queue it.
+
+        Queue it if the answers of this tick took too long, or if the client has not read earlier
+        messages. An answer can be a thousand times longer than a query.
         """
         waiting = self._queries.get(peer)
         is_free = waiting is None and self._answered_s < ANSWERS_MAX_S
@@ -361,8 +366,9 @@ class MasterService:
         return {node.facts.netloc for node in self.machine.workers.values()}
 
     def act(self, do: Callable[[MasterMachine, float], T]) -> T:
-        """Run a function on the machine for an HTTP request; its errors propagate. The messages
-        that it causes are sent at the end of the tick.
+        """Run a function on the machine for an HTTP request; its errors propagate.
+
+        The messages that it causes are sent at the end of the tick.
         """
         self._ticks.at_end(self._end_tick)
         try:
@@ -464,18 +470,19 @@ class MasterService:
 
     def _was_stalled(self, late_s: float) -> None:
         """Extend the grace periods of disconnected peers by the time of a stall."""
-        log.warn("this process stood still for {late_s:.1f} s", late_s=late_s)
+        log.warn("this process was stopped or starved for {late_s:.1f} s", late_s=late_s)
         for session in self._sessions.values():
             session.gone_at_s += late_s
         self.machine.was_stalled(late_s)
 
     def _maintain_sessions(self, now_s: float) -> None:
-        """Confirm received messages; drop peers that are too far behind or did not reconnect."""
+        """Confirm received messages; drop peers that read too slowly or did not reconnect."""
         for (is_worker, token), session in list(self._sessions.items()):
             if session.peer is not None:
                 session.confirm()
             elif is_worker and not session.can_resume:
-                self.machine.worker_lost(session.name, "it was too far behind", now_s)
+                reason = "it read too slowly: too many messages waited for it"
+                self.machine.worker_lost(session.name, reason, now_s)
             elif not is_worker and (
                 now_s >= session.gone_at_s + CLIENT_GRACE_S or not session.can_resume
             ):
@@ -484,8 +491,10 @@ class MasterService:
                 self.machine.client_gone(session.name, now_s, grace_s=0.0)
 
     def _manage_memory(self) -> None:
-        """Exclude the objects that operations in slices create from garbage collection, since they
-        have no cycles. When the operations have ended, return free memory to the system: after a
+        """Tune garbage collection while operations run in slices, and free memory after them.
+
+        The objects that these operations create have no cycles, so they are excluded from garbage
+        collection. When the operations have ended, free memory is returned to the system: after a
         large job it is fragmented.
         """
         if self.machine.has_more:

@@ -38,21 +38,23 @@ class Authorisation:
             raise AccessDeniedError("no key was given")
         if authorization.startswith(f"{TICKET_SCHEME} "):
             if self._tickets is None:
-                raise AccessDeniedError("no tickets are taken here")
+                raise AccessDeniedError("this daemon accepts no tickets")
             return self._tickets.admit(authorization, method, target, self._now_s())
         if not is_local:
             raise AccessDeniedError("a bearer key is accepted from this host only; use a ticket")
         role = bearer_role(authorization, self._key_for_role)
         if role is None:
-            raise AccessDeniedError("the key is not one of this cluster")
+            raise AccessDeniedError("the key does not belong to this cluster")
         return role
 
     def admit_browser(
         self, method: str, target: str, cookie: str, ticket: str, *, is_local: bool
     ) -> bool:
-        """Return whether a request without an `Authorization` header may read: it is the first one
-        of a browser, with a ticket in its query, or has the cookie that the first one got. Raises
-        `AccessDeniedError` for a ticket that is not accepted.
+        """Return whether a request without an `Authorization` header may read.
+
+        The first request of a browser has a ticket in its query, and later requests have the cookie
+        from the response to the first one. Raises `AccessDeniedError` for a ticket that is
+        not accepted.
         """
         if self.browsers is None:
             return False

@@ -6,7 +6,7 @@ its end shows that the peer has closed or died. Once both sides have proved thei
 the switch by records on the socket, each in a separate frame. After its last record on the socket
 each side sends through the way:
 
-    acceptor                                       initiator (its hello names what it knows)
+    acceptor                                       initiator (its hello names its channels)
     channel offer NAME, and a descriptor  ──▶
                                           ◀──  channel take      or: channel leave REASON
     channel go                            ──▶
@@ -38,7 +38,7 @@ BYTES: Final = 1
 ROOM: Final = 2
 """Events of a way: bytes to read, and space to write."""
 
-READS_PER_TURN: Final = 4
+READS_PER_TICK: Final = 4
 """How many pieces are read from one way before other ways and sockets are served."""
 
 PIECE_BYTES: Final = 1 << 20
@@ -225,8 +225,9 @@ class ChannelTransport:
         """Ignore wake-ups: the loop polls the ways in this iteration anyway."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Read what the peer has written before its end, then close the connection. Data that it
-        writes from now on is ignored.
+        """Read what the peer has written before its end, then close the connection.
+
+        Data that it writes from now on is ignored.
         """
         try:
             while not self._is_paused and (data := self._way.read()):
@@ -266,7 +267,7 @@ class ChannelTransport:
             self._fail(error)
 
     def _read(self) -> None:
-        for _ in range(READS_PER_TURN):
+        for _ in range(READS_PER_TICK):
             if self._is_paused or self._is_over:
                 return
             data = self._way.read()
@@ -290,8 +291,9 @@ class ChannelTransport:
 
 
 class ChannelNegotiation:
-    """Negotiates the switch of one connection to a way. `write` sends a frame on the socket;
-    `switch` sets the transport for all later frames.
+    """Negotiates the switch of one connection to a way.
+
+    `write` sends a frame on the socket; `switch` sets the transport for all later frames.
     """
 
     def __init__(
@@ -381,8 +383,9 @@ class ChannelNegotiation:
             way = kind.open(self._descriptor, 0, self._socket.fileno())
         except CielError as error:
             _log.warn(
-                "no {kind} for {peer!r}: {error}", kind=kind.name, peer=self._peer, error=error
-            )
+                "cannot offer {kind} to {peer!r}: {error}",
+                kind=kind.name, peer=self._peer, error=error,
+            )  # fmt: skip
             self._done()
             return
         self._transport = ChannelTransport(self._channels, way, self._socket, self._peer)

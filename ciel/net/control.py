@@ -32,7 +32,7 @@ from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
 from ciel.net.channels import ChannelNegotiation, Channels, ChannelTransport
 from ciel.net.flight_recorder import ENDED, RECEIVED, SENT, FlightRecorder
-from ciel.net.ticks import TELL, Clock, DelayedCall, Ticks
+from ciel.net.ticks import SEND, Clock, DelayedCall, Ticks
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAME_MAX
 from ciel.wire.messages import (
@@ -62,7 +62,7 @@ READ_BYTES: Final = 64 * 1024
 """How many bytes are read from a socket at once."""
 
 _PULSE_S: Final = HEARTBEAT_INTERVAL_S / 2
-"""The unit of silence. Silence is counted by timer calls, not measured by a clock: the time during
+"""The unit of silence. Silence is counted by timer calls, not measured by a clock. So the time for
 which this process itself was stopped or swapped out does not count against its peers."""
 
 ACCEPTED: Final[Mapping[Role, frozenset[type]]] = {
@@ -114,8 +114,10 @@ class Peer(Protocol):
 
 
 class ControlPeer:
-    """One end of a control connection. It implements Twisted's protocol interface, but not as a
-    subclass, for a reason that `setup.py` states.
+    """One end of a control connection.
+
+    It implements Twisted's protocol interface, but not as a subclass, for a reason that `setup.py`
+    states.
 
     `hello` is the peer's description of itself: None until it has proved its key, and kept after
     the end. `failure` is the error that ended the connection, if any. `lost_after_s` may be
@@ -156,7 +158,7 @@ class ControlPeer:
         self._negotiation: ChannelNegotiation | None = None
         self._allowed: frozenset[type] = frozenset()
         self._outbox: list[Message] = []  # messages of this tick
-        self._backlog: deque[bytes] = deque()  # until the transport has sent its buffer
+        self._backlog: deque[bytes] = deque()  # sent when the transport has sent its buffer
         self._backlog_bytes = 0
         self._handed_bytes = 0  # given to the transport since its buffer was last empty
         self._was_congested = False
@@ -165,7 +167,7 @@ class ControlPeer:
         self._timer: DelayedCall | None = None
         self._socket: Any = None  # the transport's, if this class uses it directly
         self._end: str | None = None  # the reason, once the connection is ending
-        self._discarded_bytes = 0  # received since then
+        self._discarded_bytes = 0  # received since the connection began to end
 
     def __repr__(self) -> str:
         role = self.hello.role if self.hello else "unproven"
@@ -185,8 +187,9 @@ class ControlPeer:
 
     @property
     def queued_bytes(self) -> int:
-        """How many bytes wait to be sent, without the messages of this tick. It may be too high by
-        the last batch given to the transport.
+        """How many bytes wait to be sent, without the messages of this tick.
+
+        It may be too high by the last batch given to the transport.
         """
         return self._backlog_bytes + self._handed_bytes
 
@@ -207,7 +210,7 @@ class ControlPeer:
         if self._end is not None or self.hello is None:
             return
         if not self._outbox:
-            self._ticks.at_end(self._flush, TELL)
+            self._ticks.at_end(self._flush, SEND)
         self._outbox.append(message)
         if len(self._outbox) == RECORDS_PER_FRAME_MAX:
             self._flush()
@@ -360,8 +363,9 @@ class ControlPeer:
         return None
 
     def _send_now(self, data: bytes) -> int:
-        """Send at once what the socket accepts, and return the number of bytes. Twisted's `write`
-        would send in the next iteration, which costs one more wake-up per hop.
+        """Send at once what the socket accepts, and return the number of bytes.
+
+        Twisted's `write` would send in the next iteration, which costs one more wake-up per hop.
         """
         if self._socket is not None:
             try:
@@ -444,7 +448,7 @@ class ControlPeer:
             self._silent_pulses += 1
         self._idle_pulses += 1
         if self.silent_s >= self.lost_after_s:
-            self._drop(f"nothing was heard from the peer for {self.silent_s:.1f} s")
+            self._drop(f"the peer has sent nothing for {self.silent_s:.1f} s")
         elif self._idle_pulses * _PULSE_S >= HEARTBEAT_INTERVAL_S:
             self.send(Heartbeat())
 
@@ -463,7 +467,7 @@ class ControlPeer:
         self._write(self._session.data_to_send())
         by_peer = isinstance(error, RefusedError) and error.by_peer
         who = "the peer ended it" if by_peer else "ended"
-        # Otherwise the owner logs it.
+        # If this side connected and the session never opened, the owner logs the error.
         if self.hello is not None or self._session.side is Side.ACCEPTOR:
             _log.warn("connection with {peer!r} {who}: {why}", peer=self, who=who, why=error.reason)
         self._finish(error.reason)

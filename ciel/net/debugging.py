@@ -1,4 +1,4 @@
-"""The routes by which a user looks into a daemon that hangs (docs/hanging.md)."""
+"""The HTTP routes with which a user examines a daemon that hangs (docs/hanging.md)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ciel.net.http import Request, Route, Routes
 
 
 class Debugging(NamedTuple):
-    """The operations of a daemon. `dump` writes a dump and returns its path, None if that failed;
-    `set_log_level` raises ValueError for an unknown level.
+    """The operations of a daemon.
+
+    `dump` writes a dump and returns its path, None if that failed; `set_log_level` raises
+    ValueError for an unknown level.
     """
 
     dump: Callable[[str], Path | None]
@@ -29,7 +31,7 @@ class Dump(Route):
         self._debugging = debugging
 
     def render_POST(self, request: Request) -> bytes:
-        path = self._debugging.dump("a user has asked for a dump")
+        path = self._debugging.dump("a user requested a dump")
         if path is None:
             raise HttpError(500, "the dump could not be written; see the log of this daemon")
         request.setHeader("Content-Type", "text/plain; charset=utf-8")
@@ -54,6 +56,6 @@ class LogLevel(Route):
 
 
 def add_debugging(routes: Routes, debugging: Debugging) -> None:
-    """Add these routes."""
+    """Add the routes of this module."""
     routes.add("/api/v1/debug/dump", Dump(debugging))
     routes.add("/api/v1/debug/log-level", LogLevel(debugging))

@@ -29,8 +29,9 @@ class ForeignAddressError(ListenError):
 
 
 class ConnectError(NetError):
-    """A connection to `address` failed; a later attempt may succeed. `is_refused`: the host
-    answered that no process listens there.
+    """A connection to `address` failed; a later attempt may succeed.
+
+    `is_refused`: the host answered that no process listens there.
     """
 
     def __init__(self, address: str, reason: str, *, is_refused: bool = False) -> None:
@@ -41,8 +42,10 @@ class ConnectError(NetError):
 
 
 class TransferError(NetError):
-    """A download failed or was incomplete. `status` is the HTTP status, 0 without a response.
-    `is_unanswered`: the host did not respond at all, so the network may be interrupted.
+    """A download failed or was incomplete.
+
+    `status` is the HTTP status, 0 without a response. `is_unanswered`: the host did not respond at
+    all, so the network may be interrupted.
     """
 
     def __init__(

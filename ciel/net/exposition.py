@@ -25,8 +25,10 @@ Labels = Mapping[str, str]
 
 
 class Family(NamedTuple):
-    """Metrics with one name. A counter only grows while its daemon runs, and its name ends in
-    `_total`; a gauge may rise and fall. The name contains the unit: `_seconds`, `_bytes`.
+    """Metrics with one name.
+
+    A counter only grows while its daemon runs, and its name ends in `_total`; a gauge may rise and
+    fall. The name contains the unit: `_seconds`, `_bytes`.
     """
 
     name: str

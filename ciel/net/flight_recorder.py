@@ -1,8 +1,9 @@
-"""Keeps the latest messages of a daemon's control connections, for people who examine a cluster
-that hangs (docs/hanging.md), and for `python -m ciel.testing.replay`.
+"""Keeps the latest messages of a daemon's control connections.
 
-The recorder keeps the bytes of each batch, and formats them only for a reader. It keeps no decoded
-messages: small objects that stay would keep the memory of large jobs from the system.
+People read them to examine a cluster that hangs (docs/hanging.md), and the module
+`ciel.testing.replay` replays them. The recorder keeps the bytes of each batch, and formats them
+only for a reader. It keeps no decoded messages: many small objects would fragment the memory, so
+that the process could not return it to the system after a large job.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ _LINE_LENGTH: Final = 100
 
 
 class Batch(NamedTuple):
-    """Bytes that one connection transferred at a time, in seconds since the epoch. `connection`:
-    the address of the peer, and the number of the connection.
+    """Bytes that one connection sent or received at one time.
+
+    `at_s`: this time, in seconds since the epoch. `sign`: the direction. `connection`: the address
+    of the peer, and the number of the connection.
     """
 
     at_s: float
@@ -86,6 +89,7 @@ class FlightRecorder:
 
 def read_record(lines: Sequence[str]) -> tuple[int, list[Batch]]:
     """Decode the lines of `encoded_lines`; return the number of dropped batches, and the others.
+
     Raises ValueError for other lines.
     """
     try:

@@ -63,9 +63,10 @@ IDLE_TIMEOUT_S: Final = 60.0
 
 CONNECTIONS_MAX: Final = 4096
 CONNECTIONS_SHARE: Final = 8
-"""The limit of authenticated connections: so many, or one for so many of the process's file
-descriptors, since a connection may need one or two more for the objects that it reads or uploads.
-Thousands may wait or be slow at a time. Unauthenticated connections have their own limit."""
+"""The limit of authenticated connections is `CONNECTIONS_MAX`, or one for every `CONNECTIONS_SHARE`
+file descriptors of the process if that is less. A connection may need one or two more descriptors
+for the objects that it reads or uploads. Thousands of clients may wait or be slow at a time.
+Unauthenticated connections have their own limit."""
 
 LINGER_S: Final = 2.0
 LINGER_MAX_BYTES: Final = 16 * 1024 * 1024
@@ -89,7 +90,7 @@ class BodySink(Protocol):
 
 
 Answer = bytes | int | Deferred[bytes]
-"""A body; or `NOT_DONE_YET` if the resource writes and finishes itself; or a later body."""
+"""A body; a body that follows later; or `NOT_DONE_YET` if the resource itself writes the answer."""
 
 
 class Route:
@@ -108,11 +109,11 @@ class Route:
         return tuple(sorted(found | {"HEAD"} if "GET" in found else found))
 
     def role_for(self, method: str) -> Role:
-        """Return the role that a method needs; for routes where reading needs a lesser one."""
+        """Return the role that a method needs; for routes where reading needs a lesser role."""
         return self.needs_role
 
     def limit_for(self, method: str) -> int | None:
-        """Return the body limit of a method; for routes where only one takes large bodies."""
+        """Return the body limit of a method; for routes where one method accepts large bodies."""
         return LITTLE_MAX_BYTES if method in ("GET", "HEAD") else self.body_limit_bytes
 
     def body_sink(self, request: Request) -> BodySink | None:
@@ -274,19 +275,20 @@ class Request(TwistedRequest):
             self.channel.is_unproven = False
         hosts = self.requestHeaders.getRawHeaders(b"Host", [])
         if len(hosts) != 1 or not authorisation.is_named_by(hosts[0].decode("latin-1")):
-            raise HttpError(421, "this is not the host that the request is for")
+            raise HttpError(421, "the Host header of the request does not name this daemon")
         for name, values in self.requestHeaders.getAllRawHeaders():
             if not all(_is_utf8(value) for value in values):
                 raise HttpError(400, f"the header {name.decode('latin-1')!a:.60} is not UTF-8")
         found = self.site.routes.find(self.path)
         if found is None:
-            raise HttpError(404, "there is nothing here")
+            raise HttpError(404, "no resource has this path")
         route, self.params = found
         if not self.role.permits(needed := route.role_for(method)):
             wanted = "the cluster's own" if needed is Role.ADMIN else f"a {needed} key"
             raise HttpError(403, f"a {self.role} key may not use this; it requires {wanted}")
         if method not in (allowed := route.methods()):
-            raise HttpError(405, f"only {', '.join(allowed)} here", Allow=", ".join(allowed))
+            names = ", ".join(allowed)
+            raise HttpError(405, f"only {names} are allowed here", Allow=names)
         self._check_size(route, length or 0)
         self.sink = route.body_sink(self)
         self._route = route
@@ -306,7 +308,7 @@ class Request(TwistedRequest):
     def _check_size(self, route: Route, size_bytes: int) -> None:
         limit_bytes = route.limit_for(self.method.decode("latin-1"))
         if limit_bytes is not None and size_bytes > limit_bytes:
-            raise HttpError(413, f"the body may have {limit_bytes} bytes here")
+            raise HttpError(413, f"the body may have at most {limit_bytes} bytes")
 
     def _answer(self, answer: Answer) -> None:
         if isinstance(answer, Deferred):
@@ -443,8 +445,10 @@ class _Channel(HTTPChannel):
             super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:
-        """Process the next request, if it was received already, in a later iteration and after the
-        client has read the answer. A thousand requests in one packet must not delay other clients.
+        """Process the next request in a later iteration, after the client has read the answer.
+
+        The next request may have been received already: a thousand requests in one packet must not
+        delay other clients.
         """
         self._in_header = True
         if self.persistent and self._dataBuffer:

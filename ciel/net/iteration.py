@@ -23,8 +23,9 @@ _log = Logger(__name__)  # explicit, since Twisted cannot find the name of a com
 
 
 def is_due(loop: Any) -> bool:
-    """Return whether Twisted has work before the next wait: timers, calls from threads, or the
-    shutdown.
+    """Return whether Twisted has work before the next wait.
+
+    This work is due timers, calls from threads, or the shutdown.
     """
     if loop.threadCallQueue or loop._newTimedCalls or loop._justStopped:
         return True
@@ -61,9 +62,8 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
     finally:
         loop.woke_s = time.monotonic()
     for descriptor, event in ready:
-        selectable = selectables.get(
-            descriptor
-        )  # None: serving an earlier descriptor has closed this one
+        # None if serving an earlier descriptor has closed this one.
+        selectable = selectables.get(descriptor)
         if selectable is not None:
             try:
                 _serve(loop, selectable, descriptor, event)
@@ -81,9 +81,8 @@ def _wait(loop: Any, timeout_s: float, count: int) -> Any:
     processes.
     """
     poll, poll_for_s = loop._poller.poll, loop.poll_for_s
-    if (
-        not poll_for_s or 0 <= timeout_s < poll_for_s
-    ):  # polling could delay a timer that is due soon
+    # Polling could delay a timer that is due soon.
+    if not poll_for_s or 0 <= timeout_s < poll_for_s:
         return poll(timeout_s, count)
     started_s = time.monotonic()
     if loop.short_waits < SHORT_WAITS_MIN:

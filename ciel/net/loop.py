@@ -36,7 +36,7 @@ class Loop(EPollReactor):
         super().__init__()
 
     def measure(self, gauge: PauseGauge) -> None:
-        """Report how long iterations take, from now on."""
+        """Report to `gauge` how long each iteration takes, from now on."""
         self.gauge, self.woke_s = gauge, time.monotonic()
 
     def soon(self, call: Callable[[], object]) -> None:

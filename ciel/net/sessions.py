@@ -99,11 +99,13 @@ class PeerSession:
         self._sent.clear()
         self._waiting.clear()
         if self.peer is not None:
-            self.peer.refuse("it was too far behind")
+            self.peer.refuse("it read too slowly: too many messages waited for it")
 
     def end(self) -> None:
-        """Drop all messages, since the peer will not reconnect. The connection may refer to the
-        session until the next garbage collection, which is rare in an idle daemon.
+        """Drop all messages, since the peer will not reconnect.
+
+        The connection may refer to the session until the next garbage collection, which is rare in
+        an idle daemon.
         """
         self._sent.clear()
         self._waiting.clear()

@@ -41,7 +41,7 @@ def use_monotonic_clock(reactor: Any) -> None:
 
 DECIDE: Final = 0
 START: Final = 1
-TELL: Final = 2
+SEND: Final = 2
 """The phases at the end of a tick, in this order: decisions, then starting programs on this host,
 then sending messages to peers. A message wakes its receiver, which may take this process's CPU for
 some milliseconds. So programs that could compute meanwhile must be started before.
@@ -88,7 +88,7 @@ class Ticks:
     def _end(self) -> None:
         ran: set[Callable[[], object]] = set()
         place = DECIDE
-        while place <= TELL:
+        while place <= SEND:
             due = self._due[place]
             waiting = [call for call in due if call not in ran] if due else None
             if not waiting:

@@ -87,8 +87,9 @@ that expire, such as tickets."""
 
 
 class Transfers:
-    """Downloads over HTTP from other workers; or, with `outside`, from URLs that this policy
-    allows. Each instance has its own connections. `close` ends all transfers.
+    """Downloads over HTTP from other workers, or from URLs that the policy `outside` allows.
+
+    Each instance has its own connections. `close` ends all transfers.
     """
 
     def __init__(
@@ -277,7 +278,7 @@ class _Transfer:
         self.url = url
         self.error: Exception | None = None
         self.is_given_up = False
-        self.has_failed = False  # outside of libcurl's callbacks
+        self.has_failed = False  # by an error outside of libcurl's callbacks
         self.is_endless = False  # the holder has sent no length
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0
@@ -335,7 +336,7 @@ class _Transfer:
             reason = f"the body ended after {self._taken_bytes} bytes: {text}"
             self.error = TransferError(self.url, reason, self._status)
         elif code == pycurl.E_OPERATION_TIMEDOUT and self._status:
-            reason = f"nothing came for {self.stall_timeout_s} s, after {self._taken_bytes} bytes"
+            reason = f"no data came for {self.stall_timeout_s} s, after {self._taken_bytes} bytes"
             self.error = TransferError(self.url, reason, self._status, is_unanswered=True)
         elif code:
             is_unanswered = code in _UNANSWERED and self._os_error() not in _ANSWERS
@@ -343,7 +344,7 @@ class _Transfer:
                 self.url, text or f"libcurl error {code}", self._status, is_unanswered=is_unanswered
             )
         elif self._expected_bytes is not None and self._taken_bytes != self._expected_bytes:
-            reason = f"{self._taken_bytes} bytes came, {self._expected_bytes} were expected"
+            reason = f"received {self._taken_bytes} bytes instead of {self._expected_bytes}"
             self.error = TransferError(self.url, reason, self._status)
 
     def _os_error(self) -> int:
@@ -431,7 +432,7 @@ class _Transfer:
                 self.is_endless = True
                 self.changed(self)
         elif length is None:
-            reason = "the response has no length, so its end proves nothing"
+            reason = "the response has no length, so a truncated body cannot be detected"
             raise TransferError(self.url, reason, self._status)
         if self.begun is not None:
             size_bytes = None if length is None else int(length) + self._offset_bytes

@@ -132,11 +132,11 @@ def _bound(sock: socket.socket, place: Any, address: Address) -> socket.socket:
     except OSError as error:
         sock.close()
         kind = ForeignAddressError if error.errno == errno.EADDRNOTAVAIL else ListenError
-        raise kind(str(address), _why_not(error, address)) from error
+        raise kind(str(address), _failure_text(error, address)) from error
     return sock
 
 
-def _why_not(error: OSError, address: Address) -> str:
+def _failure_text(error: OSError, address: Address) -> str:
     if error.errno == errno.EADDRINUSE:
         choice = "name" if address.name else "port (0 finds a free one)"
         return f"{TAKEN}; stop it, or choose another {choice}"
@@ -253,7 +253,7 @@ class FirstByteProtocol(TwistedProtocol):
 # --- connecting -----------------------------------------------------------------------------------
 
 
-class _Dialling(ClientFactory):
+class _ConnectingFactory(ClientFactory):
     noisy = False
 
     def __init__(self, build: Callable[[], Any], failed: Callable[[str, bool], object]) -> None:
@@ -277,8 +277,7 @@ def connect(
     failed: Callable[[ConnectError], object],
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> Any:
-    """Connect to an address with the protocol that `build` makes; call `failed` if this fails or
-    times out.
+    """Connect to an address with the protocol that `build` makes; call `failed` on failure.
 
     Returns Twisted's connector, whose `disconnect` cancels the attempt. Raises `AddressError`.
     """
@@ -287,7 +286,7 @@ def connect(
     def not_connected(reason: str, is_refused: bool) -> None:
         failed(ConnectError(str(address), reason, is_refused=is_refused))
 
-    factory = _Dialling(build, not_connected)
+    factory = _ConnectingFactory(build, not_connected)
     if address.name:
         return reactor.connectUNIX(f"\0{address.name}", factory, timeout=timeout_s)
     return reactor.connectTCP(address.host, address.port, factory, timeout=timeout_s)
@@ -302,8 +301,10 @@ class _HangUp(TwistedProtocol):
 
 
 def probe(reactor: Any, text: str, answered: Callable[[bool], object]) -> None:
-    """Check whether no process listens at `HOST:PORT`. `answered` is called once: with True if the
-    host refuses the connection, with False if it accepts it or does not respond.
+    """Check whether no process listens at `HOST:PORT`.
+
+    `answered` is called once: with True if the host refuses the connection, with False if it
+    accepts it or does not respond.
     """
 
     def connected() -> _HangUp:
@@ -319,8 +320,9 @@ class Caller(Owner, Protocol):
     """The owner of a `Reconnector`."""
 
     def connection_refused(self, error: RefusedError) -> bool:
-        """Handle that the peer refused the connection before both had proved a key. Return
-        True to retry all the same, though a wrong key or version usually persists.
+        """Handle that the peer refused the connection before both had proved a key.
+
+        Return True to retry all the same, though a wrong key or version usually persists.
 
         This is not called for a refusal after both proofs, whose reason may disappear: for example,
         the master may still consider this worker connected.

@@ -32,9 +32,7 @@ class UnprovenConnection(Protocol):
 
 
 class UnauthenticatedConnections:
-    """Tracks the unauthenticated connections of one listener, and aborts the oldest if there are
-    too many.
-    """
+    """Limits the unauthenticated connections of one listener, by aborting the oldest."""
 
     def __init__(self, places: int | None = None) -> None:
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,7 +50,7 @@ class UnauthenticatedConnections:
             self._connections.pop(0).turn_away()
             if not self._was_full:  # log once, not for each connection of a flood
                 _log.warn(
-                    "{places} connections have not proved a key; from now on the eldest must go",
+                    "{places} connections have proved no key; each new one now replaces the oldest",
                     places=self._connections_max,
                 )
         self._was_full = is_full

@@ -1,8 +1,8 @@
 """The policy for URLs outside the cluster: which of them daemons fetch for users.
 
-The policy checks the IP address of a host name when libcurl connects, also after each redirect,
-because a name may resolve to another address between a check and the connection. So users that may
-have URLs fetched cannot reach services that only this host can reach.
+The policy checks the IP address of a host name when libcurl connects, also after each redirect. An
+earlier check would not suffice, because a name may resolve to another address meanwhile. So users
+that may have URLs fetched cannot reach services that only this host can reach.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ class UrlRefusedError(NetError):
 
 
 class UrlPolicy(StrEnum):
-    """Which URLs are fetched. `HTTPS`: HTTPS URLs of public addresses; `ANY`: also plain HTTP, and
-    all hosts that this host can reach.
+    """Which URLs are fetched.
+
+    `HTTPS`: HTTPS URLs of public addresses; `ANY`: also plain HTTP, and all hosts that this host
+    can reach.
     """
 
     OFF = "off"
@@ -60,7 +62,9 @@ class UrlPolicy(StrEnum):
         except ValueError as error:
             raise UrlRefusedError(url, str(error)) from None
         if parts.scheme not in self.schemes:
-            raise UrlRefusedError(url, f"its scheme is none of {', '.join(self.schemes) or '-'}")
+            allowed = ", ".join(self.schemes)
+            why = f"its scheme is none of {allowed}" if allowed else "the policy allows no URL"
+            raise UrlRefusedError(url, why)
         if not host:
             raise UrlRefusedError(url, "it names no host")
         if parts.username is not None or parts.password is not None:
@@ -78,7 +82,7 @@ class UrlPolicy(StrEnum):
         def open_socket(purpose: int, to: Any) -> Any:
             family, kind, protocol, where = to
             if not self.reaches(where[0]):
-                refused(f"it leads to {where[0]}, which is not an address that everybody can reach")
+                refused(f"it leads to {where[0]}, which is not a public address")
                 return pycurl.SOCKET_BAD
             return _SelfClosingSocket(socket.socket(family, kind, protocol))
 

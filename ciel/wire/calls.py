@@ -39,8 +39,9 @@ class Call(NamedTuple):
 
 
 def encode_call(method: str, args: Any) -> bytes:
-    """Encode a call. Raise `EncodeError`, also for a text with a NUL, because some programs cannot
-    parse such JSON.
+    """Encode a call.
+
+    Raise `EncodeError`, also for a text with a NUL, because some programs cannot parse such JSON.
     """
     if type(args) is dict and len(args) == 1 and type(ref := args.get("ref")) is Value:
         if _is_base64(ref.encoded):  # the reply to most outputs
@@ -91,14 +92,14 @@ class CallReader:
     @property
     def partial(self) -> str:
         """A description of the received part of an incomplete call; empty if there is none."""
-        came = self._buffer
-        if not came:
+        received = self._buffer
+        if not received:
             return ""
-        if len(came) < _PREFIX.size:
-            return f"{len(came)} of the 4 bytes of a call's length ({_excerpt(came)})"
-        (size_bytes,) = _PREFIX.unpack_from(came)
-        start = _excerpt(came[_PREFIX.size : _PREFIX.size + _SHOWN_BYTES])
-        return f"{len(came) - _PREFIX.size} of the {size_bytes} bytes of a call ({start})"
+        if len(received) < _PREFIX.size:
+            return f"{len(received)} of the 4 bytes of a call's length ({_excerpt(received)})"
+        (size_bytes,) = _PREFIX.unpack_from(received)
+        start = _excerpt(received[_PREFIX.size : _PREFIX.size + _SHOWN_BYTES])
+        return f"{len(received) - _PREFIX.size} of the {size_bytes} bytes of a call ({start})"
 
     def feed(self, data: bytes) -> list[Call]:
         """Add bytes of the stream; return the calls that are now complete.
@@ -140,8 +141,8 @@ class CallReader:
 def _decode_call(payload: bytes) -> Call:
     if payload in _EXITS:
         return Call("exit", dict(_EXITS[payload]))
-    if (said := _is_small_output(payload)) is not None:
-        index, content = said.groups()
+    if (output := _is_small_output(payload)) is not None:
+        index, content = output.groups()
         return Call("publish_string", {"index": int(index), "str": str(content, "ascii")})
     try:
         value = decode(payload)
@@ -166,13 +167,13 @@ def _cache_exit(payload: bytes, args: Any) -> None:
 
 
 def _too_large(size_bytes: int, prefix: bytes | bytearray) -> str:
-    said = f"a call of {size_bytes} bytes"
+    call = f"a call of {size_bytes} bytes"
     if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in prefix):
         return (
-            f"{said} (the text {_excerpt(prefix)}): a program's calls begin with their length in 4 "
+            f"{call} (the text {_excerpt(prefix)}): a program's calls begin with their length in 4 "
             "bytes; does something print to the FIFO?"
         )
-    return f"{said} (the bytes {prefix.hex(' ')}), where {CALL_MAX_BYTES} are the most"
+    return f"{call} (the bytes {prefix.hex(' ')}), but the limit is {CALL_MAX_BYTES}"
 
 
 def _excerpt(data: bytes | bytearray) -> str:

@@ -22,7 +22,7 @@ from ciel.wire.limits import JSON_DEPTH_MAX
 
 _mask = pthread_sigmask(SIG_BLOCK, (SIGINT,))
 try:
-    import orjson  # the process would crash if KeyboardInterrupt was raised in there
+    import orjson  # KeyboardInterrupt during this import would crash the process
 finally:
     pthread_sigmask(SIG_SETMASK, _mask)
 
@@ -61,7 +61,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     except ValueError as error:
         # Python's message about a long number advises on an interpreter setting.
         why = "a number has too many digits" if "digits" in str(error) else error
-        raise DecodeError(f"not JSON we accept: {why}") from None
+        raise DecodeError(f"not JSON in the accepted form: {why}") from None
     _require_shallow(value, data)
     if "\\" in text and _SURROGATE_ESCAPE.search(text) and _has_lone_surrogate(value):
         raise DecodeError("JSON text contains half of a surrogate pair")
@@ -69,8 +69,10 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 
 def decode_header(data: bytes) -> Any:
-    """Decode JSON that rarely contains objects, faster than `decode`. If it contains none, integers
-    of more than 64 bits become floats; no field of a record has such values.
+    """Decode JSON that rarely contains objects, faster than `decode`.
+
+    If it contains none, integers of more than 64 bits become floats; no field of a record has such
+    values.
     """
     if b"{" in data:  # objects might have duplicate keys
         return decode(data)
@@ -89,7 +91,7 @@ def _require_shallow(value: Any, data: bytes | bytearray | memoryview) -> None:
 
 
 def _value_of(text: str) -> Any:
-    """Decode a text; if it has no surrounding blanks, as most, this takes less time."""
+    """Decode a text. This is faster for a text without surrounding blanks, as most texts are."""
     if text.startswith(("{", "[")):
         value, end = _scan(text, 0)
         if end == len(text):
@@ -104,7 +106,7 @@ def _reject_type(value: Any) -> Any:
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object names a key twice")
+        raise ValueError("an object contains a key twice")
     return found
 
 
@@ -116,7 +118,7 @@ def _finite(digits: str) -> float:
 
 
 def _is_plainly_shallow(data: bytes) -> bool:
-    """Return True only if valid JSON cannot be too deep; this takes a quarter of walking the value.
+    """Return True only if valid JSON cannot be too deep, four times as fast as `_is_deep`.
 
     Few brackets cannot nest deeply. Otherwise remove everything except brackets and quotes. Then a
     string without brackets is a pair of quotes, which is removed. A string with a bracket leaves

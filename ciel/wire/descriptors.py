@@ -146,7 +146,7 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
             f"a task's executor must be a string of 1 to {_EXECUTOR_MAX_LENGTH} letters"
         )
     if type(flags) is not int or flags < 0:
-        raise DecodeError("a task's flags must be a number that is known here")
+        raise DecodeError("a task's flags must be a whole number")
     if type(name) is not str or len(name) > _NAME_MAX_LENGTH:
         raise DecodeError(
             f"a task's name must be a string of at most {_NAME_MAX_LENGTH} characters"
@@ -164,7 +164,7 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
     read = read_ids(inputs) if inputs != [] else ()
     any_count = flags >> _ANY_COUNT_SHIFT
     if any_count > len(read):
-        raise DecodeError("a task can choose among its inputs only")
+        raise DecodeError("a task has more alternatives than inputs")
     return TaskSpec(
         task_id, job, parent, ordinal, digest, intern(executor),
         read, made, _read_needs(needs), flags & _SEES_ERRORS != 0, _MENTIONS[flags & 3], name,
@@ -209,17 +209,17 @@ def _read_needs(value: Any) -> Needs:
     if type(value) is int and value == 0:
         return DEFAULT_NEEDS
     if not isinstance(value, list) or len(value) not in _NEEDS_COUNTS:
-        raise DecodeError("what a task needs must be five numbers, and how it is tried again")
+        raise DecodeError("a task's needs must be five numbers, and optionally its retry options")
     numbers = value[:_NUMBERS]
     if not all(_is_limit(i, item) for i, item in enumerate(numbers)):
-        raise DecodeError("what a task needs must be five numbers")
+        raise DecodeError("the first five of a task's needs must be numbers")
     key: tuple[Any, ...] = tuple(numbers)
     if len(value) > _NUMBERS:
         kinds, *further = value[_NUMBERS:]
         if not isinstance(kinds, list) or not all(type(kind) is str for kind in kinds):
-            raise DecodeError("the failures after which a task is retried must be strings")
+            raise DecodeError("a task's retry_on must be a list of strings")
         if not all(_is_limit(i, item) for i, item in enumerate(further, _NUMBERS + 1)):
-            raise DecodeError("the delays before a task is tried must be numbers")
+            raise DecodeError("a task's delays and grace period must be numbers")
         key = (*key, tuple(kinds), *further)
     known = _needs_seen.get(key)
     if known is None:
@@ -305,7 +305,7 @@ def _read_scheduling(value: Any) -> Scheduling:
     if type(value) is int and value == 0:
         return DEFAULT_SCHEDULING
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[1], dict):
-        raise DecodeError("how a job is scheduled must be a policy and its options")
+        raise DecodeError("a job's scheduling must be a policy and its options")
     try:
         return read_scheduling(*value)
     except InvalidSchedulingError as error:
@@ -315,7 +315,7 @@ def _read_scheduling(value: Any) -> Scheduling:
 def read_summary(fields: Any) -> JobSummary:
     """Read the summary of a job; raises DecodeError or InvalidIdError."""
     if not isinstance(fields, list) or len(fields) != len(JobSummary._fields):
-        raise DecodeError("the summary of a job has the wrong shape")
+        raise DecodeError("the summary of a job has the wrong number of fields")
     job_id, number, name, state, reason, counts, created_at_s, ended_at_s, *others = fields
     check_id(job_id)
     times = (created_at_s, 0 if ended_at_s is None else ended_at_s)

@@ -41,7 +41,8 @@ class RecordTooLargeError(LocalProtocolError):
     """A single record of kind `kind` exceeds the size limit."""
 
     def __init__(self, kind: str, size_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"a record {kind!a} of {size_bytes} bytes exceeds {limit_bytes} bytes")
+        what = f"a record {kind!a} of {size_bytes} bytes"
+        super().__init__(f"{what} exceeds the limit of {limit_bytes}")
         self.kind = kind
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
@@ -59,7 +60,7 @@ class FrameTooLargeError(RemoteProtocolError):
     """The peer announced `size_bytes`, more than `limit_bytes`; its data was not buffered."""
 
     def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"a {what} of {size_bytes} bytes exceeds {limit_bytes} bytes")
+        super().__init__(f"a {what} of {size_bytes} bytes exceeds the limit of {limit_bytes}")
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
 

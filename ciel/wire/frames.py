@@ -184,13 +184,13 @@ class FrameReader:
         whole = bytes(self._parts)
         self._parts.clear()
         if len(whole) < _PREFIX.size:
-            raise RemoteProtocolError("the parts of a record make no frame")
+            raise RemoteProtocolError("the parts of a record do not form a frame")
         rest_bytes, header_bytes = _PREFIX.unpack_from(whole)
         if rest_bytes + _PREFIX.size != len(whole) or header_bytes > rest_bytes:
-            raise RemoteProtocolError("the parts of a record make no frame")
+            raise RemoteProtocolError("the parts of a record do not form a frame")
         found = _decode_frame(whole, _PREFIX.size + header_bytes)
         if found[0][0][0] == _PART:
-            raise RemoteProtocolError("a part holds a part")
+            raise RemoteProtocolError("the parts of a record contain another part")
         return found
 
     def _read_prefix(self) -> bool:

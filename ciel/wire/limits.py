@@ -40,7 +40,7 @@ HELLO_TIMEOUT_S: Final = 5.0
 a peer that is silent or sends single bytes."""
 
 UNPROVEN_PEERS_MAX: Final = 128
-"""How many connections without proof a listener has at a time: at most 512 KiB and 128 descriptors,
+"""How many unauthenticated connections a listener has: at most 512 KiB and 128 descriptors,
 while a hundred workers may start at once. With more, the oldest connection is aborted."""
 
 JSON_DEPTH_MAX: Final = 200

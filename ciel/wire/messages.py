@@ -79,8 +79,9 @@ LEVELS_MAX = 8  # of a store; there are two
 
 
 class Form(NamedTuple):
-    """The encoder and the decoder of one kind of message. Both use fields without the kind, and a
-    payload.
+    """The encoder and the decoder of one kind of message.
+
+    Both use fields without the kind, and a payload.
     """
 
     kind: str
@@ -117,7 +118,7 @@ def _read_spawn_flags(value: Any) -> tuple[bool, bool]:
     """Read whether a child was started locally, and whether its parent waits for it."""
     number = _count(value)
     if number > 3:
-        raise DecodeError("how a child is spawned must be a number that is known here")
+        raise DecodeError("the flags of a spawned task must be 0 to 3")
     return bool(number & 1), bool(number & 2)
 
 
@@ -157,7 +158,7 @@ def _read_report(f: Fields, payload: bytes) -> TaskReported:
 
 def _exit_status(value: Any) -> int:
     if type(value) is not int or not -_SIGNAL_MAX <= value <= _EXIT_STATUS_MAX:
-        raise DecodeError("how a program ended must be an exit status or minus a signal")
+        raise DecodeError("an exit status must be a number, or minus the number of a signal")
     return value
 
 
@@ -211,8 +212,9 @@ def _read_change(f: Fields, payload: bytes) -> Change:
 
 
 class FieldCodec(NamedTuple):
-    """Encodes and decodes one field of a message. `annotations`: the types of fields that may use
-    it, as their messages spell them.
+    """Encodes and decodes one field of a message.
+
+    `annotations`: the types of fields that may use it, as their messages spell them.
     """
 
     annotations: tuple[str, ...]
@@ -277,7 +279,7 @@ test compares the codecs with the annotations of the fields."""
 
 
 def _plain_form(message: type, kind: str, codecs: tuple[FieldCodec, ...]) -> Form:
-    """Return the form of a message without a payload, one field of a record for each of its own."""
+    """Return the form of a message without a payload: one field of a record per field."""
     writers = [field.write for field in codecs]
     readers = [(index, field.read) for index, field in enumerate(codecs)]
 

@@ -25,8 +25,9 @@ def encode_package(package: Mapping[str, Reference]) -> bytes:
 
 
 def find_entry(content: bytes, key: str) -> Reference | None:
-    """Return the reference of a key, None if there is none. Raises DecodeError and InvalidIdError
-    if the content is not a package.
+    """Return the reference of a key, None if there is none.
+
+    Raises DecodeError and InvalidIdError if the content is not a package.
     """
     mark = b"\n" + codec.encode(key) + b":"
     found = content.find(mark)

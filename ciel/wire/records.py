@@ -48,7 +48,7 @@ class Replay(NamedTuple):
 def encode(message: Message) -> bytes:
     """Encode a message as a journal record; raises LocalProtocolError for other kinds."""
     if type(message) not in JOURNALLED:
-        raise LocalProtocolError(f"a {type(message).__name__} is not a record of the journal")
+        raise LocalProtocolError(f"a {type(message).__name__} cannot be written to the journal")
     fields, payload = messages.encode(message)
     header = codec.encode(fields)
     body = _HEADER_LENGTH.pack(len(header)) + header + payload

@@ -106,7 +106,7 @@ def from_array(array: Any) -> Reference:
     if type(array) is list and len(array) == 3 and array[0] == "val" and type(array[2]) is str:
         return Value(check_id(array[1]), array[2])  # type: ignore[arg-type]  # checked text is an id
     if not isinstance(array, list) or len(array) < 2:
-        raise DecodeError("a reference must be an array of a tag and an id at least")
+        raise DecodeError("a reference must be an array that starts with a tag and an id")
     shape = _SHAPES.get(array[0]) if isinstance(array[0], str) else None
     if shape is None:
         raise DecodeError(f"a reference has the unknown tag {array[0]!r:.40}")
@@ -123,9 +123,10 @@ def from_array(array: Any) -> Reference:
 
 
 def to_json(value: Any, depth: int = 0, values_by_id: bool = False) -> Any:
-    """Return a JSON-like value with references replaced by `{"__ref__": array}`. `values_by_id`:
-    encode inline values as futures, without their content. Raises RecursionError for a value that
-    contains itself.
+    """Return a JSON-like value with references replaced by `{"__ref__": array}`.
+
+    `values_by_id`: encode inline values as futures, without their content. Raises RecursionError
+    for a value that contains itself.
     """
     if type(value) in _PLAIN:  # most values
         return value

@@ -18,6 +18,7 @@ _has_gap = re.compile(r"[\x00-\x20\x7f]").search
 
 def read_source(url: str) -> str | Reference:
     """Check and return a URL that can be fetched, or the reference for `swbs://HOST:PORT/ID`.
+
     Raises ValueError, whose text continues a sentence after the URL: `is none of …`.
     """
     try:

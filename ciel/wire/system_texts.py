@@ -1,5 +1,7 @@
-"""Encodes arguments, variables and file names in JSON: as text, or as `{"base64": "…"}` for bytes
-that are not UTF-8. Within a process they are strings with surrogate escapes, as from `os.fsdecode`.
+"""Encodes arguments, environment variables and file names in JSON.
+
+UTF-8 becomes text, and other bytes become `{"base64": "…"}`. Within a process both are strings with
+surrogate escapes, as from `os.fsdecode`.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_references_are_explained_and_nothing_else(client: ciel.Client) -> None:
     assert client.explain(future.lot.ref).state == "done"
     with pytest.raises(TypeError, match="'fib'"):
         client.explain("fib")
-    with pytest.raises(QueryError, match="no task is known that produces nothing"):
+    with pytest.raises(QueryError, match="the master knows no task that produces nothing"):
         client.ask("task", {"object": "nothing"})
 
 

@@ -230,8 +230,8 @@ def test_a_requeued_task_that_is_no_longer_needed_becomes_dormant() -> None:
 def test_an_invalid_transition_is_refused_with_the_state_of_the_task() -> None:
     task = a_task("a")
     scene = Scene(task)
-    with pytest.raises(InvalidTransitionError, match="dormant: cannot become assigned"):
+    with pytest.raises(InvalidTransitionError, match="dormant and cannot become assigned"):
         scene.graph.assign(scene.node(task), W1)
-    with pytest.raises(InvalidTransitionError, match="dormant: cannot become runnable"):
+    with pytest.raises(InvalidTransitionError, match="dormant and cannot become runnable"):
         scene.graph.requeue(scene.node(task))
     validate(scene.graph)

@@ -104,7 +104,9 @@ def test_an_unknown_worker_counts_as_another_host() -> None:
 
 def test_the_reason_states_the_bytes_and_both_times() -> None:
     reason = rank([Load(100_000_000, frozenset((W1,)))], [candidate(W2, 0.25)], HOSTS)[0].reason
-    assert reason == "100000000 bytes to fetch (about 1 s), a slot in about 0.25 s"
+    assert reason == (
+        "this worker has 100000000 bytes to fetch (about 1 s), and a free slot in about 0.25 s"
+    )
 
 
 def test_an_input_from_another_host_waits_for_the_disk() -> None:
@@ -124,8 +126,8 @@ def test_the_reason_mentions_a_busy_disk() -> None:
     busy = Candidate(W1, "h1", 0.25, disk_s=3.0)
     reason = rank([Load(100_000_000, frozenset((W2,)))], [busy], HOSTS)[0].reason
     assert reason == (
-        "100000000 bytes to fetch (about 1 s), a disk that is busy for about 3 s, "
-        "a slot in about 0.25 s"
+        "this worker has 100000000 bytes to fetch (about 1 s), a disk that is busy for about 3 s, "
+        "and a free slot in about 0.25 s"
     )
 
 
@@ -140,7 +142,8 @@ def test_a_measured_bandwidth_replaces_the_default() -> None:
     best = rank([Load(MIB, frozenset((W2,)))], [candidate(W1)], HOSTS, measured)[0]
     assert best.cost_s == pytest.approx(2.0)
     assert best.reason == (
-        "1048576 bytes to fetch (about 2 s, measured 0.524 MB/s), a slot in about 0 s"
+        "this worker has 1048576 bytes to fetch (about 2 s, measured 0.524 MB/s), and a free slot "
+        "in about 0 s"
     )
 
 

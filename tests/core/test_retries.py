@@ -89,7 +89,7 @@ def test_a_task_fails_when_it_loses_its_third_worker() -> None:
     assert verdicts[:2] == [Retry(0.0), Retry(0.0)]
     assert isinstance(verdicts[2], GiveUp)
     assert verdicts[2].reason == "WORKER_FAILED"
-    assert verdicts[2].details.startswith("3 workers died while they ran it, the last was w3")
+    assert verdicts[2].details.startswith("3 workers died while they ran this task, the last was")
     assert WORKER_LOSSES_MAX == 3
 
 

@@ -47,7 +47,7 @@ FORGED = {
 
 @pytest.mark.parametrize("spec", FORGED.values(), ids=FORGED)
 def test_an_id_that_is_not_derived_from_the_parent_is_refused(spec: TaskSpec) -> None:
-    with pytest.raises(InvalidTaskError, match="give the id"):
+    with pytest.raises(InvalidTaskError, match="require the id"):
         check_task(spec)
 
 
@@ -56,8 +56,8 @@ CONTRADICTIONS = {
     "an output twice": (a_task("a", "b", "a"), "names an output twice"),
     "its own input": (a_task("a", inputs=["b", "a"]), "also its input"),
     "its own choice": (a_task("a", any_of=["b", "a"]), "also its input"),
-    "too much choice": (a_task("a", inputs=["b"])._replace(any_count=2), "2 of its 1 inputs"),
-    "less than none": (a_task("a", inputs=["b"])._replace(any_count=-1), "-1 of its"),
+    "too much choice": (a_task("a", inputs=["b"])._replace(any_count=2), "only 1 inputs, but 2"),
+    "less than none": (a_task("a", inputs=["b"])._replace(any_count=-1), "-1 alternatives"),
 }
 
 

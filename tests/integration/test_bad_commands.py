@@ -124,8 +124,8 @@ def test_more_slots_than_any_worker_has_fail_the_job(cluster: Cluster) -> None:
     assert cluster.ciel("submit", "--slots", "3", "--", "true") == (
         1,
         "",
-        "ciel: it needs 3 slots, and no worker has more than 2: ask for fewer, or start a worker "
-        "with more (ciel-worker --slots)\n",
+        "ciel: the task needs 3 slots, and no worker has more than 2: ask for fewer, or start "
+        "a worker with more (ciel-worker --slots)\n",
     )
 
 

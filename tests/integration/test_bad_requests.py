@@ -199,9 +199,9 @@ IDS: Final = {
     "%": (400, f"'%' is not an id: {ONLY}"),
     "%E2%98%83": (400, f"'\u2603' is not an id: {ONLY}"),
     "x" * 300: (400, f"'{'x' * 80}' is not an id: it has 300 characters, 128 are allowed"),
-    "%ff": (404, "there is nothing here"),
-    "": (404, "there is nothing here"),
-    "../../etc/passwd": (404, "there is nothing here"),
+    "%ff": (404, "no resource has this path"),
+    "": (404, "no resource has this path"),
+    "../../etc/passwd": (404, "no resource has this path"),
     "absent": (404, "no such object here"),
 }
 

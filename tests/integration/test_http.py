@@ -341,7 +341,7 @@ def test_a_long_body_is_accepted_as_a_job(door: Door) -> None:
     told = get(door, f"/api/v1/jobs/{begun['job']['id']}?wait_s=100")
     assert told["counts"] == {"dormant": 99, "done": 1}
     bad = door.ask_as(SUBMIT, "POST", "/api/v1/jobs", {"tasks": [*tasks, 1]})
-    assert (bad.status, bad.error) == (400, "tasks[100]: a task is an object")
+    assert (bad.status, bad.error) == (400, "tasks[100]: a task must be an object")
     cut = door.ask("POST", "/api/v1/jobs", door.key_of(SUBMIT), b"[" * 20_000)
     assert (cut.status, cut.error) == (400, "the body: JSON is nested too deeply")
 
@@ -352,7 +352,7 @@ def test_a_long_body_is_accepted_as_a_job(door: Door) -> None:
 )
 def test_the_body_of_a_read_request_is_limited(door: Door, method: str, target: str) -> None:
     told = door.ask_as(Role.READ, method, target, {"timeout": ["long"] * 4000})
-    assert (told.status, told.error) == (413, "the body may have 16384 bytes here")
+    assert (told.status, told.error) == (413, "the body may have at most 16384 bytes")
 
 
 def test_a_failed_job_can_be_retried(cluster: HandCluster, door: Door) -> None:
@@ -392,14 +392,14 @@ def test_lists_are_sent_in_pages(door: Door) -> None:
 BAD_JOBS: dict[str, Any] = {
     "no tasks": ({"tasks": []}, "tasks: it must be a list of 1 to 1000 tasks"),
     "too many": ({"tasks": [{}] * 1001}, "tasks: it must be a list of 1 to 1000 tasks"),
-    "no task": ({"tasks": ["true"]}, "tasks[0]: a task is an object"),
-    "an unknown key": ({"tasks": [{"exec": "a"}]}, "tasks[0].exec: unknown; a task has arguments"),
+    "no task": ({"tasks": ["true"]}, "tasks[0]: a task must be an object"),
+    "an unknown key": ({"tasks": [{"exec": "a"}]}, "tasks[0].exec: unknown key; a task has"),
     "no executor": ({"tasks": [{"arguments": {}}]}, "tasks[0].executor: it must be the name"),
     "no arguments": ({"tasks": [{"executor": "a"}]}, "tasks[0].arguments: it must be an object"),
     "outputs": ({"tasks": [program("", "a", outputs=10001)]}, "tasks[0].outputs: it must be 1 to"),
     "too many objects": (
         {"tasks": [program("a", "a"), program("b", "b", outputs=5000)]},
-        "tasks[1]: the tasks up to here name more than 5000 objects: submit several jobs",
+        "tasks[1]: the tasks up to this one name more than 5000 objects: submit several jobs",
     ),
     "a name twice": (
         {"tasks": [program("a", "a")] * 2}, "tasks[1].name: another task has this name"
@@ -414,7 +414,7 @@ BAD_JOBS: dict[str, Any] = {
     "needs": ({"tasks": [program("", "a", needs={"slots": "1"})]}, "slots: it must be a number"),
     "too much": ({"tasks": [program("", "a", needs={"slots": 2000})]}, "slots must be 1 to 1024"),
     "more needs": (
-        {"tasks": [program("", "a", needs={"luck": 1})]}, "luck: unknown; the keys are slots"
+        {"tasks": [program("", "a", needs={"luck": 1})]}, "luck: unknown key; the keys are slots"
     ),
     "kinds": ({"tasks": [program("", "a", needs={"retry_on": "x"})]}, "must be a list of strings"),
     "want": ({"tasks": [program("a", "a")], "want": ["b"]}, "want: no earlier task is called 'b'"),
@@ -486,7 +486,7 @@ def test_pages_link_to_each_other_and_escape_html_of_users(door: Door) -> None:
     assert "&lt;script&gt;" in "".join(seen)
     assert any("<h2>results</h2>" in page for page in seen)
     assert any("<h2>inputs</h2>" in page for page in seen)
-    assert any("made by" in page for page in seen)
+    assert any("produced by" in page for page in seen)
 
 
 def test_healthz_may_be_open_to_everyone(home: Home) -> None:

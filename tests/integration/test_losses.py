@@ -199,7 +199,7 @@ def test_a_task_that_kills_its_workers_fails_and_is_named_while_others_finish(
         supervisor.end()
     assert isinstance(failure, Failure)
     assert failure.reason == "WORKER_FAILED"
-    assert "3 workers died while they ran it" in str(failure.details)
+    assert "3 workers died while they ran this task" in str(failure.details)
     # The master may not know yet which of the tasks here the first worker died of.
     assert (lab.runs / "poison").stat().st_size in (3, 4)
     told = lab.home.run("ciel", "job", "info", "last").stdout

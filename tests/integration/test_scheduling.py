@@ -78,7 +78,7 @@ def test_a_job_may_have_its_own_policy(client: Client, policy: str) -> None:
         for number, ref in enumerate(made):
             assert job.read(ref, WITHIN_S) == f"{number}\n".encode()
         why = explained(client, job, made[0])
-    assert any(f"the policy {policy} drew it" in line for line in why)
+    assert any(f"the policy {policy} drew this worker" in line for line in why)
 
 
 def test_the_explanation_of_a_placement_contains_its_cost(client: Client) -> None:

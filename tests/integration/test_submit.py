@@ -155,7 +155,7 @@ def test_a_failed_program_is_retried_as_often_as_requested(shared: Home) -> None
 def test_more_slots_than_any_worker_has_are_refused(shared: Home) -> None:
     done = shared.run("ciel", "submit", "--slots", "3", "--", "true")
     assert done.returncode == 1
-    assert "it needs 3 slots, and no worker has more than 1" in done.stderr
+    assert "the task needs 3 slots, and no worker has more than 1" in done.stderr
 
 
 def test_a_detached_job_keeps_its_results(shared: Home) -> None:

@@ -129,7 +129,7 @@ def test_a_process_is_released_however_its_job_ends(when: str, how: str) -> None
         scene.machine.worker_lost("w1", "its connection ended", 2.0)
         scene.end_turn()
         assert (
-            "LOST_FIXED_OBJECT: the attached process that its task continues in was at"
+            "LOST_FIXED_OBJECT: the attached process in which the task continues is lost; it was at"
             in scene.job.reason
         )
     else:

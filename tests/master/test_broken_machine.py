@@ -110,7 +110,7 @@ def test_g2_a_master_whose_tables_disagree_ends_with_the_reason(scene: Scene) ->
     assert "names a, which was forgotten" in reason
     refusals = [message for message in scene.client.sent if isinstance(message, RequestRefused)]
     assert [refusal.reason for refusal in refusals] == [
-        "the master failed to process it because of a bug in ciel; see the log of the master"
+        "the master failed to process a message because of a bug in ciel; see the master's log"
     ]
 
 

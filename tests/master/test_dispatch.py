@@ -187,7 +187,7 @@ def test_a_task_that_needs_too_many_slots_is_refused_with_the_largest_number() -
     floor.add(a_task("wide", slots=5))
     assert floor.gives() == []
     (refused,) = floor.refused
-    assert refused.startswith("wide: it needs 5 slots, and no worker has more than 4")
+    assert refused.startswith("wide: the task needs 5 slots, and no worker has more than 4")
 
 
 def test_tasks_that_wait_for_a_special_worker_do_not_block_other_tasks() -> None:
@@ -318,7 +318,9 @@ def test_a_free_slot_takes_a_task_parked_at_another_worker_if_that_is_cheaper() 
     assert floor.gives() == []  # fetching its input takes a second
     floor.dispatcher.workers["w1"].credit.task_s = 3.0
     assert floor.gives() == ["a to w2"]
-    assert floor.graph.tasks[a_reader("a", "x").id].reason == "it had room, and worker w1 had none"
+    assert floor.graph.tasks[a_reader("a", "x").id].reason == (
+        "this worker had room, and worker w1 had none"
+    )
 
 
 def test_a_reader_is_dispatched_to_the_worker_with_the_fastest_measured_copies() -> None:
@@ -353,7 +355,7 @@ def test_tworandom_chooses_the_less_loaded_of_two_workers() -> None:
     floor.add(*[a_reader(f"t{number}", "x") for number in range(8)])
     given = floor.gives()
     assert [sum(f"to w{number}" in line for line in given) for number in range(2)] == [4, 4]
-    assert "the policy tworandom drew it and worker w" in reason_of(floor, "t7")
+    assert "the policy tworandom drew this worker and worker w" in reason_of(floor, "t7")
 
 
 def test_random_weights_workers_by_their_slots() -> None:
@@ -362,7 +364,7 @@ def test_random_weights_workers_by_their_slots() -> None:
     floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(200)])
     share = sum("to large" in line for line in floor.gives()) / 200
     assert 0.8 < share < 1.0
-    assert reason_of(floor, "t0") == "the policy random drew it among 2"
+    assert reason_of(floor, "t0") == "the policy random drew this worker among 2"
 
 
 def test_a_task_for_a_drawn_worker_without_room_is_parked_until_a_worker_is_idle() -> None:
@@ -462,9 +464,10 @@ def test_a_task_that_needs_more_memory_than_any_worker_has_is_refused() -> None:
     floor.add(hungry("a", 5), hungry("b", 4, slots=2), hungry("c", 4))
     assert floor.gives() == ["c to w2"]
     assert floor.refused == [
-        "a: it asks for 5 GiB of memory, and no worker offers more than 4 GiB: ask for less, or "
-        "start a worker on a larger host",
-        "b: it needs 2 slots and 4 GiB of memory, and no worker has both",
+        "a: the task asks for 5 GiB of memory, and no worker offers more than 4 GiB: ask for less, "
+        "or start a worker on a larger host",
+        "b: the task needs 2 slots and 4 GiB of memory, and no worker has both: ask for less, or "
+        "start a larger worker",
     ]
 
 

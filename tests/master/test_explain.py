@@ -100,7 +100,7 @@ def test_a_task_whose_input_is_being_fetched_names_it_and_its_source() -> None:
 @pytest.mark.parametrize(
     "host, ways",
     [
-        ("host of w1", "in place, with the store of w2:8001, a copy by HTTP from w2:8001"),
+        ("host of w1", "a link to the file of w2:8001, a copy by HTTP from w2:8001"),
         ("host of w2", "a copy by HTTP from w2:8001"),
     ],
 )
@@ -108,7 +108,7 @@ def test_the_ways_to_fetch_an_input_are_listed_in_their_order(host: str, ways: s
     away = stored("words", "w2:8001", size_bytes=3 << 20)
     told = Told(a_task("a", inputs=["words"], name="count"), want="a", known=(away,))
     told.machine.worker_joined(a_worker("w2", host=host), told.now_s)
-    assert told.why("count")[-1] == f"it tries, in this order: {ways}"
+    assert told.why("count")[-1] == f"the worker tries, in this order: {ways}"
 
 
 def test_a_waiting_task_names_its_producer_and_eager_dispatch() -> None:

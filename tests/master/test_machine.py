@@ -205,7 +205,7 @@ def test_a_message_about_an_unknown_job_is_refused() -> None:
     for message in (CloseJob(nowhere), WatchJob(nowhere), CancelJob(nowhere, ""),
                     WantObjects(nowhere, ()), AddTask(a_task("a", job="nowhere"), ())):  # fmt: skip
         cluster.says(message)
-        cluster.said("client: refused: no job nowhere")
+        cluster.said("client: refused: there is no job nowhere; it may have been removed")
 
 
 def test_a_refused_task_fails_its_job_with_one_line() -> None:
@@ -214,7 +214,7 @@ def test_a_refused_task_fails_its_job_with_one_line() -> None:
     cluster.job(a_task("a"), want=["a"], open=True)
     cluster.said("w1: run a")
     cluster.says(AddTask(forged, ()))
-    why = f"task {forged.id}: its parent, ordinal and digest give the id "
+    why = f"task {forged.id}: its parent, ordinal and digest require the id "
     told = cluster.job_of().reason
     assert told.startswith(f"a task was rejected: {why}")
     assert "\n" not in told
@@ -276,7 +276,7 @@ def test_too_many_slots_fail_the_job_and_name_the_largest_number() -> None:
     cluster.job(a_task("a", slots=3), want=["a"])
     cluster.said(
         "client: a is NO_WORKER_FITS",
-        "client: failed: NO_WORKER_FITS: it needs 3 slots, and no worker has more than 2: "
+        "client: failed: NO_WORKER_FITS: the task needs 3 slots, and no worker has more than 2: "
         "ask for fewer, or start a worker with more (ciel-worker --slots)",
     )
 

@@ -51,7 +51,7 @@ def test_a_job_is_cancelled_when_its_client_stays_away() -> None:
     cluster.failed("w1", task, "CANCELLED")
     cluster.said()
     assert str(cluster.job_of().state) == "cancelled"
-    assert cluster.job_of().reason == "its client is gone"
+    assert cluster.job_of().reason == "its client was disconnected for too long"
 
 
 @pytest.mark.parametrize("comes_back", [WatchJob(JOB), SubmitJob(a_job_spec())])

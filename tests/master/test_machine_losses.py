@@ -59,8 +59,9 @@ def test_a_task_fails_when_three_workers_ended_while_running_it() -> None:
     cluster.loses("w3")
     cluster.said(
         "client: a is WORKER_FAILED",
-        "client: failed: WORKER_FAILED: 3 workers died while they ran it, the last was w3: "
-        "it seems to crash them, or to exhaust the memory of their hosts (see their logs)",
+        "client: failed: WORKER_FAILED: 3 workers died while they ran this task, the last was "
+        "w3: the task seems to crash them, or to exhaust the memory of their hosts (see the logs "
+        "of these workers)",
     )
 
 
@@ -103,7 +104,7 @@ def test_a_late_result_that_differs_from_the_first_is_recorded(
     cluster.done("w1", task, late, attempt=1)
     found = cluster.machine.graph.objects.reference(ObjectId("a"))
     assert getattr(found, "size_bytes", None) == getattr(known, "size_bytes", None)
-    text = "attempt 1 on worker w1 produced a, too, with different content; the first one stays"
+    text = "attempt 1 on worker w1 also produced a, with different content; the earlier one stays"
     assert (text in str(ask(cluster, "task", job="last", task=task.id))) == is_told
 
 
@@ -176,7 +177,7 @@ def test_c1_an_object_held_only_by_a_suspected_worker_is_not_recomputed() -> Non
     cluster.says(AddTask(reader, ()), WantObjects(JOB, (ObjectId("b"),)))
     cluster.passes(WORKER_TIMEOUT_S / 2, "w2")
     cluster.said()
-    assert "which is silent now" in cluster.machine.graph.tasks[reader.id].reason
+    assert "only silent workers have" in cluster.machine.graph.tasks[reader.id].reason
     cluster.passes(1.0)
     cluster.said("w1: run b")
 

@@ -157,7 +157,7 @@ def test_an_upload_of_a_job_cannot_be_kept(scene: Scene) -> None:
     task = a_task("result", inputs=[UPLOAD])
     scene.machine.client_sent("c", SubmitJob(a_job_spec()), 0.0)
     scene.machine.client_sent("c", AddTask(task, (upload,)), 0.0)
-    with pytest.raises(CannotKeepError, match="known already"):
+    with pytest.raises(CannotKeepError, match="exists already"):
         scene.keep(upload)
 
 

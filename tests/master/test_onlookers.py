@@ -256,7 +256,7 @@ def test_a_task_can_be_found_by_its_output(scene: Scene) -> None:
     told = topics.answer(scene.machine, "task", {"object": task.outputs[0]}, scene.now_s)
     assert (told["task"], told["runs"]) == (task.id, True)
     for unknown in ("b", None, 7):
-        with pytest.raises(UnknownQueryError, match="no task is known that produces"):
+        with pytest.raises(UnknownQueryError, match="the master knows no task that produces"):
             topics.answer(scene.machine, "task", {"object": unknown}, scene.now_s)
 
 

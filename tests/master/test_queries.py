@@ -221,7 +221,7 @@ def test_an_open_detached_job_is_cancelled_when_its_client_is_gone() -> None:
     cluster.client_goes()
     cluster.passes(CLIENT_GRACE_S + 0.1)
     assert cluster.job_of().state is JobState.CANCELLING
-    assert cluster.job_of().reason == "its client is gone"
+    assert cluster.job_of().reason == "its client was disconnected for too long"
 
 
 def test_a_closed_detached_job_goes_on_without_its_client() -> None:

@@ -313,7 +313,7 @@ def test_a_peer_that_falls_silent_is_disconnected() -> None:
     assert line.right.is_open
     line.wires[0].room_bytes = 0  # now it sends none
     line.run(LOST_AFTER_S + 1.0)
-    assert line.events[1] == ["opened", "nothing was heard from the peer for 3.0 s"]
+    assert line.events[1] == ["opened", "the peer has sent nothing for 3.0 s"]
 
 
 def test_a_peer_is_not_silent_while_reading_is_paused() -> None:
@@ -440,7 +440,7 @@ def test_a_message_that_cannot_be_encoded_ends_the_connection_with_the_reason() 
     line = Line(Role.SUBMIT).connect()
     line.right.send(DropObjects((ObjectId("x" * 34_000_000),)))
     line.run()
-    reason = "a record 'drop' of 34000027 bytes exceeds 33554432 bytes"
+    reason = "a record 'drop' of 34000027 bytes exceeds the limit of 33554432"
     assert line.events == [["opened", f"refused: {reason}"], ["opened", reason]]
 
 

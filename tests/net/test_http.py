@@ -277,7 +277,7 @@ def test_a_ticket_is_valid_for_one_request_and_once(served: Served) -> None:
 
 def test_tickets_are_refused_before_the_gate_knows_its_own_address() -> None:
     ticket = make_ticket(KEY, "GET", "h:1", "/", 0.0)
-    with pytest.raises(AccessDeniedError, match="no tickets are taken here"):
+    with pytest.raises(AccessDeniedError, match="this daemon accepts no tickets"):
         Authorisation(KEY.derive, now_s=lambda: 0.0).admit(ticket, "GET", "/", is_local=False)
 
 
@@ -348,7 +348,7 @@ def test_head_is_get_without_the_body(served: Served) -> None:
 def test_other_methods_are_not_allowed(served: Served, method: str) -> None:
     status, headers, body = served.ask(method, "/echo")
     assert (status, headers["Allow"]) == (405, "GET, HEAD, POST")
-    assert error_of(body) == "only GET, HEAD, POST here"
+    assert error_of(body) == "only GET, HEAD, POST are allowed here"
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/data", "/data/x/y", "*", "//echo"])
@@ -431,7 +431,7 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(served: Served) ->
         sock.sendall(head(served, "/echo", "Content-Length: 1001"))
         status, headers, body = parse(read_all(sock))
     assert (status, headers["Connection"]) == (413, "close")
-    assert error_of(body) == "the body may have 1000 bytes here"
+    assert error_of(body) == "the body may have at most 1000 bytes"
 
 
 def test_a_body_at_the_limit_is_accepted(served: Served) -> None:

@@ -121,5 +121,5 @@ def test_g7_task_output_that_a_client_does_not_read_ends_the_session_with_a_reas
     peer.room = 0
     for _ in range(11):
         session.send(JobPrinted(JobId("job"), TaskId("task"), "", 1, "w1:1", 0, 10, "x" * 10))
-    assert peer.refusals == ["it was too far behind"]
+    assert peer.refusals == ["it read too slowly: too many messages waited for it"]
     assert not session.can_resume

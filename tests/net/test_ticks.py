@@ -7,7 +7,7 @@ import pytest
 from twisted.internet.task import Clock
 
 import ciel
-from ciel.net.ticks import START, TELL, Ticks, use_monotonic_clock
+from ciel.net.ticks import SEND, START, Ticks, use_monotonic_clock
 
 
 def test_a_call_runs_once_at_the_end_of_the_tick() -> None:
@@ -50,7 +50,7 @@ def test_decisions_run_before_starts_and_starts_before_reports() -> None:
         ran.append("decide")
         ticks.at_end(start, START)
 
-    ticks.at_end(lambda: ran.append("tell"), TELL)
+    ticks.at_end(lambda: ran.append("tell"), SEND)
     ticks.at_end(decide)
     clock.advance(0)
     assert ran == ["decide", "start", "tell"]

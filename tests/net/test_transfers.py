@@ -237,7 +237,7 @@ def test_a_body_that_only_ends_with_its_connection_is_refused(
     run: Any, transfers: Transfers, holder: Holder
 ) -> None:
     sink, begun = Bin(), Bin()
-    with pytest.raises(TransferError, match="its end proves nothing"):
+    with pytest.raises(TransferError, match="a truncated body cannot be detected"):
         run(transfers.fetch, f"{holder.url}/endless", sink, begun=lambda _: begun.write(b"x"))
     assert sink.content == begun.content == b""
 
@@ -349,8 +349,8 @@ def test_a_large_object_is_written_to_its_file_in_pieces(
             200,
             "more than the 1000 expected bytes were received",
         ),
-        ("whole", {"expected_size_bytes": 10**9}, 200, "262144 bytes came, 1000000000 were"),
-        ("stall", {"stall_timeout_s": 1}, 200, "nothing came for 1 s, after 1000 bytes"),
+        ("whole", {"expected_size_bytes": 10**9}, 200, "received 262144 bytes instead of"),
+        ("stall", {"stall_timeout_s": 1}, 200, "no data came for 1 s, after 1000 bytes"),
         ("silence", {"stall_timeout_s": 1}, 0, "Operation too slow"),
     ],
 )

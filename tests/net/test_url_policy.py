@@ -248,7 +248,7 @@ def test_the_target_of_a_redirect_is_checked_too(
     monkeypatch.setattr(UrlPolicy, "reaches", lambda self, address: address == "127.0.0.1")
     counted = Counted("127.0.0.2")
     redirecting.to = f"http://127.0.0.2:{counted.port}/"
-    with pytest.raises(TransferError, match=r"it leads to 127\.0\.0\.2, which is not an address"):
+    with pytest.raises(TransferError, match=r"127\.0\.0\.2, which is not a public address"):
         fetch(in_reactor, UrlPolicy.ANY, f"{redirecting.url}/away")
     assert counted.count() == 0
     counted.socket.close()

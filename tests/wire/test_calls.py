@@ -168,7 +168,7 @@ def test_a_call_of_the_largest_size_is_accepted_and_one_byte_more_is_not() -> No
 
 def test_a_call_that_is_too_large_is_refused_by_its_length_alone() -> None:
     too_large = struct.pack(">I", CALL_MAX_BYTES + 1)
-    assert "16777217 bytes (the bytes 01 00 00 01), where 16777216 are" in refusal(too_large)
+    assert "16777217 bytes (the bytes 01 00 00 01), but the limit is 16777216" in refusal(too_large)
 
 
 def test_text_where_a_length_should_be_is_named() -> None:

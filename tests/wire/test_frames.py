@@ -153,9 +153,9 @@ def a_part(left_bytes: Any, content: bytes) -> bytes:
         (a_part(0, b""), "number of bytes that follow"),
         (frame([["part", 1, 1], ["r", 0]], b"x"), "number of bytes that follow"),
         (frame([["part", 1]], b"x"), "number of bytes that follow"),
-        (a_part(0, b"abc"), "no frame"),
-        (a_part(0, encode_frames([(["r"], b"")]) + b"x"), "no frame"),
-        (a_part(0, a_part(0, encode_frames([(["r"], b"")]))), "holds a part"),
+        (a_part(0, b"abc"), "do not form a frame"),
+        (a_part(0, encode_frames([(["r"], b"")]) + b"x"), "do not form a frame"),
+        (a_part(0, a_part(0, encode_frames([(["r"], b"")]))), "contain another part"),
     ],
 )
 def test_parts_that_form_no_record_are_refused(data: bytes, why: str) -> None:

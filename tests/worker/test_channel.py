@@ -307,7 +307,7 @@ BREAKS = {
     "prints": ("open_both(); write(b'hello, world\\n'); time.sleep(60)", "(the text 'hell')"),
     "announces too much": (
         "open_both(); write(struct.pack('>I', 17 << 20)); time.sleep(60)",
-        f"a call of 17825792 bytes (the bytes 01 10 00 00), where {CALL_MAX_BYTES} are the most",
+        f"a call of 17825792 bytes (the bytes 01 10 00 00), but the limit is {CALL_MAX_BYTES}",
     ),
     "talks no JSON": ("open_both(); write(b'\\0\\0\\0\\2hi'); time.sleep(60)", "('hi'): not JSON"),
     "writes a long line": ("open_both(); write(b'x' * 10_000_000)", "(the text 'xxxx')"),

@@ -216,7 +216,7 @@ GARBAGE = [
     (("x00000003616263",), "not JSON"),
     (("x0000000222ff",), "not UTF-8"),
     (("x00000000",), "a call of no bytes"),
-    (("xffffffff",), "where 16777216 are the most"),
+    (("xffffffff",), "but the limit is 16777216"),
     (('s["exit"]',), "not a list of a method"),
     (('s{"exit":{}}',), "not a list of a method"),
     (("s[5,{}]",), "not a list of a method"),

@@ -32,8 +32,10 @@ class AnyInputs:
         self.choosers: Waiting[TaskNode] = Waiting()  # by each alternative
 
     def add(self, task: TaskNode, missing: list[ObjectId]) -> list[ObjectId]:
-        """Add a task that becomes active. Append its choice to `missing` unless an alternative is
-        eligible already. Return all objects to be demanded.
+        """Add a task that becomes active.
+
+        Append its choice to `missing` unless an alternative is eligible already. Return all objects
+        to be demanded.
         """
         spec = task.spec
         demanded = [*missing, *spec.alternatives]
@@ -49,8 +51,10 @@ class AnyInputs:
     def settled(
         self, object_id: ObjectId
     ) -> tuple[list[TaskNode], list[tuple[TaskNode, str, object]]]:
-        """Note that an object is settled. Return the tasks that can run now, and the tasks whose
-        alternatives have all failed now, each with the failure to propagate.
+        """Note that an object is settled.
+
+        Return the tasks that can run now, and the tasks whose alternatives have all failed now,
+        each with the failure to propagate.
         """
         node = self._objects.nodes[object_id]
         ready: list[TaskNode] = []
@@ -67,8 +71,9 @@ class AnyInputs:
         return ready, failing
 
     def problems(self, task: TaskNode, *, is_deferred: bool) -> Iterator[str]:
-        """Yield the broken invariants of a task that has alternatives. `is_deferred`: demands are
-        processed in slices, so some producers may not be active yet.
+        """Yield the broken invariants of a task that has alternatives.
+
+        `is_deferred`: demands are processed in slices, so some producers may not be active yet.
         """
         spec = task.spec
         demanded = [i for i in spec.inputs if task in self.choosers.waiters_of(i)]
@@ -107,8 +112,9 @@ def is_chosen(objects: ObjectTable, spec: TaskSpec) -> bool:
 
 
 def failure_of_all(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
-    """Return the last alternative's failure if all alternatives have failed, and the task does not
-    see errors.
+    """Return the last alternative's failure if all alternatives have failed; otherwise None.
+
+    Return None also if the task sees errors, since it can then run.
     """
     failure: Failure | None = None
     if not spec.sees_errors:
@@ -121,8 +127,9 @@ def failure_of_all(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
 
 
 def inputs_of(objects: ObjectTable, spec: TaskSpec) -> tuple[Reference, ...]:
-    """Return the references that a task gets as its inputs if it starts now. Alternatives that are
-    not eligible become futures, even if more is known about them.
+    """Return the references that a task gets as its inputs if it starts now.
+
+    Alternatives that are not eligible become futures, even if more is known about them.
     """
     inputs = tuple([objects.reference(object_id) for object_id in spec.inputs])
     if not spec.any_count:

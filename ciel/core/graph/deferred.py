@@ -1,6 +1,7 @@
-"""Continues the work that the graph has deferred because the steps of its owner were used up:
-notifying readers, activating producers, and deactivating producers whose outputs are not needed any
-more.
+"""Continues the work that the graph deferred because the steps of its owner were used up.
+
+The graph may have to notify readers, to activate producers, and to deactivate producers whose
+outputs are not needed any more.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _notify_some(graph: TaskGraph, object_id: ObjectId) -> None:
     for task in list(islice(waiters, NOTIFIED_AT_ONCE)):
         graph.steps_left -= 1
         if task not in graph.waiting.awaited.get(object_id, ()):
-            continue  # it has failed because of an earlier one
+            continue  # it failed when an earlier task of this list failed
         if cause is not None and not task.spec.sees_errors:
             graph.waiting.forget(task, any_inputs.waits_for(task.spec))
             graph.fail(task, *cause)

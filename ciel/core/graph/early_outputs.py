@@ -1,5 +1,7 @@
-"""Publishes objects before a task ends, or without a task: uploads, objects that a running task
-passes to a child, and outputs that other tasks read while they grow.
+"""Publishes objects before their task ends, and objects that no task produces.
+
+These are uploads, objects that a running task passes to a child, and outputs that other tasks read
+while they grow.
 """
 
 from __future__ import annotations
@@ -13,20 +15,22 @@ from ciel.core.refs import STREAMS, Fixed, Future, Reference
 
 
 def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
-    """Add an object that no task produces (an upload, an argument), for the lifetime of the job. If
-    the graph knows the object already, its reference is newer, and `ref` is ignored.
+    """Add an object that no task produces (an upload, an argument), for the lifetime of the job.
+
+    If the graph knows the object already, its reference is newer, and `ref` is ignored.
     """
     node = graph.objects.ensure(ref.id)
-    is_there = not isinstance(ref, Future) and type(ref) not in STREAMS
-    if node.producer is None and node.ref is None and is_there:
+    exists = not isinstance(ref, Future) and type(ref) not in STREAMS
+    if node.producer is None and node.ref is None and exists:
         node.holds += 1
         graph.objects.use(job.uploads, ref.id)
         graph.publish(ref)
 
 
 def publish_early(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
-    """Publish undeclared objects of a running task, which it passes to a child. Declared outputs
-    and waiting processes are reported at the end of the task.
+    """Publish undeclared objects of a running task, which it passes to a child.
+
+    Declared outputs and waiting processes are reported at the end of the task.
     """
     named = [ref for ref in refs if ref.id.startswith(f"{task.spec.id}:")]
     graph.undeclared_outputs.adopt(task, named)

@@ -15,8 +15,9 @@ OBJECTS_PER_STEP = 16
 
 
 def failed_results(graph: TaskGraph, job: Job) -> Generator[None, None, list[ObjectId]]:
-    """Return the errors among a job's results, including objects that a result only lists. Yields
-    when the graph has no steps left.
+    """Return the errors among a job's results, including objects that a result only lists.
+
+    Yields when the graph has no steps left.
     """
     failed: list[ObjectId] = []
     for count, object_id in enumerate(list(job.wanted), 1):
@@ -37,9 +38,10 @@ def failed_results(graph: TaskGraph, job: Job) -> Generator[None, None, list[Obj
 
 
 def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
-    """Return the objects that a job waits for and that no task will produce: they have no producer,
-    or depend on each other. Return nothing if the job waits for an object that another job is
-    producing.
+    """Return the objects that a job waits for and that no task will produce.
+
+    They have no producer, or depend on each other. Return nothing if the job waits for an object
+    that another job is producing.
     """
     missing: dict[ObjectId, None] = {}
     for object_id in job.wanted:
@@ -63,8 +65,10 @@ def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
 
 
 def saw_error(graph: TaskGraph, job: Job) -> Generator[None, None, TaskId | None]:
-    """Return a task of a job that computed its outputs from an error, or None: a retry of the
-    failed task would not change these outputs. Yields when the graph has no steps left.
+    """Return a task of a job that computed its outputs from an error, or None.
+
+    A retry of the failed task would not change these outputs. Yields when the graph has no steps
+    left.
     """
     nodes = graph.objects.nodes
     for count, task_id in enumerate(job.tasks, 1):

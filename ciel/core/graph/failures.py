@@ -17,8 +17,9 @@ def label(task: TaskNode) -> str:
 
 
 def propagated(objects: ObjectTable, failure: Failure) -> tuple[str, Any]:
-    """Return the failure of a task that cannot run because an input has failed. It names the task
-    that failed first, once, even at the end of a long chain.
+    """Return the failure of a task that cannot run because an input has failed.
+
+    It names the task that failed first, once, even at the end of a long chain.
     """
     node = objects.get(failure.id)
     producer = None if node is None else node.producer
@@ -30,7 +31,7 @@ def no_output_text(task: TaskNode, object_id: ObjectId) -> str:
     """Return the message for a task that succeeded without producing one of its outputs."""
     outputs = task.spec.outputs
     number = outputs.index(object_id) if object_id in outputs else None
-    what = "it" if number is None else f"output {number} of {len(outputs)}"
+    what = object_id if number is None else f"output {number} of {len(outputs)}"
     return (
         f"{label(task)} succeeded, but did not produce {what}: its program must write each output, "
         "or delegate it to a task that it creates"

@@ -21,8 +21,9 @@ from ciel.core.tasks import ACTIVE, RUNNABLE, WAITING
 
 
 class FixedProcesses:
-    """The waiting processes of a graph, and the tasks that continue in them. `released` lists
-    processes that a task has stopped using; another task may still need them.
+    """The waiting processes of a graph, and the tasks that continue in them.
+
+    `released` lists processes that a task has stopped using; another task may still need them.
     """
 
     __slots__ = ("_fixed", "_objects", "_retention", "_tasks", "attached", "released")
@@ -57,14 +58,15 @@ class FixedProcesses:
                 self.released.append(object_id)
 
     def lost(self, object_id: ObjectId) -> tuple[TaskNode, str, object] | None:
-        """Return the task that fails because its attached process is lost for good, with the
-        reason; None if no task waits for the process.
+        """Return the task that fails because its attached process is lost for good, and why.
+
+        Return None if no task waits for the process.
         """
         task = self.attached.get(object_id)
         ref = self._objects.reference(object_id)
         if task is not None and task.state in (WAITING, RUNNABLE) and isinstance(ref, Failure):
             details = (
-                f"the attached process that its task continues in was at {ref.text}, and is lost"
+                f"the attached process in which the task continues is lost; it was at {ref.text}"
             )
             return task, ref.reason, details
         return None
@@ -91,8 +93,9 @@ class FixedProcesses:
         return by_place
 
     def location_of(self, task: TaskNode) -> frozenset[str]:
-        """Return the locations of the processes in which a task continues. The task can run only
-        there; with more than one location it can never run.
+        """Return the locations of the processes in which a task continues.
+
+        The task can run only there; with more than one location it can never run.
         """
         refs = [self._objects.reference(o) for o in task.spec.inputs if o in self._fixed]
         return frozenset([ref.location for ref in refs if isinstance(ref, Fixed)])

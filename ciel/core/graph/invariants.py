@@ -59,7 +59,7 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
                 yield f"T1 {task_id} waits for {awaited}, but its count differs"
             for object_id in awaited:
                 if object_id not in graph.objects.nodes:
-                    continue  # its choice
+                    continue  # the name of its choice, not of an object
                 if object_id in notifying:
                     continue
                 if graph.objects.nodes[object_id].is_consumable:
@@ -80,7 +80,7 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
     for job in {task.job for task in graph.tasks.values()}:
         counts = dict.fromkeys(TaskState, 0)
         for task_id in job.tasks:
-            if task_id in graph.tasks:  # it was not handed over
+            if task_id in graph.tasks:  # else its results were handed over
                 counts[graph.tasks[task_id].state] += 1
         counts[DONE] += job.handed_over
         if counts != job.counts:

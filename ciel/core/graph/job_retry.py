@@ -49,10 +49,11 @@ def _produces_any(graph: TaskGraph, task: TaskNode) -> bool:
 def retry_tasks(
     graph: TaskGraph, job: Job, objects: Iterable[ObjectId] | None = None
 ) -> Generator[None, None, int]:
-    """Reset the failed tasks on which a job's results (or `objects`) depend; return how many tasks
-    may run again. A task that saw an error keeps its output. In a cancelled job all cancelled tasks
-    are reset: when their parents create them again, the graph will not add them again. The caller
-    must always call `end_retry` afterwards.
+    """Reset the failed tasks on which a job's results (or `objects`) depend.
+
+    Return how many tasks may run again. A task that saw an error keeps its output. In a cancelled
+    job all cancelled tasks are reset: when their parents create them again, the graph will not add
+    them again. The caller must always call `end_retry` afterwards.
     """
     nodes = graph.objects.nodes
     graph.retrying.add(job)
@@ -119,8 +120,9 @@ def retry_tasks(
 
 
 def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
-    """Turn an object that was lost while its job was cancelled into a future again. Return False if
-    the object exists, or has another error.
+    """Turn an object that was lost while its job was cancelled into a future again.
+
+    Return False if the object exists, or has another error.
     """
     node = graph.objects.nodes.get(object_id)
     if node is None or node.producer is None or node.producer.job is not job:

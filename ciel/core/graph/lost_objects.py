@@ -1,8 +1,8 @@
-"""Handles objects whose last copy was deleted: lost with a worker, or dropped because no task and
-no job needs them.
+"""Handles objects whose last copy is lost with a worker, or dropped.
 
-A lost object that is needed is recomputed by its producer, and so are its producer's inputs. A lost
-object that cannot be recomputed becomes an error.
+The master drops an object when no task and no job needs it. A lost object that is needed is
+recomputed by its producer, and so are its producer's inputs. A lost object that cannot be
+recomputed becomes an error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ OBJECT_LOST: Final = "OBJECT_LOST"
 
 
 def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
-    """Remove a location from an object. If no location is left and the object is needed, demand
-    that its producer recomputes it.
+    """Remove a location from an object.
+
+    If no location is left and the object is needed, demand that its producer recomputes it.
 
     Returns whether the object was lost.
     """
@@ -75,6 +76,7 @@ def lose_location(graph: TaskGraph, location: str) -> list[ObjectId]:
 
 def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
     """Forget an object if it is still droppable; return the locations of its copies, to be deleted.
+
     Return nothing if it is needed.
     """
     node = graph.objects.get(object_id)

@@ -8,8 +8,10 @@ from ciel.core.tasks import DORMANT, Mentions, TaskSpec
 
 
 class Ending:
-    """How the latest attempt at a task ended. `exit_status`: the exit status of its program, or
-    minus the number of the signal that killed it; None if the attempt had no program of its own.
+    """How the latest attempt at a task ended.
+
+    `exit_status`: the exit status of its program, or minus the number of the signal that killed it;
+    None if the attempt had no program of its own.
     """
 
     __slots__ = ("ended_at_s", "exit_status", "hostname", "run_s", "worker")

@@ -31,15 +31,13 @@ from ciel.core.refs import (
 if TYPE_CHECKING:
     from ciel.core.graph.nodes import TaskNode
 
-NOBODY: tuple[Job, ...] = ()
+NO_JOBS: tuple[Job, ...] = ()
 _SETTLED = frozenset((Value, Concrete, Sweetheart, Failure, Fixed))
 _FIXED: frozenset[type] = frozenset((Fixed,))
 
 
 class ObjectNode:
-    """One object: its reference, its producer, the number of other tasks that name it, and the jobs
-    that want it.
-    """
+    """One object: its reference, its producer, its number of users, and the jobs that want it."""
 
     __slots__ = ("holds", "producer", "ref", "users", "wanters")
 
@@ -48,7 +46,7 @@ class ObjectNode:
         self.producer = producer
         self.holds = 0
         self.users = 0  # other tasks that have it as input or output; at 0 it may be forgotten
-        self.wanters: tuple[Job, ...] = NOBODY
+        self.wanters: tuple[Job, ...] = NO_JOBS
 
     @property
     def is_settled(self) -> bool:
@@ -90,8 +88,9 @@ class ObjectTable:
         return Future(object_id) if node is None or node.ref is None else node.ref
 
     def update(self, node: ObjectNode, ref: Reference) -> bool:
-        """Merge a reference into an entry; return whether this made the object settled or
-        consumable.
+        """Merge a reference into an entry.
+
+        Return whether this made the object settled or consumable.
         """
         old = node.ref
         if old is None:
@@ -110,9 +109,7 @@ class ObjectTable:
         return (node.is_consumable and not was_consumable) or (node.is_settled and not was_settled)
 
     def lose(self, node: ObjectNode, object_id: ObjectId, location: str) -> bool:
-        """Remove a location from an object; return whether the object is not consumable any more
-        because of that.
-        """
+        """Remove a location from an object; return whether the object stops being consumable."""
         if node.ref is None or location not in locations_of(node.ref):
             return False
         was_consumable = node.is_consumable

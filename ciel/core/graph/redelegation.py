@@ -17,7 +17,9 @@ from ciel.core.tasks import CANCELLED, FAILED
 
 
 class Redelegation:
-    """`next_producers` maps outputs that exist to the child that becomes the producer if the output
+    """Changes the producers of outputs that are delegated again.
+
+    `next_producers` maps outputs that exist to the child that becomes the producer if the output
     is lost.
     """
 
@@ -32,8 +34,9 @@ class Redelegation:
         self.next_producers: dict[ObjectId, TaskNode] = {}
 
     def task_added(self, child: TaskNode) -> tuple[list[ObjectId], list[TaskNode]]:
-        """Make a child the producer of the missing outputs that its parent has just delegated to
-        it. Return these outputs, and their former producers.
+        """Make a child the producer of the missing outputs that its parent has delegated to it.
+
+        Return these outputs, and their former producers.
         """
         parent = self._tasks.get(child.spec.parent)
         if parent is None or set(child.spec.outputs).isdisjoint(parent.spec.outputs):
@@ -64,8 +67,9 @@ class Redelegation:
             self._retention.take_over(object_id, child)
 
     def not_repeated(self, task: TaskNode) -> Iterator[ObjectId]:
-        """Yield the missing objects that a task created in an earlier attempt, but not in the
-        attempt that has just ended.
+        """Yield the missing objects that only an earlier attempt at a task created.
+
+        The attempt that has just ended did not create them.
         """
         for object_id in task.undeclared:
             node = self._nodes[object_id]

@@ -1,7 +1,8 @@
 """Forgets results that a client has taken over, and whole jobs (CIB-4).
 
-The graph keeps the lineage of an object as long as a client or a task may need the object again:
-until the client declares that it will not name the object any more, or the job is removed.
+The graph keeps the lineage of an object as long as a client or a task may need the object again.
+It forgets the lineage when the client declares that it will not name the object any more, or when
+the job is removed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from ciel.core.graph.lost_objects import drop
 from ciel.core.graph.nodes import TaskNode
-from ciel.core.graph.objects import NOBODY, ObjectNode
+from ciel.core.graph.objects import NO_JOBS, ObjectNode
 from ciel.core.graph.task_graph import INPUTS_PER_STEP, TaskGraph
 from ciel.core.graph.task_history import TaskHistory
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
@@ -31,8 +32,10 @@ def hand_over(
     objects: Iterable[ObjectId],
     histories: MutableMapping[str, TaskHistory] | None = None,
 ) -> Iterator[Deletions]:
-    """Release objects that the client of a job has taken over. Forget the objects that no other job
-    or task needs, the tasks that produced them, and the histories of these tasks.
+    """Release objects that the client of a job has taken over.
+
+    Forget the objects that no other job or task needs, the tasks that produced them, and the
+    histories of these tasks.
 
     A task stays if it has children, or an output that was not handed over or may name other
     objects. It also stays as long as the graph has a task that reads one of its outputs, since that
@@ -131,9 +134,10 @@ def remove(
     kept: Container[str],
     records: Sequence[MutableMapping[str, Any]] = (),
 ) -> Iterator[Deletions]:
-    """Forget an ended job with its tasks and objects, except objects that other jobs read or that
-    are `kept`: these stay, and cannot be recomputed. `records`: mappings by task id, from which the
-    entries of the job's tasks are removed as well.
+    """Forget an ended job with its tasks and objects.
+
+    Objects that other jobs read or that are `kept` stay, and cannot be recomputed. `records`:
+    mappings by task id, from which the entries of the job's tasks are removed as well.
 
     Yields the objects to be deleted whenever no steps are left.
     """
@@ -141,7 +145,7 @@ def remove(
     while job.wanted:
         object_id, _ = job.wanted.popitem()
         node = graph.objects.nodes[object_id]
-        node.wanters = tuple([other for other in node.wanters if other is not job]) or NOBODY
+        node.wanters = tuple([other for other in node.wanters if other is not job]) or NO_JOBS
         job.unsettled -= not node.is_settled
         deletions.forget_if_free(object_id)
         if deletions.take_steps(1):

@@ -1,5 +1,6 @@
-"""Decides which objects are kept because a task may still refer to them. Objects that jobs want are
-kept in any case.
+"""Decides which objects are kept because a task may still refer to them.
+
+Objects that jobs want are kept in any case.
 
 `ObjectNode.holds` counts the reasons:
 
@@ -23,8 +24,10 @@ from ciel.core.tasks import FINISHED, Mentions
 
 
 class Retention:
-    """Counts the holds of the objects of a graph. `droppable` lists objects without a hold and
-    without a job that wants them; the owner of the graph empties it after each tick.
+    """Counts the holds of the objects of a graph.
+
+    `droppable` lists objects without a hold and without a job that wants them; the owner of the
+    graph empties it after each tick.
     """
 
     __slots__ = ("_nodes", "_objects", "_tasks", "droppable")

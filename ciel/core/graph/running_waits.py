@@ -1,7 +1,7 @@
-"""Tracks the objects that a running task waits for: a child within its program produces them, or a
-task on another worker (ADR 20).
+"""Tracks the objects that running tasks wait for.
 
-An entry is removed when the object exists, or the task has stopped.
+A child within the task's program produces them, or a task on another worker (ADR 20). An entry is
+removed when the object exists, or the task has stopped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class RunningWaits:
         self._by_owner: dict[TaskNode, list[ObjectId]] = {}
 
     def add(self, owner: TaskNode, objects: Iterable[ObjectId]) -> None:
-        """Record that a running task waits for objects. If several tasks wait for an object, only
-        the last one is recorded.
+        """Record that a running task waits for objects.
+
+        If several tasks wait for an object, only the last one is recorded.
         """
         mine = self._by_owner.setdefault(owner, [])
         for object_id in objects:

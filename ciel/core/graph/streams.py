@@ -1,7 +1,8 @@
 """Tracks which objects grow while their producers run, and which tasks read them meanwhile.
 
-A task is a reader of a stream from the moment when it may run with it, even while it waits for
-other inputs, until the object is complete, the stream breaks, or the task ends or is reset.
+A task becomes a reader of a stream when the stream is consumable, even while the task waits for
+other inputs. It stops being a reader when the object is complete, the stream breaks, or the task
+ends or is reset.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Streams:
                 del self.readers[object_id]
 
     def complete(self, object_id: ObjectId) -> None:
-        """Note that an object is complete; add the readers whose inputs are all complete now to
-        `completed_readers`.
+        """Note that an object is complete.
+
+        Add the readers whose inputs are all complete now to `completed_readers`.
         """
         for task in self.readers.pop(object_id, ()):
             left = self.reading[task]
@@ -85,6 +87,7 @@ class Streams:
 
     def end(self, task: TaskNode) -> list[ObjectId]:
         """Break the streams that an attempt opened and did not complete; return their objects.
+
         Another attempt may have to produce them.
         """
         incomplete = [o for o in self.opened.pop(task, ()) if o in self._growing]

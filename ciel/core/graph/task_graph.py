@@ -1,5 +1,6 @@
-"""The dynamic task graph: lineage, laziness, delegation, tasks that spawn tasks, errors, loss and
-release.
+"""The dynamic task graph: the states of all tasks and objects, and the rules that change them.
+
+It implements lineage, laziness, delegation, tasks that spawn tasks, errors, loss and release.
 
 The graph is pure. Its owner reports events, and empties the outboxes after each tick: `runnable`,
 `settled` and `unneeded` here, `broken_readers` and `completed_readers` of the streams, `droppable`
@@ -13,6 +14,7 @@ tasks. The graph reports events to its components; they return the consequences,
 graph. The rules (CIB-1, CIB-4):
 
 - A task becomes active only when a job wants one of its outputs, or an active task waits for one.
+  The code calls this to *demand* the output.
 - An active task waits until all its inputs are consumable. A failed input fails the task, unless it
   sees errors. For some tasks one of several inputs is enough (`any_inputs`).
 - A child may take over outputs of its parent (delegation). A known task is not added twice.
@@ -39,7 +41,7 @@ from ciel.core.graph.any_inputs import AnyInputs
 from ciel.core.graph.failures import label, no_output_text, propagated
 from ciel.core.graph.fixed import FixedProcesses
 from ciel.core.graph.nodes import TaskNode
-from ciel.core.graph.objects import NOBODY, ObjectNode, ObjectTable
+from ciel.core.graph.objects import NO_JOBS, ObjectNode, ObjectTable
 from ciel.core.graph.redelegation import Redelegation
 from ciel.core.graph.retention import Retention
 from ciel.core.graph.running_waits import RunningWaits
@@ -88,25 +90,24 @@ class TaskGraph:
         self.undeclared_outputs = UndeclaredOutputs(self.tasks, self.objects, self.retention)
         self.fixed = FixedProcesses(self.tasks, self.objects, self.retention)
         self.steps_left = UNBOUNDED
-        self.notifying: deque[ObjectId] = (
-            deque()
-        )  # objects that exist, and readers of which still wait
+        # Objects that exist, and for which tasks still wait.
+        self.notifying: deque[ObjectId] = deque()
         self.demanding: list[ObjectId] = []  # needed objects whose producers may be dormant
         self.releasing: list[ObjectId] = []  # released objects whose producers may be active
         self.cancelling: set[Job] = set()  # jobs whose tasks are being cancelled: none may start
         self.retrying: set[Job] = set()  # jobs whose failed tasks are being reset
         self._growing = self.objects.growing
-        self.newly_waiting: list[TaskNode] | None = (
-            None  # the owner sets it to a list to record them
-        )
+        # Tasks that began to wait; recorded if the owner sets this to a list.
+        self.newly_waiting: list[TaskNode] | None = None
         self.disturbed = False  # a task was reset, an object lost, or a producer replaced
         self.divergent: list[tuple[TaskId, int]] = []  # children that differed in a re-execution
 
     # --- growth -----------------------------------------------------------------------------------
 
     def add(self, spec: TaskSpec, job: Job) -> TaskNode:
-        """Add a task (checked by `tasks.check_task`); return it. A known task is returned
-        unchanged.
+        """Add a task (checked by `tasks.check_task`); return it.
+
+        A known task is returned unchanged.
 
         Its parent must be `job` itself or a task of it. Raises InvalidTaskError, and then changes
         nothing.
@@ -239,15 +240,16 @@ class TaskGraph:
             return
         del job.wanted[object_id]
         node = self.objects.nodes[object_id]
-        node.wanters = tuple([other for other in node.wanters if other is not job]) or NOBODY
+        node.wanters = tuple([other for other in node.wanters if other is not job]) or NO_JOBS
         if not node.is_settled:
             job.unsettled -= 1
             self.release_demand([object_id])
         self.retention.drop_if_unused(object_id, node)
 
     def demand(self, object_ids: Iterable[ObjectId]) -> None:
-        """Activate the producers of needed objects that are missing, and so on upwards. If no steps
-        are left after the first producer, defer the rest.
+        """Activate the producers of needed objects that are missing, and so on upwards.
+
+        If no steps are left after the first producer, defer the rest.
         """
         pending = list(object_ids)
         nodes = self.objects.nodes
@@ -329,8 +331,9 @@ class TaskGraph:
             self.streams.add_reader(task)
 
     def release_demand(self, object_ids: list[ObjectId]) -> None:
-        """Deactivate tasks whose outputs are not needed any more, and so on upwards, as far as
-        steps are left.
+        """Deactivate tasks whose outputs are not needed any more, and so on upwards.
+
+        If no steps are left, defer the rest.
         """
         pending, nodes = object_ids, self.objects.nodes
         while pending:
@@ -377,19 +380,21 @@ class TaskGraph:
             or object_id in self.running_waits.awaited
         )
 
-    # --- what happens to tasks --------------------------------------------------------------------
+    # --- events of tasks --------------------------------------------------------------------------
 
     def is_ready(self, task: TaskNode) -> bool:
-        """Whether a task can be assigned now. A task whose input was lost meanwhile waits again, or
-        fails.
+        """Whether a task can be assigned now.
+
+        A task whose input was lost meanwhile waits again, or fails.
         """
         if self.cancelling and task.job in self.cancelling:
             return False
         return task.state is RUNNABLE and not (task.spec.inputs and self.recheck(task))
 
     def recheck(self, task: TaskNode) -> bool:
-        """Re-evaluate an active task if one of its inputs is lost or has failed; return whether
-        that was the case.
+        """Make an active task wait again, or fail, if one of its inputs is lost or has failed.
+
+        Return whether that was the case.
 
         Losses are rare and objects have many readers, so a loss does not visit the readers: they
         notice it here, when they are to be assigned.
@@ -422,9 +427,10 @@ class TaskGraph:
         return task.attempt
 
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
-        """Publish the outputs of an attempt that succeeded. An output that it neither published nor
-        delegated becomes an error; so does an undeclared output of an earlier attempt that this one
-        did not publish, if a task waits for it.
+        """Publish the outputs of an attempt that succeeded.
+
+        An output that it neither published nor delegated becomes an error; so does an undeclared
+        output of an earlier attempt that this one did not publish, if a task waits for it.
         """
         task.worker = None
         self._move(task, DONE)
@@ -438,7 +444,7 @@ class TaskGraph:
                 if failing := self._notify(ref.id, node):
                     self._fail(failing)
             elif ref.id in self.any_inputs.choosers.awaited:
-                self._fail(self._settle_alternative(ref.id))  # it replaces an error
+                self._fail(self._settle_alternative(ref.id))  # it may have replaced an error
         if self.streams.opened:
             self._end_streams(task)
         for object_id in task.spec.outputs:
@@ -464,7 +470,7 @@ class TaskGraph:
         self._fail([(task, reason, details)])
 
     def requeue(self, task: TaskNode) -> None:
-        """Return a task whose attempt ended without result: it waits or runs again if needed."""
+        """Take back a task whose attempt ended without result: it waits or runs again if needed."""
         if task.state is not ASSIGNED:
             raise InvalidTransitionError(f"task {task.spec.id}", task.state, RUNNABLE)
         task.worker = None
@@ -513,7 +519,7 @@ class TaskGraph:
             self.retention.task_ended(task)
             self.release_demand(list(task.spec.inputs))
 
-    # --- what happens to objects ------------------------------------------------------------------
+    # --- events of objects ------------------------------------------------------------------------
 
     def publish(self, ref: Reference) -> None:
         """Merge a reference into the object table; release or fail the tasks that wait for it."""
@@ -522,11 +528,13 @@ class TaskGraph:
             if failing := self._notify(ref.id, node):
                 self._fail(failing)
         elif ref.id in self.any_inputs.choosers.awaited:
-            self._fail(self._settle_alternative(ref.id))  # it replaces an error
+            self._fail(self._settle_alternative(ref.id))  # it may have replaced an error
 
     def _notify(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
-        """Notify the tasks that wait for an object; return the tasks that fail because of it, with
-        reasons. If more tasks wait than steps are left, `deferred` notifies them later.
+        """Notify the tasks that wait for an object; return the tasks that fail because of it.
+
+        Each failing task is returned with its reason and details. If more tasks wait than steps are
+        left, `deferred` notifies them later.
         """
         failing: list[tuple[TaskNode, str, object]] = []
         ref = node.ref
@@ -551,9 +559,8 @@ class TaskGraph:
             self.retention.output_settled(producer)
         if producer is not None and producer.state in ACTIVE:
             if producer.state is not ASSIGNED or object_id not in producer.undeclared:
-                self.release_demand(
-                    [object_id]
-                )  # a lost copy exists again: its worker has reconnected
+                # A lost copy exists again: its worker has reconnected.
+                self.release_demand([object_id])
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:
@@ -563,8 +570,9 @@ class TaskGraph:
         return failing
 
     def _settle_alternative(self, object_id: ObjectId) -> list[tuple[TaskNode, str, object]]:
-        """Make tasks runnable for which a settled alternative is enough; return the tasks that fail
-        because it was their last alternative.
+        """Make tasks runnable for which a settled alternative is enough.
+
+        Return the tasks that fail because it was their last alternative.
         """
         ready, failing = self.any_inputs.settled(object_id)
         for task in ready:

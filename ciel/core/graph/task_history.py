@@ -1,7 +1,6 @@
-"""Keeps the unusual events of a task's life in a bounded list, for `ciel task explain` and for
-errors.
+"""Keeps the unusual events of a task's life in a bounded list.
 
-A task that ran once and succeeded has no history.
+`ciel task explain` and errors show them. A task that ran once and succeeded has no history.
 """
 
 from __future__ import annotations

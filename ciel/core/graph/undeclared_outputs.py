@@ -1,5 +1,6 @@
-"""Assigns undeclared objects to their producers: the id of such an object starts with the id of the
-task that produces it.
+"""Assigns undeclared objects to the tasks that produce them.
+
+The id of such an object starts with the id of the task that produces it.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ class UndeclaredOutputs:
         task.undeclared += tuple(found)
 
     def named(self, object_id: ObjectId, job: Job) -> None:
-        """Make an object an undeclared output of its task, if its id starts with the id of a task
-        of the job. Called when a task of the job names the object for the first time.
+        """Make an object an undeclared output of its producer, if that is a task of the job.
+
+        The id of the object starts with the id of its producer. Called when a task of the job names
+        the object for the first time.
         """
         name = root_task_id(job.spec.id)
         if not object_id.startswith(f"{name}:"):

@@ -1,5 +1,6 @@
-"""Maps each waiting task to its missing inputs, and releases it when the last one arrives. The
-graph and the queue of a worker use the same table.
+"""Maps each waiting task to its missing inputs, and releases it when the last one arrives.
+
+The graph and the queue of a worker use the same table.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ LIST_MAX_LENGTH = 16
 
 
 class Waiting(Generic[K]):
-    """Maps waiters to the objects that they wait for. A waiter is ready once all its objects were
-    released.
+    """Maps waiters to the objects that they wait for.
+
+    A waiter is ready once all its objects were released.
     """
 
     __slots__ = ("_missing", "awaited")
@@ -66,7 +68,7 @@ class Waiting(Generic[K]):
 
     def release_one(self, waiter: K, object_id: str) -> bool:
         """Release an object for one of its waiters; return whether that waiter is ready now."""
-        self._strike_out(waiter, object_id)
+        self._remove_waiter(waiter, object_id)
         left = self._missing[waiter] - 1
         if left:
             self._missing[waiter] = left
@@ -79,9 +81,9 @@ class Waiting(Generic[K]):
         if self._missing.pop(waiter, None) is None:
             return
         for object_id in objects:
-            self._strike_out(waiter, object_id)
+            self._remove_waiter(waiter, object_id)
 
-    def _strike_out(self, waiter: K, object_id: str) -> None:
+    def _remove_waiter(self, waiter: K, object_id: str) -> None:
         others = self.awaited.get(object_id)
         if others is not None and waiter in others:
             if isinstance(others, dict):

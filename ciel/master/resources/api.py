@@ -1,5 +1,6 @@
-"""`/api/v1`: JSON resources to monitor a cluster and to submit jobs; see docs/http.md, and
-docs/schemas for the schemas. Lists are paginated.
+"""The JSON resources of `/api/v1`, to monitor a cluster and to submit jobs.
+
+See docs/http.md, and docs/schemas for the schemas. Lists are paginated.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Listing(Resource):
 
 
 class Page(Listing):
-    """A topic with pages, selected by `?first=`; `next` in an answer is the `first` of the next
-    page.
+    """A topic with pages, selected by `?first=`.
+
+    `next` in an answer is the `first` of the next page.
     """
 
     def arguments(self, request: Request) -> dict[str, Any]:
@@ -131,8 +133,9 @@ class JobResource(Resource):
 
 
 class OneJob(JobResource):
-    """The state of a job; `?wait_s=` waits for its end, at most this time. `DELETE` removes the
-    job.
+    """The state of a job; `?wait_s=` waits for its end, at most this time.
+
+    `DELETE` removes the job.
     """
 
     def render_GET(self, request: Request) -> Answer:
@@ -173,7 +176,7 @@ def _named(found: Job) -> dict[str, str]:
 
 
 def add_api(routes: Routes, service: MasterService) -> None:
-    """Add all these resources to the routes."""
+    """Add all resources of `/api/v1` to the routes."""
     for name in ("status", "workers", "stores"):
         routes.add(f"/api/v1/{name}", Listing(service, name))
     routes.add("/api/v1/jobs", Jobs(service))

@@ -1,5 +1,6 @@
-"""Redirects requests for the content of objects to workers, with status 307. The master itself has
-only content that is inline in a reference.
+"""Redirects requests for the content of objects to workers, with status 307.
+
+The master itself has only content that is inline in a reference.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class Data(Resource):
         places = self.service.netlocs() & locations_of(ref)
         if not places:
             raise HttpError(404, f"no connected worker has {ref.id}")
-        raise _elsewhere(min(places), f"/data/{quote(ref.id, safe=':')}", "a worker has it")
+        raise _elsewhere(min(places), f"/data/{quote(ref.id, safe=':')}", "a worker holds it")
 
 
 class Uploads(Resource):
     """Redirects uploads to the workers, round-robin."""
 
-    _turn: ClassVar[itertools.count[int]] = itertools.count()
+    _round_robin: ClassVar[itertools.count[int]] = itertools.count()
 
     def limit_for(self, method: str) -> int | None:
         return None if method == "POST" else super().limit_for(method)  # no upload is read
@@ -68,10 +69,10 @@ class Uploads(Resource):
             with_http_errors(lambda: check_id(name))
         workers = sorted(self.service.netlocs())
         if not workers:
-            return HttpError(503, "no worker can store it; start one with ciel-worker")
-        chosen = workers[next(self._turn) % len(workers)]
+            return HttpError(503, "no worker is connected to store it; start one with ciel-worker")
+        chosen = workers[next(self._round_robin) % len(workers)]
         target = "/control/data/" if name is None else f"/control/data/{quote(name, safe=':')}"
-        return _elsewhere(chosen, target, "send it to that worker")
+        return _elsewhere(chosen, target, "send the object to that worker")
 
 
 class DataByRoute(Uploads, Data):

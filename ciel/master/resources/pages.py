@@ -1,5 +1,6 @@
-"""`/control/browse`: small HTML pages about jobs, tasks and references. All content is escaped, the
-pages load no resources and run no scripts, and lists are paginated.
+"""`/control/browse`: small HTML pages about jobs, tasks and references.
+
+All content is escaped, the pages load no resources and run no scripts, and lists are paginated.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class RefPage(Page):
         producer = node.producer
         facts: dict[str, Any] = {"is": type(ref).__name__, **_about(ref)}
         if producer is not None:
-            facts["made by"] = _link(
+            facts["produced by"] = _link(
                 producer.spec.name or producer.spec.id, "task", producer.spec.job, producer.spec.id
             )
         facts["reference"] = str(to_array(ref))[:_SHOWN_MAX_LENGTH]
@@ -195,8 +196,10 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> Html:
 
 
 class Entrance(Route):
-    """The login page of browsers: checks the ticket in the link, sets the cookie, and redirects to
-    the page that the query names, or to the list of jobs.
+    """The login page of browsers, to which a link with a ticket leads.
+
+    It sets the cookie, and redirects to the page of the job that the query names, or to the list of
+    jobs.
     """
 
     needs_role = Role.READ
@@ -215,7 +218,7 @@ class Entrance(Route):
 
 
 def add_pages(routes: Routes, service: Any, browsers: BrowserSessions) -> None:
-    """Add all of these to the routes."""
+    """Add all pages to the routes."""
     routes.add(browsers.login_path, Entrance(browsers))
     routes.add(f"{ROOT}/job", JobsPage(service))
     routes.add(f"{ROOT}/job/{{job}}", JobPage(service))

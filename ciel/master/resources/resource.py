@@ -1,5 +1,7 @@
-"""The base class and helpers of the master's HTTP resources. Reading needs a read-only key, and
-everything else a key that may submit. Errors of the engine become HTTP errors.
+"""The base class and helpers of the master's HTTP resources.
+
+Reading needs a read-only key, and everything else a key that may submit. Errors of the engine
+become HTTP errors.
 """
 
 from __future__ import annotations
@@ -98,8 +100,9 @@ def with_http_errors(do: Callable[[], T]) -> T:
 def read_in_thread(
     size_bytes: int, read: Callable[[], T], then: Callable[[T], Answer]
 ) -> Deferred[bytes]:
-    """Call `read`, in a thread if `size_bytes` is large, and then `then` with its result. Errors of
-    the engine in either of them become HTTP errors.
+    """Call `read`, in a thread if `size_bytes` is large, and then `then` with its result.
+
+    Errors of the engine in either of them become HTTP errors.
     """
     begin = deferToThread if size_bytes > READ_AT_ONCE_MAX_BYTES else execute
     done: Deferred[Any] = begin(with_http_errors, read)
@@ -139,9 +142,7 @@ def seconds_argument(value: Any, name: str) -> float:
 
 
 def word_argument(request: Request, name: str, known: Mapping[str, object]) -> str | None:
-    """Return a value of the query string, which must be one of the `known` ones; None if it is
-    missing.
-    """
+    """Return a value of the query string that must be one of `known`; None if it is missing."""
     if name.encode() not in request.args:
         return None
     text = str(request.args[name.encode()][0].decode("utf-8", "replace"))

@@ -1,5 +1,7 @@
-"""The master's HTTP server: health, metrics, `/api/v1`, HTML pages, and the routes of plugins, such
-as those of the original CIEL (`ciel.original`). It serves no content of objects.
+"""The HTTP server of the master, with all of its routes.
+
+It serves health, metrics, `/api/v1`, HTML pages, and the routes of plugins, such as those of the
+original CIEL (`ciel.original`). Workers serve the content of stored objects.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def read_root(body: Mapping[str, Any]) -> Root:
         raise InvalidSubmissionError("root_task", "it must be an object that describes what to run")
     for key in root:
         if key not in _ROOT_KEYS | _IGNORED_KEYS:
-            raise InvalidSubmissionError(f"root_task.{key:.40}", "unknown")
+            raise InvalidSubmissionError(f"root_task.{key:.40}", "unknown key")
     handler = _executor(root.get("handler"), "root_task.handler")
     dependencies = root.get("dependencies", [])
     if not isinstance(dependencies, list):
@@ -156,7 +156,7 @@ def _read_options(options: Any) -> Scheduling:
         raise InvalidSubmissionError("job_options", "it must be an object")
     for key in options:
         if key not in _JOURNAL_OPTIONS | {"scheduler", "sched_opts"}:
-            raise InvalidSubmissionError(f"job_options.{key:.40}", "unknown")
+            raise InvalidSubmissionError(f"job_options.{key:.40}", "unknown key")
     return _scheduling(options.get("scheduler"), options.get("sched_opts"), "job_options")
 
 
@@ -164,17 +164,17 @@ def _scheduling(policy: Any, options: Any, where: str) -> Scheduling:
     if not (policy is None or isinstance(policy, str)):
         raise InvalidSubmissionError(where, "the name of a policy must be a string")
     if not (options is None or isinstance(options, dict)):
-        raise InvalidSubmissionError(where, "the options of a policy are an object")
+        raise InvalidSubmissionError(where, "the options of a policy must be an object")
     return read_scheduling(policy, options) if policy else read_scheduling(options=options)
 
 
-# --- ours -----------------------------------------------------------------------------------------
+# --- the form of ciel -----------------------------------------------------------------------------
 
 JOB_KEYS: Final = ("name", "keep", "tasks", "want", "scheduling")
 
 
 def read_job(body: Mapping[str, Any], job: JobId) -> Submission:
-    """Read a job in our form, with decoded references."""
+    """Read a job in the form of ciel, with decoded references."""
     name, keep = body.get("name", ""), body.get("keep", False)
     if not isinstance(name, str) or len(name) > JOB_NAME_MAX_LENGTH:
         text = f"it must be a string of at most {JOB_NAME_MAX_LENGTH} characters"
@@ -210,7 +210,7 @@ def _read_task(
     for key in task:
         if key not in _TASK_KEYS:
             known = ", ".join(sorted(_TASK_KEYS))
-            raise InvalidSubmissionError(f"{where}.{key:.40}", f"unknown; a task has {known}")
+            raise InvalidSubmissionError(f"{where}.{key:.40}", f"unknown key; a task has {known}")
     executor = _executor(task.get("executor"), f"{where}.executor")
     name = task.get("name", "")
     if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
@@ -240,7 +240,7 @@ def _read_task(
 
 def _output_count(task: Any, where: str) -> int:
     if not isinstance(task, dict):
-        raise InvalidSubmissionError(where, "a task is an object")
+        raise InvalidSubmissionError(where, "a task must be an object")
     count = task.get("outputs", 1)
     if type(count) is not int or not 0 < count <= OUTPUTS_MAX:
         raise InvalidSubmissionError(f"{where}.outputs", f"it must be 1 to {OUTPUTS_MAX}")
@@ -249,13 +249,14 @@ def _output_count(task: Any, where: str) -> int:
 
 def _check_names(count: int, where: str) -> None:
     if count > NAMES_MAX:
-        text = f"the tasks up to here name more than {NAMES_MAX} objects: submit several jobs"
+        text = f"the tasks up to this one name more than {NAMES_MAX} objects: submit several jobs"
         raise InvalidSubmissionError(where, text)
 
 
 def _with_outputs(value: Any, outputs: Mapping[str, list[ObjectId]], where: str) -> Any:
-    """Replace `{"__output__": TASK}` or `{"__output__": [TASK, NUMBER]}` by a reference to the
-    output of that earlier task.
+    """Replace each `__output__` object by a reference to an output of an earlier task.
+
+    Its form is `{"__output__": TASK}` or `{"__output__": [TASK, NUMBER]}`.
     """
     if isinstance(value, list):
         return [_with_outputs(item, outputs, where) for item in value]
@@ -278,7 +279,7 @@ def _output(named: Any, outputs: Mapping[str, list[ObjectId]], where: str) -> Ob
     if made is None:
         raise InvalidSubmissionError(where, f"no earlier task is called {task!r:.40}")
     if not 0 <= number < len(made):
-        raise InvalidSubmissionError(where, f"{task:.40} has {len(made)} outputs, from 0")
+        raise InvalidSubmissionError(where, f"{task:.40} has {len(made)} outputs, numbered from 0")
     return made[number]
 
 
@@ -305,7 +306,7 @@ def _needs(value: Any, where: str) -> Needs:
     for key, item in value.items():
         if key not in known:
             raise InvalidSubmissionError(
-                f"{where}.{key:.40}", f"unknown; the keys are {', '.join(known)}"
+                f"{where}.{key:.40}", f"unknown key; the keys are {', '.join(known)}"
             )
         if isinstance(known[key], tuple):
             if not isinstance(item, list) or not all(isinstance(text, str) for text in item):

@@ -1,3 +1,4 @@
-"""The decisions of the master: events and times go in, messages to peers come out. Imports only
-`ciel.core`.
+"""The decisions of the master: events and times go in, messages to peers come out.
+
+Imports only `ciel.core`.
 """

@@ -1,5 +1,7 @@
-"""Tracks each attempt at a task on the master, from its assignment to a worker until its report is
-accepted, it is stopped, or its inputs turn out to be missing.
+"""Tracks each attempt at a task on the master.
+
+An attempt exists from its assignment to a worker until the master accepts its report, it is
+stopped, or its inputs turn out to be missing.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Attempts:
         *,
         delegates: bool,
     ) -> None:
-        """`delegates`: eager dispatch is on."""
+        """`delegates`: whether eager dispatch is on."""
         self._context = context
         self._graph = context.graph
         self._table = context.table
@@ -91,9 +93,10 @@ class Attempts:
     def confirm(
         self, task: TaskNode, worker: WorkerNode, *, is_inline: bool = False, within: bool = False
     ) -> None:
-        """Assign a ready task to a worker that has it already: the task was dispatched eagerly, or
-        (`is_inline`) the worker started it by itself, possibly within the program of its parent
-        (`within`).
+        """Assign a ready task to a worker that has it already.
+
+        The task was dispatched eagerly, or (`is_inline`) the worker started it by itself, possibly
+        within the program of its parent (`within`).
         """
         self._graph.assign(task, worker.facts.id)
         if is_inline:
@@ -102,8 +105,9 @@ class Attempts:
         self._eager.assigned(task)
 
     def start_eager(self, task: TaskNode) -> bool:
-        """Assign a runnable task to the worker to which it was dispatched eagerly, if there is one;
-        cancel that attempt if it cannot run there. Return whether the task was assigned.
+        """Assign a runnable task to the worker to which it was dispatched eagerly, if any.
+
+        Cancel that attempt if it cannot run there. Return whether the task was assigned.
         """
         worker = self._eager.tasks.get(task)
         if worker is None:
@@ -130,8 +134,9 @@ class Attempts:
         return task
 
     def reporting_task(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Return the task of a running attempt that reports something. If the attempt is
-        superseded, cancel it and return None.
+        """Return the task of a running attempt that reports something.
+
+        If the attempt is superseded, cancel it and return None.
         """
         task = self._current(worker, task_id, attempt)
         if task is None and (early := self._eager.find(worker, task_id, attempt)) is not None:
@@ -163,7 +168,7 @@ class Attempts:
         elif task in self._graph.streams.reading:
             self.held_reports[task] = (worker, report)
         else:
-            self._count(task, worker, report)
+            self._accept(task, worker, report)
 
     def _failed(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
         """Retry a task whose attempt failed, or fail the task."""
@@ -173,9 +178,8 @@ class Attempts:
         where = f"attempt {task.attempt} failed on worker {worker.facts.id}"
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
         verdict = after_failure(retry_state, task.spec.needs, reason, details)
-        if (
-            isinstance(verdict, Retry) or task.spec.id in context.histories
-        ):  # else the failure itself says this
+        # The failure itself says this if the task is not retried and has no history.
+        if isinstance(verdict, Retry) or task.spec.id in context.histories:
             context.record(task, f"{where}: {reason}: {report.fault.text}")
         if isinstance(verdict, Retry):
             retry_state.not_before_s = context.now_s + verdict.delay_s
@@ -188,7 +192,7 @@ class Attempts:
             self._graph.fail(task, verdict.reason, details)
             context.journal.append(report)
 
-    def _count(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
+    def _accept(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Accept a report of success: all inputs of the attempt are complete."""
         if self._eager.tasks:
             self._cancel_produced_elsewhere(report.published, task)
@@ -225,9 +229,9 @@ class Attempts:
             node = self._graph.objects.nodes.get(ref.id)
             if node is None or node.producer is None or not differs_in_content(node.ref, ref):
                 continue
-            made = f"attempt {report.attempt} on worker {worker.facts.id} produced {ref.id}, too"
+            made = f"attempt {report.attempt} on worker {worker.facts.id} also produced {ref.id}"
             self._context.record(
-                node.producer, f"{made}, with different content; the first one stays"
+                node.producer, f"{made}, with different content; the earlier one stays"
             )
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
@@ -258,8 +262,10 @@ class Attempts:
     # --- lost workers -----------------------------------------------------------------------------
 
     def worker_lost(self, worker: WorkerNode, reason: str, *, died: bool) -> None:
-        """Run the attempts of a lost worker again. `died`: its process is known to have ended, so
-        the loss counts against the tasks that it ran.
+        """Run the attempts of a lost worker again.
+
+        `died`: its process is known to have ended, so the loss counts against the tasks that it
+        ran.
         """
         slots_left = worker.facts.slots
         for (_, attempt), task in worker.assigned.items():
@@ -303,9 +309,7 @@ class Attempts:
     # --- streams ----------------------------------------------------------------------------------
 
     def follow_streams(self) -> None:
-        """Stop attempts whose streams broke, and accept the reports of attempts whose streams are
-        complete.
-        """
+        """Stop the readers of broken streams; accept the reports of readers of complete ones."""
         streams = self._graph.streams
         while streams.broken_readers or streams.completed_readers:
             if streams.broken_readers:
@@ -314,7 +318,7 @@ class Attempts:
                 task = streams.completed_readers.pop()
                 if task in self.held_reports:
                     self._context.touch(task.job)
-                    self._count(task, *self.held_reports.pop(task))
+                    self._accept(task, *self.held_reports.pop(task))
         for worker, ref in self._copies.take_back():
             node = self._graph.objects.get(ref.id)
             if node is not None and node.is_settled:
@@ -325,7 +329,8 @@ class Attempts:
         if task.state is RUNNABLE or task.state is WAITING:
             self._graph.recheck(task)
         elif task.state is ASSIGNED and task.attempt == attempt:
-            self.restart(task, f"an input of attempt {task.attempt} broke off: it runs again")
+            why = f"the producer of an input stopped during attempt {task.attempt}"
+            self.restart(task, f"{why}: the task runs again")
             self._drop_held_report(task)
 
     def followers_of_broken(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
@@ -335,8 +340,10 @@ class Attempts:
     # --- stopping ---------------------------------------------------------------------------------
 
     def stop(self, task: TaskNode, *, aborts: bool = False) -> AttemptKey | None:
-        """Cancel the attempt of a task. If it still runs, return its key: the worker will report
-        its end. `aborts`: the attempt counts as failed.
+        """Cancel the attempt of a task.
+
+        If it still runs, return its key: the worker will report its end. `aborts`: the attempt
+        counts as failed.
         """
         if task in self.held_reports or task.worker is None:
             return None
@@ -351,8 +358,9 @@ class Attempts:
         self._graph.requeue(task)
 
     def cancel(self, task: TaskNode, reason: str) -> None:
-        """Cancel a task, and fail the tasks that need it; raises CannotCancelTaskError if it has
-        ended. Its job continues.
+        """Cancel a task, and fail the tasks that need it; its job continues.
+
+        Raises CannotCancelTaskError if the task has ended.
         """
         if task.state in FINISHED:
             raise CannotCancelTaskError(label(task), str(task.state))
@@ -362,8 +370,9 @@ class Attempts:
         self._drop_held_report(task)
 
     def stop_job(self, job: Job, reason: str) -> Iterator[AttemptKey | None]:
-        """Cancel all attempts of a job and fail their tasks. Yield, for each attempt, its key if
-        the worker will report its end, or None.
+        """Cancel all attempts of a job and fail their tasks.
+
+        Yield, for each attempt, its key if the worker will report its end, or None.
         """
         yield from self._eager.cancel_job(job)
         for worker in list(self._table.by_id.values()):
@@ -380,8 +389,9 @@ class Attempts:
             yield None
 
     def stop_unneeded(self) -> None:
-        """Cancel attempts that read broken streams, attempts that are not needed, and eager
-        attempts that cannot start.
+        """Cancel the attempts that should not run any more.
+
+        These attempts read broken streams, are not needed, or are eager and cannot start.
         """
         graph = self._graph
         self.follow_streams()
@@ -406,9 +416,10 @@ class Attempts:
     def stored(
         self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
     ) -> None:
-        """Note that a worker stores objects. A copy of a growing object is listed when its producer
-        has completed the object. `kept`: the worker stored the objects before it joined. `idle`: no
-        client will name them.
+        """Note that a worker stores objects.
+
+        A copy of a growing object is listed when its producer has completed the object. `kept`: the
+        worker stored the objects before it joined. `idle`: no client will name them.
         """
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
         if self._eager.tasks:
@@ -447,11 +458,12 @@ class Attempts:
             self._graph.requeue(task)
 
     def _lose_copy(self, reader: WorkerNode, object_id: ObjectId, place: str) -> bool:
-        """Note that a reader could not get an object from a worker; return whether the object table
-        has changed since the attempt was assigned.
+        """Note that a reader could not get an object from a worker.
 
-        If the copy exists after all, it is deleted, since the table does not list it any more,
-        unless it cannot be recomputed, or is being recomputed there.
+        Return whether the object table has changed since the attempt was assigned.
+
+        If the copy exists after all, it is deleted, since the table does not list it any more. It
+        stays if it cannot be recomputed, or is being recomputed there.
         """
         node = self._graph.objects.get(object_id)
         ref = None if node is None else node.ref

@@ -1,8 +1,8 @@
-"""Runs operations on any number of tasks in slices: cancelling, failing, removing, retrying and
-finishing jobs, and others that would make clients and workers wait.
+"""Runs operations on any number of tasks in slices, so that clients and workers need not wait.
 
-An operation is a generator that yields when the graph has no steps left. It leaves the graph
-consistent at each yield, and allows any event before it continues.
+Such operations cancel, fail, remove, retry and finish jobs, for example. An operation is a
+generator that yields when the graph has no steps left. It leaves the graph consistent at each
+yield, and allows any event before it continues.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class BulkOperations:
         return bool(self._started)
 
     def start(self, operation: Iterator[None]) -> None:
-        """Run the first slice of an operation at once, which completes most operations. Errors of
-        this slice propagate to the caller.
+        """Run the first slice of an operation at once, which completes most operations.
+
+        Errors of this slice propagate to the caller.
         """
         if next(operation, _ENDED) is not _ENDED:
             self._started.append(operation)

@@ -1,5 +1,6 @@
-"""Tracks cancelled attempts whose end workers have not reported yet: a cancelled job ends when none
-of its attempts runs.
+"""Tracks cancelled attempts whose end the workers have not reported yet.
+
+A cancelled job ends when none of its attempts runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Carries out the messages of clients: submit jobs, add tasks, want and release objects, watch and
-cancel.
+"""Carries out the messages of clients.
+
+Clients submit, watch and cancel jobs, add tasks, and want and release objects.
 """
 
 from __future__ import annotations
@@ -107,8 +108,10 @@ class ClientRequests:
         self._context.send(client, JobChanged(summarise(job)))
 
     def _hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
-        """Release objects that their client will not name again. A task that was not assigned yet
-        does not run for them; the output of an assigned task is released when it exists.
+        """Release objects that their client will not name again.
+
+        A task that was not assigned yet does not run for them; the output of an assigned task is
+        released when it exists.
         """
         nodes, released = self._graph.objects.nodes, []
         for object_id in objects:
@@ -128,6 +131,7 @@ class ClientRequests:
         self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...]
     ) -> Job:
         """Create a complete job, with its tasks and wants, for a client without a connection.
+
         Raises CielError, and then creates nothing.
         """
         if spec.id in self._jobs.by_id:
@@ -147,9 +151,10 @@ class ClientRequests:
         return job
 
     def _want(self, job: Job, objects: tuple[ObjectId, ...]) -> list[ObjectSettled]:
-        """Make a job want objects. Return the settled objects that must be announced again, since
-        another client may have sent the request, or it may repeat an earlier one. An ended job
-        wants no further objects.
+        """Make a job want objects.
+
+        Return the settled objects that must be announced again, since another client may have sent
+        the request, or it may repeat an earlier one. An ended job wants no further objects.
         """
         nodes, wanted = self._graph.objects.nodes, job.wanted
         is_active = job.state is JobState.ACTIVE

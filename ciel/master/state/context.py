@@ -1,5 +1,6 @@
-"""The data that the components of the master's state share: the graph, the workers, the time, and
-the messages that are sent at the end of the tick.
+"""The data that the components of the master's state share.
+
+These are the graph, the workers, the time, and the messages that are sent at the end of the tick.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Tracks copies of growing objects. The worker of a reader may have received all of an object
-before the producer has reported that it is complete.
+"""Tracks copies of growing objects.
+
+The worker of a reader may have received all of an object before the producer has reported that it
+is complete.
 
 The producer may still fail, so such a copy does not make the object complete. It is set aside until
 the object is not a stream any more, and then listed or deleted.

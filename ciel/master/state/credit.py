@@ -1,8 +1,8 @@
-"""Computes how many tasks the master assigns to a worker in advance: the worker's slots, and a
-prefetch that adapts to the duration of its tasks.
+"""Computes how many tasks the master assigns to a worker in advance.
 
-The queue of a worker should outlast one round trip to the master, so that no slot idles. A longer
-queue would take tasks away from idle workers.
+This limit is the worker's slots, and a prefetch that adapts to the duration of its tasks. The queue
+of a worker should outlast one round trip to the master, so that no slot idles. A longer queue would
+take tasks away from idle workers.
 """
 
 from __future__ import annotations

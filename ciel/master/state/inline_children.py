@@ -1,5 +1,7 @@
-"""Handles the tasks that running tasks create. Workers start some of these children by themselves,
-in another slot or within the program of the parent (ADR 17 and 20).
+"""Handles the tasks that running tasks create.
+
+Workers start some of these children by themselves, in another slot or within the program of the
+parent (ADR 17 and 20).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class InlineChildren:
         self._attempts = attempts
         self._delegates = delegates
         self._waiting: dict[TaskNode, WorkerNode] = {}
-        self._messages: list[tuple[str, Message]] = []  # about these, each with its sender
+        self._messages: list[tuple[str, Message]] = []  # about these children, each with its sender
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._messages)
@@ -80,7 +82,7 @@ class InlineChildren:
         if message.wanted and parent.state is ASSIGNED:
             # The outputs that the parent computes from the child are invalid as well. In the new
             # attempt its children run elsewhere.
-            why = "a child that ran within its program was known already: it runs again"
+            why = "a child that ran within its program had been created before: the task runs again"
             self._attempts.restart(parent, why)
 
     def spawned_late(self, worker: WorkerNode, message: SpawnTask) -> None:
@@ -90,8 +92,10 @@ class InlineChildren:
             self._cancel(worker, message.spec)
 
     def postpone(self, worker: WorkerNode, message: Message) -> bool:
-        """Postpone a message about an inline child that is not needed yet, or about a task that
-        such a child created. Return whether the message was postponed.
+        """Postpone a message about an inline child that is not needed yet.
+
+        A message about a task that such a child created is postponed, too. Return whether the
+        message was postponed.
         """
         if not self._waiting:
             return False
@@ -108,8 +112,9 @@ class InlineChildren:
         return True
 
     def decide(self) -> list[tuple[str, Message]]:
-        """Assign the inline children that can run, and cancel all other ones; return the postponed
-        messages, to be processed now.
+        """Assign the inline children that can run, and cancel all other ones.
+
+        Return the postponed messages, to be processed now.
         """
         waiting, self._waiting = self._waiting, {}
         messages, self._messages = self._messages, []

@@ -27,7 +27,7 @@ def problems(master: MasterMachine) -> Problems:
     for text in invariants.problems(master.graph):
         yield text.split()[1], text
     yield from _slots(master)
-    yield from _books(master)
+    yield from _holds(master)
     yield from _stalled(master)
 
 
@@ -48,7 +48,7 @@ def _slots(master: MasterMachine) -> Problems:
             )
 
 
-def _books(master: MasterMachine) -> Problems:
+def _holds(master: MasterMachine) -> Problems:
     """Count the reasons to hold each object, and compare the number with `ObjectNode.holds`."""
     if master.job_table.removed:
         return  # the tasks of a removed job are forgotten before their objects
@@ -76,7 +76,7 @@ def _books(master: MasterMachine) -> Problems:
             holds[object_id] += 1
     for known_id, node in master.graph.objects.nodes.items():
         if node.holds != holds.get(known_id, 0):
-            yield known_id, f"it has {node.holds} holds, there are reasons for {holds[known_id]}"
+            yield known_id, f"it has {node.holds} holds, but reasons for {holds[known_id]}"
 
 
 def _produced_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) -> bool:

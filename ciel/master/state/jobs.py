@@ -66,7 +66,7 @@ class Jobs:
     def create(self, spec: JobSpec) -> Job:
         """Add a job; raises CielError."""
         if is_selector(spec.id):
-            raise CielError(f"a job cannot have the id {spec.id}, which selects jobs")
+            raise CielError(f"a job cannot have the id {spec.id}: commands use it to select jobs")
         if spec.id in self.removed:
             raise CielError(f"the former job {spec.id} is still being removed; try again soon")
         if len(self.by_id) >= JOBS_MAX:
@@ -81,7 +81,7 @@ class Jobs:
     def move(self, job: Job, state: JobState) -> None:
         """Change the state of a job; raises CielError if the transition is not allowed."""
         if state not in JOB_TRANSITIONS[job.state]:
-            raise CielError(f"job {job.spec.id} is {job.state}: cannot become {state}")
+            raise CielError(f"job {job.spec.id} is {job.state} and cannot become {state}")
         self.totals[job.state] -= 1
         self.totals[state] += 1
         job.state = state
@@ -192,8 +192,9 @@ class Jobs:
             yield self._released.pop(0)
 
     def pass_on_output(self, worker: WorkerNode, printed: TaskPrinted) -> None:
-        """Send the lines that a task has printed to subscribed clients, before any consequence of
-        its end.
+        """Send the lines that a task has printed to subscribed clients.
+
+        Clients get these lines before any consequence of the end of the task.
         """
         task = self._context.graph.tasks.get(printed.task)
         if task is None:

@@ -1,5 +1,4 @@
-"""The state machine of the master: receives messages from clients and workers, and returns messages
-to them.
+"""The state machine of the master: turns messages of clients and workers into messages to them.
 
 Every method takes the time, and none does I/O. Messages collect in an outbox as (peer, message)
 pairs. The service calls `end_tick` once after a batch of events: it places tasks, announces results
@@ -63,8 +62,9 @@ class MasterMachine:
         suspect_after_s: float = SUSPECT_AFTER_S,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        """`delegates`: workers may start eagerly dispatched tasks and children by themselves. A
-        worker is suspected after `suspect_after_s` of silence, and declared dead after
+        """`delegates`: workers may start eagerly dispatched tasks and children by themselves.
+
+        A worker is suspected after `suspect_after_s` of silence, and declared dead after
         `worker_timeout_s`.
         """
         context = self.context = Context()
@@ -114,8 +114,9 @@ class MasterMachine:
         return outbox
 
     def take_journal(self) -> list[Message]:
-        """Remove and return the records for the journal, which must be written before the outbox is
-        sent.
+        """Remove and return the records for the journal.
+
+        They must be written before the outbox is sent.
         """
         journal, self.context.journal = self.context.journal, []
         return journal
@@ -156,8 +157,10 @@ class MasterMachine:
         self.membership.was_stalled(late_s)
 
     def worker_lost(self, worker_id: str, reason: str, now_s: float, *, died: bool = False) -> None:
-        """Remove a worker, with its attempts and its objects. `died`: its process is known to have
-        ended, so the loss counts against the tasks that it ran.
+        """Remove a worker, with its attempts and its objects.
+
+        `died`: its process is known to have ended, so the loss counts against the tasks that it
+        ran.
         """
         self.context.now_s = now_s
         self.membership.lost(worker_id, reason, died=died)
@@ -231,6 +234,7 @@ class MasterMachine:
         self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...], now_s: float
     ) -> Job:
         """Create a complete job, with its tasks and wants, for a client without a connection.
+
         Raises CielError, and then creates nothing.
         """
         self.context.now_s = now_s
@@ -257,29 +261,34 @@ class MasterMachine:
         self.eager.job_removed(job)
 
     def retry_job(self, job: Job, now_s: float) -> None:
-        """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
-        impossible. In a large job this may be detected later; then the job ends again as before.
+        """Run the failed and cancelled tasks of an ended job again.
+
+        Raises CielError if that is impossible. In a large job this may be detected later; then the
+        job ends again as before.
         """
         self.context.now_s = now_s
         self.operations.retry(job)
 
     def retry_task(self, task: TaskNode, now_s: float) -> None:
-        """Run a failed or cancelled task again, with the failed tasks that it needs; raises
-        CielError if that is impossible. An ended job becomes active again.
+        """Run a failed or cancelled task again, with the failed tasks that it needs.
+
+        Raises CielError if that is impossible. An ended job becomes active again.
         """
         self.context.now_s = now_s
         self.operations.retry_task(task)
 
     def cancel_task(self, task: TaskNode, reason: str, now_s: float) -> None:
-        """Cancel a task, and fail the tasks that need it; raises CielError if it has ended. Its job
-        continues.
+        """Cancel a task, and fail the tasks that need it; raises CielError if it has ended.
+
+        Its job continues.
         """
         self.context.now_s = now_s
         self.attempts.cancel(task, reason)
 
     def abort(self, task: TaskNode) -> bool:
-        """Abort the current attempt of a task, which then counts as failed; return False if there
-        is none.
+        """Abort the current attempt of a task, which then counts as failed.
+
+        Return False if the task has no current attempt.
         """
         return self.attempts.stop(task, aborts=True) is not None
 
@@ -382,7 +391,7 @@ class MasterMachine:
         self.context.now_s = now_s
         self.membership.check_silence()
         for job_id in self.job_table.subscriptions.expired(now_s):
-            self.operations.cancel(self.jobs[job_id], "its client is gone")
+            self.operations.cancel(self.jobs[job_id], "its client was disconnected for too long")
 
     def due_s(self) -> float | None:
         """The time at which `end_tick` must be called if no event arrives before; None: never."""

@@ -1,6 +1,4 @@
-"""Tracks the workers of the cluster: workers join, are suspected when they are silent, reconnect,
-and are lost.
-"""
+"""Tracks the workers of the cluster, which join, are suspected, reconnect, and are lost."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from ciel.master.state.workers import WorkerFacts, WorkerNode
 
 
 class Membership:
-    """The workers that have joined, and the objects of lost workers that are still to be marked as
-    lost. A worker is suspected after `suspect_after_s` of silence, and declared dead after
-    `timeout_s`.
+    """The workers that have joined, and lost workers some of whose objects are still listed.
+
+    A worker is suspected after `suspect_after_s` of silence, and declared dead after `timeout_s`.
     """
 
     def __init__(
@@ -49,8 +47,10 @@ class Membership:
         self.lost_count = 0
 
     def joined(self, facts: WorkerFacts) -> None:
-        """Add a worker. An earlier worker with the same id has lost its attempts; an earlier worker
-        with the same address or work directory has ended.
+        """Add a worker.
+
+        An earlier worker with the same id has lost its attempts; an earlier worker with the same
+        address or work directory has ended.
         """
         for other in list(self._workers.values()):
             if other.facts.id == facts.id:
@@ -99,8 +99,10 @@ class Membership:
             worker.heard_at_s += late_s
 
     def lost(self, worker_id: str, reason: str, *, died: bool = False) -> None:
-        """Remove a worker, with its attempts and its objects. `died`: its process is known to have
-        ended, so the loss counts against the tasks that it ran.
+        """Remove a worker, with its attempts and its objects.
+
+        `died`: its process is known to have ended, so the loss counts against the tasks that it
+        ran.
         """
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -116,8 +118,10 @@ class Membership:
         self._bulk.start(self._losing_objects(worker))
 
     def _losing_objects(self, worker: WorkerNode) -> Iterator[None]:
-        """Mark the objects of a lost worker as lost, in slices. Until that is done its address
-        counts as suspected, so that no task is sent to read an input there.
+        """Mark the objects of a lost worker as lost, in slices.
+
+        Until that is done its address counts as suspected, so that no task is sent to read an input
+        there.
         """
         graph, place = self._context.graph, worker.facts.netloc
         for object_id in graph.objects.held_at(place):
@@ -134,8 +138,9 @@ class Membership:
             self._dispatcher.trust(worker)
 
     def _lose_rest(self, place: str) -> None:
-        """Mark the remaining objects of a lost worker as lost at once, since another worker joins
-        at its address.
+        """Mark the remaining objects of a lost worker as lost at once.
+
+        Another worker is about to join at its address.
         """
         worker = self._losing.pop(place, None)
         if worker is not None:

@@ -1,5 +1,6 @@
-"""Runs operations on all tasks of a job, in slices (see `bulk`): cancel, fail, remove, retry,
-release results, and check all results at the end.
+"""Runs operations on all tasks of a job, in slices (see `bulk`).
+
+They cancel, fail, remove and retry a job, release its results, and check all results at its end.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ class JobOperations:
         settle_children: Callable[[], None],
         stop_job: StopJob,
     ) -> None:
-        """`kept`: objects that stay when their jobs are removed. `settle_children` assigns or
-        cancels the inline children that are not decided yet. `stop_job` cancels all attempts of a
-        job for a reason, and yields the keys of attempts whose end workers will report, or None.
+        """`kept`: objects that stay when their jobs are removed.
+
+        `settle_children` assigns or cancels the inline children that are not decided yet.
+        `stop_job` cancels all attempts of a job for a reason, and yields the keys of attempts whose
+        end workers will report, or None.
         """
         self._context = context
         self._graph = context.graph
@@ -53,7 +56,7 @@ class JobOperations:
         self._kept = kept
         self._settle_children = settle_children
         self._stop_job = stop_job
-        self._judged: set[Job] = set()  # being finished or retried, by an operation that decides
+        self._judged: set[Job] = set()  # jobs that an operation is finishing or retrying
 
     def is_judged(self, job: Job) -> bool:
         """Return whether a job is being finished or retried."""
@@ -67,15 +70,14 @@ class JobOperations:
         touched, context.touched = context.touched, {}
         for job in touched.values():
             if job.state is JobState.ACTIVE:
-                if job not in self._judged:  # else its operation touches it again
+                if job not in self._judged:  # otherwise its operation calls `touch` again
                     self._judge(job)
             elif job.state is JobState.CANCELLING:
                 if job not in self._graph.cancelling and not self._cancellations.is_pending(job):
                     self._jobs.end(job, JobState.CANCELLED, job.reason)
             elif job.state in ENDED and not job.unsettled:
-                self._jobs.announce(
-                    job
-                )  # an object that was lost after the end of the job exists again
+                # An object that was lost after the end of the job exists again.
+                self._jobs.announce(job)
         self._jobs.announce_progress()
 
     def _judge(self, job: Job) -> None:
@@ -147,8 +149,9 @@ class JobOperations:
         self.remove(job)
 
     def _ending_by_force(self, job: Job, state: JobState, reason: str) -> Iterator[None]:
-        """Cancel the tasks of a job, then end it. A cancelled job ends when its programs have
-        ended.
+        """Cancel the tasks of a job, then end it.
+
+        A cancelled job ends when its programs have ended.
         """
         job.reason = reason
         yield from self._cancelling(job, reason)
@@ -188,8 +191,9 @@ class JobOperations:
         del self._jobs.removed[job.spec.id]
 
     def hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
-        """Forget objects of a job that its client will not name again, with the tasks that only
-        they need.
+        """Forget objects of a job that its client will not name again.
+
+        Forget also the tasks that only these objects need.
         """
         operation = hand_over(self._graph, job, objects, self._context.histories)
         self._bulk.start(self._delete_all(operation))
@@ -209,8 +213,10 @@ class JobOperations:
     # --- retrying ---------------------------------------------------------------------------------
 
     def retry(self, job: Job) -> None:
-        """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
-        impossible. In a large job this may be detected later; then the job ends again as before.
+        """Run the failed and cancelled tasks of an ended job again.
+
+        Raises CielError if that is impossible. In a large job this may be detected later; then the
+        job ends again as before.
         """
         if job.state is not JobState.CANCELLED and (
             job.state is not JobState.FAILED or job.is_cancelled
@@ -219,8 +225,9 @@ class JobOperations:
         self._retry(job)
 
     def retry_task(self, task: TaskNode) -> None:
-        """Run a failed or cancelled task again, with the failed tasks that it needs; raises
-        CielError if that is impossible. An ended job becomes active again.
+        """Run a failed or cancelled task again, with the failed tasks that it needs.
+
+        Raises CielError if that is impossible. An ended job becomes active again.
         """
         job = task.job
         if task.state not in (TaskState.FAILED, TaskState.CANCELLED):
@@ -311,8 +318,9 @@ class JobOperations:
         self._bulk.start(self._catching_up(client, job))
 
     def _catching_up(self, client: str, job: Job) -> Iterator[None]:
-        """Send a client the finished and growing results of a job, and then the state of the job,
-        even if the job ends meanwhile.
+        """Send a client the finished and growing results of a job, and then the job's state.
+
+        Do so even if the job ends meanwhile.
         """
         self._jobs.subscriptions.catch_up(client, job.spec.id)
         nodes = self._graph.objects.nodes

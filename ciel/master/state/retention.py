@@ -1,5 +1,6 @@
-"""Decides which objects are deleted: intermediate objects that are not needed, and copies that the
-object table does not list.
+"""Decides which objects are deleted.
+
+These are intermediate objects that are not needed, and copies that the object table does not list.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ciel.master.state.workers import WorkerNode
 
 
 class Kept(NamedTuple):
-    """An object that a client has put under a `name`, at this time of the master's clock."""
+    """An object that a client stored under a `name`, and when, by the master's clock."""
 
     name: str
     since_s: float
@@ -43,8 +44,9 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
 
 
 def has_copy_elsewhere(node: ObjectNode, place: str) -> bool:
-    """Whether a task's output has a copy at another location than `place`: another attempt may have
-    produced it with different content.
+    """Whether a task's output has a copy at another location than `place`.
+
+    Another attempt may have produced that copy, with different content.
     """
     if node.producer is None or node.ref is None:
         return False
@@ -52,8 +54,10 @@ def has_copy_elsewhere(node: ObjectNode, place: str) -> bool:
 
 
 class UnlistedCopies:
-    """Copies that workers have and that the object table may not list. They are checked at the end
-    of the tick, since a later message may list them; copies that are not listed are deleted.
+    """Copies that workers have and that the object table may not list.
+
+    They are checked at the end of the tick, since a later message may list them; copies that are
+    not listed are deleted.
     """
 
     def __init__(self, context: Context) -> None:
@@ -79,10 +83,11 @@ class UnlistedCopies:
 def _unlisted(
     graph: TaskGraph, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool
 ) -> tuple[ObjectId, ...]:
-    """Return the objects that a worker holds and the table does not list there: errors, outputs of
-    superseded attempts, forgotten objects. Two kinds are left out: objects that another attempt may
-    be producing there now, whose deletion is postponed until it ends; and objects that may be
-    uploads that no job has named yet, unless they are `idle`.
+    """Return the objects that a worker holds although the table does not list them there.
+
+    These are errors, outputs of superseded attempts, and forgotten objects. Two kinds are left out.
+    Another attempt may be producing an object there now: its deletion is postponed until the
+    attempt ends. Another object may be an upload that no job has named yet, unless it is `idle`.
     """
     unlisted = []
     netloc = worker.facts.netloc

@@ -9,8 +9,9 @@ from ciel.core.jobs import ENDED, Job, JobState
 
 
 class Subscriptions:
-    """The clients of every job: any number may watch it; one owns it, unless it is detached and
-    closed.
+    """The clients that watch each job, and the client that owns it.
+
+    Any number of clients may watch a job. A job that is detached and closed has no owner.
     """
 
     def __init__(self) -> None:
@@ -24,8 +25,9 @@ class Subscriptions:
         return self._watchers.get(job_id, ())
 
     def state_watchers(self, job_id: str) -> list[str]:
-        """Return the watchers that get the state of the job now. A client that is still being sent
-        earlier results gets the state after them.
+        """Return the watchers that get the state of the job now.
+
+        A client that is still being sent earlier results gets the state after them.
         """
         late = self._catching_up
         watchers = self._watchers.get(job_id, ())
@@ -43,8 +45,10 @@ class Subscriptions:
         return [client for client, listens in self._watchers.get(job_id, {}).items() if listens]
 
     def watch(self, client: str, job: Job, *, prints: bool = False) -> None:
-        """Subscribe a client to a job until no more changes can follow, including recomputed
-        results. If the job has lost its owner, the client becomes its owner.
+        """Subscribe a client to a job until no more changes can follow.
+
+        A recomputed result is such a change. If the job has lost its owner, the client becomes its
+        owner.
         """
         job_id = job.spec.id
         if job.state not in ENDED or job.unsettled:
@@ -54,8 +58,10 @@ class Subscriptions:
             self._owners[job_id] = client
 
     def own(self, client: str, job: Job) -> None:
-        """Make a client the owner of a job that has not ended. A detached job has an owner only
-        until it is closed, since no other client can add the missing tasks.
+        """Make a client the owner of a job that has not ended.
+
+        A detached job has an owner only until it is closed, since no other client can add the
+        missing tasks.
         """
         if job.state not in ENDED:
             self._orphans.pop(job.spec.id, None)
@@ -63,8 +69,9 @@ class Subscriptions:
                 self._owners[job.spec.id] = client
 
     def gone(self, client: str, jobs: Mapping[str, Job], due_s: float) -> None:
-        """Note that a client has disconnected: jobs that no client watches at `due_s` are
-        cancelled.
+        """Note that a client has disconnected.
+
+        A job that it owned is cancelled if no client watches the job at `due_s`.
         """
         for watchers in self._watchers.values():
             watchers.pop(client, None)

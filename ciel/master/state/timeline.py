@@ -16,7 +16,7 @@ SPANS_MAX = 20_000
 PAGE_MAX = 2000
 SCANNED_MAX: Final = 50_000  # for one page; about 5 ms
 FORGOTTEN_SHARE: Final = 8
-"""The spans of removed jobs are deleted when they may be one in this number; this takes 5 ms."""
+"""Spans of removed jobs are deleted when they may be one in this number of spans; takes 5 ms."""
 
 FIELDS: Final = (
     "job", "task", "name", "executor", "parent", "attempt", "worker", "slots",
@@ -75,9 +75,10 @@ class Timeline:
     def page(
         self, jobs: Any, first: Any, workers: Iterable[WorkerNode], now_s: float
     ) -> dict[str, Any]:
-        """Return a page of spans of these jobs, from number `first` on; the last page also contains
-        running attempts. `next` is the `first` of the next page, None at the end. Without `first`,
-        return no spans, and the number of the next span as `next`.
+        """Return a page of spans of these jobs, from number `first` on.
+
+        The last page also contains running attempts. `next` is the `first` of the next page, None
+        at the end. Without `first`, return no spans, and the number of the next span as `next`.
         """
         if not isinstance(first, int):
             return {"spans": [], "next": self._count}

@@ -1,6 +1,4 @@
-"""The master's view of its workers: their resources, their assigned tasks, and when they were last
-heard; and a table of them.
-"""
+"""The master's view of its workers: their resources, their tasks, and when they last sent data."""
 
 from __future__ import annotations
 
@@ -21,8 +19,10 @@ AttemptKey = tuple[str, str, int]
 
 
 class WorkerFacts(NamedTuple):
-    """The description that a worker sends when it joins. `lacking`: executors that it knows but
-    does not offer, with the missing software. `software`: its version.
+    """The description that a worker sends when it joins.
+
+    `lacking`: executors that it knows but does not offer, with the missing software. `software`:
+    its version.
     """
 
     id: str
@@ -90,8 +90,9 @@ class WorkerNode:
     def assignment(
         self, task: TaskNode, attempt: int, inputs: tuple[Reference, ...]
     ) -> list[tuple[str, Message]]:
-        """Return the messages that assign a task. The caller context of its job, if there is one,
-        precedes the first task of the job.
+        """Return the messages that assign a task.
+
+        The caller context of its job, if there is one, precedes the first task of the job.
         """
         about, own = task.job.spec, self.facts.id
         assign = (own, AssignTask(task.spec, attempt, inputs))
@@ -106,8 +107,9 @@ class WorkerNode:
 
     @property
     def has_room_over_credit(self) -> bool:
-        """Whether it may get the first task of a job that runs nothing yet: as many such tasks as
-        it has slots, beyond its credit.
+        """Whether it may get the first task of a job that runs nothing yet.
+
+        A worker gets as many such tasks as it has slots, beyond its credit.
         """
         return len(self.over_credit) < self.facts.slots and not self.suspicion
 
@@ -137,8 +139,9 @@ class WorkerNode:
         return max(queued, 0) * self.credit.task_s / self.facts.slots
 
     def add_attempt(self, task: TaskNode, now_s: float, *, within: bool = False) -> None:
-        """Add an attempt. `within`: it runs in the program of another attempt, and occupies no
-        slot.
+        """Add an attempt.
+
+        `within`: it runs in the program of another attempt, and occupies no slot.
         """
         if not self.assigned:
             self.reported_at_s = now_s
@@ -191,8 +194,10 @@ class WorkerNode:
 
 
 class WorkerTable:
-    """All workers, by id and by address. `suspects` are the addresses of workers that may be lost,
-    or are lost and are still listed in the object table.
+    """All workers, by id and by address.
+
+    `suspects` are the addresses of workers that may be lost, or are lost and are still listed in
+    the object table.
     """
 
     __slots__ = ("_by_netloc", "by_id", "hosts", "returned", "suspects")

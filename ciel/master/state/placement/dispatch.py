@@ -75,7 +75,7 @@ class Dispatcher:
         self._has_spare = False  # a worker had room at the end of the tick
         self.is_cut_short = False  # the tick ended early because of stale queue entries
         self._stale = 0  # the number of stale entries in this tick
-        self._waited_for: dict[WorkerNode, None] = {}  # includes all with parked or bound tasks
+        self._waited_for: dict[WorkerNode, None] = {}  # workers that may have parked or bound tasks
         self._stranded: list[TaskNode] = []  # an input is only on a suspected worker
 
     # --- workers ----------------------------------------------------------------------------------
@@ -97,8 +97,9 @@ class Dispatcher:
             self.trust(worker)
 
     def introduce_workers(self) -> None:
-        """Notify all workers of the workers that joined or were lost in this tick, before they get
-        tasks.
+        """Notify all workers of the workers that joined or were lost in this tick.
+
+        Call this before `dispatch`, so that workers know each other before they get tasks.
         """
         if not self._joined and not self._has_lost:
             return
@@ -108,8 +109,8 @@ class Dispatcher:
             self.bandwidths.keep_only(frozenset(self._table.hosts.values()))
         joined, self._joined = self._joined, {}
         gone, self._gone, self._has_lost = tuple(self._gone), {}, False
-        everyone = tuple([Neighbour(netloc, host) for netloc, host in self._table.hosts.items()])
-        welcome = MeetWorkers(everyone, is_complete=True)
+        all_workers = tuple([Neighbour(netloc, host) for netloc, host in self._table.hosts.items()])
+        welcome = MeetWorkers(all_workers, is_complete=True)
         came = tuple([Neighbour(w.facts.netloc, w.facts.host) for w in joined.values()])
         news = MeetWorkers(came, gone)
         for worker_id in self.workers:
@@ -126,8 +127,9 @@ class Dispatcher:
         worker.parked.clear()
 
     def trust(self, worker: WorkerNode) -> None:
-        """Stop suspecting a worker that has sent something, or is lost; requeue the tasks that
-        waited for it.
+        """Stop suspecting a worker that has sent something, or is lost.
+
+        Requeue the tasks that waited for it.
         """
         self._table.suspects -= {worker.facts.netloc}
         stranded, self._stranded = self._stranded, []
@@ -135,8 +137,10 @@ class Dispatcher:
             self.ready.push_first(task)
 
     def _may_run(self, task: TaskNode) -> bool:
-        """Whether a task can be assigned now. If an input is only on a suspected worker, the task
-        waits until that worker is trusted or lost.
+        """Whether a task can be assigned now.
+
+        If an input is only on a suspected worker, the task waits until that worker is trusted or
+        lost.
         """
         if not self._graph.is_ready(task):
             return False
@@ -145,7 +149,7 @@ class Dispatcher:
                 places = locations_of(ref)
                 if places and places <= self._table.suspects and type(ref) is not Fixed:
                     self._stranded.append(task)
-                    task.reason = f"{ref.id} is only at {min(places)}, which is silent now"
+                    task.reason = f"only silent workers have {ref.id}, such as {min(places)}"
                     return False
         return True
 
@@ -202,8 +206,9 @@ class Dispatcher:
         self._table.returned.clear()
 
     def _start_new_jobs(self) -> None:
-        """Assign the first task of each job that runs nothing to a worker, beyond its credit. The
-        worker runs it before queued tasks, so it waits only for running tasks.
+        """Assign the first task of each job that runs nothing to a worker, beyond its credit.
+
+        The worker runs it before queued tasks, so it waits only for running tasks.
         """
         workers = self.workers.values()
         while any(worker.has_room_over_credit for worker in workers):
@@ -225,8 +230,9 @@ class Dispatcher:
                 return
 
     def _place(self, task: TaskNode, roomy: deque[WorkerNode]) -> bool:
-        """Assign, park or fail a task; return False if it must wait, since no worker that can run
-        it has room. The chosen worker moves to the end of `roomy`.
+        """Assign, park or fail a task; return False if no worker that can run it has room.
+
+        The chosen worker moves to the end of `roomy`.
         """
         spec = task.spec
         needs = spec.needs
@@ -259,11 +265,11 @@ class Dispatcher:
 
     def _serve_memory_queue(self, roomy: deque[WorkerNode], priority: int) -> None:
         """Place tasks that need memory, while there is enough, down to a priority."""
-        line, skipped, blocked = self.memory_queue, self._skipped, self._blocked
-        while line and roomy and len(skipped) < SKIPPED_MAX and len(blocked) < len(self.workers):
-            if line.priority < priority:
+        queue, skipped, blocked = self.memory_queue, self._skipped, self._blocked
+        while queue and roomy and len(skipped) < SKIPPED_MAX and len(blocked) < len(self.workers):
+            if queue.priority < priority:
                 return
-            task = line.pop()
+            task = queue.pop()
             if not self._may_run(task) or not (able := self._able(task)):
                 if self._is_time_up():
                     return
@@ -279,20 +285,18 @@ class Dispatcher:
     def _place_among(
         self, task: TaskNode, able: Sequence[WorkerNode], roomy: deque[WorkerNode]
     ) -> bool:
-        """Assign or park a task according to the policy of its job; return False if there is no
-        room.
-        """
-        needs, how = task.spec.needs, task.job.spec.scheduling
+        """Assign or park a task by the policy of its job; return False if there is no room."""
+        needs, scheduling = task.spec.needs, task.job.spec.scheduling
         if task in self._table.returned:
             able = [w for w in roomy if w in able and w.has_free(needs)] or able
-        if how.policy != LOCALITY:
-            worker, task.reason = draw(how.policy, able, needs.slots, self._random)
+        if scheduling.policy != LOCALITY:
+            worker, task.reason = draw(scheduling.policy, able, needs.slots, self._random)
         elif loads := loads_of(
             inputs_of(self._graph.objects, task.spec),
-            how.option("sweetheart_factor", SWEETHEART_FACTOR),
+            scheduling.option("sweetheart_factor", SWEETHEART_FACTOR),
         ):
             candidates = [_candidate(worker, needs.slots) for worker in able]
-            best = rank(loads, candidates, self._table.hosts, self.bandwidths, how)[0]
+            best = rank(loads, candidates, self._table.hosts, self.bandwidths, scheduling)[0]
             task.reason = best.reason
             worker = next(other for other in able if other.facts.netloc == best.location)
         else:
@@ -314,7 +318,12 @@ class Dispatcher:
         """Assign or park a task at the worker where its process waits."""
         worker = self._table.at(min(places))
         if len(places) > 1 or worker is None:
-            details = f"the process in which it continues is at {', '.join(sorted(places))}"
+            where = ", ".join(sorted(places))
+            details = (
+                f"it continues in a process at {where}, where no worker is connected now"
+                if len(places) == 1
+                else f"it continues in processes at {where}, but can run on one worker only"
+            )
             self._refuse(task, "NO_WORKER_FITS", details)
         elif not worker.can_hold(task.spec.needs):
             self._refuse_as_too_large(task, [worker])
@@ -348,20 +357,21 @@ class Dispatcher:
         needs = task.spec.needs
         slots = max([worker.facts.slots for worker in offering])
         memory = max([worker.facts.memory_bytes for worker in offering])
+        memory_text = size_text(needs.memory_bytes)
         if needs.slots > slots:
             details = (
-                f"it needs {needs.slots} slots, and no worker has more than {slots}: ask for "
-                "fewer, or start a worker with more (ciel-worker --slots)"
+                f"the task needs {needs.slots} slots, and no worker has more than {slots}: ask "
+                "for fewer, or start a worker with more (ciel-worker --slots)"
             )
         elif needs.memory_bytes > memory:
             details = (
-                f"it asks for {size_text(needs.memory_bytes)} of memory, and no worker offers more "
+                f"the task asks for {memory_text} of memory, and no worker offers more "
                 f"than {size_text(memory)}: ask for less, or start a worker on a larger host"
             )
         else:
             details = (
-                f"it needs {needs.slots} slots and {size_text(needs.memory_bytes)} of memory, and "
-                "no worker has both"
+                f"the task needs {needs.slots} slots and {memory_text} of memory, and "
+                "no worker has both: ask for less, or start a larger worker"
             )
         self._refuse(task, "NO_WORKER_FITS", details)
 
@@ -386,13 +396,13 @@ class Dispatcher:
     def _serve_parked(self, priority: int) -> None:
         """Assign parked tasks whose workers have room now, down to a priority."""
         for worker in self._waited_for:
-            while (line := worker.bound or worker.parked) and worker.has_room:
-                task = line[0]
+            while (queue := worker.bound or worker.parked) and worker.has_room:
+                task = queue[0]
                 if task.spec.needs.priority < priority:
                     break
-                if line is worker.bound and not worker.has_memory(task.spec.needs):
+                if queue is worker.bound and not worker.has_memory(task.spec.needs):
                     break  # it can run nowhere else
-                line.popleft()
+                queue.popleft()
                 if not self._may_run(task):
                     continue
                 if worker.has_memory(task.spec.needs):
@@ -401,8 +411,9 @@ class Dispatcher:
                     self.memory_queue.push_first(task)
 
     def _steal_parked(self, roomy: Iterable[WorkerNode]) -> None:
-        """Let idle workers take tasks that are parked at others. A worker that is not idle but has
-        a free slot takes a task if the cost is lower there.
+        """Let idle workers take tasks that are parked at others.
+
+        A worker that is not idle but has a free slot takes a task if the cost is lower there.
         """
         for worker in roomy:
             is_idle = not worker.assigned
@@ -420,7 +431,7 @@ class Dispatcher:
                 ):
                     victim.parked.append(task)
                     break
-                task.reason = f"it had room, and worker {victim.facts.id} had none"
+                task.reason = f"this worker had room, and worker {victim.facts.id} had none"
                 self._assign(task, worker)
 
     def _is_cheaper(self, task: TaskNode, worker: WorkerNode, victim: WorkerNode) -> bool:
@@ -430,8 +441,7 @@ class Dispatcher:
         return best.location == worker.facts.netloc
 
     def recall(self, now_s: float) -> None:
-        """Order workers to return tasks that have been queued on them for long, while other workers
-        are idle.
+        """Order workers to return tasks that were queued for long, while other workers are idle.
 
         A task may be queued on a worker behind a task that takes hours. Only the worker knows which
         tasks have started, so the master recalls the latest tasks, each of them once.
@@ -487,8 +497,8 @@ def _candidate(worker: WorkerNode, slots: int) -> Candidate:
 
 def _park(worker: WorkerNode, task: TaskNode) -> None:
     """Queue a task at a worker until the worker has room, after the tasks of its priority."""
-    line, priority = worker.parked, task.spec.needs.priority
-    place = len(line)
-    while place and line[place - 1].spec.needs.priority < priority:
+    queue, priority = worker.parked, task.spec.needs.priority
+    place = len(queue)
+    while place and queue[place - 1].spec.needs.priority < priority:
         place -= 1
-    line.insert(place, task)
+    queue.insert(place, task)

@@ -1,5 +1,7 @@
-"""Dispatches tasks eagerly: if one worker will produce all missing inputs of a task, the master
-sends the task to that worker in advance, and the worker starts it when they are complete.
+"""Dispatches tasks eagerly: sends a task to a worker before all inputs of the task exist.
+
+If one worker will produce all missing inputs of a task, the master sends the task to that worker in
+advance. The worker starts the task when its inputs are complete.
 
 In the graph the task still waits. When its inputs are complete, the master marks the task as
 assigned, without another message. If an input fails or is produced elsewhere, the master cancels
@@ -91,8 +93,9 @@ class EagerDispatch:
                     return
 
     def _worker_of(self, producer: TaskNode | None) -> WorkerNode | None:
-        """Return the worker on which a task will certainly produce its outputs; None if that is not
-        certain, as for a task that reads a stream.
+        """Return the worker on which a task will certainly produce its outputs.
+
+        Return None if that is not certain, as for a task that reads a stream.
         """
         if producer is None:
             return None
@@ -103,8 +106,9 @@ class EagerDispatch:
         return self.tasks.get(producer)
 
     def _send_successors(self, producer: TaskNode, worker: WorkerNode) -> list[TaskNode]:
-        """Dispatch readers of a task's outputs, at most as many as the worker has slots; return
-        them.
+        """Dispatch readers of a task's outputs, at most as many as the worker has slots.
+
+        Return the dispatched tasks.
         """
         sent: list[TaskNode] = []
         room = worker.facts.slots
@@ -172,6 +176,7 @@ class EagerDispatch:
 
     def claim(self, task: TaskNode, worker: WorkerNode) -> bool:
         """Remove an eager task that the master now assigns to the worker that has it already.
+
         Return False if the task was not dispatched to this worker, or cannot run there.
         """
         if self.tasks.get(task) is not worker:
@@ -229,8 +234,9 @@ class EagerDispatch:
                 self.cancel(task)
 
     def check(self) -> None:
-        """Cancel eager attempts that cannot start on their workers any more, if the graph has
-        changed in a way that can cause this (`disturbed`).
+        """Cancel eager attempts that cannot start on their workers any more.
+
+        Do nothing unless the graph has changed in a way that can cause this (`disturbed`).
         """
         while self._graph.disturbed:
             self._graph.disturbed = False

@@ -1,7 +1,7 @@
 """Queues the runnable tasks that are not assigned yet: by priority, then round-robin over jobs.
 
 Within a priority, jobs take turns, however many tasks they have and however early they were
-submitted: a short job does not wait for the end of a long one. The first task of a job that runs
+submitted. So a short job does not wait for the end of a long one. The first task of a job that runs
 nothing can even be assigned beyond a worker's credit (`pop_new`).
 
 A job ends sooner, and needs less space, if its tasks that read intermediate objects run before
@@ -108,9 +108,7 @@ class _PriorityQueue:
         return task
 
     def pop_new(self) -> TaskNode | None:
-        """Remove and return a task of a job of which nothing runs, at the highest priority of such
-        jobs; None if there is none.
-        """
+        """Remove and return a task of a job that runs nothing; None if there is no such job."""
         while self.new:
             job = next(iter(self.new))
             del self.new[job]
@@ -132,8 +130,9 @@ class _PriorityQueue:
 
 
 class ReadyQueue:
-    """The queue of runnable tasks. Entries may be stale: the caller checks whether a task can still
-    be assigned.
+    """The queue of runnable tasks.
+
+    Entries may be stale: the caller checks whether a task can still be assigned.
     """
 
     __slots__ = ("_count", "_delayed", "_delayed_max", "_graph", "_order", "_queues", "_sequence")
@@ -170,8 +169,9 @@ class ReadyQueue:
         self._count += 1
 
     def _rank_of(self, task: TaskNode) -> int:
-        """Return the depth of a task: one more than the largest depth of its parent and of the
-        producers of its inputs.
+        """Return the depth of a task in the graph.
+
+        It is one more than the largest depth of its parent and of the producers of its inputs.
         """
         tasks, objects = self._graph.tasks, self._graph.objects
         parent = tasks.get(task.spec.parent)
@@ -237,8 +237,9 @@ class ReadyQueue:
             del self._queues[priority]
 
     def pop_new(self) -> TaskNode | None:
-        """Remove and return a task of a job of which nothing runs, at the highest priority of such
-        jobs; None if there is none.
+        """Remove and return a task of a job that runs nothing; None if there is no such job.
+
+        Consider only tasks of the highest priority in the queue.
         """
         queue = self._queues.get(self.priority)
         task = None if queue is None else queue.pop_new()

@@ -21,7 +21,7 @@ _INPUTS_MAX = 20
 _CHAIN_MAX = 20
 _FULL_SHARE = 0.95
 _WAYS = {
-    LinkPlan: "in place, with the store of",
+    LinkPlan: "a link to the file of",
     HttpPlan: "a copy by HTTP from",
     StreamPlan: "a copy while it grows from",
 }
@@ -114,7 +114,7 @@ def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
         return _why_held(machine, task)
     worker = machine.workers.get(task.worker or "")
     if worker is None:
-        return [f"it was assigned to worker {task.worker}, which is gone"]
+        return [f"it was assigned to worker {task.worker}, which was lost since"]
     facts, key = worker.facts, (task.spec.id, task.attempt)
     age_s = now_s - worker.given_at_s.get(key, now_s)
     placed = _placed(task, "placed there")
@@ -153,7 +153,7 @@ def _plans(machine: MasterMachine, ref: Concrete | Sweetheart, worker: WorkerNod
     hosts = {each.facts.netloc: each.facts.host for each in machine.workers.values()}
     plans = plans_for(ref, worker.facts.netloc, worker.facts.host, hosts)
     ways = [f"{_WAYS[type(plan)]} {plan.netloc}" for plan in plans[:_INPUTS_MAX]]
-    return [f"it tries, in this order: {', '.join(ways)}"] if ways else []
+    return [f"the worker tries, in this order: {', '.join(ways)}"] if ways else []
 
 
 def _full_store(worker: WorkerNode) -> list[str]:

@@ -18,8 +18,9 @@ WORKERS_LISTED_MAX: Final = 1000
 
 
 def ran(machine: MasterMachine, task: TaskNode) -> dict[str, Any]:
-    """Describe a task's latest attempt: where it ran, when, for how long, and how its program
-    ended. Times are seconds since the epoch; unknown values are None.
+    """Describe where and when the latest attempt at a task ran, and how its program ended.
+
+    Times are seconds since the epoch; unknown values are None.
     """
     ending = task.ending
     if task.worker is not None or ending is None:
@@ -66,7 +67,8 @@ def first_task(job: Job) -> dict[str, Any] | None:
 
 
 def ran_on(job: Job) -> dict[str, int]:
-    """Count the attempts of a job that ended on each worker, for at most `WORKERS_LISTED_MAX`
-    workers.
+    """Count the attempts of a job that ended on each worker.
+
+    At most `WORKERS_LISTED_MAX` workers are listed.
     """
     return dict(list(job.ran_on.items())[:WORKERS_LISTED_MAX])

@@ -1,5 +1,7 @@
-"""Metrics of the master. They are counted as events happen, so that reading them takes the same
-time whatever the number of jobs and tasks.
+"""Metrics of the master.
+
+They are counted as events happen, so that reading them takes the same time whatever the number of
+jobs and tasks.
 """
 
 from __future__ import annotations

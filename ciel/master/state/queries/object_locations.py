@@ -61,7 +61,7 @@ def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str,
         raise CannotKeepError("only objects that were uploaded to workers can be retained")
     node = machine.graph.objects.get(ref.id)
     if node is not None and (node.ref is not None or node.producer is not None):
-        raise CannotKeepError(f"{ref.id} is known already")
+        raise CannotKeepError(f"the object {ref.id} exists already")
     if len(machine.kept) >= KEPT_MAX:
         raise CannotKeepError(
             f"{KEPT_MAX} objects are retained already; ciel object rm removes some"
@@ -69,7 +69,9 @@ def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str,
     if not isinstance(ref, Value):
         there = {worker.facts.netloc for worker in machine.workers.values()} & locations_of(ref)
         if not there:
-            raise CannotKeepError("the workers that stored it are gone; put it again")
+            raise CannotKeepError(
+                "the workers that stored the object are not connected; put it again"
+            )
         ref = Concrete(ref.id, ref.size_bytes, frozenset(there))
     elif len(ref.content) > INLINE_MAX_BYTES:
         raise CannotKeepError(f"content of more than {INLINE_MAX_BYTES} bytes must be on a worker")
@@ -80,12 +82,14 @@ def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str,
 
 
 def discard(machine: MasterMachine, object_id: ObjectId) -> dict[str, Any]:
-    """Stop keeping an object. If jobs read it, it stays until they are removed; otherwise it is
-    deleted now.
+    """Stop keeping an object.
+
+    If jobs read it, it stays until they are removed; otherwise it is deleted now.
     """
     if object_id not in machine.kept:
         shown = shown_name(object_id)
-        raise CannotKeepError(f"{shown} was not put: it is deleted with the job that produced it")
+        why = "was not stored by ciel object put: it is deleted with the job that produced it"
+        raise CannotKeepError(f"{shown} {why}")
     del machine.kept[object_id]
     node = machine.graph.objects.nodes[object_id]
     node.holds -= 1
@@ -158,9 +162,10 @@ def standing(node: ObjectNode) -> tuple[str, int | None]:
 
 
 def listed(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
-    """Return a page of objects, in the order in which they became known, or of kept objects. `next`
-    is the `first` of the next page, None at the end. If objects are forgotten between two queries,
-    the next page may skip some.
+    """Return a page of all objects, in the order in which they became known, or of kept objects.
+
+    `next` is the `first` of the next page, None at the end. If objects are forgotten between two
+    queries, the next page may skip some.
     """
     everything = machine.kept if arguments.get("kept") else machine.graph.objects.nodes
     start = start_of(arguments.get("first"), len(everything))

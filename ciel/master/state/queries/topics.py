@@ -107,10 +107,10 @@ def status(machine: MasterMachine, now_s: float) -> dict[str, Any]:
 
 
 def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
-    """List jobs, the newest last; only those with numbers from `first` to `last`, or in `state`, or
-    only one, if these are given.
+    """List jobs, the newest last.
 
-    Raises UnknownQueryError if that one job is unknown.
+    List only jobs with numbers from `first` to `last`, or in `state`, or only one `job`, if these
+    are given. Raises UnknownQueryError if that one job is unknown.
     """
     if (selector := arguments.get("job")) is not None:
         return [list(summarise(find(machine, selector)))]
@@ -126,13 +126,13 @@ def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
 
 def find(machine: MasterMachine, selector: Any) -> Job:
     """Find a job by its number, its id, its name (the newest job of this name), or `last`."""
-    everyone = machine.jobs
-    if selector == "last" and everyone:
+    by_id = machine.jobs
+    if selector == "last" and by_id:
         return next(machine.job_table.newest_first())
-    if isinstance(selector, str) and selector in everyone:
-        return everyone[selector]
+    if isinstance(selector, str) and selector in by_id:
+        return by_id[selector]
     number = _number(selector)
-    for job in everyone.values():
+    for job in by_id.values():
         if job.number == number:
             return job
     if isinstance(selector, str) and selector:
@@ -151,8 +151,9 @@ def _number(selector: Any) -> int | None:
 
 
 def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
-    """Find a task of a job by its name (for an element, its number), its id, or its position from
-    1.
+    """Find a task of a job by its name (for an element, its number), its id, or its position.
+
+    Positions count from 1.
     """
     tasks = machine.graph.tasks
     if isinstance(selector, str) and selector in tasks and tasks[selector].job is job:
@@ -179,7 +180,7 @@ def find_producer(machine: MasterMachine, object_id: Any) -> TaskNode:
     node = machine.graph.objects.get(object_id) if isinstance(object_id, str) else None
     if node is None or node.producer is None:
         shown = object_locations.shown_name(object_id)
-        raise UnknownQueryError(f"no task is known that produces {shown}")
+        raise UnknownQueryError(f"the master knows no task that produces {shown}")
     return node.producer
 
 
@@ -194,7 +195,9 @@ def _gone(job: Job) -> str:
 
 
 def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
-    """Describe one job: its summary, its results and failures, its first task, the workers that ran
+    """Describe one job.
+
+    The description has its summary, its results and failures, its first task, the workers that ran
     it, and how its first tasks ended.
     """
     found = find(machine, selector)
@@ -241,9 +244,10 @@ def _failures(machine: MasterMachine, job: Job) -> Iterator[Failure]:
 
 
 def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return a page of tasks of a job, in the order of their creation, from position `first` on;
-    only those in `state` or of `elements`, if these are given. `next` is the `first` of the next
-    page, None at the end.
+    """Return a page of tasks of a job, in the order of their creation, from position `first` on.
+
+    List only tasks in `state` or of `elements`, if these are given. `next` is the `first` of the
+    next page, None at the end.
     """
     found = find(machine, arguments.get("job"))
     first, state = arguments.get("first"), arguments.get("state")
@@ -274,7 +278,7 @@ def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _elements(value: Any) -> range | None:
-    """Read `[first, last, step]`, both ends included; anything else asks for all tasks."""
+    """Read `[first, last, step]`, both ends included; None selects all tasks."""
     match value:
         case [int(first), int(last), int(step)] if step > 0:
             return range(first, last + 1, step)
@@ -282,7 +286,7 @@ def _elements(value: Any) -> range | None:
 
 
 def _element(task: TaskNode, position: int) -> int:
-    """Return the number of a task: the number of its element, or its position in the job."""
+    """Return the number of a task: its index in its array, or its position in the job."""
     name = task.spec.name
     return int(name) if name.isascii() and name.isdecimal() and len(name) < 20 else position
 
@@ -315,8 +319,9 @@ def _result(ref: Reference) -> dict[str, Any]:
 
 
 def graph(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
-    """Return a page of tasks of a job, in the order of their creation, with their inputs and
-    outputs. Each of these is [object, state, size in bytes or None, its producer, whether the job
+    """Return a page of tasks of a job, in the order of creation, with their inputs and outputs.
+
+    Each input or output is [object, state, size in bytes or None, its producer, whether the job
     wants it].
 
     `next` is the `first` of the next page, None at the end. A task with very many objects is split:
@@ -356,8 +361,9 @@ def graph(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> di
 
 
 def _read_place(value: Any) -> tuple[int, int]:
-    """Read the start of a page of the graph: the number of tasks before, and of objects of the next
-    task that were returned already.
+    """Read the start of a page of the graph.
+
+    It is the number of earlier tasks, and of objects of the next task that were returned already.
     """
     match value:
         case [int(place), int(returned)] if place >= 0 and returned >= 0:
@@ -396,8 +402,9 @@ def _object_row(machine: MasterMachine, job: Job, object_id: str) -> list[Any]:
 
 
 def progress(machine: MasterMachine, selector: Any) -> dict[str, Any]:
-    """Count the tasks of a job by kind and state, and the assigned tasks that run now. If not all
-    tasks are `counted` yet, each further query counts more of them.
+    """Count the tasks of a job by kind and state, and the assigned tasks that run now.
+
+    If not all tasks are `counted` yet, each further query counts more of them.
     """
     found = find(machine, selector)
     counted = found.count_by_kind(machine.graph.tasks, TASKS_COUNTED_MAX)
@@ -417,8 +424,10 @@ def progress(machine: MasterMachine, selector: Any) -> dict[str, Any]:
 
 
 def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return a page of the objects that a job wants, oldest wants first: for each the name of its
-    task and its reference. `next` is the `first` of the next page, None at the end.
+    """Return a page of the objects that a job wants, the oldest wants first.
+
+    Each row has the name of the object's task, and its reference. `next` is the `first` of the next
+    page, None at the end.
     """
     found = find(machine, arguments.get("job"))
     start = object_locations.start_of(arguments.get("first"), len(found.wanted))
@@ -500,4 +509,4 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
         case "task":
             task = find_task(machine, find(machine, arguments.get("job")), arguments.get("task"))
             return explain.describe(machine, task, now_s)
-    raise UnknownQueryError(f"this master knows nothing about {topic!r}")
+    raise UnknownQueryError(f"this master cannot answer the query {topic!r}")

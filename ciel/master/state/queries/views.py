@@ -1,5 +1,4 @@
-"""JSON views of jobs, tasks and workers for HTTP, in the form of ciel and in the form of the
-original CIEL.
+"""JSON views of jobs, tasks and workers for HTTP, in the forms of ciel and of the original CIEL.
 
 The states are mapped to those of the original, which had fewer: a job that is being cancelled is
 still ACTIVE. `epoch_s` plus a time of the master's clock is the time since the epoch.
@@ -39,7 +38,7 @@ ORIGINAL_TASK_STATES: Final = {
 }
 
 
-# --- ours -----------------------------------------------------------------------------------------
+# --- the form of ciel -----------------------------------------------------------------------------
 
 
 def job(found: Job, epoch_s: float) -> dict[str, Any]:
@@ -70,8 +69,9 @@ def _row(found: Job, summary: JobSummary, epoch_s: float) -> dict[str, Any]:
 def jobs(
     machine: MasterMachine, epoch_s: float, *, before: int | None, limit: int, state: str | None
 ) -> dict[str, Any]:
-    """Return a page of jobs with numbers below `before`, the newest first. `next` is the `before`
-    of the next page, None at the end.
+    """Return a page of jobs with numbers below `before`, the newest first.
+
+    `next` is the `before` of the next page, None at the end.
     """
     rows: list[dict[str, Any]] = []
     last = None
@@ -86,7 +86,7 @@ def jobs(
     return {"jobs": rows, "next": None, "total": len(machine.jobs)}
 
 
-# --- the original's -------------------------------------------------------------------------------
+# --- the form of the original ---------------------------------------------------------------------
 
 
 def original_job(machine: MasterMachine, found: Job) -> dict[str, Any]:
@@ -112,8 +112,9 @@ def _settled(machine: MasterMachine, object_id: ObjectId) -> Reference | None:
 
 
 def original_task(machine: MasterMachine, task: TaskNode, epoch_s: float) -> dict[str, Any]:
-    """Describe a task as the original's long form did. `task_private` is None, since only the
-    executor can decode the arguments.
+    """Describe a task as the original's long form did.
+
+    `task_private` is None, since only the executor can decode the arguments.
     """
     spec = task.spec
     reference = machine.graph.objects.reference
