@@ -278,11 +278,11 @@ def test_a_jvm_without_bindings_names_the_missing_class(
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["absent.jar", "X"], "JAR: absent.jar: there is no such file"),
-        (["-j", ".", "lines", "X"], "a jar: .: is not a regular file"),
-        (["-L", "absent", "lines", "X"], "--jar-lib absent: there is no such directory"),
+        (["absent.jar", "X"], "JAR: absent.jar: the file does not exist"),
+        (["-j", ".", "lines", "X"], "a jar: .: it is not a regular file"),
+        (["-L", "absent", "lines", "X"], "--jar-lib absent: the directory does not exist"),
         (["-P", "key", "lines", "X"], "--package key: expected KEY=FILE"),
-        (["-P", "key=absent", "lines", "X"], "--package key: absent: there is no such file"),
+        (["-P", "key=absent", "lines", "X"], "--package key: absent: the file does not exist"),
     ],
     ids=str,
 )

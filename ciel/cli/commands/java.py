@@ -112,8 +112,8 @@ def _jars(args: argparse.Namespace) -> list[Path]:
     jars = [args.jar, *args.extra_jar]
     if directory is not None:
         if not directory.is_dir():
-            whence = "CIEL_JARS_DIR" if args.jar_lib is None else "--jar-lib"
-            raise UsageError(f"{whence} {directory}: there is no such directory")
+            origin = "CIEL_JARS_DIR" if args.jar_lib is None else "--jar-lib"
+            raise UsageError(f"{origin} {directory}: the directory does not exist")
         jars += sorted(directory.glob("*.jar"))
     for jar in jars:
         _require_file("JAR" if jar is args.jar else "a jar", jar)
@@ -132,7 +132,7 @@ def _package(given: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 def _require_file(what: str, path: Path) -> None:
     if not path.is_file():
-        reason = "is not a regular file" if path.exists() else "there is no such file"
+        reason = "it is not a regular file" if path.exists() else "the file does not exist"
         raise UsageError(f"{what}: {path}: {reason}")
 
 
