@@ -131,7 +131,7 @@ def test_more_slots_than_any_worker_has_fail_the_job(cluster: Cluster) -> None:
 
 WORDS: Final = {
     "a variable without a name": (["--env", "=x"], "--env =x: expected NAME=VALUE"),
-    "an unknown variable": (["--env", "NO"], "--env NO: this variable is not set here"),
+    "an unknown variable": (["--env", "NO"], "--env NO: this variable is not set; write NO=VALUE"),
     "a variable's name of bytes": ([b"--env", b"\xff=1"], "--env: a name is not UTF-8"),
     "a name of bytes": ([b"--name", b"\xff"], "--name is not UTF-8"),
     "a missing file": (["--in", "absent"], "--in absent: the file does not exist"),

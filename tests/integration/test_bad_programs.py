@@ -90,7 +90,11 @@ def test_programs_are_killed_at_their_time_limit(cluster: TwoSlots) -> None:
 
 CANCELLED = {
     "job cancel": Ends(4, "", "ciel: job N is cancelled: cancelled by its user\n"),
-    "Ctrl-C": Ends(130, "", "ciel: cancelling job N; Ctrl-C again forces it\nciel: interrupted\n"),
+    "Ctrl-C": Ends(
+        130,
+        "",
+        "ciel: cancelling job N; Ctrl-C again ends the command at once\nciel: interrupted\n",
+    ),
 }
 
 

@@ -277,8 +277,8 @@ def test_b8_output_that_cannot_be_followed_is_printed_when_its_program_ends(shar
     assert process.stderr is not None
     assert process.stdout is not None
     assert process.stderr.readline() == (
-        f"ciel: job {number} was submitted without --follow: what a program prints is printed here "
-        "when that program has ended\n"
+        f"ciel: job {number} was submitted without --follow: the output of a program "
+        "is printed only when the program has ended\n"
     )
     (shared.path / "end-2").touch()
     assert process.stdout.read(4) == "2\n2\n"

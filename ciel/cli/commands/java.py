@@ -19,7 +19,7 @@ from ciel.cli.parsing.options import (
     add_own_cluster_options,
     make_parser,
     require_text,
-    tell_late_options,
+    warn_of_late_options,
 )
 from ciel.cli.parsing.parser import whole_number
 from ciel.client.client import Client
@@ -67,7 +67,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
     rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)
-    tell_late_options(parser, words, args.class_name, args.words)
+    warn_of_late_options(parser, words, args.class_name, args.words)
     for number, word in enumerate((args.class_name, *args.words)):
         require_text(f"argument {number} of the program" if number else "CLASS", word)
     jars = _jars(args)

@@ -17,7 +17,7 @@ from ciel.cli.parsing.options import (
     add_cluster_options,
     add_own_cluster_options,
     make_parser,
-    tell_late_options,
+    warn_of_late_options,
 )
 from ciel.client.client import Client
 from ciel.client.errors import PackageError, TaskFailedError, TemplateError
@@ -64,7 +64,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
     rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)
-    tell_late_options(parser, words, str(args.package), args.words)
+    warn_of_late_options(parser, words, str(args.package), args.words)
     file = open_package(args.package)
     package = _parsed(file, args)
     entries = check_entries(file, package.entries)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ciel.cli.connection import connect, connect_or_start
-from ciel.cli.jobs.detached import print_summary, tell_detached
+from ciel.cli.jobs.detached import print_summary, report_detached
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
 from ciel.cli.output.printing import write_unlocked
 from ciel.cli.output.progress import Counts, Progress, RunningCount
@@ -104,7 +104,7 @@ def main(prog: str, words: Sequence[str]) -> int:
             elements.start(client.wake)
             if args.detach:
                 array.submit()
-                return tell_detached(
+                return report_detached(
                     client, job, args.json, "output --follow" if args.follow else "wait"
                 )
             outputs = Outputs(client, job, files_out, args, collected)

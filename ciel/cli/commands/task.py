@@ -75,7 +75,10 @@ def _list(client: Client, args: Namespace) -> int:
     if more:
         say(f"the first {len(rows)} tasks; --all lists them all")
     if job.handed_over:
-        say(f"{job.handed_over} tasks of job {job.number} are not listed: they were handed over")
+        say(
+            f"{job.handed_over} tasks of job {job.number} are not shown: their results were handed "
+            "over to the client"
+        )
     return Status.DONE
 
 

@@ -53,4 +53,4 @@ def _help(command: str, about: str, verbs: Mapping[str, str]) -> str:
     width = max(map(len, verbs))
     rows = [f"  {name:{width}}  {summary}" for name, summary in verbs.items()]
     usage = f"usage: {command} VERB [OPTION…] [ARG…]"
-    return "\n".join([usage, "", about, "", *rows, "", f"`{command} VERB --help` tells more."])
+    return "\n".join([usage, "", about, "", *rows, "", f"`{command} VERB --help` describes it."])

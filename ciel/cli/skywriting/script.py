@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ciel.cli.connection import connect, connect_or_start
-from ciel.cli.jobs.detached import tell_detached
+from ciel.cli.jobs.detached import report_detached
 from ciel.cli.outcome import OF_JOB_STATE, UsageError, cancelling
 from ciel.cli.output.printing import print_json, write_output
 from ciel.cli.output.progress import Progress
@@ -22,7 +22,7 @@ from ciel.cli.parsing.options import (
     assignments,
     make_parser,
     require_text,
-    tell_late_options,
+    warn_of_late_options,
 )
 from ciel.cli.parsing.parser import Parser
 from ciel.cli.skywriting.source import STANDARD_INPUT, read_source, require_sound
@@ -65,14 +65,14 @@ def parse(prog: str, words: Sequence[str], *, needs_script: bool = True) -> argp
     args: argparse.Namespace
     args, unknown = parser.parse_known_args(words)
     if unknown not in ([], ["--"]):
-        parser.refuse(unknown)
+        parser.reject(unknown)
     if args.script and args.script[0] == "--":  # the end of the options
         del args.script[0]
     if needs_script and not args.script:
         taken = f"; -p took {' and '.join(args.package[-1])}" if args.package else ""
         parser.error(f"a SCRIPT is required{taken}")
     if args.script:
-        tell_late_options(parser, words, args.script[0], args.script[1:])
+        warn_of_late_options(parser, words, args.script[0], args.script[1:])
     return args
 
 
@@ -113,7 +113,7 @@ def run_script(args: argparse.Namespace, prog: str, script: str, *argv: str) -> 
         job.want((output,))
         job.close()
         if args.detach:
-            return tell_detached(client, job, args.json)
+            return report_detached(client, job, args.json)
         with cancelling(client, job), Progress.of_job(job, quiet=args.quiet) as progress:
             if args.verbose:
                 follow_log(client, job, progress.aside)
