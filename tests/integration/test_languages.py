@@ -223,7 +223,10 @@ def test_a_function_gets_descriptors_and_arguments(
         ({"entry_point": "fail"}, "ciel: fail returned 256"),
         ({"entry_point": "absent"}, "ciel: no library of 'lib' has a function absent"),
         ({"lib": [part("copying")]}, "ciel: library 1 of 'lib' cannot be loaded: "),
-        ({"entry_point": ""}, "'entry_point' must be a text, not ''"),
+        (
+            {"entry_point": ""},
+            "'entry_point' must be a non-empty string without NUL characters, not ''",
+        ),
         ({"lib": []}, "cso needs a list 'lib' of at least one reference"),
         ({"argv": [None]}, "element 0 of 'argv' must be a string, a number or a reference"),
     ],
