@@ -270,7 +270,9 @@ def main() -> None:
     sys.set_int_max_str_digits(INTEGER_MAX_DIGITS)
     write_flag, write_fifo, read_flag, read_fifo = ["", "", "", "", *sys.argv][-4:]
     if (write_flag, read_flag) != ("--write-fifo", "--read-fifo"):
-        raise SystemExit("a worker of ciel starts it, with --write-fifo PATH --read-fifo PATH")
+        raise SystemExit(
+            "only a worker of ciel can start this program, with --write-fifo PATH --read-fifo PATH"
+        )
     channel = Channel(write_fifo, read_fifo)
     with script.roomy():
         while (private := channel.next_start()) is not None:
