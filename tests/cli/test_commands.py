@@ -322,7 +322,7 @@ def test_a_script_in_place_of_a_package_is_told_how_it_is_run_and_the_other_way(
     status, _, err = shell.run("sw", "a.pack")
     assert (status, err) == (
         2,
-        "ciel: a.pack looks like a package, and is not a Skywriting script: run it by `ciel run "
+        "ciel: a.pack is not a Skywriting script; it looks like a package: run it with `ciel run "
         "a.pack`\n",
     )
 

@@ -96,7 +96,7 @@ def test_our_whole_environment_goes_without_secrets_and_what_is_no_text() -> Non
             ["-E", "ABSENT_HERE", "{}"],
             "-E ABSENT_HERE: this variable is not set; write ABSENT_HERE=VALUE",
         ),
-        (["-p", "k", "absent", "{}"], "-p k absent: there is no such file"),
+        (["-p", "k", "absent", "{}"], "-p k absent: the file does not exist"),
         (["-p", "k", "/etc", "{}"], "-p k /etc: it is not a regular file"),
         (["-p", "k", "{}", "-p", "k", "{}", "{}"], "-p k {}: {} has the same key"),
         (["-p", "\udcff", "{}", "{}"], "-p: a key is not UTF-8"),

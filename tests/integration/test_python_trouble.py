@@ -432,8 +432,7 @@ def test_calls_of_another_version_are_refused_in_one_line(
 ) -> None:
     """Use an interpreter that has another version of ciel."""
     line = refusal_of(another_python(tmp_path, "import ciel\nciel.__version__ = '0.0.9'\n"))
-    assert f"it has ciel 0.0.9, the worker has ciel {ciel.__version__}" in line
-    assert "but the worker has ciel" in line
+    assert f"it has ciel 0.0.9, but the worker has ciel {ciel.__version__}" in line
 
 
 @pytest.mark.parametrize("version", ["3, 6", "3, 9", "3, 10"])
