@@ -153,7 +153,7 @@ def test_an_exception_of_a_class_is_shown_with_its_own_frames_only(
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("apps.Absent", "ciel: there is no class apps.Absent in 'lib'"),
+        ("apps.Absent", "ciel: no jar of 'lib' has a class apps.Absent"),
         ("apps.Broken", "ciel: apps.Broken cannot be loaded: java.lang.NoClassDefFoundError: com"),
         ("java.lang.String", "no public method invoke(InputStream[], OutputStream[], String[])"),
     ],
