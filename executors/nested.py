@@ -67,7 +67,7 @@ class NestedConversation(Conversation):
         self._say("spawn", {"error": str(error)})
 
     def _tail_spawn(self, args: dict[str, Any]) -> None:
-        """Create a script's continuation, with the same name and needs unless it has others."""
+        """Create a script's continuation, which keeps the script's name and needs by default."""
         executor, needs, keywords = read_spawn(args)
         self._store_text(self._attempt, keywords)
         spec = self._attempt.task.spec

@@ -16,7 +16,7 @@ from ciel.executors.sdk import ciel_task
 SHARE_AFTER_S = 0.01
 """The interval at which a program offers work to other programs, and sends its calls."""
 UNANSWERED_MAX = 300
-"""How many replies may be unread; so many fit into a pipe."""
+"""How many replies may be unread: these fit into a pipe."""
 TEXT_MAX_CHARACTERS = 64 << 10  # of a message for people
 
 

@@ -1,4 +1,4 @@
-"""`ciel up` and `ciel down`: a local cluster in the background, held by `daemons.supervisor`."""
+"""`ciel up` and `ciel down`: start and end a local cluster, which `daemons.supervisor` runs."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _current() -> AccessFile | None:
 
 
 def _end_process(found: AccessFile) -> bool:
-    """End the process that holds the cluster, and wait for its end; False if it ended before."""
+    """End the process that owns the cluster, and wait for its end; False if it has ended before."""
     try:
         pidfd = os.pidfd_open(found.pid)
     except ProcessLookupError:

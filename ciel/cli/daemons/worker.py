@@ -368,9 +368,7 @@ class Worker:
     def _disk_of(
         self, store: ObjectStore, disk_jobs: DiskJobs
     ) -> tuple[Admit, Callable[[], tuple[int, float]]]:
-        """Return a function by which copies wait for the store's disk, and one that measures the
-        queue of that disk.
-        """
+        """Return functions that queue copies for the store's disk, and that measure this queue."""
         if not store.capabilities.may_block:
             return at_once, lambda: (0, 0.0)
         place = self._spool.store

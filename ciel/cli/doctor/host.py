@@ -151,7 +151,7 @@ def _state(environ: Mapping[str, str]) -> Iterator[Finding]:
             mode = stat.S_IMODE(path.parent.stat().st_mode)
             if mode & 0o077:
                 yield note(
-                    "keys", f"{path.parent} is open to others (mode {mode:04o})",
+                    "keys", f"other users may access {path.parent} (mode {mode:04o})",
                     f"chmod go= {shlex.quote(str(path.parent))}",
                 )  # fmt: skip
     yield ok(

@@ -32,7 +32,7 @@ class LiveOutput:
         self._lock = threading.Lock()  # held while writing to standard output
         self._short: list[bytes] = []  # printed by one call
         self._whole: dict[str, bool] = {}  # results printed to the end: True if the run failed
-        self._begun: dict[str, int] = {}  # of each other result: how many bytes are printed
+        self._printed_bytes: dict[str, int] = {}  # of each other result: how many bytes are printed
 
     def follow(self) -> None:
         """Print until the job has ended. Ctrl-C stops the printing, not the job."""
@@ -50,9 +50,9 @@ class LiveOutput:
         """
         if self._whole.get(ref.id) is isinstance(ref, Failure):
             return None
-        if ref.id not in self._begun:
-            self._begun[ref.id] = self._following.finish(ref.id)
-        return self._begun[ref.id]
+        if ref.id not in self._printed_bytes:
+            self._printed_bytes[ref.id] = self._following.finish(ref.id)
+        return self._printed_bytes[ref.id]
 
     def _warn_if_late(self) -> None:
         """Print a note if the job cannot be followed.
@@ -96,13 +96,13 @@ class LiveOutput:
         if self._whole.get(ref.id) in (False, is_failure):
             return
         if isinstance(ref, Stream):
-            self._following.begin(ref, self._begun.pop(ref.id, 0))
+            self._following.begin(ref, self._printed_bytes.pop(ref.id, 0))
             return
         start = self.start_of(ref) or 0
         with self._lock:
             if self._print(ref, start):
                 self._whole[ref.id] = is_failure
-                del self._begun[ref.id]
+                del self._printed_bytes[ref.id]
 
     def _print(self, ref: Reference, start: int) -> bool:
         """Print a result, or the output of a failed run, from byte `start` on.
@@ -118,7 +118,7 @@ class LiveOutput:
             try:
                 for chunk in rest_of(self._client.read_chunks(ref), start):
                     write_output(chunk)
-                    self._begun[ref.id] += len(chunk)
+                    self._printed_bytes[ref.id] += len(chunk)
             except ObjectUnreadableError:
                 return False  # a worker recomputes it, or the job ends without it
         return True

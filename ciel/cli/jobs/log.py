@@ -89,13 +89,13 @@ class _Lines:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-        self._begun: dict[_Part, bytes] = {}
+        self._partial: dict[_Part, bytes] = {}  # lines without an end so far
         self.failed = False
 
     def take(self, part: _Part, content: bytes) -> None:
-        *whole, begun = (self._begun.pop(part, b"") + content).split(b"\n")
-        if begun:
-            self._begun[part] = begun
+        *whole, rest = (self._partial.pop(part, b"") + content).split(b"\n")
+        if rest:
+            self._partial[part] = rest
         if whole:
             self._write(part, [line + b"\n" for line in whole])
 
@@ -104,8 +104,8 @@ class _Lines:
         try:
             while content := part.reader.read():
                 self.take(part, content)
-            if begun := self._begun.pop(part, b""):  # the job has ended: no newline follows
-                self._write(part, [begun + b"\n"])
+            if rest := self._partial.pop(part, b""):  # the job has ended: no newline follows
+                self._write(part, [rest + b"\n"])
         except LogUnreadableError as error:
             say(str(error))
             self.failed = True

@@ -17,7 +17,7 @@ JSON_OUTPUT_MAX_BYTES: Final = 64 << 10
 
 def write_output(chunk: bytes) -> None:
     """Write bytes to standard output; raises OutputClosedError if its reader has closed it."""
-    with _telling_of_stdout():
+    with _naming_stdout():
         sys.stdout.flush()
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
@@ -30,13 +30,13 @@ def write_unlocked(chunk: bytes) -> None:
     that lock then.
     """
     left = memoryview(chunk)
-    with _telling_of_stdout():
+    with _naming_stdout():
         while left:
             left = left[os.write(sys.stdout.fileno(), left) :]
 
 
 @contextmanager
-def _telling_of_stdout() -> Iterator[None]:
+def _naming_stdout() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help tells more)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print a help text or an error; if that fails, end with an exit status for that."""
+        """Print a help text or an error; if that fails, exit with a status that says so."""
         try:
             if file is None:  # the stream was closed when the process started
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))

@@ -1,4 +1,4 @@
-"""Commands with several verbs, such as `ciel job`; only the parser of the chosen verb is built."""
+"""Runs commands with several verbs, such as `ciel job`; builds only the chosen verb's parser."""
 
 from __future__ import annotations
 

@@ -238,10 +238,10 @@ class Sharing:
             self.evaluation.evaluate(work)
 
     def as_delegate(self, future: TaskFuture[Any]) -> TaskFuture[Any] | None:
-        """Offload a future's item if necessary, and return the future if its task can take over the
-        output of this task.
+        """Return a future if its task can take over the output of this task, else None.
 
-        None: the item cannot be remote, or is of a kind that this task has to read itself.
+        Offloads the future's item if necessary. None: the item cannot be remote, or is of a kind
+        that this task has to read itself.
         """
         work = future.work
         with self.lock:
