@@ -33,7 +33,7 @@ STAYS_S = 0.5
 The program takes the slot back when the loop has work, and releases it again after this time.
 """
 LEAVES_MIN_S = 0.1
-"""The shortest time for which the program releases its slot: timers of the loop may be so late."""
+"""The shortest time for which the program releases its slot; timers may be late by this time."""
 
 CANCEL_MAX_S = 1.0
 """How long the remaining coroutines have to end after they are cancelled at the end of a task."""
