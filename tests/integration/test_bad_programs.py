@@ -211,7 +211,7 @@ def deleted(name: str) -> str:
     what = (
         f"ciel: files that a program creates in its private directory are deleted with it: {name}"
     )
-    return f"{what}; without --scratch it runs in this directory, where they stay\n"
+    return f"{what}; without --scratch the program runs in this directory, where they stay\n"
 
 
 def test_a_program_that_fails_twice_runs_a_third_time(cluster: TwoSlots, counting: str) -> None:
