@@ -1,3 +1,4 @@
-"""Executors: each translates tasks into programs, and the ends of programs into outcomes. All are
-pure.
+"""Executors: each translates tasks into programs, and the ends of programs into outcomes.
+
+All are pure.
 """

@@ -85,12 +85,12 @@ def require_references(key: str, value: Any) -> list[Reference]:
 
 
 def extra_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
-    """Read the references for which a child waits, in addition to those in its arguments."""
+    """Read the references for which a child waits besides the references in its arguments."""
     return require_references("extra_dependencies", keywords.get("extra_dependencies") or [])
 
 
 def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
-    """Read the references of which one must be available before a child starts.
+    """Read the references of which at least one must be available before a child starts.
 
     The caller puts them into the child's arguments, under the same key, and into `any_of` of its
     form. Then the child wants all of them until it has ended. Its inputs are the references that
@@ -103,8 +103,8 @@ def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
         both = next((ref.id for ref in choice if ref.id in needed), None)
         if both is not None:
             raise BadArgumentsError(
-                f"{both} stands in 'extra_dependencies' and in 'any_dependencies': wait for it, or "
-                "for any"
+                f"{both} is in 'extra_dependencies' and in 'any_dependencies': the task waits for "
+                "all of the former and any of the latter; put it into one of them"
             )
     return choice
 
@@ -128,7 +128,7 @@ def require_form_count(executor: str, form: ChildForm, count: int) -> ChildForm:
 
 
 def require_output_count(task: Task, count: int) -> None:
-    """Refuse a task that has, or names in its arguments, another number of outputs."""
+    """Reject a task that has, or names in its arguments, another number of outputs."""
     for number in (len(task.spec.outputs), task.arguments.get("n_outputs", count)):
         if number != count:
             raise BadArgumentsError(_wrong_count(task.spec.executor, count, number))
@@ -136,7 +136,7 @@ def require_output_count(task: Task, count: int) -> None:
 
 def _wrong_count(executor: str, count: int, number: Any) -> str:
     what = "output" if count == 1 else "outputs"
-    return f"{executor} makes exactly {count} {what}, not {number!r:.40}"
+    return f"{executor} produces exactly {count} {what}, not {number!r:.40}"
 
 
 def program_of(
@@ -215,16 +215,18 @@ def required_text(args: dict[str, Any], key: str) -> str:
     """Return the text under `key`, for a word of a command line."""
     text = args.get(key)
     if not isinstance(text, str) or not text or "\0" in text:
-        raise BadArgumentsError(f"{key!r} must be a text, not {text!r:.40}")
+        raise BadArgumentsError(
+            f"{key!r} must be a non-empty string without NUL characters, not {text!r:.40}"
+        )
     return text
 
 
 def _command_line(args: dict[str, Any]) -> tuple[str | InputPath, ...]:
     line = args.get("command_line")
     if not isinstance(line, list) or not line:
-        instead = "and there is none" if line is None else f"not {_describe(line)}"
+        instead = "but is missing" if line is None else f"not {_describe(line)}"
         if isinstance(line, str):
-            instead += ', since no shell looks at it: write ["program", "argument"]'
+            instead += ', since no shell splits it: write ["program", "argument"]'
         raise BadArgumentsError(
             f"'command_line' must be a list of a program and its arguments, {instead}"
         )
@@ -257,7 +259,7 @@ def _files(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_compatible_names(files: Mapping[str, ObjectId]) -> None:
-    """Refuse names that a directory cannot contain together."""
+    """Reject names that a directory cannot contain together."""
     for name in files:
         longest = max(len(os.fsencode(part)) for part in name.split("/"))
         if longest > _NAME_MAX_BYTES or len(os.fsencode(name)) > _PATH_MAX_BYTES:
@@ -265,7 +267,7 @@ def _require_compatible_names(files: Mapping[str, ObjectId]) -> None:
     # In this order, names in a directory follow directly after the directory's name.
     for name, next_name in pairwise(sorted(files, key=lambda name: name.replace("/", "\0"))):
         if next_name.startswith(f"{name}/"):
-            raise BadArgumentsError(f"{name!r:.80} in 'files' would be a file and a directory")
+            raise BadArgumentsError(f"{name!r:.80} in 'files' would be both a file and a directory")
 
 
 def _cwd(args: dict[str, Any], caller: Caller | None, *, has_files: bool) -> str:
@@ -276,7 +278,9 @@ def _cwd(args: dict[str, Any], caller: Caller | None, *, has_files: bool) -> str
     if not isinstance(cwd, str) or "\0" in cwd or not (cwd == "" or cwd.startswith("/")):
         raise BadArgumentsError(f"'cwd' must be an absolute path, not {cwd!r:.80}")
     if cwd and has_files:
-        raise BadArgumentsError("a program with 'files' runs in their directory: remove 'cwd'")
+        raise BadArgumentsError(
+            "a program with 'files' runs in the directory of these files: remove 'cwd' or 'files'"
+        )
     return cwd
 
 
@@ -299,7 +303,10 @@ def _env(args: dict[str, Any]) -> dict[str, str | None]:
         raise BadArgumentsError("'env' must be an object whose values are strings, or null")
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + (value or ""):
-            raise BadArgumentsError(f"{name!r} in 'env' cannot be set in an environment")
+            raise BadArgumentsError(
+                f"{name!r} in 'env' cannot be set: a name must not be empty or contain '=', and "
+                "neither name nor value may contain a NUL character"
+            )
     return env
 
 

@@ -1,8 +1,8 @@
 """The conversation between an interactive program and its worker (ciel-interfaces, section 1).
 
-It translates calls of the program into operations of the attempt, and sends replies. Calls are
-answered in order, so a program need not wait for replies that it does not need. An invalid call
-ends the task with an error text.
+The worker translates calls of the program into operations of the attempt, and sends replies. It
+answers calls in order, so that a program need not wait for replies that it does not need. An
+invalid call ends the task with an error text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ciel.wire.packages import find_entry
 from ciel.wire.references import to_json
 
 BACKLOG_MAX = 100_000
-"""How many calls may wait for a call that takes time."""
+"""How many calls may wait until an earlier call is answered."""
 
 NAME_MAX_LENGTH = 200  # of a task's name
 
@@ -47,8 +47,8 @@ NAME_MAX_LENGTH = 200  # of a task's name
 class Conversation:
     """The calls of one task, from `start_task` to `exit` or `error`.
 
-    `called` processes received calls. `over` is set once the conversation has ended; then no
-    further replies are sent.
+    `called` processes received calls. `over` is set once the conversation has ended; then the
+    worker sends no further replies.
     """
 
     METHODS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], None]]] = {}
@@ -60,14 +60,14 @@ class Conversation:
         self._say = say
         self._backlog: deque[Call] = deque()
         self._sweethearts: set[int] = set()  # outputs whose readers should run on this worker
-        self._pending = ""  # the method of a call in progress
+        self._pending = ""  # the method of a call whose reply is not ready yet
         self._is_answering = False
 
     def called(self, calls: Iterable[Call]) -> None:
-        """Answer calls in order; calls after one that takes time wait."""
+        """Answer calls in order; a call waits until all earlier ones are answered."""
         self._backlog.extend(calls)
         if len(self._backlog) > BACKLOG_MAX:
-            self._fail(f"it made {BACKLOG_MAX} calls without waiting for a reply")
+            self._fail(f"it sent more than {BACKLOG_MAX} calls without waiting for a reply")
         self._answer_backlog()
 
     @property
@@ -76,13 +76,15 @@ class Conversation:
         return ""
 
     def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
-        """Return the fault of a task whose program has died; `how` describes its end. `was_ended`:
-        the worker has killed the program because of this task.
+        """Return the fault of a task whose program has died.
+
+        `how` describes the program's end. `was_ended`: the worker has killed the program because
+        of this task.
         """
         return fault
 
     def _answer_backlog(self) -> None:
-        if self._is_answering:  # a reply came within its call; the outer call continues
+        if self._is_answering:  # a call was answered at once: the outer invocation continues
             return
         self._is_answering = True
         try:
@@ -91,7 +93,7 @@ class Conversation:
         finally:
             self._is_answering = False
         if self.over is not None and self._backlog and self.over.fault is None:
-            self.over = self.over._replace(keep="no")  # it has made calls after its exit
+            self.over = self.over._replace(keep="no")  # the program has sent calls after `exit`
 
     def _answer(self, method: str, args: Any) -> None:
         answer = self.METHODS.get(method)
@@ -111,7 +113,7 @@ class Conversation:
         self.over = Over(("RUNTIME_ERROR", text))
 
     def _deferred_reply(self, method: str) -> Callable[[Any], None]:
-        """Return a function that replies to a call in progress, and answers the next calls."""
+        """Return a function that replies to the current call later, then answers the next calls."""
         self._pending = method
 
         def reply(args: Any) -> None:
@@ -160,8 +162,9 @@ class Conversation:
         self._attempt.open_growing(ref, args.get("must_block") is True, opened)
 
     def _input(self, args: dict[str, Any]) -> Reference | None:
-        """Return the local reference of the input that a call names; None if it is not available
-        yet, or if the task has failed because of it.
+        """Return the local reference of the input that a call names.
+
+        None: the input is not available yet, or the task has failed because of it.
         """
         ref = args["ref"]
         if not isinstance(ref, REFERENCE_TYPES):
@@ -171,7 +174,9 @@ class Conversation:
             self._fail(f"its input {found.id} has failed ({found.reason}): {found.text}")
             return None
         if isinstance(found, Fixed):
-            raise BadCallError(f"{found.id} stands for a process and has no content")
+            raise BadCallError(
+                f"{found.id} identifies a suspended process, so that it has no content to read"
+            )
         if type(found) not in CONSUMABLE:
             return None
         if args.get("make_sweetheart") is True:
@@ -258,7 +263,9 @@ class Conversation:
         try:
             self._attempt.send_descriptor(socket, path, writes=writes)
         except OSError as error:
-            self._fail(f"no descriptor can be sent to its socket {socket!r:.100}: {error.strerror}")
+            self._fail(
+                f"the worker cannot send a descriptor to socket {socket!r:.100}: {error.strerror}"
+            )
 
     def _close_output(self, args: dict[str, Any]) -> None:
         index = self._attempt.outputs.index(args.get("index"))
@@ -343,18 +350,18 @@ _UNUSED_KEYS = ("executor_name", "small_task", "scheduling_class", "scheduling_t
 
 
 def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
-    """Split the arguments of a spawn into executor, needs, and keywords of the executor."""
+    """Split the arguments of a spawn into executor, needs, and the executor's keywords."""
     executor = _required_text(args, "executor_name")
     keywords = {key: value for key, value in args.items() if key not in _UNUSED_KEYS}
-    asked = {key: keywords.pop(key) for key in Needs._fields if key in keywords}
-    for key, value in asked.items():
+    needs = {key: keywords.pop(key) for key in Needs._fields if key in keywords}
+    for key, value in needs.items():
         if key == "retry_on":
             if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
                 raise BadCallError(f"'retry_on' must be a list of strings, not {value!r:.40}")
-            asked[key] = tuple(value)
+            needs[key] = tuple(value)
         elif type(value) is not int and not (key.endswith("_s") and type(value) is float):
             raise BadCallError(f"{key!r} must be a number, not {value!r:.40}")
-    return executor, Needs(**asked), keywords
+    return executor, Needs(**needs), keywords
 
 
 def take_name(keywords: dict[str, Any]) -> str:
@@ -371,7 +378,7 @@ def _text(args: dict[str, Any], key: str) -> str | None:
 def _required_text(args: dict[str, Any], key: str) -> str:
     value = args[key]
     if not isinstance(value, str):
-        raise BadCallError(f"{key!r} must be a text, not {value!r:.40}")
+        raise BadCallError(f"{key!r} must be a string, not {value!r:.40}")
     return value
 
 

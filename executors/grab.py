@@ -1,10 +1,10 @@
 """The executor `grab`: fetches URLs, each into one object (ciel-interfaces, 6.5).
 
-Arguments (`args`): `urls`, a list of strings. Each has one output: the JSON text of a reference to
-the fetched object. A program that stays running fetches `http`, `https`, `ftp` and `file` (a file
-of the worker's host). `swbs://HOST:PORT/ID` names an existing object, and gives a reference to it
-without fetching. Within a job a URL is fetched once. `version` is part of the arguments, so a
-different one fetches the URL again.
+Arguments (`args`): `urls`, a list of strings. Each URL has one output: the JSON text of a reference
+to the fetched object. A program that stays running fetches `http`, `https`, `ftp` and `file` (a
+file of the worker's host). `swbs://HOST:PORT/ID` names an existing object: its output is a
+reference to that object, and nothing is fetched. A job fetches each URL once, unless the argument
+`version` differs.
 """
 
 from __future__ import annotations

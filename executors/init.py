@@ -1,10 +1,10 @@
-"""The executor `init`: starts a package. It spawns the first task, and delegates its own output to
-a `sync` task.
+"""The executor `init`: starts a package.
 
-So the result of a job that starts from a package is always a JSON list of references, one for each
-output of the first task (ciel-interfaces, section 4.2). Arguments: `start_handler`, the first
-task's executor; `start_args`, its keywords as for a spawn; `package_ref`, a reference to the JSON
-object of the package's entries, if there are any.
+It spawns the package's first task, and delegates its own output to a `sync` task. So the result of
+a job that starts from a package is always a JSON list of references, one for each output of the
+first task (ciel-interfaces, section 4.2). Arguments: `start_handler`, the first task's executor;
+`start_args`, its keywords as for a spawn; `package_ref`, a reference to the JSON object of the
+package's entries, if there are any.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ class InitExecutor(Executor):
 
 
 def _start_form(task: Task, handler: str) -> ChildForm:
-    """Return the form of the first task. An executor that this worker does not have is assumed to
-    use the simple form; if no worker has it, the master refuses the task.
+    """Return the form of the first task.
+
+    If this worker does not have the executor, it assumes the simple form. If no worker has it, the
+    master rejects the task.
     """
     start_args = task.arguments.get("start_args", {})
     if not isinstance(start_args, dict):

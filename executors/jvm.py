@@ -10,8 +10,9 @@ INSTALL = "install one (Debian: default-jre-headless), or set JAVA_HOME"
 
 
 class Jvm:
-    """A `java` command with its options. `missing` finds it, and the jars in the directory
-    `CIEL_JARS_DIR`.
+    """A `java` command with its options.
+
+    `missing` finds the command, and the jars in the directory `CIEL_JARS_DIR`.
     """
 
     def __init__(self, java: str, options: Sequence[str]) -> None:
@@ -29,17 +30,19 @@ class Jvm:
         if named:
             directory = Path(named)
             if not directory.is_dir():
-                return f"CIEL_JARS_DIR names {named}, and there is no such directory"
+                return f"CIEL_JARS_DIR names {named}, but this directory does not exist"
             self.jars = tuple([str(path) for path in sorted(directory.glob("*.jar"))])
         return ""
 
     def compiles(self, environ: Mapping[str, str]) -> bool:
-        """Whether it can run a source file."""
+        """Whether this Java can run a source file."""
         return _find("javac", environ) is not None
 
     def command(self, class_path: Sequence[str], memory_bytes: int) -> list[str]:
-        """Return the first words of a command line. `memory_bytes`: the memory limit of the task,
-        0 for none. It also limits the heap, which would otherwise outgrow it.
+        """Return the first words of a command line.
+
+        `memory_bytes`: the memory limit of the task, 0 for none. It also limits the heap, which
+        would otherwise outgrow it.
         """
         limits = [f"-Xmx{max(memory_bytes * 3 // 4 >> 20, 2)}M"] if memory_bytes else []
         return [self._java, *self._options, *limits, "-cp", ":".join(class_path)]

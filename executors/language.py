@@ -1,13 +1,15 @@
-"""Executors for languages, each defined by a few settings: `ocaml`, `haskell`, and executors that a
-configuration or an entry point adds. Their programs use the protocol of `proc`.
+"""Executors for languages: `ocaml`, `haskell`, and those that a configuration or entry point adds.
+
+Each is defined by a few settings. Their programs use the protocol of `proc`.
+
 
     [executors.julia]                                 # in the configuration of each worker
     command = ["julia", "/opt/ciel/task.jl"]
 
-A task's program is the command, in which `{binary}` is replaced by the words of the task's
-`binary`, as for OCaml and Haskell (ciel-interfaces, 6.10). `start_task` contains all keywords of
-the task's spawn. If the program requests it, it stays running for tasks with the same command. The
-reply to a spawn is a list of `n_outputs` references (default: one).
+A task runs the command, in which `{binary}` is replaced by the words of the task's `binary`, as for
+OCaml and Haskell (ciel-interfaces, 6.10). `start_task` contains all keywords of the task's spawn. A
+program that requests it stays running for further tasks with the same command. The reply to a spawn
+is a list of `n_outputs` references (default: one).
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ _NOT_SENT = ("n_outputs", "extra_dependencies", "any_dependencies", "package_ref
 
 
 class LanguageExecutor(ProcExecutor):
-    """An executor for one language. `path`: directories to search for its program before those in
-    the worker's PATH; `~` is the worker's home directory. `memoise`: equal tasks of a job run once.
+    """An executor for one language.
+
+    `path`: directories to search for its program before those in the worker's PATH; `~` is the
+    worker's home directory. `memoise`: equal tasks of a job run once.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class LanguageExecutor(ProcExecutor):
         return self.talk(self._argv(arguments), message)
 
     def talk(self, argv: Sequence[str], message: Mapping[str, Any]) -> Talk:
-        """Return the action to run an interactive program, which serves tasks of equal command."""
+        """Return the action to run an interactive program; it serves all tasks with its command."""
         kind = "\0".join([self.name, *argv])
         return Talk(Program(tuple(argv), env=self._env), message, kind)
 
@@ -113,7 +117,7 @@ def ocaml(
     *, command: Sequence[str] = (BINARY,), env: Mapping[str, str] | None = None,
     path: Sequence[str] = (), memoise: bool = True,
 ) -> LanguageExecutor:  # fmt: skip
-    """Make the executor `ocaml`: `binary`, `fn_ref` (a closure), `args`."""
+    """Create the executor `ocaml`. Its keywords: `binary`, `fn_ref` (a closure), `args`."""
     return LanguageExecutor(name="ocaml", command=command, env=env, path=path, memoise=memoise)
 
 
@@ -121,5 +125,5 @@ def haskell(
     *, command: Sequence[str] = (BINARY,), env: Mapping[str, str] | None = None,
     path: Sequence[str] = ("~/.cabal/bin",), memoise: bool = True,
 ) -> LanguageExecutor:  # fmt: skip
-    """Make the executor `haskell`, whose programs cabal has installed."""
+    """Create the executor `haskell`, whose programs cabal has installed."""
     return LanguageExecutor(name="haskell", command=command, env=env, path=path, memoise=memoise)

@@ -1,9 +1,11 @@
-"""The executors `java` and `cso`: they call a class, or a function of a shared object, with open
-inputs and outputs (ciel-interfaces, 6.4). And `dotnet`, which is not supported.
+"""The executors `java` and `cso`: call a class, or a function of a shared object.
 
-A loader program opens the inputs and outputs. Its standard input has texts that end in a NUL: first
-`IN,OUT,ARGS` (the number of each), then paths of inputs, paths of outputs, and arguments. Its
-standard output goes to the same place as standard error. Arguments (`args`):
+See ciel-interfaces, 6.4. This module also contains `dotnet`, which is not supported.
+
+A loader program opens the inputs and outputs for the called code. Its standard input contains
+strings that end in a NUL: first `IN,OUT,ARGS` (the number of each), then paths of inputs, paths of
+outputs, and arguments. Its standard output goes to the same place as standard error. Arguments
+(`args`):
 
 - `java`: `class`, the name of a class with a method `invoke(InputStream[], OutputStream[],
   String[])`, and `lib`, a list of references to jars.
@@ -75,8 +77,9 @@ class LoadedExecutor(Executor):
 
 
 class JavaExecutor(LoadedExecutor):
-    """Runs a class in a new JVM. The class path includes the jars in the worker's directory
-    `CIEL_JARS_DIR`.
+    """Runs a class in a new JVM.
+
+    The class path includes the jars in the worker's directory `CIEL_JARS_DIR`.
     """
 
     name = "java"
@@ -94,8 +97,8 @@ class JavaExecutor(LoadedExecutor):
             self._loader_words = (str(JAVA_SOURCE),)  # compiled at each start, in half a second
         else:
             return (
-                "its loader was not built, for want of javac when ciel was installed: install a "
-                "JDK on this host (Debian: default-jdk-headless)"
+                "its loader was not built, because javac was missing when ciel was installed: "
+                "install a JDK on this host (Debian: default-jdk-headless)"
             )
         return ""
 
@@ -121,8 +124,8 @@ class CsoExecutor(LoadedExecutor):
         if Path(self._path).is_file():
             return ""
         if self._path == str(C_LOADER):
-            return f"its loader {C_LOADER} is not there: install ciel again, with a C compiler"
-        return f"SW_C_LOADER_PATH names {self._path}, and there is no such file"
+            return f"its loader {C_LOADER} does not exist: install ciel again, with a C compiler"
+        return f"SW_C_LOADER_PATH names {self._path}, but this file does not exist"
 
     def _loader(
         self, task: Task, args: dict[str, Any], libraries: Sequence[ObjectId]

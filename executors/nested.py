@@ -2,15 +2,16 @@
 
 It extends the conversation of all interactive programs:
 
-- `spawn` with `here`: the child starts at once in the program. All following calls are the child's,
-  until its `exit`; then they are its parent's again. The program does not wait for replies.
-- `spawn` with `wanted`: the parent needs the child's output before it ends. With `level`, the
-  parent is an enclosing task of the current one; 0 is the outermost.
-- `cont_text` of a spawn is stored in the task if it is short; else it becomes an object.
-- An invalid spawn is answered with `{"error": text}`.
+- `spawn` with `here`: the child starts at once in the program. Until its `exit`, all calls belong
+  to the child; afterwards calls belong to its parent again. The program does not wait for replies.
+- `spawn` with `wanted`: the parent needs the child's output before the parent ends. With `level`,
+  the parent is an enclosing task of the current one; 0 is the outermost.
+- `cont_text` of a spawn: the worker stores a short text in the task; a longer one becomes an
+  object.
+- The reply to an invalid spawn is `{"error": text}`.
 - `exit` with `value`: the text of output 0.
-- `error`, together with the following `exit`, ends the task, or only the current inline child. It
-  may have a `reason` code. The program may still stay running.
+- `error`, together with the following `exit`, fails the task, or only the current inline child. It
+  may have a `reason` code. The program may stay running.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ class NestedConversation(Conversation):
         self._say("spawn", refs if form.as_list or len(refs) != 1 else refs[0])
 
     def _refuse(self, error: BadCallError) -> None:
-        """Reply with the error. The script is at fault, and the program can report its line."""
+        """Reply with the error: the script is at fault, and the program can report its line."""
         self._say("spawn", {"error": str(error)})
 
     def _tail_spawn(self, args: dict[str, Any]) -> None:
-        """Create a script's continuation, with the same name and needs unless it has others."""
+        """Create a script's continuation, which keeps the script's name and needs by default."""
         executor, needs, keywords = read_spawn(args)
         self._store_text(self._attempt, keywords)
         spec = self._attempt.task.spec
@@ -80,7 +81,7 @@ class NestedConversation(Conversation):
         if level is None or level == len(self._enclosing):
             return self._attempt
         if type(level) is not int or not 0 <= level < len(self._enclosing):
-            raise BadCallError(f"'level' must be that of a task that runs, not {level!r:.40}")
+            raise BadCallError(f"'level' must be the level of a running task, not {level!r:.40}")
         return self._enclosing[level]
 
     def _store_text(self, attempt: Attempt, keywords: dict[str, Any]) -> None:
@@ -103,7 +104,7 @@ class NestedConversation(Conversation):
         value = args.get("value")
         if value is not None and fault is None:
             if not isinstance(value, str):
-                raise BadCallError("'value' must be a text")
+                raise BadCallError("'value' must be a string")
             self._attempt.outputs.publish(0, value.encode())
         if self._enclosing:
             self._attempt.end_within(fault)

@@ -1,7 +1,6 @@
-"""The executor `proc`: an interactive program in any language that can read and write JSON on two
-pipes (ciel-interfaces, section 1).
+"""The executor `proc`: runs an interactive program that exchanges JSON over two pipes.
 
-`conversation` answers the calls of the program.
+The program may be in any language (ciel-interfaces, section 1). `conversation` answers its calls.
 """
 
 from __future__ import annotations

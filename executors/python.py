@@ -1,9 +1,10 @@
-"""The executor `python`: runs calls of functions (see `ciel.python.calls`) in programs that stay
-running, one kind for each interpreter.
+"""The executor `python`: runs calls of functions (see `ciel.python.calls`).
 
-Arguments: `calls`, a bundle as base64 text; without it, the last input is the bundle. `inputs`, a
-list of references. `python`, the interpreter; the default is the worker's. Or `forward`, a
-reference whose content becomes the only output; see `_forward`.
+The calls run in programs that stay running, and serve all tasks with the same interpreter, slots
+and caller's environment. Arguments: `calls`, a bundle as base64 text; without it, the last input is
+the bundle. `inputs`, a list of references. `python`, the interpreter; the default is the worker's
+own. Instead of all these: `forward`, a reference whose content becomes the only output; see
+`_forward`.
 
 `python_calls` answers the calls of its programs.
 """
@@ -64,7 +65,7 @@ class PythonExecutor(Executor):
             raise BadArgumentsError(f"'python' must be a name or an absolute path, not {python!r}")
         slots = task.spec.needs.slots
         caller = task.caller
-        kind = f"python\0{python}\0{slots}"  # libraries use as many threads
+        kind = f"python\0{python}\0{slots}"  # libraries use as many threads as the task has slots
         if caller is not None:  # libraries read the environment when they are imported
             kind += f"\0{caller.digest}"
         if self._latest is None or self._latest_for != (python, caller):  # most tasks have the same
@@ -102,8 +103,10 @@ class PythonExecutor(Executor):
 
 
 def _program(python: str, caller: Caller | None) -> Program:
-    """Return the program that runs calls for a caller. A preloaded parent forks it, unless the
-    caller sets variables that the interpreter or the dynamic loader reads only at its start.
+    """Return the program that runs calls for a caller.
+
+    A preloaded parent forks it, unless the caller sets variables that the interpreter or the
+    dynamic loader reads only at its start.
     """
     argv = (python, START, __version__)
     parent = None
@@ -121,7 +124,7 @@ def _references(arguments: dict[str, Any]) -> list[Reference]:
     if not isinstance(inputs, list) or not all(isinstance(ref, REFERENCE_TYPES) for ref in inputs):
         raise BadArgumentsError("'inputs' must be a list of references")
     if not isinstance(arguments.get("calls", ""), str):
-        raise BadArgumentsError("'calls' must be a text")
+        raise BadArgumentsError("'calls' must be a string")
     return inputs
 
 
@@ -130,8 +133,10 @@ def _current_refs(refs: list[Reference], task: Task) -> list[Reference]:
 
 
 def _forward(task: Task) -> Action:
-    """Make an output from (a part of) an input. If the input is small and `place` is null, copy its
-    content. Otherwise the output contains a reference to the input, and the place in it.
+    """Produce the output from an input, or from the outcome at a place in it.
+
+    If the input is small and `place` is null, copy its content. Otherwise the output contains a
+    reference to the input, and the place in it.
     """
     ref = task.arguments["forward"]
     ref = task.inputs.get(ref.id, ref)

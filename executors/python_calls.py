@@ -2,26 +2,26 @@
 
 It extends the conversation of all interactive programs by these calls:
 
-- `input` is sent by the worker before `start_task`: the path of an input that is in the store.
+- `input`: the worker sends it before `start_task`, with the path of an input that is in the store.
 - `spawn` and `tail_spawn` create calls, and have no reply. An input may be a reference; or a number
   that counts the objects of this task's `spawn`, `put` and `create` calls in order; or
   `{"output": n}`, an output of this task. `takes`: the outputs of this task that the child takes
   over. `wanted`: this task needs the child before it ends.
-- `put` makes an object from bytes. `create` opens an object of known size and digest for writing;
-  if this task has made it already, `filename` is null. Both names derive from the content.
+- `put` creates an object from bytes. `create` opens an object of known size and digest for writing;
+  if this task has created it already, `filename` is null. The ids of both derive from the content.
 - `lose` reports that an input is missing at the path that the worker gave. The attempt ends, and
   counts as one that could not get its inputs.
-- `made` is answered with references to the `items`; `look` with the most recent references that the
-  worker knows.
-- `within`: from now on the program may run calls inline that other workers could run. If it dies in
-  its first attempt, the task is re-executed with the number of the new attempt, and then should run
-  none inline.
-- `task` is answered with the id, attempt, name and job of this task.
-- `room` is answered with the number of idle slots, or null if the worker does not know it.
-- `tail_spawn` with `is_fixed`: this program is suspended until all `needed` objects are available;
-  meanwhile `others` are wanted, too. If `needed` is empty, it continues once one of the `others` is
-  available, or after `timeout_s`. After a timeout the last of its inputs is available, by which the
-  program detects it.
+- The reply to `made` contains references to the `items`; the reply to `look` contains the most
+  recent references that the worker knows.
+- `within`: from now on the program may run calls inline that other workers could run. If the
+  program dies in the task's first attempt, the task is re-executed. Its second attempt knows its
+  number, and should run no calls inline.
+- The reply to `task` contains the id, attempt, name and job of this task.
+- The reply to `room` contains the number of idle slots, or null if the worker does not know it.
+- `tail_spawn` with `is_fixed` suspends this program until all `needed` objects are available;
+  meanwhile this task wants the `others`, too. If `needed` is empty, the program continues once one
+  of the `others` is available, or after `timeout_s`. After a timeout the last of its inputs is
+  available, by which the program detects the timeout.
 - `exit` with `values`: the contents of outputs, each with its number.
 - `error`, together with the following `exit`, ends the task; its report may be an object.
 """
@@ -48,7 +48,7 @@ _DIGEST = re.compile("[0-9a-f]{32}")
 
 
 class PythonConversation(Conversation):
-    """The calls of one task; see above."""
+    """The calls of one task; the module's docstring describes them."""
 
     METHODS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], None]]] = {}
 
@@ -125,11 +125,14 @@ class PythonConversation(Conversation):
         task = self._attempt.task
         is_first = not was_ended and task.attempt <= 1
         if is_first and (self._has_run_inline or len(task.spec.outputs) > 1):  # ADR 67
-            text = f"ciel: the process of {task.spec.name} {how}: all that it ran runs again"
+            text = f"ciel: the process of {task.spec.name} {how}: all calls that it ran run again"
             self._attempt.log(text, is_stderr=True)
         if not is_first or not self._has_run_inline:
             return TaskFault(fault.reason, f"its process {how}") if how else fault
-        text = "its program ended, maybe of another call than its own: that will run elsewhere"
+        text = (
+            "its program died, maybe because of a child that it ran inline: children will run in "
+            "other programs"
+        )
         return TaskFault(RECALLED, text)
 
     def _reply_room(self, args: dict[str, Any]) -> None:
@@ -182,7 +185,7 @@ class PythonConversation(Conversation):
         attempt.spawn(executor, keywords, needs, delegates=True, name=name)
 
     def _timer(self, timeout_s: float) -> Reference:
-        """Return the output of a task that only waits, without a slot."""
+        """Spawn a task that only waits, without a slot; return its output."""
         attempt = self._attempt  # part of the arguments, so that each attempt has its own timer
         of = [attempt.task.spec.id, attempt.task.attempt, attempt.life]
         keywords = {"args": {"inputs": [], "of": of}, "n_outputs": 1}

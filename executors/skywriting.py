@@ -1,11 +1,10 @@
-"""The executor `swi`: a Skywriting script, or a continuation of one (ciel-interfaces, sections 1.4,
-1.8 and 8).
+"""The executor `swi`: runs a Skywriting script, or a continuation of one.
 
-Arguments: `swfile_ref` (or `sw_file_ref`), the script, with `start_env` and `start_args`; or
-`cont_ref`, a continuation; or `cont_text`, a small continuation. `sw_file_name` is the display name
-of the script. `session_ref`, which may be null: the state after an earlier entry at a prompt. With
-it, the task has a second output, the state after this entry. One program that stays running serves
-all scripts.
+See ciel-interfaces, sections 1.4, 1.8 and 8. Arguments: `swfile_ref` (or `sw_file_ref`), the
+script, with `start_env` and `start_args`; or `cont_ref`, a continuation; or `cont_text`, a small
+continuation. `sw_file_name` is the display name of the script. `session_ref`, which may be null:
+the state after an earlier entry at a prompt. With it, the task has a second output, the state after
+this entry. One program that stays running serves all scripts.
 """
 
 from __future__ import annotations
@@ -76,7 +75,9 @@ class SwiExecutor(ProcExecutor):
                 raise BadArgumentsError("'session_ref' must be a reference, or null")
             n_outputs = 2
         if output_count(keywords.get("n_outputs", n_outputs)) != n_outputs:
-            raise BadArgumentsError(f"swi makes {n_outputs} of outputs here, not another number")
+            raise BadArgumentsError(
+                f"swi produces {n_outputs} output(s) with these arguments: remove 'n_outputs'"
+            )
         if dependencies := extra_dependencies(keywords):
             arguments["extra_dependencies"] = dependencies
         if choice := any_dependencies(keywords):
@@ -97,8 +98,10 @@ def _script(arguments: dict[str, Any]) -> tuple[str, Any]:
     text = arguments.get("cont_text")
     if not isinstance(text, str):
         raise BadArgumentsError(
-            "a script ('sw_file_ref') or a continuation ('cont_ref') is missing"
+            "the script is missing: pass a script ('sw_file_ref') or a continuation ('cont_ref')"
         )
     if len(text) > INLINE_MAX_BYTES:
-        raise BadArgumentsError("'cont_text' is too long; it belongs into an object, 'cont_ref'")
+        raise BadArgumentsError(
+            "'cont_text' is too long: store it as an object, and pass 'cont_ref'"
+        )
     return "cont_text", text

@@ -1,12 +1,11 @@
-"""The executor `stdinout`: an ordinary program that reads standard input and writes standard output
-(CIB-2).
+"""The executor `stdinout`: runs a program that reads standard input and writes standard output.
 
-Arguments (`args`): `command_line`, a list in which references are replaced by the paths of objects;
-`inputs`, a list of references to concatenate on standard input; and the options in `arguments`.
-Extensions of the original: `files`, references by relative name, which are placed in the scratch
-directory, where the program then runs; `env`, additional environment variables; `collects`, names
-or patterns of files that the program writes: they become a second output, a tar archive. No shell
-is involved.
+Arguments (`args`, CIB-2): `command_line`, a list in which references are replaced by the paths of
+objects; `inputs`, a list of references to concatenate on standard input; and the options in
+`arguments`. Extensions of the original: `files`, references by relative name, which the worker
+places in the scratch directory, where the program then runs; `env`, additional environment
+variables; `collects`, names or patterns of files that the program writes: they become a second
+output, a tar archive. No shell is involved.
 """
 
 from __future__ import annotations

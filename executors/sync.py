@@ -17,7 +17,7 @@ from ciel.wire.references import to_json
 
 
 class SyncExecutor(Executor):
-    """Needs no program. It sees errors, so that readers of the list know which input failed."""
+    """Runs no program. It sees errors, so that readers of the list know which input failed."""
 
     name = "sync"
     mentions = Mentions.INPUTS

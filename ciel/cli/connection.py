@@ -27,11 +27,14 @@ def connect_or_start(args: argparse.Namespace, name: str) -> Client:
             say(crash)
         return Client(name=name, cluster_options={"workers": args.workers or 1})
     if args.workers:
-        say(f"--workers has no effect: the cluster at {found.url} has its own")
+        say(f"--workers has no effect: the cluster at {found.url} has its own workers")
     client = Client(found, name=name)
     try:
         if not client.slot_count():
-            say(f"the cluster at {found.url} has no worker: the job waits for one (ciel-worker)")
+            say(
+                f"the cluster at {found.url} has no worker: the job waits until one joins; "
+                "start one with ciel-worker"
+            )
     except BaseException:
         client.close()
         raise

@@ -1,4 +1,7 @@
-"""`ciel`: picks a command, and imports the module of that command only."""
+"""The program `ciel`: runs the command that the first argument names.
+
+It imports only the module of that command.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ COMMANDS = {
     "shmfs": ("shmfs", "show shared memory as a directory"),
     "config": ("config", "show the settings, and where each is set"),
     "key": ("key", "print the key of a role, for programs that use HTTP"),
-    "debug": ("debug", "look into the daemons of a cluster that hangs"),
+    "debug": ("debug", "examine the daemons of a cluster that hangs"),
     "doctor": ("doctor", "find faults of an installation, and show how to repair them"),
     "completion": ("completion", "print a completion script for bash, zsh or fish"),
     "man": ("man", "write the manual pages"),
@@ -68,11 +71,12 @@ def _print_text(text: str) -> int:
 
 
 def run_command(module: str, name: str, words: Sequence[str], *, is_process: bool) -> int:
-    """Run `main` of a command's module; return the exit status. Raises nothing. `is_process`: the
-    process runs only this command.
+    """Run `main` of a command's module; return the exit status. Raises nothing.
+
+    `is_process`: the process runs only this command.
     """
     if is_process:
-        gc.disable()  # imported modules stay, and collections take a tenth of the start time
+        gc.disable()  # imports create no garbage, and collections take a tenth of the start time
     try:
         from ciel.cli.outcome import conclude  # which imports the client
     except KeyboardInterrupt:  # the import takes a while
@@ -104,7 +108,7 @@ def _help() -> str:
             "",
             *rows,
             "",
-            "`ciel COMMAND --help` tells more. The daemons are ciel-master and ciel-worker.",
+            "`ciel COMMAND --help` describes it. The daemons are ciel-master and ciel-worker.",
             "Exit status: 0 done, 1 the job failed, 2 usage, 3 no master or access denied,",
             "4 cancelled, 5 timed out, 130 interrupted.",
         ]

@@ -1,4 +1,4 @@
-"""Turns every end of a command into an exit status and one clear message, never a traceback.
+"""Runs a command, and reports its errors as an exit status and one message without a traceback.
 
 The first Ctrl-C cancels the command's job and waits until its programs have ended; a second one
 ends the command at once.
@@ -70,9 +70,10 @@ _OF_ERROR: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], St
     ((ClusterError, ConnectionLostError), Status.NO_MASTER),
     ((UploadError, CielError, OSError), Status.FAILED),
 )
-_GONE_S = 30.0
-"""How long a command waits for the end of a job that it has cancelled, whose programs have a grace
-period."""
+_CANCEL_TIMEOUT_S = 30.0
+"""How long a command waits until a job that it has cancelled has ended.
+
+The programs of the job have a grace period."""
 
 
 class UsageError(CielError):
@@ -84,7 +85,7 @@ class OutputClosedError(Exception):
 
 
 class Terminated(BaseException):
-    """A signal requested that this process ends."""
+    """A signal requests that this process ends."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
@@ -189,8 +190,9 @@ def say(text: str) -> None:
 
 @contextmanager
 def cancelling(client: Client, job: Job) -> Iterator[None]:
-    """Cancel the job if the context is interrupted or fails, and wait until its programs have
-    ended.
+    """Cancel the job if the context is interrupted or fails.
+
+    Then wait until the job's programs have ended.
 
     Ctrl-C ends that wait. The remaining programs then end with the cluster, if it belongs to this
     command; otherwise the master ends them.
@@ -201,15 +203,15 @@ def cancelling(client: Client, job: Job) -> Iterator[None]:
         if job.has_ended:
             raise
         if isinstance(error, KeyboardInterrupt):
-            say(f"cancelling job {job.label}; Ctrl-C again forces it")
+            say(f"cancelling job {job.label}; Ctrl-C again ends the command at once")
         try:
             interrupted = isinstance(error, KeyboardInterrupt | Terminated)
             job.cancel("interrupted" if interrupted else "its client failed")
-            job.wait(_GONE_S)
+            job.wait(_CANCEL_TIMEOUT_S)
         except (KeyboardInterrupt, Terminated, WaitTimeoutError):
             pass
         except (ClientClosedError, ClientError):
-            pass  # the first error tells more
+            pass  # the first error is more informative
         raise
 
 

@@ -1,11 +1,10 @@
-"""The executor `java2`: an interactive JVM, which is reused for tasks with the same jars
-(ciel-interfaces, 1.12 and 6.8).
+"""The executor `java2`: runs tasks in an interactive JVM, which serves tasks with the same jars.
 
-Keywords: `jar_lib`, a list of references to jars; `class_name`, the class to start with, or
-`object_ref`, a serialized task; `args`, a list of strings and numbers. `n_outputs`,
-`package_ref`, and the keywords of all interactive programs are read too. The main class,
-`com.asgow.ciel.executor.Java2Executor`, is in the Java bindings of the original CIEL, which must be
-among the jars or in the directory `CIEL_JARS_DIR` of the worker.
+See ciel-interfaces, 1.12 and 6.8. Keywords: `jar_lib`, a list of references to jars; `class_name`,
+the class to start with, or `object_ref`, a serialized task; `args`, a list of strings and numbers.
+`n_outputs`, `package_ref`, and the keywords of all interactive programs are read too. The main
+class, `com.asgow.ciel.executor.Java2Executor`, is in the Java bindings of the original CIEL, which
+must be among the jars or in the directory `CIEL_JARS_DIR` of the worker.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Java2Executor(ProcExecutor):
         if not jars and not self._jvm.jars:
             raise BadArgumentsError(
                 "'jar_lib' is empty, and CIEL_JARS_DIR of this worker does not name a directory "
-                f"with jars: one of them must contain {MAIN_CLASS}"
+                f"with jars: send a jar that contains {MAIN_CLASS}, or set CIEL_JARS_DIR"
             )
         files = {f"jars/{number}.jar": jar.id for number, jar in enumerate(jars)}
         message |= {key: arguments[key] for key in (*_KEYS, "package_ref") if key in arguments}

@@ -1,8 +1,8 @@
 """The conversation with programs of `java2`.
 
-The Java bindings support few kinds of references. References that they cannot read, or would
-misread, are sent as futures. No information is lost, since the worker knows each reference that it
-receives by its id.
+The Java bindings support few kinds of references. The worker sends any other reference, which they
+could not read or would misread, as a future. No information is lost, since the worker knows each
+reference that it receives by its id.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ PORT_MAX = 32767  # the bindings read ports as signed 16-bit numbers
 
 
 class Java2Conversation(Conversation):
-    """The calls of one task. The bindings open every jar as a sweetheart, which would place all
-    tasks on the worker of the first one. This is ignored, so tasks are placed by their inputs.
+    """The calls of one task.
+
+    The bindings open every jar as a sweetheart, which would place all tasks on the worker of the
+    first task. This class ignores that, so that the scheduler places tasks by their inputs.
     """
 
     def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:

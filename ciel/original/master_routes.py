@@ -1,6 +1,8 @@
-"""The routes of the original CIEL on the master (ciel-interfaces, sections 5.1 and 5.2), for its
-clients. They use JSON instead of pickle, and POST instead of GET for changes. Routes that only the
-original's workers and masters called answer with status 410.
+"""The HTTP routes of the original CIEL on the master, for its clients.
+
+See ciel-interfaces, sections 5.1 and 5.2. These routes use JSON instead of pickle, and POST instead
+of GET for changes. Routes that only the original's workers and masters called answer with status
+410.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ GREETING: Final = b"This is a ciel master.\n"
 
 
 class Greeting(Resource):
-    """Tells a user, or a program that checks whether the master runs, that this is a master."""
+    """A greeting for users, and for programs that check whether the master runs."""
 
     def render_GET(self, request: Request) -> bytes:
         request.setHeader("Content-Type", "text/plain; charset=utf-8")
@@ -59,7 +61,7 @@ class Workers(Resource):
 
 
 class WorkersVersioned(Workers):
-    """All workers, with a version number, which `WorkersWait` takes."""
+    """All workers, with a version number, which a request to `WorkersWait` contains."""
 
     def methods(self) -> tuple[str, ...]:
         return ("GET", "HEAD")
@@ -70,7 +72,7 @@ class WorkersVersioned(Workers):
 
 
 class WorkersWait(Resource):
-    """Waits until a worker has joined or was lost since a version."""
+    """Waits until the workers differ from a version: one has joined or was lost."""
 
     needs_role = Role.READ
 
@@ -249,14 +251,14 @@ _BY_CONTROL: Final = "workers join over their control connection: start one with
 _NO_TIMINGS: Final = "timing lists are not recorded; see /metrics"
 _REPORTED: Final = "workers report over their control connection"
 GONE: Final = (
-    ("/control/gethostname", "GET", "a worker knows its address itself: see its --advertise"),
+    ("/control/gethostname", "GET", "a worker knows its own address: see ciel-worker --advertise"),
     ("/control/worker/{worker}/ping", "POST", "workers send heartbeats over their connection"),
     ("/control/worker/{worker}/stopping", "POST", _REPORTED),
     ("/control/task/{job}/{task}/report", "POST", _REPORTED),
     ("/control/task/{job}/{task}/failed", "POST", _REPORTED),
     ("/control/task/{job}/{task}/publish", "POST", _REPORTED),
     ("/control/task/{job}/{task}/log", "POST", _REPORTED),
-    ("/control/backup", "POST", "no standby registers here"),
+    ("/control/backup", "POST", "this master supports no standby masters"),
 )
 
 

@@ -1,10 +1,10 @@
-"""The executor `skypy`: scripts for a Python interpreter with continuations (ciel-interfaces, 6.9).
+"""The executor `skypy`: runs scripts in a Python interpreter with continuations.
 
-PyPy runs a stub, `stub.py` in the directory `CIEL_SKYPY_BASE`, with that directory and the SDK on
-its path. ciel includes neither PyPy nor a stub, except an example of a stub. Keywords:
-`pyfile_ref`, the script; `coro_ref`, a suspended coroutine, or `entry_point`, a function of the
-script, with `entry_args`; `export_json`, `run_fixed`; and `n_extra_outputs`, in addition to the one
-output of every task.
+See ciel-interfaces, 6.9. PyPy runs a stub, `stub.py` in the directory `CIEL_SKYPY_BASE`, with that
+directory and the SDK on its path. ciel includes neither PyPy nor a stub, except an example of a
+stub. Keywords: `pyfile_ref`, the script; `coro_ref`, a suspended coroutine, or `entry_point`, a
+function of the script, with `entry_args`; `export_json`, `run_fixed`; and `n_extra_outputs`, in
+addition to the one output of every task.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SkypyExecutor(LanguageExecutor):
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         if not isinstance(keywords.get("pyfile_ref"), REFERENCE_TYPES):
-            raise BadArgumentsError("skypy needs its script, a reference 'pyfile_ref'")
+            raise BadArgumentsError("skypy needs 'pyfile_ref', a reference to its script")
         if keywords.get("coro_ref") is None and not isinstance(keywords.get("entry_point"), str):
             raise BadArgumentsError(
                 "skypy needs 'coro_ref', or the name of a function under 'entry_point'"

@@ -1,1 +1,1 @@
-"""Programs of our own that executors run; each knows nothing of the engine but its protocol."""
+"""Programs of ciel that executors run; each knows only the protocol of its worker."""

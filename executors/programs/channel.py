@@ -1,6 +1,7 @@
-"""The connection of a program to its worker, if the program runs children of its task inline (see
-`ciel.executors.nested`). Many calls may wait for replies; a timer signal has the program share
-work.
+"""The connection to the worker of a program that runs children of its task inline.
+
+See `ciel.executors.nested`. Many calls may wait for replies. A timer signal interrupts the program,
+so that it offers work to other programs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from ciel.executors.programs.references import decode, encode
 from ciel.executors.sdk import ciel_task
 
 SHARE_AFTER_S = 0.01
-"""The interval at which a program shares work with other programs, and sends its calls."""
+"""The interval at which a program offers work to other programs, and sends its calls."""
 UNANSWERED_MAX = 300
-"""So many replies may be unread; they fit into a pipe."""
+"""How many replies may be unread: these fit into a pipe."""
 TEXT_MAX_CHARACTERS = 64 << 10  # of a message for people
 
 
@@ -39,9 +40,10 @@ class NoSignals:
 
 
 class Channel(ciel_task.Channel):
-    """Two FIFOs. A signal calls `share` every `SHARE_AFTER_S` seconds while there are calls to send
-    or work to share, but never within a block of `no_signals`. `share` returns whether there is
-    more work.
+    """Two FIFOs, and a timer that shares work.
+
+    While there are calls to send or work to share, a signal calls `share` every `SHARE_AFTER_S`
+    seconds, but never within a block of `no_signals`. `share` returns whether there is more work.
     """
 
     def __init__(self, write_fifo: str, read_fifo: str) -> None:
@@ -52,7 +54,7 @@ class Channel(ciel_task.Channel):
         signal.signal(signal.SIGALRM, self._on_signal)
 
     def arm(self) -> None:
-        """Start the timer, unless it runs."""
+        """Start the timer, unless it is running."""
         if not self._is_armed:
             self._is_armed = True
             signal.setitimer(signal.ITIMER_REAL, SHARE_AFTER_S)
@@ -70,11 +72,11 @@ class Channel(ciel_task.Channel):
             self.arm()
 
     def call(self, method: str, arguments: dict[str, Any]) -> ciel_task._Answer:
-        """Make a call that has a reply; the next signal sends it at the latest."""
+        """Send a call that has a reply, at the latest with the next signal."""
         return self.ask(method, encode([method, arguments]).encode())
 
     def ask(self, method: str, payload: bytes) -> ciel_task._Answer:
-        """Make a call that has a reply and is encoded already."""
+        """Send a call that has a reply and is encoded already."""
         with self.no_signals:
             if len(self._unanswered) >= UNANSWERED_MAX:
                 self.flush()
@@ -87,7 +89,7 @@ class Channel(ciel_task.Channel):
             return answer
 
     def tell(self, method: str, arguments: dict[str, Any]) -> None:
-        """Make a call that has no reply."""
+        """Send a call that has no reply."""
         payload = encode([method, arguments]).encode()
         with self.no_signals:
             self.send(payload)
@@ -103,7 +105,7 @@ class Channel(ciel_task.Channel):
         return decode(answer.payload)[1]
 
     def next_start(self) -> dict[str, Any] | None:
-        """Wait for a task, and return the arguments of its start; None: the worker has no more."""
+        """Wait for a task, and return the arguments of `start_task`; None: no more tasks."""
         with self.no_signals:
             self.flush()
             try:

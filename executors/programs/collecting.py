@@ -1,9 +1,8 @@
-"""Runs a program, then packs the files that it made into an archive (docs/adr/0081).
+"""Runs a program, then packs the files that it has written into an archive (docs/adr/0081).
 
-Usage: collecting.py [--move] COUNT PATTERN… PROGRAM ARGUMENT…. `--move` removes the files that
-were packed.
-The variable CIEL_COLLECTS names a text file with the path of the archive. The worker runs this file
-with nothing but the standard library: it imports nothing of ciel.
+Usage: collecting.py [--move] COUNT PATTERN… PROGRAM ARGUMENT…. With `--move`, the packed files are
+removed. The variable CIEL_COLLECTS names a text file with the path of the archive. This file uses
+only the standard library: it imports nothing of ciel.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import tarfile
 from collections.abc import Iterator
 
 _HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""The program may use these to end in its own way; the packer ends after it."""
-_NOT_STARTED = 127  # as a shell has it
-_NOT_MADE = 66  # EX_NOINPUT of sysexits.h
+"""Signals that the packer ignores: the program handles them, and the packer ends after it."""
+_NOT_STARTED = 127  # as in a shell
+_NO_FILE = 66  # EX_NOINPUT of sysexits.h
 
 
 def main() -> int:
@@ -37,10 +36,10 @@ def main() -> int:
         return status
     names: list[str] = []
     for pattern in patterns:
-        made = [name for name in _matches(pattern) if _stamp(name) != before.get(name)]
-        if not made:
+        written = [name for name in _matches(pattern) if _stamp(name) != before.get(name)]
+        if not written:
             return _fail(f"the program created no file {pattern!r}{_why_none(pattern, before)}")
-        names += made
+        names += written
     try:
         _pack(archive, list(dict.fromkeys(names)), moves=moves)
     except OSError as error:
@@ -49,7 +48,7 @@ def main() -> int:
 
 
 def _run(argv: list[str]) -> int:
-    """Run the program to its end; end as it does if a signal ended it."""
+    """Run the program; return its exit status. If a signal ended it, end by the same signal."""
     for number in _HANDLED:
         signal.signal(number, signal.SIG_IGN)
     defaults = (*_HANDLED, signal.SIGPIPE, signal.SIGXFSZ)
@@ -74,7 +73,7 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def _stamp(name: str) -> tuple[int, ...]:
-    """Return what changes when a file is written."""
+    """Return properties of a file that change when it is written."""
     state = os.stat(name)
     return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
@@ -102,7 +101,7 @@ def _pack(archive: str, names: list[str], *, moves: bool) -> None:
 
 def _fail(why: str) -> int:
     print(f"ciel submit --collect: {why}", file=sys.stderr)
-    return _NOT_MADE
+    return _NO_FILE
 
 
 if __name__ == "__main__":

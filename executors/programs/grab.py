@@ -1,6 +1,6 @@
-"""The program behind `grab`: fetches each URL into an object and publishes the
-references to them. It keeps one piece of a body in memory at a time, and serves one task after the
-other.
+"""The program of the executor `grab`: fetches URLs into objects, and publishes references to them.
+
+It keeps one piece of a body in memory at a time, and serves one task after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ciel.executors.sdk.ciel_task import Ref, Task
 
 PIECE_BYTES = 1 << 20
 SILENCE_MAX_S = 60.0
-"""A server that sends nothing for so long counts as failed."""
+"""How long a server may send nothing until its request fails."""
 
 # OSError is among the first.
 _FETCH_ERRORS: tuple[type[Exception], ...] = (*ftplib.all_errors, HTTPException, ValueError)
@@ -87,8 +87,9 @@ def _why(reason: object) -> str:
 
 
 def grab(task: Task) -> None:
-    """Publish the JSON text of a reference for each URL: to its content, or the reference itself if
-    there is one in place of a URL.
+    """Fetch each URL of a task, and publish the JSON text of a reference to its content.
+
+    Where the task has a reference in place of a URL, publish that reference.
     """
     for index, source in enumerate(task.kwargs["urls"]):
         ref = _fetch(task, source) if isinstance(source, str) else source

@@ -1,4 +1,4 @@
-"""Encodes values of scripts as JSON, and references to objects whose names are not known yet."""
+"""Encodes values of scripts as JSON, with references to objects that may have no id yet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 class Promise(Future):
-    """A reference to the output of a child whose name this program does not know, or that it has
-    not spawned yet. The name is found when it is needed.
+    """A reference to the output of a child whose id this program does not know yet.
+
+    The program may not have spawned the child yet. It finds the id when it is needed.
 
     `call`: the call that produces it, until the child is spawned; `level`: the index of the parent
     among the tasks that run here. `is_wanted`: the master knows that the object is needed.
@@ -92,7 +93,10 @@ def _plain(value: Any) -> Any:
         return [item if type(item) in _PLAIN else _plain(item) for item in value]
     if kind is dict:
         if "__ref__" in value:
-            raise ValueError('a dictionary with the key "__ref__" would be taken for a reference')
+            raise ValueError(
+                'a dictionary with the key "__ref__" cannot be encoded: readers would take it for '
+                "a reference"
+            )
         return {k: item if type(item) in _PLAIN else _plain(item) for k, item in value.items()}
     if kind is Promise or kind is Future:
         return {"__ref__": ["f2", value.id]}
@@ -105,11 +109,11 @@ def _reference(found: dict[str, Any]) -> Any:
     return from_array(found["__ref__"]) if "__ref__" in found else found
 
 
-def _refuse(text: str) -> Any:
+def _reject_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a number in JSON")
 
 
 _encode = json.JSONEncoder(
     separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
 ).encode
-_decode = json.JSONDecoder(object_hook=_reference, parse_constant=_refuse).decode
+_decode = json.JSONDecoder(object_hook=_reference, parse_constant=_reject_constant).decode

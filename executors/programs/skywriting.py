@@ -1,9 +1,8 @@
-"""The program behind `swi`: runs scripts, task by task.
+"""The program of the executor `swi`: runs scripts, task by task.
 
 A script stops when it needs the output of a child. If possible, the program runs the child inline
-and then resumes the script. Otherwise it writes a continuation of the script, for a task that waits
-for the missing objects, and ends the task; then it does the same for each task that waits for this
-one.
+and then resumes the script. Otherwise it writes a continuation of the script, and delegates to a
+task that waits for the missing objects. Then it does the same for each enclosing inline task.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ciel.skywriting.evaluation.running import Finished, Outcome, Stopped
 from ciel.skywriting.evaluation.values import INTEGER_MAX_DIGITS, UNREAD, Lazy
 
 NESTED_MAX = 1000
-"""So many tasks run nested in each other. For a deeper one, all of these end first."""
+"""How many tasks may run nested in each other. Before a deeper one runs, all of these end."""
 
 Step = Callable[[], Outcome]
 
@@ -40,8 +39,9 @@ class _NoReturnError(Exception):
 
 
 class NestedTask:
-    """One of the tasks that run in this program; each waits for the next one. `promise`: its
-    output; None for the first one. `is_script`: it must return a value.
+    """One of the tasks that run nested in this program; each waits for the next one.
+
+    `promise`: its output; None for the outermost task. `is_script`: it must return a value.
     """
 
     def __init__(self, promise: Promise | None) -> None:
@@ -63,7 +63,7 @@ class Run:
         channel.share = self._share
 
     def run(self) -> None:
-        """Run it until it has ended, failed, or left a continuation."""
+        """Run the task until it has ended or failed, or is delegated to its continuation."""
         step: Step | None = self._first
         while self._stack:
             try:
@@ -130,7 +130,7 @@ class Run:
             return script.call(read.call, self._host)
         stopped = read.stopped
         if stopped is None:
-            raise ContinuationError("the continuation has variables of a prompt, and no script")
+            raise ContinuationError("the continuation has variables of a prompt, but no script")
         if self._is_session and "session" in written:
             self._session = self._variables(written["session"])
         elif self._is_session:
@@ -145,12 +145,14 @@ class Run:
     def _read(self, ref: Reference) -> bytes:
         content = self._host.read(ref)
         if content is None:
-            raise ScriptError(f"{ref.id} is not there, though the task has waited for it")
+            raise ScriptError(f"{ref.id} is not available, though the task has waited for it")
         return content
 
     def _child(self, stopped: Stopped, missing: list[Reference]) -> Promise | None:
-        """Return a child that can run inline so that the stopped script can continue later. None:
-        the script also needs objects that no task makes yet, so that other programs would idle.
+        """Return a child to run inline, so that the stopped script can continue later.
+
+        None: no such child can run inline, or the script also needs objects that no task produces
+        yet. Then other programs would idle meanwhile.
         """
         here = [ref for ref in missing if type(ref) is Promise and ref.call is not None]
         if not here or len(self._stack) >= NESTED_MAX or not self._host.may_hold:
@@ -201,7 +203,7 @@ class Run:
             self._pop()
 
     def _leave(self, task: NestedTask, stopped: Stopped) -> None:
-        """Delegate to a task that continues this one, and end it."""
+        """Delegate a task's outputs to a new task that continues it, and end it."""
         with self._channel.no_signals:
             written = continuation.encode(stopped)
             self._host.create_all()
@@ -229,10 +231,10 @@ class Run:
         self._stack.pop()
         self._host.held.pop()
 
-    # --- meanwhile --------------------------------------------------------------------------------
+    # --- sharing ----------------------------------------------------------------------------------
 
     def _share(self) -> bool:
-        """Spawn what the outermost task needs next; return whether there may be more to spawn."""
+        """Spawn the children that the outermost task needs next; return whether more may follow."""
         for task, held in zip(self._stack[:-1], self._host.held, strict=False):
             if held and task.stopped is not None:
                 needed = [ref for ref in _starred(task.stopped) if id(ref) in held]
@@ -250,7 +252,7 @@ def _is_done(ref: Reference) -> bool:
 
 
 def _starred(stopped: Stopped) -> Iterator[Reference]:
-    """Yield the references that the script wants to read, and has not read."""
+    """Yield the references that the script will read (`*x`), and has not read yet."""
     for activation in stopped.activations:
         held = [value for _, values in activation.entries for value in values]
         for value in [*activation.frame.values(), *held]:
@@ -270,7 +272,9 @@ def main() -> None:
     sys.set_int_max_str_digits(INTEGER_MAX_DIGITS)
     write_flag, write_fifo, read_flag, read_fifo = ["", "", "", "", *sys.argv][-4:]
     if (write_flag, read_flag) != ("--write-fifo", "--read-fifo"):
-        raise SystemExit("a worker of ciel starts it, with --write-fifo PATH --read-fifo PATH")
+        raise SystemExit(
+            "only a worker of ciel can start this program, with --write-fifo PATH --read-fifo PATH"
+        )
     channel = Channel(write_fifo, read_fifo)
     with script.roomy():
         while (private := channel.next_start()) is not None:

@@ -1,5 +1,6 @@
-"""The host of scripts that run as tasks (see `ciel.skywriting.host`): it reads objects and texts,
-and spawns tasks, over the channel to the worker.
+"""The host of scripts that run as tasks (see `ciel.skywriting.host`).
+
+It reads objects and sources, and spawns tasks, over the channel to the worker.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ciel.skywriting.evaluation.values import Closure, SpawnedCall
 from ciel.wire.references import from_array
 
 UNITS_MAX = 100
-"""So many compiled scripts are kept from task to task."""
+"""How many compiled scripts the program keeps from task to task."""
 SOURCE_MAX_BYTES = 16 << 20
 FETCH_MAX_S = 60.0
 
@@ -28,8 +29,10 @@ _units: OrderedDict[str, Unit] = OrderedDict()
 
 
 class TaskHost:
-    """The host of all scripts that run within one task. `held`: the children that are not spawned
-    yet, by identity, for each of the nested tasks that run here.
+    """The host of all scripts that run within one task.
+
+    `held`: for each of the nested tasks in this program, the children that are not spawned yet, by
+    identity.
     """
 
     def __init__(self, channel: Channel, private: dict[str, Any]) -> None:
@@ -47,7 +50,7 @@ class TaskHost:
         if type(ref) is Promise:
             if ref.failure is not None:
                 raise ReferenceFailedError(ref, "RUNTIME_ERROR", ref.failure)
-            return ref.content  # no other program makes it, as it is not spawned
+            return ref.content  # no other program produces it, since it is not spawned
         known = self._known.get(ref.id, ref)
         if type(known) is Future and ref.id in self._known:
             return None  # the task could start without it
@@ -65,9 +68,7 @@ class TaskHost:
             return file.read()
 
     def needs_no_request(self, ref: Reference) -> bool:
-        """Tell whether an object needs no request: it is there, this program will make it, or a
-        task makes it.
-        """
+        """Return whether an object is available, or will be produced without a further request."""
         if type(ref) is Promise:
             return ref.is_wanted or any((ref.call, ref.content, ref.failure is not None))
         return type(self._known.get(ref.id, ref)) is not Future
@@ -79,7 +80,7 @@ class TaskHost:
         return encode(value)
 
     def publish(self, index: int, text: str) -> ciel_task.Ref:
-        """Publish an output of the task that runs now."""
+        """Publish an output of the current task."""
         with self.channel.no_signals:
             return self._files.publish(index, text.encode())
 
@@ -110,7 +111,7 @@ class TaskHost:
                 arguments["name"] = promise.label
             if promise.level == len(self.held) - 1:
                 arguments |= self.arguments_for(promise.call)
-            else:  # another task runs now, and an object would belong to it
+            else:  # an object would belong to the current task, which is another one
                 arguments |= {"level": promise.level}
                 arguments |= self.arguments_for(promise.call, may_store=False)
             promise.call = None
@@ -119,7 +120,7 @@ class TaskHost:
             promise.answer = self.channel.call("spawn", arguments)
 
     def create_all(self) -> None:
-        """Spawn all children that the task which runs now holds back."""
+        """Spawn all children that the current task holds back."""
         for promise in list(self.held[-1].values()):
             self.create(promise)
 
@@ -130,11 +131,13 @@ class TaskHost:
         try:
             text = encode(written.value)
         except ValueError as error:
-            raise ScriptError(f"its state cannot be saved: {error}") from None
+            raise ScriptError(f"the state of a call cannot be saved: {error}") from None
         arguments: dict[str, Any] = {}
         if len(text) > ciel_task.PUBLISH_MAX_BYTES:
             if not may_store:
-                raise ScriptError("it is too large for a message")
+                raise ScriptError(
+                    f"the state of a call is too large for a message: {len(text)} characters"
+                )
             arguments["cont_ref"] = self._store("cont", text)
         else:
             arguments["cont_text"] = text
@@ -153,7 +156,9 @@ class TaskHost:
         try:
             answer = self.channel.call("spawn", {**keywords, "executor_name": executor})
         except ValueError as error:
-            raise ScriptError(f"a task of {executor} cannot be sent this: {error}") from None
+            raise ScriptError(
+                f"the arguments of a task of {executor} cannot be sent: {error}"
+            ) from None
         found: Reference | list[Reference] = _created(self.channel.reply(answer))
         return found
 
@@ -176,8 +181,9 @@ class TaskHost:
         return self._fetched[what]
 
     def entry(self, content: bytes, name: str) -> Unit:
-        """Return the unit of an entry of a prompt, which shows its last value. The text is part of
-        the origin, since no object holds it.
+        """Return the unit of an entry of a prompt, which shows its last value.
+
+        The text is part of the origin, since no object contains it.
         """
         text = _text(content, name)
         return self.load_unit({"text": text, "name": name, "shows_last": True})
@@ -217,7 +223,7 @@ class TaskHost:
 def _created(reply: Any) -> Any:
     """Return the reply to a spawn. Raises ScriptError if it is an error."""
     if isinstance(reply, dict):
-        raise ScriptError(f"no such task can be spawned: {reply['error']}")
+        raise ScriptError(f"the worker cannot spawn this task: {reply['error']}")
     return reply
 
 
@@ -249,7 +255,10 @@ def _key(origin: dict[str, Any]) -> str:
 
 def _text(content: bytes, name: str) -> str:
     if len(content) > SOURCE_MAX_BYTES:
-        raise ScriptError(f"{name} is too long for a script: {len(content)} bytes")
+        raise ScriptError(
+            f"{name} is too long for a script: {len(content)} bytes; "
+            f"the limit is {SOURCE_MAX_BYTES}"
+        )
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -263,7 +272,7 @@ def _fetch(url: str) -> bytes:
     from urllib.request import urlopen  # loading it takes longer than most scripts
 
     if not url.startswith(("http://", "https://")):
-        raise ScriptError(f"include can fetch http:// and https://, not {url:.200}")
+        raise ScriptError(f"include fetches only http:// and https://, not {url:.200}")
     try:
         with urlopen(url, timeout=FETCH_MAX_S) as response:
             content: bytes = response.read(SOURCE_MAX_BYTES + 1)

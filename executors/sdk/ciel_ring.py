@@ -1,8 +1,8 @@
-"""A ring buffer in shared memory, which replaces a program's two FIFOs.
+"""Replaces a program's two FIFOs by a ring buffer in shared memory.
 
 `ciel_task` loads this module only if the worker supports rings. Until both sides have agreed on a
-ring, all data goes through the FIFOs. Afterwards the FIFOs carry wake-ups, and show when the worker
-has ended.
+ring, all data goes through the FIFOs. Afterwards the FIFOs carry only wake-ups, and show when the
+worker has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 VARIABLE = "CIEL_CHANNEL"
 OFFER_AFTER_READS = 20
-"""After how many reads a ring is offered. For fewer reads, loading its module costs more time."""
+"""The program offers a ring after this many reads. For fewer reads, loading the ring's module takes
+more time than the ring saves.
+"""
 
 _TAKEN = b'\0\0\0\x19["channel",{"take":true}]'
 _GONE = b'\0\0\0\x17["channel",{"go":true}]'
@@ -43,8 +45,8 @@ class Pipes:
         if self._segment < 0:
             return os.read(fd, size_bytes)
         while True:
-            came = os.read(fd, size_bytes)
-            data = self._kept + came
+            piece = os.read(fd, size_bytes)
+            data = self._kept + piece
             if data.endswith(_TAKEN):
                 self._cross(fd)
                 return data[: -len(_TAKEN)] or self._read_ring()
@@ -52,7 +54,7 @@ class Pipes:
             # too.
             kept = next((n for n in range(len(_TAKEN), 0, -1) if data.endswith(_TAKEN[:n])), 0)
             self._kept = data[len(data) - kept :]
-            if len(data) > kept or not came:
+            if len(data) > kept or not piece:
                 return data[: len(data) - kept]
 
     def write(self, fd: int, data: bytearray) -> int:
@@ -62,7 +64,7 @@ class Pipes:
             return os.write(fd, data)
         piece = bytes(data[:65536])
         while not (count := self._ring.write(piece)):
-            self._kept += self._ring.read()  # otherwise both sides might wait for space
+            self._kept += self._ring.read()  # otherwise both sides might wait for space for ever
             if not self._ring.wait(True):
                 raise BrokenPipeError
         return int(count)

@@ -8,10 +8,11 @@ r"""The SDK for tasks in Python: this file needs only the standard library (3.8 
 
     ciel_task.serve(run)
 
-Run it as a task of the executor `proc`. These calls do not wait for a reply: `publish`, `log`,
-`spawn`, `tail_spawn`, and closing an output or a stream. Replies arrive in order, so a pending one
-is read together with a later one. A `Ref` whose reply is pending can be used like any other, and
-waits for the reply when its content is accessed. Only one thread may use this module at a time.
+Run such a program as a task of the executor `proc`. These calls do not wait for a reply: `publish`,
+`log`, `spawn`, `tail_spawn`, and closing an output or a stream. Replies arrive in order, so this
+module reads a pending reply when it needs a later one. A `Ref` whose reply is pending can be used
+like any other; it waits for the reply when a property of it is read. Only one thread may use this
+module at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # loading `typing` would take longer than many a task
 
 FRAME_MAX_BYTES = 16 << 20  # the worker's limit of a call
 PUBLISH_MAX_BYTES = 64 << 10  # larger content is written to a file
-UNANSWERED_MAX = 32  # pending replies: so many fit into a pipe
+UNANSWERED_MAX = 32  # pending replies, which fit into a pipe
 UNSENT_MAX_BYTES = 64 << 10  # the capacity of a pipe
 READ_BYTES = 64 << 10
 TEXT_MAX_CHARACTERS = 64 << 10  # of log messages and error reports
@@ -52,9 +53,10 @@ class WorkerGoneError(TaskError):
 
 
 class Ref:
-    """A reference to an object in its JSON form: an array of a tag, the object's id and the fields
-    of its kind. References to the same object are equal. Unknown kinds are passed through
-    unchanged.
+    """A reference to an object in its JSON form.
+
+    The form is an array of a tag, the object's id, and the fields of the reference's kind.
+    References to the same object are equal. Unknown kinds are passed through unchanged.
     """
 
     __slots__ = ("_answer", "_array", "_place")
@@ -66,7 +68,7 @@ class Ref:
 
     @classmethod
     def _of(cls, answer: _Answer, place: str | int | None) -> Ref:
-        """Make a reference from a pending reply; `place` is its place in the reply."""
+        """Return a reference whose reply is pending; `place` is its place in the reply."""
         ref = cls.__new__(cls)
         ref._array, ref._answer, ref._place = None, answer, place
         return ref
@@ -81,7 +83,7 @@ class Ref:
                 found = value if self._place is None else value[self._place]
                 self._array = found.array
             except (AttributeError, LookupError, TypeError):
-                raise TaskError(f"no reference where one belongs: {value!r:.200}") from None
+                raise TaskError(f"the worker's reply has no reference: {value!r:.200}") from None
             self._answer = None
         return self._array
 
@@ -96,7 +98,7 @@ class Ref:
         return hash(self.id)
 
     def __repr__(self) -> str:
-        return "Ref(to be answered)" if self._array is None else f"Ref({self._array!r:.200})"
+        return "Ref(pending)" if self._array is None else f"Ref({self._array!r:.200})"
 
 
 def _plain(value: Any) -> Any:
@@ -124,7 +126,9 @@ def _decode(payload: bytes) -> tuple[str, Any]:
         decode = _decode_referring if "__ref__" in text else _decode_plain
         (method, args), _ = decode(text)
     except (TypeError, ValueError):
-        raise TaskError(f"no frame of a method and arguments: {payload!r:.200}") from None
+        raise TaskError(
+            f"the worker sent a frame that is not a method and arguments: {payload!r:.200}"
+        ) from None
     return method, args
 
 
@@ -209,7 +213,7 @@ class Channel:
         answer = self._unanswered[0]
         payload = self._frame()
         if payload is None:
-            raise WorkerGoneError(f"the worker is gone, instead of replying to {answer.method}")
+            raise WorkerGoneError(f"the worker ended before it replied to {answer.method}")
         if not payload.startswith(f'["{answer.method}"'.encode()):  # most need no decoding
             method, _ = _decode(payload)
             if method != answer.method:
@@ -250,8 +254,9 @@ class Channel:
 
 
 class Output(io.BufferedWriter):
-    """An open output, a binary file. Closing it publishes it, unless an exception ends its `with`
-    block.
+    """An open output, a binary file.
+
+    Closing it publishes it, unless an exception ends its `with` block.
     """
 
     def __init__(self, task: Task, index: int, path: str) -> None:
@@ -287,7 +292,7 @@ class Output(io.BufferedWriter):
 
 
 class _Growing(io.RawIOBase):
-    """An object that may still be growing. At the end of its file this queries the worker."""
+    """An object that may still be growing; at the end of its file, reading queries the worker."""
 
     def __init__(self, task: Task, ref: Ref, chunk_size: int, opened: dict[str, Any]) -> None:
         self._task = task
@@ -402,11 +407,11 @@ class Task:
             self.block_on(arguments["ref"])
 
     def block_on(self, *refs: Ref) -> None:
-        """Suspend this process until objects are available, or started as streams. It takes no slot
-        of the worker meanwhile.
+        """Suspend this process until objects are available, or started as streams.
 
-        Afterwards a new task continues in this process. It cannot use outputs that were allocated
-        before, but must still produce the outputs for which the task was started.
+        Meanwhile the task takes no slot of the worker. Afterwards a new task continues in this
+        process. It cannot use outputs that were allocated before, but must still produce the
+        outputs for which the task was started.
         """
         if self._outputs:
             raise TaskError(f"close outputs {sorted(self._outputs)} before you wait for an object")
@@ -415,7 +420,7 @@ class Task:
         self.tell("tail_spawn", executor_name="proc", extra_dependencies=list(refs), is_fixed=True)
         self.tell("exit", keep_process="must_keep")
         if self._channel.next_task() is None:
-            raise WorkerGoneError("the worker is gone, and with it what was waited for")
+            raise WorkerGoneError("the worker ended while this task waited for objects")
 
     def publish(self, index: int, content: bytes) -> Ref:
         """Publish the whole content of an output."""
@@ -443,12 +448,13 @@ class Task:
         return int(self.call("allocate_output", prefix=prefix)["index"])
 
     def spawn(self, executor: str, **keywords: Any) -> Any:
-        """Create a task, and return references to its outputs: a `Ref` for the executor `proc` with
-        one output, otherwise a list.
+        """Create a task, and return references to its outputs.
+
+        The result is a `Ref` for the executor `proc` with one output, otherwise a list.
         """
         answer = self._ask("spawn", {**keywords, "executor_name": executor})
         self._channel.flush()
-        count = _promised(executor, keywords)
+        count = _output_count(executor, keywords)
         if count is None:
             return answer.value()
         if count == 1 and executor == "proc":
@@ -466,13 +472,13 @@ class Task:
 
     def log(self, text: str) -> None:
         """Add a line to the log of the job."""
-        self.tell("log", message=_telling(text))
+        self.tell("log", message=_printable(text))
         self._channel.flush()
 
     def fail(self, text: str) -> NoReturn:
         """Fail the task, and end the program."""
         self._outputs.clear()  # do not publish incomplete outputs
-        self.tell("error", report=_telling(text))
+        self.tell("error", report=_printable(text))
         self._end()
         raise SystemExit(1)
 
@@ -494,7 +500,7 @@ class Task:
         self.is_over = True
 
 
-def _promised(executor: str, keywords: dict[str, Any]) -> int | None:
+def _output_count(executor: str, keywords: dict[str, Any]) -> int | None:
     """Return the number of references in the reply to a spawn; None: unknown here."""
     if executor == "proc":
         forced = keywords.get("force_n_outputs")
@@ -504,7 +510,7 @@ def _promised(executor: str, keywords: dict[str, Any]) -> int | None:
     return count if type(count) is int else None
 
 
-def _telling(text: str) -> str:
+def _printable(text: str) -> str:
     """Omit the middle of a long text, and escape invalid Unicode, such as in file names."""
     if len(text) > TEXT_MAX_CHARACTERS:
         half = TEXT_MAX_CHARACTERS // 2
@@ -513,25 +519,25 @@ def _telling(text: str) -> str:
 
 
 def connect() -> Channel:
-    """Open the FIFOs, which are named by the last four arguments, or by the environment of an
-    attached process.
-    """
+    """Open the FIFOs; the last four arguments or, in an attached process, variables name them."""
     write_flag, write_fifo, read_flag, read_fifo = ["", "", "", "", *sys.argv][-4:]
     if (write_flag, read_flag) == ("--write-fifo", "--read-fifo"):
         return Channel(write_fifo, read_fifo)
     try:
         fifos = os.environ["CIEL_PIPE_TO_WORKER"], os.environ["CIEL_PIPE_FROM_WORKER"]
     except KeyError:
-        usage = "a worker of ciel starts it, with --write-fifo PATH --read-fifo PATH at the end"
+        usage = (
+            "only a worker of ciel can start it, with --write-fifo PATH --read-fifo PATH at the end"
+        )
         raise SystemExit(f"{sys.argv[0]} is a task: {usage}") from None
     return Channel(*fifos)
 
 
 def serve(function: Callable[[Task], object], keep: bool = True) -> None:
-    """Call a function for each task of the worker; return when there are no more.
+    """Call a function for each task that the worker sends; return when there are no more.
 
-    An exception fails its task, with the traceback. With `keep`, the program stays running for more
-    tasks of its kind, so that it need not load its modules and data again.
+    An exception fails the task, with its traceback. With `keep`, the program stays running for
+    further tasks with the same command, so that it need not load its modules and data again.
     """
     channel = connect()
     while True:

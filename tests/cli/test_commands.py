@@ -315,14 +315,14 @@ def test_a_script_in_place_of_a_package_is_told_how_it_is_run_and_the_other_way(
     status, _, err = shell.run("run", "a.sw")
     assert (status, err) == (
         2,
-        "ciel: a.sw looks like a Skywriting script, and is not a package: "
-        "run it by `sw-job a.sw`\n",
+        "ciel: a.sw is not a package; it looks like a Skywriting script: "
+        "run it with `sw-job a.sw`\n",
     )
     (shell.home / "a.pack").write_text('{"start": {"handler": "sync"}}')
     status, _, err = shell.run("sw", "a.pack")
     assert (status, err) == (
         2,
-        "ciel: a.pack looks like a package, and is not a Skywriting script: run it by `ciel run "
+        "ciel: a.pack is not a Skywriting script; it looks like a package: run it with `ciel run "
         "a.pack`\n",
     )
 

@@ -40,7 +40,7 @@ def test_nothing_is_set(home: Path, capfdbinary: pytest.CaptureFixture[bytes]) -
     assert told["store"] == {"value": "disk", "origin": "default"}
     assert told["config"]["value"] == f"{home}/.config/ciel/config.toml"
     assert told["config"]["origin"] == "default; the file does not exist"
-    assert told["cluster"] == {"value": None, "origin": "none is named or up"}
+    assert told["cluster"] == {"value": None, "origin": "no cluster is configured or running"}
 
 
 def test_each_value_is_told_with_who_set_it(

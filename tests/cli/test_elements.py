@@ -238,7 +238,7 @@ def test_it_does_not_read_on_while_nobody_takes(pipe: int) -> None:
     assert written < (elements._BLOCKS_MAX + 2) * elements._BLOCK_BYTES + (64 << 10)
 
 
-BAD = [(b"a\0b", "holds a zero byte"), (b"x" * 200_000, "is longer")]
+BAD = [(b"a\0b", "contains a NUL byte"), (b"x" * 200_000, "is longer")]
 
 
 @pytest.mark.parametrize("line, said", BAD)

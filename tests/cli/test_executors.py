@@ -89,7 +89,7 @@ def test_a_table_of_a_new_name_makes_an_executor(home: Path) -> None:
     assert offered == ["ours", "shell"]
     assert lacking["none"].startswith("it cannot be set up (FILE line 3): ")
     assert "no executor of this name is installed" in lacking["none"]
-    assert "needs 'command': a list, such as" in lacking["none"]
+    assert "add 'command', a list such as" in lacking["none"]
 
 
 @pytest.mark.parametrize("text", ["executors = 1", "[executors]\nocaml = 1"])

@@ -132,7 +132,9 @@ def test_svg_is_what_graphviz_makes_of_the_dot_text(
 def test_without_graphviz_svg_is_refused_with_what_to_do(
     tmp_path: Path, graphviz: Callable[[str], None]
 ) -> None:
-    with pytest.raises(UsageError, match=r"apt install graphviz\); --format dot writes"):
+    with pytest.raises(
+        UsageError, match=r"apt install graphviz\); or write the graph as text with --format dot"
+    ):
         FakeClient(ONE).graph(tmp_path / "g.svg")
     assert list(tmp_path.iterdir()) == []
 
@@ -175,7 +177,9 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def test_a_graph_is_of_one_job() -> None:
-    with pytest.raises(UsageError, match=r"^'last' names 2 jobs; a graph is of one$"):
+    with pytest.raises(
+        UsageError, match=r"^'last' selects 2 jobs, but a graph shows one; name one$"
+    ):
         FakeClient(ONE, jobs=2).graph("g.dot")
 
 
@@ -184,5 +188,5 @@ def test_tasks_that_are_forgotten_are_said(
 ) -> None:
     assert FakeClient(ONE, handed_over=7).graph(tmp_path / "g.gv") == 0
     assert capsys.readouterr().err == (
-        "ciel: 7 tasks of job 1 are not listed: they were handed over\n"
+        "ciel: 7 tasks of job 1 are not shown: their results were handed over to the client\n"
     )

@@ -57,7 +57,7 @@ def test_no_number_is_taken_twice(text: str) -> None:
     "text", ["", "a", "3-1", "1-", "-1", "1-2:0", "1-2-3", "1.5", "1-1e9", "²", "9" * 99]
 )
 def test_what_is_no_range_is_said(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not A-B"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is neither a range A-B"):
         number_ranges(text)
 
 
@@ -102,7 +102,7 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
         (["--array", "1-2", "--each-line", "f", "--", "p"], "not allowed with argument"),
         (["--detach", "--out", "d", "--", "p"], "--out needs a command that waits"),
         (["--detach", "-j", "2", "--", "p"], "-j (or %N in --array) needs a command that waits"),
-        (["--array", "1-2", "--name", "n{}", "p"], "--name names the job"),
+        (["--array", "1-2", "--name", "n{}", "p"], "--name is the name of the job"),
         (["-0", "p"], "-0 is only valid with --each-line"),
         (["--block", "1M", "p"], "--block is only valid with --pipe"),
         (["--pipe", "--array", "1-2", "p"], "not allowed with argument"),
@@ -112,11 +112,14 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
         (["--priority", "1001", "--", "p"], "'1001' is not a number from -1000 to 1000"),
         (["--priority", "high", "--", "p"], "'high' is not a number from -1000 to 1000"),
         (["--policy", "best", "--", "p"], "invalid choice: 'best'"),
-        (["--retry-on", "SIGNAL", "--", "p"], "'SIGNAL' is not one of the kinds RUNTIME_EXCEPTION"),
-        (["--retry-on", "", "--", "p"], "'' is not one of the kinds"),
+        (
+            ["--retry-on", "SIGNAL", "--", "p"],
+            "'SIGNAL' is not a kind of failure: use RUNTIME_EXCEPTION",
+        ),
+        (["--retry-on", "", "--", "p"], "'' is not a kind of failure"),
         (["--retry-delay", "2d", "--", "p"], "'2d' is more than a day"),
         (["--memory", "lots", "--", "p"], "'lots' is not a size; write 8GiB"),
-        (["--memory", "9999999999GiB", "--", "p"], "more than can be counted"),
+        (["--memory", "9999999999GiB", "--", "p"], "'9999999999GiB' is more than 9"),
         (["--timeout", "soon", "--", "p"], "'soon' is not a time span"),
         (["--timeout", "0", "--", "p"], "'0' must be more than 0"),
         (["--timeout", "99999d", "--", "p"], "at most 1000000000s"),

@@ -92,8 +92,11 @@ def test_our_whole_environment_goes_without_secrets_and_what_is_no_text() -> Non
     "words, said",
     [
         (["-E", "=x", "{}"], "-E =x: expected NAME=VALUE"),
-        (["-E", "ABSENT_HERE", "{}"], "-E ABSENT_HERE: this variable is not set here"),
-        (["-p", "k", "absent", "{}"], "-p k absent: there is no such file"),
+        (
+            ["-E", "ABSENT_HERE", "{}"],
+            "-E ABSENT_HERE: this variable is not set; write ABSENT_HERE=VALUE",
+        ),
+        (["-p", "k", "absent", "{}"], "-p k absent: the file does not exist"),
         (["-p", "k", "/etc", "{}"], "-p k /etc: it is not a regular file"),
         (["-p", "k", "{}", "-p", "k", "{}", "{}"], "-p k {}: {} has the same key"),
         (["-p", "\udcff", "{}", "{}"], "-p: a key is not UTF-8"),

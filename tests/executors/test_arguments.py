@@ -75,9 +75,9 @@ def test_other_options_and_unknown_keys_change_nothing(program: Begin) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"command_line": None}, "a program and its arguments, and there is none"),
+    ({"command_line": None}, "a program and its arguments, but is missing"),
     ({"command_line": []}, "a program and its arguments, not an empty list"),
-    ({"command_line": "ls -l"}, "its arguments, not the text 'ls -l', since no shell looks"),
+    ({"command_line": "ls -l"}, "its arguments, not the text 'ls -l', since no shell splits"),
     ({"command_line": ["ls", None]}, "element 1 of 'command_line'"),
     ({"command_line": ["ls", ["-l"]]}, "element 1 of 'command_line'"),
     ({"command_line": ["ls", "a\0b"]}, "element 1 of 'command_line'"),

@@ -85,7 +85,7 @@ def test_a_task_that_waits_in_place_needs_no_jars(java2: Java2Executor, task: Ma
 
 
 def test_without_any_jar_there_are_no_bindings(java2: Java2Executor, task: MakeTask) -> None:
-    with pytest.raises(BadArgumentsError, match=f"one of them must contain {MAIN_CLASS}"):
+    with pytest.raises(BadArgumentsError, match=f"send a jar that contains {MAIN_CLASS}"):
         java2.begin(task({"class_name": "B"}))
 
 

@@ -121,7 +121,7 @@ def test_skypy_runs_the_stub_that_is_named(task: MakeTask, tmp_path: Path) -> No
 
 
 def test_skypy_needs_a_script_and_where_to_begin() -> None:
-    with pytest.raises(BadArgumentsError, match="a reference 'pyfile_ref'"):
+    with pytest.raises(BadArgumentsError, match="'pyfile_ref', a reference"):
         SkypyExecutor().child_form({"entry_point": "main"})
     with pytest.raises(BadArgumentsError, match="'coro_ref', or the name of a function"):
         SkypyExecutor().child_form({"pyfile_ref": X})

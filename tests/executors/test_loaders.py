@@ -87,9 +87,11 @@ def test_a_host_says_what_it_lacks_for_java(
 ) -> None:
     assert "there is no 'java' on this host: install one" in JavaExecutor().missing(host())
     said = JavaExecutor().missing(host("java", CIEL_JARS_DIR="/nowhere"))
-    assert said == "CIEL_JARS_DIR names /nowhere, and there is no such directory"
+    assert said == "CIEL_JARS_DIR names /nowhere, but this directory does not exist"
     monkeypatch.setattr(loaders, "JAVA_LOADER", tmp_path / "absent.jar")
-    assert "for want of javac when ciel was installed" in JavaExecutor().missing(host("java"))
+    assert "because javac was missing when ciel was installed" in JavaExecutor().missing(
+        host("java")
+    )
     assert JavaExecutor().missing(host("java", "javac")) == ""
     elsewhere = {"PATH": "/nowhere", "JAVA_HOME": str(tmp_path / "jdk")}
     (tmp_path / "jdk" / "bin").mkdir(parents=True)
@@ -123,9 +125,9 @@ def test_a_host_says_what_it_lacks_for_shared_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = CsoExecutor().missing({"SW_C_LOADER_PATH": "/nowhere/loader"})
-    assert said == "SW_C_LOADER_PATH names /nowhere/loader, and there is no such file"
+    assert said == "SW_C_LOADER_PATH names /nowhere/loader, but this file does not exist"
     monkeypatch.setattr(loaders, "C_LOADER", tmp_path / "absent")
-    assert "absent is not there: install ciel again" in CsoExecutor().missing({})
+    assert "absent does not exist: install ciel again" in CsoExecutor().missing({})
 
 
 def test_dotnet_is_left_out_and_says_so(task: MakeTask) -> None:
@@ -138,8 +140,8 @@ def test_dotnet_is_left_out_and_says_so(task: MakeTask) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"lib": []}, "java needs a list 'lib' of at least one reference"),
     ({"lib": "x.jar"}, "'lib' must be a list of references"),
-    ({"class": None}, "'class' must be a text, not None"),
-    ({"class": "a\0b"}, "'class' must be a text"),
+    ({"class": None}, "'class' must be a non-empty string without NUL characters, not None"),
+    ({"class": "a\0b"}, "'class' must be a non-empty string"),
     ({"argv": "x"}, "'argv' must be a list of strings, numbers and references"),
     ({"argv": ["a\0"]}, "element 0 of 'argv' contains a NUL character"),
     ({"inputs": ["x"]}, "'inputs' must be a list of references"),

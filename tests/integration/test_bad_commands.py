@@ -68,7 +68,9 @@ def cluster(
 
 # --- numbers and names ----------------------------------------------------------------------------
 
-NO_RANGE: Final = "is not A-B, whole numbers with A up to B, nor a list like 1,3,5-9"
+NO_RANGE: Final = (
+    "is neither a range A-B of whole numbers, with A at most B, nor a list such as 1,3,5-9"
+)
 OPTIONS: Final = {
     "a backward array": ("--array", "5-1", f"'5-1' {NO_RANGE}"),
     "an array to a float": ("--array", "1-1e9", f"'1-1e9' {NO_RANGE}"),
@@ -77,7 +79,7 @@ OPTIONS: Final = {
     "an endless array": (
         "--array",
         "1-99999999999",
-        "'1-99999999999' has 99,999,999,999 elements; 10,000,000 are allowed",
+        "'1-99999999999' has 99,999,999,999 elements; at most 10,000,000 are allowed",
     ),
     "no slots": ("--slots", "0", "'0' is not a number from 1 to 1024"),
     "negative slots": ("--slots", "-1", "'-1' is not a number from 1 to 1024"),
@@ -131,7 +133,7 @@ def test_more_slots_than_any_worker_has_fail_the_job(cluster: Cluster) -> None:
 
 WORDS: Final = {
     "a variable without a name": (["--env", "=x"], "--env =x: expected NAME=VALUE"),
-    "an unknown variable": (["--env", "NO"], "--env NO: this variable is not set here"),
+    "an unknown variable": (["--env", "NO"], "--env NO: this variable is not set; write NO=VALUE"),
     "a variable's name of bytes": ([b"--env", b"\xff=1"], "--env: a name is not UTF-8"),
     "a name of bytes": ([b"--name", b"\xff"], "--name is not UTF-8"),
     "a missing file": (["--in", "absent"], "--in absent: the file does not exist"),
@@ -195,7 +197,7 @@ def test_an_empty_file_is_an_empty_array(cluster: Cluster) -> None:
 LONG: Final = b"x" * 200_000
 TOO_LONG: Final = "is longer than 131071 bytes, more than a program can receive"
 LINES: Final = {
-    "a zero byte": (b"a\0b\n", 1, "holds a zero byte (-0 reads names that end so)"),
+    "a zero byte": (b"a\0b\n", 1, "contains a NUL byte (-0 reads elements that end with NUL)"),
     "200 kB": (b"fine\n" + LONG + b"\n", 2, TOO_LONG),
     "20 MB without an end": (LONG * 100, 1, TOO_LONG),
 }
@@ -217,7 +219,7 @@ def test_an_element_that_makes_an_argument_too_long_ends_the_job(cluster: Cluste
     status, _, text = cluster.run("ciel", *words, stdin=b"x" * 100_000)
     assert (status, text) == (
         2,
-        "ciel: standard input line 1 makes an argument or variable of 200000 bytes; "
+        "ciel: standard input line 1 results in an argument or variable of 200000 bytes; "
         "a program can receive 131071\n",
     )
 

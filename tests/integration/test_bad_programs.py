@@ -90,7 +90,11 @@ def test_programs_are_killed_at_their_time_limit(cluster: TwoSlots) -> None:
 
 CANCELLED = {
     "job cancel": Ends(4, "", "ciel: job N is cancelled: cancelled by its user\n"),
-    "Ctrl-C": Ends(130, "", "ciel: cancelling job N; Ctrl-C again forces it\nciel: interrupted\n"),
+    "Ctrl-C": Ends(
+        130,
+        "",
+        "ciel: cancelling job N; Ctrl-C again ends the command at once\nciel: interrupted\n",
+    ),
 }
 
 
@@ -207,7 +211,7 @@ def deleted(name: str) -> str:
     what = (
         f"ciel: files that a program creates in its private directory are deleted with it: {name}"
     )
-    return f"{what}; without --scratch it runs in this directory, where they stay\n"
+    return f"{what}; without --scratch the program runs in this directory, where they stay\n"
 
 
 def test_a_program_that_fails_twice_runs_a_third_time(cluster: TwoSlots, counting: str) -> None:

@@ -112,7 +112,7 @@ def test_a_loop_that_stands_still_writes_a_dump_with_its_stack(home: Home) -> No
     try:
         wait_for(access.exists, "the master")
         assert home.run("ciel", "status", "--access", str(access)).returncode == 0
-        wait_for(lambda: "its state is in" in log.read_text(), "the dump")
+        wait_for(lambda: "wrote a dump to" in log.read_text(), "the dump")
         (dump,) = log.parent.glob("ciel-master-*.dump")
         text = dump.read_text()
         assert "its event loop was blocked for" in text

@@ -182,7 +182,7 @@ def test_a_cluster_that_has_crashed(
     path = home.path / "state/ciel/localhost_1/access.json"
     access_file_at(path, "127.0.0.1:1", DEAD_PID)
     point_current(home.environ, path)
-    advised = f"see why in {path.parent}; `ciel up`"
+    advised = f"its logs are in {path.parent}; `ciel up`"
     expect("crash", f"process {DEAD_PID} has ended", advised, "--listen", free_address)
 
 
@@ -202,7 +202,9 @@ def test_a_master_that_does_not_run(
 ) -> None:
     access = home.path / "access.json"
     access_file_at(access, free_address)
-    expect("master", "nothing listens there", "start it there", "--access", str(access))
+    expect(
+        "master", "nothing listens there", "start the master on its host", "--access", str(access)
+    )
 
 
 def test_a_missing_key_file(home: Home, expect: Callable[..., None]) -> None:
@@ -217,7 +219,7 @@ def test_a_key_of_another_cluster(
     fields = json.loads(lasting_cluster.access.read_text()) | {"key": Key.new().text()}
     access.touch(0o600)
     access.write_text(json.dumps(fields))
-    expect("master", "key", "copy the access file of that master again", "--access", str(access))
+    expect("master", "key", "copy the master's access file again", "--access", str(access))
 
 
 @pytest.fixture
@@ -246,7 +248,7 @@ def test_a_cluster_without_workers_and_then_with_an_unreachable_one(
         cluster.start_worker()
         (netloc,) = cluster.netlocs()
         with mock.patch("socket.create_connection", unreachable(netloc)):
-            expect("addresses", f"is not reached at {netloc}: timed out", "--advertise")
+            expect("addresses", f" at {netloc}: timed out", "--advertise")
     finally:
         cluster.stop()
 

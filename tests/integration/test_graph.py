@@ -96,7 +96,7 @@ def test_json_contains_the_whole_graph(graph: Graph) -> None:
     [
         (["last", "-o", "job.png"], 2, "the suffix of 'job.png' is not a known format; use one"),
         (["last", "--json", "--format", "dot"], 2, "--json and --format dot contradict each other"),
-        (["1-2", "--json"], 2, "'1-2' names 2 jobs; a graph is of one"),
+        (["1-2", "--json"], 2, "'1-2' selects 2 jobs, but a graph shows one"),
         (["77"], 2, "no job 77; "),
         (["last", "-o", "nowhere/job.dot"], 1, "nowhere/job.dot: No such file or directory"),
         (["last", "-o", "tmp", "--format", "dot"], 1, "tmp: Is a directory"),

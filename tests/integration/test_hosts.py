@@ -142,7 +142,7 @@ def test_a_daemon_that_listens_on_all_addresses_needs_an_advertised_one(
 ) -> None:
     assert said(cluster.here, *words) == (
         2,
-        f"--listen {words[-1]}: that is every address of this computer; "
+        f"--listen {words[-1]} means every address of this computer; "
         "name the one that other hosts connect to: --advertise HOST:0",
     )
 
@@ -172,8 +172,8 @@ def test_access_from_another_host_needs_the_key(cluster: Cluster) -> None:
 def test_a_worker_that_other_hosts_cannot_reach_names_the_option_to_use(cluster: Cluster) -> None:
     assert said(cluster.there, "ciel-worker") == (
         2,
-        f"the master is at {cluster.url}, so that other hosts must reach this worker, too, "
-        "but it listens on 127.0.0.1, which only this host reaches; use: --listen "
+        "other hosts cannot reach this worker: it listens on 127.0.0.1, which only this host "
+        f"reaches, but other hosts use its master at {cluster.url}; use: --listen "
         f"{cluster.there.address}:0",
     )
 
@@ -184,9 +184,12 @@ def test_a_worker_cannot_join_with_an_advertised_address_of_another_process(
     there, before = cluster.there, cluster.workers()
     another = next(place for place in before if place.startswith(cluster.here.address))
     for wrong, why in (
-        (f"{there.address}:1", "this worker is not reached there: .* Could not connect to server"),
-        (cluster.url.removeprefix("http://"), "another program answers there"),
-        (another, "another program answers there"),
+        (
+            f"{there.address}:1",
+            "cannot reach this worker at this address: .* Could not connect to server",
+        ),
+        (cluster.url.removeprefix("http://"), "another program answers at this address"),
+        (another, "another program answers at this address"),
     ):
         options = ["--listen", f"{there.address}:0", "--advertise", wrong]
         status, text = said(there, "ciel-worker", *options)

@@ -153,7 +153,7 @@ def test_an_exception_of_a_class_is_shown_with_its_own_frames_only(
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("apps.Absent", "ciel: there is no class apps.Absent in 'lib'"),
+        ("apps.Absent", "ciel: no jar of 'lib' has a class apps.Absent"),
         ("apps.Broken", "ciel: apps.Broken cannot be loaded: java.lang.NoClassDefFoundError: com"),
         ("java.lang.String", "no public method invoke(InputStream[], OutputStream[], String[])"),
     ],
@@ -223,7 +223,10 @@ def test_a_function_gets_descriptors_and_arguments(
         ({"entry_point": "fail"}, "ciel: fail returned 256"),
         ({"entry_point": "absent"}, "ciel: no library of 'lib' has a function absent"),
         ({"lib": [part("copying")]}, "ciel: library 1 of 'lib' cannot be loaded: "),
-        ({"entry_point": ""}, "'entry_point' must be a text, not ''"),
+        (
+            {"entry_point": ""},
+            "'entry_point' must be a non-empty string without NUL characters, not ''",
+        ),
         ({"lib": []}, "cso needs a list 'lib' of at least one reference"),
         ({"argv": [None]}, "element 0 of 'argv' must be a string, a number or a reference"),
     ],
@@ -278,11 +281,11 @@ def test_a_jvm_without_bindings_names_the_missing_class(
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["absent.jar", "X"], "JAR: absent.jar: there is no such file"),
-        (["-j", ".", "lines", "X"], "a jar: .: is not a regular file"),
-        (["-L", "absent", "lines", "X"], "--jar-lib absent: there is no such directory"),
+        (["absent.jar", "X"], "JAR: absent.jar: the file does not exist"),
+        (["-j", ".", "lines", "X"], "a jar: .: it is not a regular file"),
+        (["-L", "absent", "lines", "X"], "--jar-lib absent: the directory does not exist"),
         (["-P", "key", "lines", "X"], "--package key: expected KEY=FILE"),
-        (["-P", "key=absent", "lines", "X"], "--package key: absent: there is no such file"),
+        (["-P", "key=absent", "lines", "X"], "--package key: absent: the file does not exist"),
     ],
     ids=str,
 )

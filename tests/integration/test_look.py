@@ -300,11 +300,11 @@ def test_all_selects_the_jobs_to_which_a_command_applies(tmp_path: Path, typed: 
         up.ciel("job", "wait", "1-2")
         runs = up.submit("--", "sleep", "1000")
         assert up.ciel("job", "rm", "all") == (
-            0, "", f"ciel: removed 2 jobs\nciel: left unfinished jobs: {runs}\n"
+            0, "", f"ciel: removed 2 jobs\nciel: did not remove unfinished jobs: {runs}\n"
         )  # fmt: skip
         assert up.facts("job", "rm", "all") == {"removed": [], "left": [3]}
         assert up.ciel("job", "cancel", "all") == (0, "", f"ciel: job {runs} is cancelled\n")
-        assert up.ciel("job", "cancel", "all") == (0, "", "ciel: no job is under way\n")
+        assert up.ciel("job", "cancel", "all") == (0, "", "ciel: there are no unfinished jobs\n")
     finally:
         up.down()
 
@@ -537,7 +537,7 @@ def test_tasks_explain_why_they_run_or_wait(up: Up) -> None:
     assert (last["state"], bool(last["why"])) == ("runnable", True)
     status, out, err = up.ciel("task", "explain", number)
     assert (status, out.count("\n\n") + 1) == (0, 20)
-    assert err == "ciel: these are 20 of them; name others as JOB:TASK\n"
+    assert err == "ciel: only the first 20 tasks are shown; name others as JOB:TASK\n"
     up.ciel("job", "cancel", number)
 
 

@@ -358,7 +358,9 @@ def test_c10_calls_of_a_killed_process_run_again_and_this_is_reported(
         client.submit(note, -1).result(WITHIN_S)  # quick, so that calls are bundled
         futures = [client.submit(note, number) for number in range(1000)]
         assert [future.result(WITHIN_S) for future in futures] == list(range(1000))
-        wait_for(lambda: "all that it ran runs again" in told.getvalue(), "what is said of that")
+        wait_for(
+            lambda: "all calls that it ran run again" in told.getvalue(), "what is said of that"
+        )
     assert "was killed by SIGKILL" in told.getvalue()
     ran = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
     dead = next(pid for number, pid in ran if number == 500)

@@ -117,7 +117,7 @@ def test_b3_standard_input_that_an_array_does_not_read_is_reported(shared: Home)
         done = run(shared, "ciel", "submit", "--array", "1-2", "echo", "{}", stdin=file.fileno())
         assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == 0
     assert lines_of(done) == ["1", "2"]
-    assert b"do not read standard input: --each-line - has" in done.stderr
+    assert b"do not read standard input: --each-line - starts" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["null", "closed", "empty", "idle"])
@@ -147,9 +147,7 @@ def test_b3_a_program_without_standard_input_reads_nothing(shared: Home, redirec
 def test_b3_a_command_that_waits_for_standard_input_says_so(shared: Home) -> None:
     process = shared.start("ciel", "submit", "cat", stdin=subprocess.PIPE)
     assert process.stderr is not None
-    assert (
-        "waiting for the end of standard input, which cat is to read" in process.stderr.readline()
-    )
+    assert "waiting for the end of standard input, which cat will read" in process.stderr.readline()
     assert process.communicate("late\n", timeout=TIMEOUT_S)[0] == "late\n"
 
 
@@ -277,8 +275,8 @@ def test_b8_output_that_cannot_be_followed_is_printed_when_its_program_ends(shar
     assert process.stderr is not None
     assert process.stdout is not None
     assert process.stderr.readline() == (
-        f"ciel: job {number} was submitted without --follow: what a program prints is printed here "
-        "when that program has ended\n"
+        f"ciel: job {number} was submitted without --follow: the output of a program "
+        "is printed only when the program has ended\n"
     )
     (shared.path / "end-2").touch()
     assert process.stdout.read(4) == "2\n2\n"

@@ -283,8 +283,8 @@ def test_c11_down_ends_unfinished_jobs_only_with_force(home: Home) -> None:
     refused = home.run("ciel", "down")
     assert (refused.returncode, refused.stderr) == (
         1,
-        f"ciel: the cluster at {url} stays up, since 1 job is unfinished: 2 (long); wait for that "
-        "(ciel job wait all), or end it anyway: ciel down --force\n",
+        f"ciel: the cluster at {url} keeps running, since 1 job is unfinished: 2 (long); wait "
+        "for it (ciel job wait all), or end it anyway: ciel down --force\n",
     )
     assert _answered(home, "n\n") == 1
     assert home.run("ciel", "status").returncode == 0

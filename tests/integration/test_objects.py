@@ -214,7 +214,7 @@ def test_an_object_that_cannot_be_fetched_is_reported_and_no_file_is_written(
     [
         (["put", "some data", "nowhere"], 2, "nowhere: the file does not exist"),
         (["put", "/dev/zero"], 2, "/dev/zero: it is not a regular file"),
-        (["put", "--name", "all", "some data"], 2, "cannot be called all"),
+        (["put", "--name", "all", "some data"], 2, "cannot have the name all"),
         (["rm", "all", "nowhere"], 2, "no object nowhere is known"),
         (["put", "--name", "x", "some data", "some data"], 2, "--name names one object"),
         (["put", "--name", "x" * 300, "some data"], 2, "at most 200 characters"),

@@ -380,7 +380,9 @@ def test_a_task_that_has_yielded_runs_its_children_itself(client: ciel.Client) -
 def test_a_task_that_has_yielded_cannot_wait_for_tasks_of_other_processes(
     client: ciel.Client,
 ) -> None:
-    with pytest.raises(RuntimeError, match="yielded an item cannot wait for what runs elsewhere"):
+    with pytest.raises(
+        RuntimeError, match="yielded an item cannot wait for calls that run elsewhere"
+    ):
         client.submit(yields_and_waits, {"retries": 1}).result(WITHIN_S)
 
 

@@ -432,8 +432,7 @@ def test_calls_of_another_version_are_refused_in_one_line(
 ) -> None:
     """Use an interpreter that has another version of ciel."""
     line = refusal_of(another_python(tmp_path, "import ciel\nciel.__version__ = '0.0.9'\n"))
-    assert f"it has ciel 0.0.9, the worker has ciel {ciel.__version__}" in line
-    assert "must be the same" in line
+    assert f"it has ciel 0.0.9, but the worker has ciel {ciel.__version__}" in line
 
 
 @pytest.mark.parametrize("version", ["3, 6", "3, 9", "3, 10"])
@@ -445,8 +444,8 @@ def test_an_interpreter_that_is_too_old_is_refused_with_the_reason(
     for blocked in ("", "sys.modules['ciel'] = None\n"):
         line = refusal_of(another_python(tmp_path, begins + blocked))
         found = version.replace(", ", ".")
-        assert f"(Python {found}) cannot run tasks: it is older than what ciel needs" in line
-        assert "Python 3.11; name another by 'python='" in line
+        assert f"(Python {found}) cannot run tasks: ciel needs" in line
+        assert "Python 3.11 or later; name another interpreter by 'python='" in line
 
 
 def test_an_interpreter_of_another_version_is_refused_without_advice_to_install_ciel(
@@ -456,7 +455,7 @@ def test_an_interpreter_of_another_version_is_refused_without_advice_to_install_
     line = refusal_of(another_python(tmp_path, begins))
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert "(Python 3.99) cannot run tasks" in line
-    assert f"the call was made by Python {here}, which it is not; name that by 'python='" in line
+    assert f"the call was packed by Python {here}; name such an interpreter by 'python='" in line
     assert "install" not in line
 
 

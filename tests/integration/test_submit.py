@@ -83,7 +83,7 @@ def test_failed_elements_are_listed_in_order_and_their_output_is_printed(shared:
     assert "25 of 75 elements failed:" in done.stderr
     assert said == [f"element {number}" for number in range(3, 61, 3)]
     number = last_job(shared).number
-    assert f"and 5 more; ciel job info {number} tells more" in done.stderr
+    assert f"and 5 more; ciel job info {number} shows them" in done.stderr
 
 
 def test_a_missing_file_that_exists_for_the_caller_is_explained(shared: Home) -> None:

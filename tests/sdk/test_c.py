@@ -244,7 +244,7 @@ def test_a_complete_or_blocking_stream_is_read_to_its_end(
 @pytest.mark.parametrize(
     "end, complaint",
     [
-        ({"success": False}, "a broke off after 3 bytes: its writer has failed"),
+        ({"success": False}, "a broke off after 3 bytes: its producer has failed"),
         (
             {"size": 1 << 40, "done": True, "success": True},
             "a ended after 3 of 1099511627776 bytes",
@@ -314,7 +314,7 @@ def test_an_output_that_cannot_be_written_completely_is_not_published(
     program = c(WRITE.replace("char", unbuffered + "char", 1))
     program.start_task()
     program.answer("open_output", {"sending_fd": False, "filename": "/dev/full"})
-    complaint = "ciel: output 1 cannot be written whole: No space left on device\n"
+    complaint = "ciel: output 1 cannot be written completely: No space left on device\n"
     expect_the_end(program, 1, complaint)
 
 
@@ -397,7 +397,7 @@ ALLOCATE = 'ciel_allocate_output(NULL == first ? "" : "x"); ciel_exit();'
 @pytest.mark.parametrize(
     "method, reply, complaint",
     [
-        ("spawn", {"index": 1}, "the worker says spawn in place of a reply to allocate_output"),
+        ("spawn", {"index": 1}, "the worker sent spawn instead of a reply to allocate_output"),
         ("allocate_output", {}, "the reply to allocate_output has no index"),
         (
             "allocate_output",
@@ -420,13 +420,13 @@ def test_a_wrong_reply_ends_the_program(
 @pytest.mark.parametrize(
     "data, complaint",
     [
-        (b"", "the worker is gone, instead of replying to allocate_output"),
-        (b"\0\0", "the worker is gone: it has closed the FIFO"),
-        (b"\0\0\0\x09[1", "the worker is gone: it has closed the FIFO"),
-        (b"\x7f\0\0\0", "the worker sends a frame of 2130706432 bytes"),
-        (b"\0\0\0\2[1", "a frame of the worker: JSON is wrong at character 2: "),
-        (b"\0\0\0\2{}", "the worker sends a frame that is not a list of a method and arguments"),
-        (b"\0\0\0\4\"\\u0", "a frame of the worker: JSON is wrong at character "),
+        (b"", "the worker ended before it replied to allocate_output"),
+        (b"\0\0", "cannot read from the worker: it has closed the FIFO"),
+        (b"\0\0\0\x09[1", "cannot read from the worker: it has closed the FIFO"),
+        (b"\x7f\0\0\0", "the worker sent a frame of 2130706432 bytes"),
+        (b"\0\0\0\2[1", "a frame of the worker: invalid JSON at character 2: "),
+        (b"\0\0\0\2{}", "the worker sent a frame that is not a list of a method and arguments"),
+        (b"\0\0\0\4\"\\u0", "a frame of the worker: invalid JSON at character "),
     ],
 )  # fmt: skip
 def test_an_invalid_frame_ends_the_program(c: Start, data: bytes, complaint: str) -> None:
@@ -445,8 +445,11 @@ def test_an_invalid_frame_ends_the_program(c: Start, data: bytes, complaint: str
     "body, complaint",
     [
         ("ciel_exit(); ciel_exit();", "exit is called after the end of the task"),
-        ("ciel_open_ref(NULL);", "a call cannot be made: an argument is NULL, or a text"),
-        ('ciel_package_lookup("\\xff");', "a call cannot be made: an argument is NULL, or a text"),
+        ("ciel_open_ref(NULL);", "a call cannot be encoded: an argument is NULL, or a string"),
+        (
+            'ciel_package_lookup("\\xff");',
+            "a call cannot be encoded: an argument is NULL, or a string",
+        ),
     ],
 )
 def test_a_wrong_call_ends_the_program(c: Start, body: str, complaint: str) -> None:

@@ -135,7 +135,7 @@ def test_a_program_fails_when_the_worker_closes_the_connection_in_a_task(python:
     assert program.hear()[0] == "allocate_output"
     program.hang_up()
     assert program.status() == 1
-    assert "the worker is gone, instead of replying to allocate_output" in program.errors()
+    assert "the worker ended before it replied to allocate_output" in program.errors()
     assert program.silence()
 
 
@@ -157,7 +157,7 @@ def test_a_program_started_by_hand_explains_itself(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "is a task: a worker of ciel starts it" in done.stderr
+    assert "is a task: only a worker of ciel can start it" in done.stderr
 
 
 # --- inputs ---------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ def main(prog: str, words: Sequence[str]) -> int:
 def make_link(found: MasterLocation, now_s: float) -> str:
     """Return a link that lets one browser read the pages, once.
 
-    The link contains no key, only a ticket. The ticket is made with the key of the role `read`
-    where the key that was found can derive it.
+    The link contains no key, only a ticket. The key of the role `read` signs the ticket if the
+    found key can derive it; otherwise the found key signs it.
     """
     key = found.key.derive(Role.READ) or found.key
     ticket = make_ticket(key, "GET", urlsplit(found.url).netloc, _LOGIN_PATH, now_s)
@@ -52,7 +52,9 @@ def make_link(found: MasterLocation, now_s: float) -> str:
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
-    """Return whether a browser would have its own window. Text browsers would take over this
-    terminal, so one is opened only if the variable `BROWSER` names it.
+    """Return whether a browser would open a window of its own.
+
+    A text browser would take over this terminal. It is opened only if the variable `BROWSER`
+    names it.
     """
     return any(environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))

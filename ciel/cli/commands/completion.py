@@ -55,7 +55,7 @@ def _own_options(command: Command) -> list[Option]:
         return command.options
     return [
         Option(("-h", "--help"), "", (), "list the commands"),
-        Option(("--version",), "", (), "tell the version"),
+        Option(("--version",), "", (), "print the version"),
     ]
 
 

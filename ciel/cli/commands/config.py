@@ -1,5 +1,6 @@
-"""`ciel config`: shows the settings, and where each is set: by a flag, by the environment, in the
-configuration file, or nowhere.
+"""`ciel config`: shows the settings, and where each is set.
+
+A setting comes from a flag, the environment or the configuration file, or has its default.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     if words[:1] != ["show"]:
         return show_verbs("ciel config", "Shows the settings, and where each is set.", VERBS, words)
     parser = make_parser("ciel config show", f"{VERBS['show'].capitalize()}.", _EPILOG)
-    parser.add_argument("--origin", action="store_true", help="also where each was set")
+    parser.add_argument("--origin", action="store_true", help="show also where each is set")
     add_cluster_options(parser)
     args = parser.parse_args(words[1:])
     shown = settings_of(args, os.environ)
@@ -81,7 +82,11 @@ def _cluster(args: Namespace, environ: Mapping[str, str]) -> Shown:
         meant = find_master(args.master, args.access, environ)
     except AccessError as error:
         return Shown(None, str(error))
-    return Shown(None, "none is named or up") if meant is None else Shown(meant.url, meant.origin)
+    return (
+        Shown(None, "no cluster is configured or running")
+        if meant is None
+        else Shown(meant.url, meant.origin)
+    )
 
 
 _UNSET: Final = Shown(None, "not set")

@@ -86,12 +86,16 @@ def _daemons(client: Client, worker: str | None) -> list[tuple[str, str]]:
 
 
 def _post(client: Client, netloc: str, target: str, body: bytes) -> bytes:
-    """Send a request with a ticket; return the answer. Raises errors of the connection and the
-    daemon.
+    """Send a request with a ticket; return the answer.
+
+    Raises errors of the connection and of the daemon.
     """
     key = client.location.key
     if key.role is not Role.ADMIN:
-        raise UsageError(f"{client.location.origin} has the key of a role, not the cluster's")
+        raise UsageError(
+            f"{client.location.origin} has only the key of a role; this command needs the "
+            "cluster's key"
+        )
     connection = connect(netloc, _TIMEOUT_S)
     try:
         headers = {"Authorization": make_ticket(key, "POST", netloc, target, time.time())}
@@ -101,7 +105,7 @@ def _post(client: Client, netloc: str, target: str, body: bytes) -> bytes:
             raise refusal(answer)
         return answer.read()
     except TimeoutError:
-        raise BadAnswerError(f"it did not answer within {_TIMEOUT_S:g} s") from None
+        raise BadAnswerError(f"no answer within {_TIMEOUT_S:g} s") from None
     finally:
         connection.close()
 

@@ -29,7 +29,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN,
-        help="the address at which a master will listen, if none is up (default %(default)s)",
+        help="the address to check for a new master, if none is running (default %(default)s)",
     )  # fmt: skip
     add_cluster_options(parser)
     args = parser.parse_args(words)

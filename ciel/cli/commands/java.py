@@ -19,7 +19,7 @@ from ciel.cli.parsing.options import (
     add_own_cluster_options,
     make_parser,
     require_text,
-    tell_late_options,
+    warn_of_late_options,
 )
 from ciel.cli.parsing.parser import whole_number
 from ciel.client.client import Client
@@ -67,7 +67,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
     rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)
-    tell_late_options(parser, words, args.class_name, args.words)
+    warn_of_late_options(parser, words, args.class_name, args.words)
     for number, word in enumerate((args.class_name, *args.words)):
         require_text(f"argument {number} of the program" if number else "CLASS", word)
     jars = _jars(args)
@@ -112,8 +112,8 @@ def _jars(args: argparse.Namespace) -> list[Path]:
     jars = [args.jar, *args.extra_jar]
     if directory is not None:
         if not directory.is_dir():
-            whence = "CIEL_JARS_DIR" if args.jar_lib is None else "--jar-lib"
-            raise UsageError(f"{whence} {directory}: there is no such directory")
+            origin = "CIEL_JARS_DIR" if args.jar_lib is None else "--jar-lib"
+            raise UsageError(f"{origin} {directory}: the directory does not exist")
         jars += sorted(directory.glob("*.jar"))
     for jar in jars:
         _require_file("JAR" if jar is args.jar else "a jar", jar)
@@ -132,7 +132,7 @@ def _package(given: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 def _require_file(what: str, path: Path) -> None:
     if not path.is_file():
-        reason = "is not a regular file" if path.exists() else "there is no such file"
+        reason = "it is not a regular file" if path.exists() else "the file does not exist"
         raise UsageError(f"{what}: {path}: {reason}")
 
 

@@ -87,9 +87,7 @@ def render_list(jobs: Sequence[JobSummary], now_s: float, width: int | None = No
 
 
 def _results(job: JobSummary) -> str:
-    """Return how many results a job wants, how many of them its tasks still have to produce, and
-    how many its client has taken.
-    """
+    """Describe the results of a job: how many it wants, still lacks, and has handed over."""
     text = f"{job.wanted + job.handed_over} wanted"
     if job.unsettled:
         text += f", {job.unsettled} not produced yet"
@@ -153,8 +151,12 @@ def render_info(
             lines.append(f"{len(rows)} of {total} tasks; ciel task list {job.number} --all")
     for failure in failed:
         story = [f"  {line}" for line in visible_text(failure["story"]).split("\n")]
-        maker = f"task {visible(failure['task'])}: " if failure["task"] else ""
-        lines += ["", f"{maker}{failure['object']} failed ({visible(failure['reason'])}):", *story]
+        producer = f"task {visible(failure['task'])}: " if failure["task"] else ""
+        lines += [
+            "",
+            f"{producer}{failure['object']} failed ({visible(failure['reason'])}):",
+            *story,
+        ]
     return "\n".join(lines)
 
 
@@ -219,10 +221,10 @@ def _progress(client: Client, job: JobSummary) -> Progress:
 
 def _cancel(client: Client, args: Namespace) -> int:
     chosen = chosen_jobs(client, args.jobs, lambda job: not has_ended(job))
-    going = [job for job in chosen if not has_ended(job)]
-    for job in going:
+    unfinished = [job for job in chosen if not has_ended(job)]
+    for job in unfinished:
         client.cancel_job(job.id)
-    ended = [client.wait_for_job(job.id, args.timeout) for job in going]
+    ended = [client.wait_for_job(job.id, args.timeout) for job in unfinished]
     if args.json:
         _print_jobs(client, ended)
     for job in ended:
@@ -231,7 +233,7 @@ def _cancel(client: Client, args: Namespace) -> int:
         if has_ended(job):
             say(f"job {job.number} had ended already: it is {job.state}")
     if not chosen:
-        say("no job is under way")
+        say("there are no unfinished jobs")
     return Status.DONE
 
 
@@ -282,7 +284,7 @@ def _rm(client: Client, args: Namespace) -> int:
     elif len(chosen) != 1 or removed:
         say(f"removed {len(removed)} {'job' if len(removed) == 1 else 'jobs'}")
     if named_all and left:
-        say(f"left unfinished jobs: {', '.join(map(str, left))}")
+        say(f"did not remove unfinished jobs: {', '.join(map(str, left))}")
     return Status.FAILED if left and not named_all else Status.DONE
 
 
@@ -320,11 +322,17 @@ def _add_jobs(parser: ArgumentParser) -> None:
 
 
 def _add_list(parser: ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--all", action="store_true", help="list all jobs")
     parser.add_argument(
-        "--limit", type=count, default=_LISTED, metavar="N", help="the newest N (default 20)"
+        "--limit",
+        type=count,
+        default=_LISTED,
+        metavar="N",
+        help="list the newest N jobs (default 20)",
     )
-    parser.add_argument("--state", choices=[str(state) for state in JobState], help="only those")
+    parser.add_argument(
+        "--state", choices=[str(state) for state in JobState], help="list only jobs in this state"
+    )
 
 
 def _add_wait(parser: ArgumentParser) -> None:

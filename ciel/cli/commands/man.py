@@ -41,7 +41,9 @@ _FILES: Final = {
 def main(prog: str, words: Sequence[str]) -> int:
     """Write the pages."""
     parser = make_parser("ciel man", "Write the manual pages.", _EPILOG)
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where to")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, required=True, help="the directory to write to"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     args = parser.parse_args(words)
     pages = dict(all_pages(programs()))

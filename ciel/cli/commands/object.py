@@ -35,7 +35,7 @@ from ciel.wire.references import to_json
 
 _LISTED = 100
 _NAME_MAX_LENGTH = 200
-_MEANT_OTHERWISE = frozenset((ALL, LAST))
+_RESERVED_NAMES = frozenset((ALL, LAST))
 _STANDARD_INPUT = "-"
 _SELECTORS = """\
 OBJECT is an id; the name of a stored file, if only one has that name; last, the newest stored file;
@@ -72,16 +72,17 @@ def _put(client: Client, args: Namespace) -> int:
 
 
 def _name_for(file: str, given: str | None) -> str:
-    """Return the name of the object for a file; raises UsageError if it is not a
-    regular file.
-    """
+    """Return the name of the object for a file; raises UsageError for any but a regular file."""
     if file != _STANDARD_INPUT and not Path(file).is_file():
         reason = "it is not a regular file" if Path(file).exists() else "the file does not exist"
         raise UsageError(f"{visible(file)}: {reason}")
     name = given if given is not None else Path(file).name
     name = name.encode(errors="replace").decode()[:_NAME_MAX_LENGTH]
-    if name in _MEANT_OTHERWISE:
-        raise UsageError(f"an object cannot be called {name}; give it another name with --name")
+    if name in _RESERVED_NAMES:
+        raise UsageError(
+            f"an object cannot have the name {name}, which is a selector; "
+            "choose another name with --name"
+        )
     return name
 
 
@@ -100,8 +101,9 @@ def _upload(client: Client, file: str) -> Reference:
 
 
 def _get(client: Client, args: Namespace) -> int:
-    """Print objects one after the other, or write them into one file, which is created only when it
-    is complete.
+    """Print objects one after the other, or write them into one file.
+
+    The file gets its name only when it is complete.
     """
     found = [find_object(client, text) for text in args.objects]
     refs = [content_of(facts) for facts in found]
@@ -168,7 +170,7 @@ def _list(client: Client, args: Namespace) -> int:
     if args.job is not None:
         (job, *more) = chosen_jobs(client, [args.job])
         if more:
-            raise UsageError(f"--job {args.job} is more than one job")
+            raise UsageError(f"--job {args.job} selects more than one job; name one")
         found = _of_job(client, job.id)
     else:
         found = _known(client, kept=not args.known)
@@ -207,7 +209,7 @@ def _of_job(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
 
 
 def render_list(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """Lay out objects as a table, in the order in which the master got to know them."""
+    """Lay out objects as a table, in the order in which the master learned of them."""
     if not rows:
         return "no objects"
     cells = [
@@ -242,7 +244,7 @@ def _rm(client: Client, args: Namespace) -> int:
         removed.append(object_id)
         if readers := answer["read_by"]:
             jobs = ", ".join(map(str, readers[:_LISTED]))
-            say(f"{object_id} stays until its readers are removed: job {jobs}")
+            say(f"{object_id} stays until the jobs that read it are removed: {jobs}")
     if args.json:
         print_json({"removed": removed})
     elif len(doomed) != 1 or ALL in args.objects:
@@ -273,11 +275,17 @@ def _add_get(parser: ArgumentParser) -> None:
 
 def _add_list(parser: ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--job", metavar="JOB", help="the outputs of the tasks of a job")
-    which.add_argument("--known", action="store_true", help="all objects that the master knows")
-    parser.add_argument("--all", action="store_true", help="list all of them")
+    which.add_argument("--job", metavar="JOB", help="list the outputs of the tasks of a job")
+    which.add_argument(
+        "--known", action="store_true", help="list all objects that the master knows"
+    )
+    parser.add_argument("--all", action="store_true", help="list without a limit")
     parser.add_argument(
-        "--limit", type=count, default=_LISTED, metavar="N", help="the first N (default 100)"
+        "--limit",
+        type=count,
+        default=_LISTED,
+        metavar="N",
+        help="list the first N objects (default 100)",
     )
 
 

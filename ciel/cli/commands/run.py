@@ -17,7 +17,7 @@ from ciel.cli.parsing.options import (
     add_cluster_options,
     add_own_cluster_options,
     make_parser,
-    tell_late_options,
+    warn_of_late_options,
 )
 from ciel.client.client import Client
 from ciel.client.errors import PackageError, TaskFailedError, TemplateError
@@ -64,7 +64,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
     rest.required = False  # for argparse, REMAINDER is required
     args = parser.parse_args(words)
-    tell_late_options(parser, words, str(args.package), args.words)
+    warn_of_late_options(parser, words, str(args.package), args.words)
     file = open_package(args.package)
     package = _parsed(file, args)
     entries = check_entries(file, package.entries)
@@ -87,8 +87,8 @@ def _parsed(file: PackageFile, args: argparse.Namespace) -> Package:
         )  # this imports the interpreter of Skywriting
 
         if is_script(file.path.name, file.text):
-            reason = "looks like a Skywriting script, and is not a package"
-            raise UsageError(f"{file.path} {reason}: run it by `sw-job {file.path}`") from None
+            reason = "is not a package; it looks like a Skywriting script"
+            raise UsageError(f"{file.path} {reason}: run it with `sw-job {file.path}`") from None
         raise
 
 
@@ -96,12 +96,12 @@ def _run(
     client: Client, package: Package, entries: Mapping[str, Ready], args: argparse.Namespace
 ) -> object:
     require_makers(client, package)
-    brought = upload(client, entries)
+    uploaded = upload(client, entries)
     job = client.job(args.package.name, scheduling=package.options.scheduling)
     with cancelling(client, job), Progress.of_job(job, quiet=args.quiet):
         try:
-            brought = fetch(client, job, entries, brought)
-            output = _start(job, package, brought)
+            uploaded = fetch(client, job, entries, uploaded)
+            output = _start(job, package, uploaded)
             job.expect(output)
             listing = from_json(codec.decode(job.read(output)))
             _raise_failures(job, listing)
@@ -119,12 +119,12 @@ def _run(
     return value
 
 
-def _start(job: Job, package: Package, brought: Uploaded) -> Reference:
-    start_args = package.start_args(brought.package)
+def _start(job: Job, package: Package, uploaded: Uploaded) -> Reference:
+    start_args = package.start_args(uploaded.package)
     try:
-        return job.start_package(package.handler, start_args, brought.package, brought.pieces)
+        return job.start_package(package.handler, start_args, uploaded.package, uploaded.pieces)
     except RecordTooLargeError as error:
-        reason = f"too large for one task: {error}; put a long list into a file of the package"
+        reason = f"too large for one task: {error}; move a long list into a file of the package"
         raise package.file.error(("start", "args"), reason) from None
 
 

@@ -14,10 +14,10 @@ from ciel.client.client import Client
 
 _STATS = """\
 One row for each worker and level of its store, about a second old. OPEN: open readers and writers.
-Objects since the start of the worker: EVICTED from memory to disk; DROPPED, deleted since another
-copy exists; LOADED back into memory; SPILLED, written to disk since memory was full. WAITED: steps
-of writers that found the level full. COPIED: bytes copied for programs that could not read the file
-of the store. JOBS: disk jobs that wait. With --json, bytes are numbers.
+Objects since the start of the worker: EVICTED from memory to disk; DROPPED, deleted because another
+copy exists; LOADED back into memory; SPILLED, written to disk because memory was full. WAITED:
+writers that found the level full. COPIED: bytes copied for programs that could not read the file of
+the store. JOBS: disk jobs that wait. With --json, bytes are numbers.
 """
 
 

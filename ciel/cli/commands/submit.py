@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ciel.cli.connection import connect, connect_or_start
-from ciel.cli.jobs.detached import print_summary, tell_detached
+from ciel.cli.jobs.detached import print_summary, report_detached
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
 from ciel.cli.output.printing import write_unlocked
 from ciel.cli.output.progress import Counts, Progress, RunningCount
@@ -104,7 +104,7 @@ def main(prog: str, words: Sequence[str]) -> int:
             elements.start(client.wake)
             if args.detach:
                 array.submit()
-                return tell_detached(
+                return report_detached(
                     client, job, args.json, "output --follow" if args.follow else "wait"
                 )
             outputs = Outputs(client, job, files_out, args, collected)
@@ -139,7 +139,7 @@ def _run_attached(
             following = Following(
                 client,
                 lambda lines: progress.aside(partial(write_unlocked, lines)),
-                lambda: job.cancel("nobody reads its output"),
+                lambda: job.cancel("its output cannot be printed"),
             )
             job.on_growing = following.begin
             stack.callback(following.raise_error)  # the error caused the cancellation
@@ -162,7 +162,7 @@ def _run_attached(
 
 
 class _PerElement:
-    """The files that differ from element to element: `--in` and `--object` with `{}` in them."""
+    """The files that differ between elements: those of `--in` and `--object` with `{}` in them."""
 
     def __init__(self, inputs: Sequence[str], objects: Sequence[str]) -> None:
         self._inputs = inputs
@@ -171,8 +171,10 @@ class _PerElement:
     def upload(
         self, client: Client, element: Element, references: Mapping[str, Reference]
     ) -> Mapping[str, Reference]:
-        """Upload the files of an element; return all its files by name, those that all elements
-        share included. Raises UsageError, and the errors of `Client.upload`.
+        """Upload the files of an element; return all its files by name.
+
+        The returned files include those that all elements share. Raises UsageError, and the
+        errors of `Client.upload`.
         """
         if not (self._inputs or self._objects):
             return references
@@ -195,9 +197,7 @@ def _executables(paths: Sequence[str]) -> list[str]:
 
 
 def _split(values: Sequence[str], is_array: bool) -> tuple[list[str], list[str]]:
-    """Separate the values that contain `{}`, and so differ from element to element, from the values
-    that are the same for all elements.
-    """
+    """Separate the values that contain `{}`, which differ between elements, from the others."""
     of_elements = [value for value in values if is_array and has_place(value)]
     return of_elements, [value for value in values if value not in of_elements]
 
@@ -274,8 +274,9 @@ def _elements(args: argparse.Namespace) -> Elements:
 
 
 def _context(args: argparse.Namespace) -> CallerContext:
-    """Return the directory and the environment of the program; raises ContextError, and UsageError
-    for options that exclude each other.
+    """Return the directory and the environment of the program.
+
+    Raises ContextError, and UsageError for options that exclude each other.
     """
     if args.cwd is not None and (args.inputs or args.objects):
         option = "--in" if args.inputs else "--object"
@@ -290,12 +291,14 @@ def _context(args: argparse.Namespace) -> CallerContext:
 def _say_deleted(text: str, args: argparse.Namespace) -> None:
     """Print that files of the program were deleted with its directory, and how to keep them."""
     option = "--scratch" if args.scratch else "--in" if args.inputs else "--object"
-    say(f"{text.strip()}; without {option} it runs in this directory, where they stay")
+    say(f"{text.strip()}; without {option} the program runs in this directory, where they stay")
 
 
 def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> list[str]:
-    """Check and return the command line. A program name with a slash is a path relative to the
-    current directory, unless `--in` sends that file: then the task's directory contains it.
+    """Check and return the command line.
+
+    A program name with a slash is a path relative to the current directory, unless `--in` sends
+    that file: then the task's directory contains it.
     """
     program, *arguments = words
     if not program:

@@ -15,9 +15,9 @@ def main(prog: str, words: Sequence[str]) -> int:
     """Run the verb, a script, or the prompt. `./check` is a script with the name of a verb."""
     verb = words[0] if words else ""
     if verb in VERBS:
-        from ciel.cli.skywriting.check import main as look_through
+        from ciel.cli.skywriting.check import main as check_or_format
 
-        return look_through(f"ciel sw {verb}", words[1:])
+        return check_or_format(f"ciel sw {verb}", words[1:])
     from ciel.cli.skywriting.script import parse, run_script
 
     args = parse("ciel sw", words, needs_script=False)

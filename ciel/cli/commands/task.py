@@ -1,6 +1,4 @@
-"""`ciel task`: lists the tasks of a job, shows one, explains why it waits or failed; cancels and
-retries tasks.
-"""
+"""`ciel task`: lists, shows, explains, cancels and retries the tasks of a job."""
 
 from __future__ import annotations
 
@@ -77,7 +75,10 @@ def _list(client: Client, args: Namespace) -> int:
     if more:
         say(f"the first {len(rows)} tasks; --all lists them all")
     if job.handed_over:
-        say(f"{job.handed_over} tasks of job {job.number} are not listed: they were handed over")
+        say(
+            f"{job.handed_over} tasks of job {job.number} are not shown: their results were handed "
+            "over to the client"
+        )
     return Status.DONE
 
 
@@ -85,15 +86,15 @@ def _list(client: Client, args: Namespace) -> int:
 
 
 def _info(client: Client, args: Namespace) -> int:
-    return _tell(client, args, lambda task: task, render_info)
+    return _show(client, args, lambda task: task, render_info)
 
 
 def _explain(client: Client, args: Namespace) -> int:
     keys = ("job", "task", "name", "state", "runs", "why", "story", "inputs")
-    return _tell(client, args, lambda task: {key: task[key] for key in keys}, render_explanation)
+    return _show(client, args, lambda task: {key: task[key] for key in keys}, render_explanation)
 
 
-def _tell(
+def _show(
     client: Client,
     args: Namespace,
     shape: Callable[[dict[str, Any]], dict[str, Any]],
@@ -110,7 +111,7 @@ def _tell(
         else:
             print_text("\n" * bool(place) + render(task))
     if more:
-        say(f"these are {len(tasks)} of them; name others as JOB:TASK")
+        say(f"only the first {len(tasks)} tasks are shown; name others as JOB:TASK")
     return Status.DONE
 
 
@@ -162,21 +163,21 @@ def _object(ref: Reference) -> dict[str, Any]:
 def render_info(task: dict[str, Any]) -> str:
     """Lay out the facts about a task."""
     needs = task["needs"]
-    asked = [f"{needs['slots']} {'slot' if needs['slots'] == 1 else 'slots'}"]
+    requested = [f"{needs['slots']} {'slot' if needs['slots'] == 1 else 'slots'}"]
     for name, unit in (
         ("memory_bytes", "bytes of memory"), ("timeout_s", "s at most"), ("retries", "retries")
     ):  # fmt: skip
         if needs[name]:
-            asked.append(f"{needs[name]:g} {unit}")
+            requested.append(f"{needs[name]:g} {unit}")
     if needs["priority"]:
-        asked.append(f"priority {needs['priority']}")
+        requested.append(f"priority {needs['priority']}")
     is_over = task["started_at_s"] is not None
     place = f" on worker {task['worker']}" if task["worker"] and not is_over else ""
     lines = [
         f"{_title(task)} ({task['task']})",
         f"state: {task['state']}, attempt {task['attempt']}{place}",
         *how_it_ran(task),
-        f"executor: {visible(task['executor'])}, with {', '.join(asked)}",
+        f"executor: {visible(task['executor'])}, with {', '.join(requested)}",
     ]
     if task["parent"]:
         lines.append(f"created by: {task['parent']}")
@@ -270,10 +271,16 @@ def _add_task(parser: ArgumentParser) -> None:
 
 def _add_list(parser: ArgumentParser) -> None:
     parser.add_argument("task", metavar="JOB", help="a job, or a range of its elements: JOB:A-B")
-    parser.add_argument("--state", choices=[str(state) for state in TaskState], help="only those")
-    parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument(
-        "--limit", type=count, default=_LISTED, metavar="N", help="the first N (default 100)"
+        "--state", choices=[str(state) for state in TaskState], help="list only tasks in this state"
+    )
+    parser.add_argument("--all", action="store_true", help="list all tasks")
+    parser.add_argument(
+        "--limit",
+        type=count,
+        default=_LISTED,
+        metavar="N",
+        help="list the first N tasks (default 100)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`ciel up` and `ciel down`: a local cluster in the background, held by `daemons.supervisor`."""
+"""`ciel up` and `ciel down`: start and end a local cluster, which `daemons.supervisor` runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,11 @@ def main(prog: str, words: Sequence[str]) -> int:
 def _up(words: Sequence[str]) -> int:
     parser = make_parser("ciel up", "Start a local cluster in the background; `ciel down` ends it.")
     parser.add_argument(
-        "--workers", type=whole_number(1, WORKERS_MAX), default=1, metavar="N", help="default 1"
+        "--workers",
+        type=whole_number(1, WORKERS_MAX),
+        default=1,
+        metavar="N",
+        help="how many workers to start (default 1)",
     )
     parser.add_argument(
         "--slots", type=whole_number(1, SLOTS_MAX), metavar="N",
@@ -74,14 +78,14 @@ def _up(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN,
-        help="default %(default)s; port 0: any free one",
+        help="the address of the master (default %(default)s; port 0 means any free port)",
     )  # fmt: skip
     add_worker_limits(parser)
     add_kill_grace(parser)
     add_channel_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     args = parser.parse_args(words)
-    with _only_one():
+    with _exclusively():
         if (up := _current()) is not None and up.is_alive():
             say(f"already up at {up.url}; `ciel down` ends it")
             _print(up.url, "up", args.json, in_words=True)
@@ -96,7 +100,7 @@ def _up(words: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def _only_one() -> Iterator[None]:
+def _exclusively() -> Iterator[None]:
     """Wait until no other `ciel up` or `ciel down` of this user runs on this host."""
     path = up_lock_path(os.environ)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -169,7 +173,7 @@ def _down(words: Sequence[str]) -> int:
     parser.add_argument("--force", action="store_true", help="end unfinished jobs as well")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     args = parser.parse_args(words)
-    with _only_one():
+    with _exclusively():
         found = _current()
         if found is None:
             raise NoMasterError("", "no cluster of `ciel up` is running on this host")
@@ -198,12 +202,12 @@ def _end_jobs(found: AccessFile) -> None:
     try:
         with contextlib.closing(Client(where, name="ciel down")) as client:
             jobs = [read_summary(fields) for fields in client.ask("jobs")]
-            going = [job for job in jobs if job.ended_at_s is None]
-            if going:
-                say(f"cancelling {len(going)} jobs; Ctrl-C kills their programs at once")
-            for job in going:
-                client.cancel_job(job.id, "the cluster is taken down")
-            for job in going:
+            unfinished = [job for job in jobs if job.ended_at_s is None]
+            if unfinished:
+                say(f"cancelling {len(unfinished)} jobs; Ctrl-C kills their programs at once")
+            for job in unfinished:
+                client.cancel_job(job.id, "`ciel down` ends the cluster")
+            for job in unfinished:
                 client.wait_for_job(job.id, _JOBS_END_TIMEOUT_S)
     except (KeyboardInterrupt, Terminated, WaitTimeoutError):
         pass
@@ -219,7 +223,7 @@ def _current() -> AccessFile | None:
 
 
 def _end_process(found: AccessFile) -> bool:
-    """End the process that holds the cluster, and wait for its end; False if it ended before."""
+    """End the process that owns the cluster, and wait for its end; False if it has ended before."""
     try:
         pidfd = os.pidfd_open(found.pid)
     except ProcessLookupError:
@@ -237,7 +241,7 @@ def _end_process(found: AccessFile) -> bool:
         return True
     finally:
         os.close(pidfd)
-    raise ClusterError(f"process {found.pid} does not end, not even by SIGKILL")
+    raise ClusterError(f"process {found.pid} of the cluster has not ended, even after SIGKILL")
 
 
 def _print(url: str, state: str, as_json: bool, *, in_words: bool = False) -> None:

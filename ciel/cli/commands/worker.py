@@ -15,7 +15,7 @@ from ciel.client.client import Client
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Run the verb."""
-    return run_verb("ciel worker", "Looks at the workers.", VERBS, words)
+    return run_verb("ciel worker", "Lists the workers.", VERBS, words)
 
 
 def _list(client: Client, args: Namespace) -> int:

@@ -33,9 +33,7 @@ def host_and_port(text: str) -> str:
 
 
 def reachable_address(text: str) -> str:
-    """Check a `HOST:PORT` to connect to; port 0 means the port that is bound (an argparse
-    type).
-    """
+    """Check a `HOST:PORT` to connect to (an argparse type); port 0 means the port that is bound."""
     if parse_address(host_and_port(text)).host in EVERYWHERE:
         raise argparse.ArgumentTypeError(
             f"{text!a} is not an address to connect to: expected HOST:PORT"
@@ -44,13 +42,14 @@ def reachable_address(text: str) -> str:
 
 
 def advertised(options: argparse.Namespace) -> Address:
-    """Return the address to advertise, with port 0 if it is not known yet; raises DaemonError if
-    the options do not determine one.
+    """Return the address to advertise, with port 0 if the port is not known yet.
+
+    Raises DaemonError if the options do not determine an address.
     """
     address = parse_address(options.advertise or options.listen)
     if address.host in EVERYWHERE:
         raise DaemonError(
-            f"--listen {options.listen}: that is every address of this computer; "
+            f"--listen {options.listen} means every address of this computer; "
             f"name the one that other hosts connect to: --advertise HOST:{address.port}",
             status=2,
         )
@@ -67,8 +66,8 @@ def require_reachable(own_host: str, master_url: str) -> None:
     _, host, port = parse_url(master_url)
     if is_loopback(own_host) and not is_loopback(host):
         raise DaemonError(
-            f"the master is at {master_url}, so that other hosts must reach this worker, too, "
-            f"but it listens on {own_host}, which only this host reaches; use: --listen "
+            f"other hosts cannot reach this worker: it listens on {own_host}, which only this "
+            f"host reaches, but other hosts use its master at {master_url}; use: --listen "
             f"{_address_towards(host, port)}:0",
             status=2,
         )
@@ -90,8 +89,10 @@ def try_address(
     own: str, worker: str, transfers: Transfers, key: Key, found: Callable[[], object],
     failed: Callable[[str], object],
 ) -> Callable[[], object]:  # fmt: skip
-    """Request the health of this worker at its advertised address; call `found` if this worker
-    answers, else `failed` with the reason. Returns a function that cancels the request.
+    """Check that this worker answers at its advertised address.
+
+    Calls `found` if it does, else `failed` with the reason. Returns a function that cancels the
+    check.
     """
     answer = BytesIO()
     ticket = make_ticket(key, "GET", own, HEALTH, time.time())
@@ -101,11 +102,11 @@ def try_address(
         if worker.encode() in answer.getvalue():
             found()
         else:
-            failed(f"--advertise {own}: another program answers there")
+            failed(f"--advertise {own}: another program answers at this address")
 
     def not_found(failure: Failure) -> None:
         if not isinstance(failure.value, CancelledError):
-            failed(f"--advertise {own}: this worker is not reached there: {failure.value}")
+            failed(f"--advertise {own}: cannot reach this worker at this address: {failure.value}")
 
     asked.addCallbacks(answered, not_found)
     return asked.cancel

@@ -17,8 +17,9 @@ USUAL_CHANNEL: Final = SOCKET
 SPIN_MAX_US: Final = 1000
 """The longest time of polling: a wake-up takes a tenth of it, so longer polling wastes a core."""
 WORKER_POLL_US: Final = 200
-"""How long workers poll: about the time until the master answers. A short task of a running
-program takes less."""
+"""How long workers poll: about the time until the master answers.
+
+A short task takes less time if its program is already running."""
 
 
 def add_channel_options(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +35,8 @@ def add_channel_options(parser: argparse.ArgumentParser) -> None:
         "--spin",
         type=whole_number(0, SPIN_MAX_US),
         metavar="US",
-        help="poll for up to this many microseconds before sleeping (default: workers 200,"
-        " if there are two cores; with rings both, 300 if there are four)",
+        help="poll for up to this many microseconds before sleeping (default: 200 for workers on"
+        " two or more cores; with rings 300 for both daemons on four or more cores; else 0)",
     )
 
 

@@ -1,8 +1,8 @@
-"""Writes dumps of a daemon: on SIGUSR1, when its event loop is blocked, and when it fails
-(docs/hanging.md).
+"""Writes dumps of a daemon: on SIGUSR1, when its event loop is blocked, and when it fails.
 
-A dump contains the stacks of all threads, the state, the pending timers, and the latest messages of
-the control connections. It has ids, arguments and paths of users, so only its owner can read it.
+A dump (docs/hanging.md) contains the stacks of all threads, the state, the pending timers, and the
+latest messages of the control connections. It has ids, arguments and paths of users, so only its
+owner can read it.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Diagnosis:
                 file.writelines(f"{line}\n" for line in self._lines(reason))
             self._remove_old()
         except OSError as error:
-            log.error("cannot write {path}: {error}", path=path, error=error.strerror)
+            log.error("cannot write a dump to {path}: {error}", path=path, error=error.strerror)
             return None
-        log.warn("{reason}: its state is in {path}", reason=reason, path=path)
+        log.warn("wrote a dump to {path}: {reason}", reason=reason, path=path)
         return path
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self.dump("it got SIGUSR1")
+        self.dump("it received SIGUSR1")
 
     def _watch(self) -> None:
         """Write a dump if the event loop has not waited for a second."""

@@ -1,5 +1,6 @@
-"""Loads the executors of a host: the installed ones, with the options of the configuration file,
-and executors that only the configuration defines.
+"""Loads the executors of a host: the installed ones, and those that the configuration defines.
+
+The configuration file may also set options of installed executors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ REASON_MAX_LENGTH = 500
 
 
 class Executors(NamedTuple):
-    """`offered`: the executors that this host can run. `lacking`: the other ones, with reasons.
+    """The executors of a host, by name.
+
+    `offered`: executors that this host can run. `lacking`: why the host cannot run the others.
     `known`: all executors that could be set up: tasks here can create tasks for them.
     """
 
@@ -60,8 +63,8 @@ def _make(name: str, setting: ExecutorSetting | None, is_installed: bool) -> Exe
         options["name"] = name
         if "command" in takes and "command" not in options:
             raise ValueError(
-                "no executor of this name is installed, so this makes one, which needs 'command': "
-                'a list, such as ["julia", "task.jl"]'
+                "no executor of this name is installed, so the configuration must define it: add "
+                '\'command\', a list such as ["julia", "task.jl"]'
             )
     executor: Executor = make(**options)
     return executor

@@ -1,4 +1,4 @@
-"""Connects an embedded daemon with its parent, by standard input and output.
+"""Connects an embedded daemon with its parent process, by standard input and output.
 
 An *embedded* daemon belongs to one command. It reads its key from a line on standard input, and
 writes a line to standard output when it is ready. It ends when standard input ends, because its
@@ -26,8 +26,11 @@ _REASON_MAX_LENGTH = 1000  # the parent reads one line
 
 @implementer(IReadDescriptor)
 class Lifeline:
-    """Reads the standard input of an embedded daemon: one line of JSON, then nothing until the
-    parent ends. Calls `failed` with the reason if the line is not valid.
+    """Reads the standard input of an embedded daemon, and notices the end of its parent.
+
+    The parent sends one line of JSON, then nothing until it ends. The line opens the daemon
+    (`open_embedded`); an invalid line calls `failed` with the reason. The end of standard input
+    calls `gone`.
     """
 
     def __init__(
@@ -94,8 +97,9 @@ def report_ready(facts: dict[str, Any]) -> None:
 
 
 def report_failure(reason: str, status: int) -> None:
-    """Report to the parent of an embedded daemon why the daemon fails, and its exit status. The
-    parent ignores this after `report_ready`.
+    """Report to the parent of an embedded daemon why the daemon fails, and its exit status.
+
+    The parent ignores this after `report_ready`.
     """
     with contextlib.suppress(OSError):
         _send({"error": reason[:_REASON_MAX_LENGTH], "status": status})

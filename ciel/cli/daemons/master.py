@@ -60,18 +60,18 @@ def parser() -> argparse.ArgumentParser:
         type=host_and_port,
         metavar="HOST:PORT",
         default=DEFAULT_LISTEN,
-        help="default %(default)s; port 0: any",
+        help="the address to listen at (default %(default)s; port 0 means any free port)",
     )
     add(
         "--advertise",
         type=reachable_address,
         metavar="HOST:PORT",
-        help="the address that other hosts connect to (default: that of --listen)",
+        help="the address that other hosts connect to (default: the address of --listen)",
     )
     add(
         "--no-delegation",
         action="store_true",
-        help="use no eager dispatch, and start no child inline",
+        help="dispatch no task before its inputs exist, and start no child inline",
     )
     add("--state", metavar="DIR", help="the directory of the access file (also $STATE_DIRECTORY)")
     add(
@@ -207,7 +207,7 @@ class Master:
             self.fail(start_failure(error)[0])
 
     def fail(self, reason: str) -> None:
-        """End with a reason."""
+        """Shut down because of a failure; the reason goes to the log and to the parent process."""
         self.failure = reason
         self.status = 1
         log.error("{reason}", reason=reason)
@@ -216,7 +216,7 @@ class Master:
         self.stop()
 
     def stop(self) -> None:
-        """End in order."""
+        """Shut down in order."""
         if self._service is not None:
             self._service.close()
             self._service = None

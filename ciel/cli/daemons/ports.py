@@ -17,7 +17,7 @@ DEFAULT_LISTEN = "127.0.0.1:8000"
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether the address is free; raises UsageError if this host does not have it."""
+    """Whether the address is free; raises UsageError if it is not an address of this host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -56,10 +56,10 @@ class Daemon(Protocol):
         """Open with the settings that the parent sent."""
 
     def fail(self, reason: str) -> None:
-        """End with a reason."""
+        """Shut down because of a failure."""
 
     def stop(self) -> None:
-        """End in order; the reactor may not be running yet."""
+        """Shut down in order; the reactor may not be running yet."""
 
 
 def run(
@@ -88,7 +88,7 @@ def run(
 
     def open_embedded(line: dict[str, Any]) -> None:
         daemon.open_embedded(line)
-        reactor.measure(PauseGauge())  # pauses before it opened delayed no client
+        reactor.measure(PauseGauge())  # pauses before the daemon was open delayed no client
 
     try:
         if options.embedded:
@@ -114,7 +114,7 @@ def start_failure(error: Exception) -> tuple[str, int]:
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror}{open_files_advice(error)}", 1
     if isinstance(error, KeyError):
-        return f"the line on standard input lacks {error}", 1
+        return f"the line on standard input has no field {error}", 1
     if isinstance(error, USAGE_ERRORS):
         return str(error), 2
     return str(error), 3 if isinstance(error, AccessError) else getattr(error, "status", 1)
@@ -167,7 +167,7 @@ def _open_log(path: str) -> TextIO:
 
 
 def settle_memory() -> None:
-    """Exclude all current objects from garbage collection, and make collections rarer.
+    """Exclude all current objects from garbage collection, and collect less often.
 
     A daemon keeps millions of small values that never become garbage, and creates few cycles.
     """
@@ -177,7 +177,7 @@ def settle_memory() -> None:
 
 
 def stop_on_signals(reactor: Any, stop: Callable[[], None]) -> None:
-    """End in order on SIGTERM and SIGINT."""
+    """Call `stop` in the event loop on SIGTERM and SIGINT."""
 
     def on_signal(number: int, frame: object) -> None:
         reactor.callFromThread(stop)

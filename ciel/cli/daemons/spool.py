@@ -15,12 +15,14 @@ from ciel.worker.host import host_identity
 _OWNER = "owner"  # the file that a worker locks
 _KEPT = "kept"
 _TEMPORARY_PREFIX = "ciel-worker-"
-_LEFT_MAX = 10  # temporary spools of ended workers, with files of failed tasks
+_LEFT_MAX = 10  # temporary work directories of ended workers, with files of failed tasks
 
 
 class Spool:
     """Owns one work directory: `path` if a user names it, else a new temporary directory.
-    `identity` names the directory among all hosts while this worker has it locked, else it is "".
+
+    `identity` names the directory uniquely among all hosts while this worker has it locked; else
+    it is "".
     """
 
     def __init__(self, path: str | None) -> None:
@@ -41,8 +43,10 @@ class Spool:
         return self.path / "store"
 
     def open(self) -> None:
-        """Create the directory, and lock it: two workers would overwrite each other's pins. Where
-        the file system has no locks or no space, it stays unlocked. Raises StoreSpecError, OSError.
+        """Create the directory, and lock it: two workers would overwrite each other's pins.
+
+        If the file system has no locks or no space, the directory stays unlocked. Raises
+        StoreSpecError, OSError.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.is_temporary:
@@ -85,8 +89,10 @@ class Spool:
         return True
 
     def logs_directory(self, log: str | None) -> Path:
-        """Return the directory for the logs of jobs: in the work directory; or, if the worker has a
-        log file, a subdirectory beside it, which no other worker uses.
+        """Return the directory for the logs of jobs.
+
+        It is in the work directory; or, if the worker has a log file, beside that file. No other
+        worker uses it.
         """
         if log is None:
             return self.path / "jobs"
@@ -95,7 +101,7 @@ class Spool:
 
 
 def _prune_left(directory: Path) -> None:
-    """Remove temporary spools of ended workers, except the latest ones."""
+    """Remove temporary work directories of ended workers, except the latest ones."""
     left: list[tuple[float, Path]] = []
     for path in directory.glob(f"{_TEMPORARY_PREFIX}*"):
         with suppress(OSError):  # it belongs to another user, or is being removed

@@ -1,9 +1,9 @@
-"""The process that holds the cluster of `ciel up`, in the background.
+"""Runs the process that owns the cluster of `ciel up`, in the background.
 
 `start` runs this module as a process in a new session, and sends it the configuration as JSON on
 its standard input. The process answers with one line of JSON when the cluster is ready or cannot
-start. The access file has its process id; `ciel down` ends this process. However it ends, its
-cluster ends with it.
+start. The access file contains the process id, and `ciel down` ends the process. However the
+process ends, its cluster ends with it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _LINE_MAX_BYTES = 64 << 10
 
 
 def start(config: dict[str, Any], log: Path) -> dict[str, Any]:
-    """Start the process, and wait until its cluster is ready; raises ClusterError,
-    ClusterOptionError.
+    """Start the process, and wait until its cluster is ready.
+
+    Raises ClusterError, ClusterOptionError.
     """
     log_start_bytes = log.stat().st_size if log.exists() else 0
     config_fd, our_config_fd = os.pipe()
@@ -76,16 +77,18 @@ def start(config: dict[str, Any], log: Path) -> dict[str, Any]:
 
 def _read_ready(fd: int, log: Path, log_start_bytes: int) -> dict[str, Any]:
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
-    said = b""
-    while b"\n" not in said:
+    received = b""
+    while b"\n" not in received:
         readable, _, _ = select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))
         if not readable:
-            raise ClusterError("the cluster was not ready in time", log, log_start_bytes)
+            raise ClusterError(
+                f"the cluster was not ready within {_READY_TIMEOUT_S:g} s", log, log_start_bytes
+            )
         data = os.read(fd, _LINE_MAX_BYTES)
         if not data:
             raise ClusterError("the cluster ended before it was ready", log, log_start_bytes)
-        said += data
-    ready: dict[str, Any] = json.loads(said)
+        received += data
+        ready: dict[str, Any] = json.loads(received)
     if "error" in ready:
         kind = ClusterOptionError if ready["status"] == Status.USAGE else ClusterError
         raise kind(ready["error"])
@@ -96,11 +99,11 @@ def _read_ready(fd: int, log: Path, log_start_bytes: int) -> dict[str, Any]:
 
 
 class _Ended(BaseException):
-    """A signal, such as that of `ciel down`, requested that this process ends."""
+    """A signal, such as the one from `ciel down`, requests that this process ends."""
 
 
 def supervise() -> int:
-    """Hold the cluster that standard input describes until a signal, or until the cluster dies."""
+    """Run the cluster that standard input describes, until a signal or the death of the cluster."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
     path: Path | None = None

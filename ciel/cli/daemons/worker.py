@@ -101,25 +101,26 @@ def parser() -> argparse.ArgumentParser:
         type=host_and_port,
         metavar="HOST:PORT",
         default=DEFAULT_LISTEN,
-        help="default %(default)s; port 0: any",
+        help="the address to listen at (default %(default)s; port 0 means any free port)",
     )
     add(
         "--advertise",
         type=reachable_address,
         metavar="HOST:PORT",
-        help="the address that other hosts connect to (default: that of --listen)",
+        help="the address that other hosts connect to (default: the address of --listen)",
     )
     add(
         "--slots",
         type=whole_number(1, SLOTS_MAX),
         metavar="N",
-        help="tasks at a time (default: the cores it may use)",
+        help="how many tasks run at a time (default: the number of cores that the worker may use)",
     )
     add(
         "--memory",
         type=memory_size,
         metavar="SIZE",
-        help="memory of all tasks that request some (default: that of the host or control group)",
+        help="memory for all tasks that request some (default: the memory of the host or of the "
+        "control group)",
     )
     add(
         "--store",
@@ -132,14 +133,18 @@ def parser() -> argparse.ArgumentParser:
         type=_io_policy,
         metavar="N",
         default="adaptive",
-        help="disk jobs at a time, for each disk: off, a number, or adaptive (default)",
+        help="how many disk jobs run at a time on each disk: off, a number, or adaptive (default)",
     )
-    add("--spool", metavar="DIR", help="objects and scratch files (default: a temporary directory)")
+    add(
+        "--spool",
+        metavar="DIR",
+        help="the work directory, for objects and scratch files (default: a temporary directory)",
+    )
     add_kill_grace(parse)
     add(
         "--no-delegation",
         action="store_true",
-        help="start only what the master assigns, and no child inline",
+        help="start only tasks that the master assigns, and no child inline",
     )
     add(
         "--fetch-urls",
@@ -186,8 +191,9 @@ class Worker:
         self.status = 0
 
     def open(self, control: str, cluster_id: str, key: Key) -> None:
-        """Open the store, the launcher and the server, and join the master. Raises one of
-        START_ERRORS.
+        """Open the store, the launcher and the server, and join the master.
+
+        Raises one of START_ERRORS.
         """
         reactor, options = self._reactor, self._options
         address = advertised(options)
@@ -269,7 +275,7 @@ class Worker:
         }  # fmt: skip
 
     def _machine(self, own: str, store: ObjectStore, executors: Executors) -> WorkerMachine:
-        """Create the state, with what the store has from an earlier run."""
+        """Create the state, with the objects that the store has from an earlier run."""
         options, here = self._options, executors.offered
         self._machine_options = {
             "netloc": own, "host": host_identity(),
@@ -287,7 +293,7 @@ class Worker:
     def _about(
         self, machine: WorkerMachine, executors: Executors, channels: Channels | None
     ) -> dict[str, Any]:
-        """Return the description of this worker for the master."""
+        """Return how this worker describes itself to the master."""
         return {
             "netloc": machine.netloc, "host": machine.host, "slots": machine.slots,
             "memory_bytes": machine.memory_bytes, "executors": sorted(executors.offered),
@@ -316,8 +322,8 @@ class Worker:
             reconnector.start()
             return
         wrong = partial(self.fail, status=2)
-        call_off = try_address(own, self._id, transfers, worker_key(key), reconnector.start, wrong)
-        self._closers.append(call_off)
+        cancel = try_address(own, self._id, transfers, worker_key(key), reconnector.start, wrong)
+        self._closers.append(cancel)
 
     def _controls(
         self, machine: WorkerMachine, operations: Operations, store: ObjectStore,
@@ -336,17 +342,18 @@ class Worker:
             self._url, reconnector.address = url, netloc(host, port)
             service.leave_master()
 
-        outside = UrlPolicy(self._options.fetch_urls)
-        urls = self._keep(UrlFetching(self._reactor, store, outside, machine.netloc, keep))
+        policy = UrlPolicy(self._options.fetch_urls)
+        urls = self._keep(UrlFetching(self._reactor, store, policy, machine.netloc, keep))
         return Controls(
             reactor=self._reactor, worker=self._id, netloc=machine.netloc,
             features=sorted(executors.offered), operations=operations, store=store, pins=pins,
             urls=urls, master=lambda: self._url, rejoin=rejoin, stop=self.stop,
         )  # fmt: skip
 
-    def _keep(self, thing: Any) -> Any:
-        self._closers.append(thing.close)
-        return thing
+    def _keep(self, part: Any) -> Any:
+        """Have `_stop_now` close a part; return the part."""
+        self._closers.append(part.close)
+        return part
 
     def _attempts(self, callers: Callers, **means: Any) -> tuple[Attempts, InteractivePrograms]:
         """Build the parts that run attempts at tasks of batch and of interactive programs."""
@@ -361,9 +368,7 @@ class Worker:
     def _disk_of(
         self, store: ObjectStore, disk_jobs: DiskJobs
     ) -> tuple[Admit, Callable[[], tuple[int, float]]]:
-        """Return functions with which copies wait for the disk of a store, and which measure the
-        queue.
-        """
+        """Return functions that queue copies for the store's disk, and that measure this queue."""
         if not store.capabilities.may_block:
             return at_once, lambda: (0, 0.0)
         place = self._spool.store
@@ -372,8 +377,9 @@ class Worker:
     def _open_peer_stores(
         self, store: ObjectStore, cluster_id: str, own: str, operations: Operations, jobs: DiskJobs
     ) -> PeerStores | None:
-        """Share the store with the workers of this host, and find their stores. If this fails,
-        objects are copied by HTTP.
+        """Share the store with the workers of this host, and find their stores.
+
+        If this fails, workers copy objects by HTTP, also on this host.
         """
         try:
             open_peers = plugins.load("ciel.neighbours", "shmd")
@@ -382,7 +388,11 @@ class Worker:
                 kept=lambda object_id: operations.uploaded(ObjectId(object_id)), turn=jobs.turn,
             )  # fmt: skip
         except (plugins.PluginError, CielError, OSError) as error:
-            log.error("objects of this host are copied by HTTP: {error}", error=error)
+            log.error(
+                "cannot share the store with other workers of this host: {error}; objects are "
+                "copied by HTTP instead",
+                error=error,
+            )
             return None
         self._closers.append(peer_stores.close)
         return peer_stores
@@ -393,7 +403,7 @@ class Worker:
         store: ObjectStore = self._keep(open_store(store_options, self._spool.store))
         store.claim()
         if store.about:
-            log.info("objects lie in {about}", about=store.about)
+            log.info("objects are stored in {about}", about=store.about)
         return store
 
     def open_alone(self) -> None:
@@ -431,7 +441,7 @@ class Worker:
         self.fail(f"this worker was {error}", status=3)
 
     def fail(self, reason: str, status: int = 1) -> None:
-        """End with a reason and an exit status."""
+        """Shut down because of a failure, with an exit status."""
         self.failure = reason
         self.status = status
         log.error("{reason}", reason=reason)
@@ -446,8 +456,9 @@ class Worker:
         service.drain(done)
 
     def stop(self) -> None:
-        """Drain the programs, then close everything. A second call, or the end of the parent,
-        closes everything at once.
+        """Let running programs end, then close everything.
+
+        A second call, or the end of the parent process, closes everything at once.
         """
         drain, self._drain = self._drain, None
         if drain is None or self._options.embedded or self.failure:
@@ -456,13 +467,13 @@ class Worker:
             drain(self._stop_now)
 
     def _stop_now(self) -> None:
-        """Close everything, in reverse order, and remove a temporary spool."""
+        """Close everything, in reverse order, and remove a temporary work directory."""
         while self._closers:
             close = self._closers.pop()
             try:
                 close()
             except (CielError, LaunchError, OSError) as error:
-                log.error("while ending: {error}", error=error)
+                log.error("cannot close a part of this worker: {error}", error=error)
         if self._options.embedded or self._spool.is_temporary:
             # The parent of an embedded worker removes the files of failed tasks.
             if not self._spool.remove():
@@ -485,8 +496,10 @@ def _io_policy(text: str) -> Policy:
 
 
 def reachable(control: str, url: str) -> str:
-    """Return the control address if its socket is in this network namespace, else the host and
-    port of the URL.
+    """Return an address by which this process reaches the master's control port.
+
+    It is the control address if that socket is in this network namespace, else the host and port of
+    the URL.
     """
     name = control.removeprefix("unix:")
     if name == control:
@@ -496,15 +509,18 @@ def reachable(control: str, url: str) -> str:
 
 
 def held_by(store: ObjectStore) -> dict[ObjectId, int]:
-    """Return the objects in a store when its worker starts, with their sizes. Logs objects that it
-    cannot read, and leaves them out.
+    """Return the objects in a store when its worker starts, with their sizes.
+
+    Logs objects that it cannot read, and leaves them out.
     """
     held = {}
     for object_id in store:
         try:
             info = store.stat(object_id)
         except StorageError as error:
-            log.error("{id} is not offered: {error}", id=object_id, error=error)
+            log.error(
+                "cannot read object {id}, and leaves it out: {error}", id=object_id, error=error
+            )
             continue
         if info is not None:
             held[ObjectId(object_id)] = info.size_bytes
@@ -514,7 +530,7 @@ def held_by(store: ObjectStore) -> dict[ObjectId, int]:
 def _executors_here() -> Executors:
     found = load_executors(os.environ)
     for name, why in found.lacking.items():
-        log.info("no executor {name}: {why}", name=name, why=why)
+        log.info("executor {name} is not available here: {why}", name=name, why=why)
     return found
 
 

@@ -61,10 +61,15 @@ def check_cluster(
 
 def _advice_on(error: ClientError) -> str:
     if isinstance(error, AccessRefusedError):
-        return "copy the access file of that master again; if versions differ, install the same"
+        return (
+            "copy the master's access file again; if the versions differ, install the same version"
+        )
     if isinstance(error, NotAMasterError):
         return "name another address: --master, CIEL_MASTER or the configuration file"
-    return "start it there (ciel-master), or name another; `ciel up` starts one on this computer"
+    return (
+        "start the master on its host (ciel-master), or name another one; `ciel up` starts one on "
+        "this computer"
+    )
 
 
 def _versions(of_master: str, workers: list[dict[str, Any]]) -> Iterator[Finding]:
@@ -111,25 +116,27 @@ def _reached(found: MasterLocation, workers: list[dict[str, Any]]) -> Iterator[F
             apart[who] = _clock_of(netloc, found.key) - time.time()
         except Exception as error:  # an error of the network, of HTTP, or of another server
             yield fault(
-                "addresses", f"{who} is not reached at {netloc}: {error}",
+                "addresses", f"this host cannot reach {who} at {netloc}: {error}",
                 "open its port in the firewall, or use another address: --advertise HOST:PORT",
             )  # fmt: skip
     if apart:
-        yield ok("addresses", f"{len(apart)} of {len(netlocs)} are reached from here")
+        yield ok("addresses", f"this host reaches {len(apart)} of {len(netlocs)} daemons")
     odd = {who: by_s for who, by_s in apart.items() if abs(by_s) > CLOCKS_APART_S}
     for who, by_s in odd.items():
         way = "ahead of" if by_s > 0 else "behind"
         yield fault(
-            "clocks", f"the clock of {who} is {abs(by_s):.0f} s {way} ours; requests are refused "
-            f"from {TICKET_WINDOW_S:.0f} s on",
+            "clocks", f"the clock of {who} is {abs(by_s):.0f} s {way} this host's clock; with "
+            f"{TICKET_WINDOW_S:.0f} s or more, daemons reject requests",
             "synchronise both clocks: timedatectl set-ntp true, or chrony",
         )  # fmt: skip
     if apart and not odd:
-        yield ok("clocks", f"none is more than {CLOCKS_APART_S:.0f} s from ours")
+        yield ok(
+            "clocks", f"none differs by more than {CLOCKS_APART_S:.0f} s from this host's clock"
+        )
 
 
 def _clock_of(netloc: str, key: Key) -> float:
-    """Send a daemon a request, and return the time of its answer; a refusal has the time, too."""
+    """Send a daemon a request, and return the time in its answer; a rejection has the time, too."""
     from http.client import HTTPConnection
 
     reading = key.derive(Role.READ) or key
@@ -139,7 +146,7 @@ def _clock_of(netloc: str, key: Key) -> float:
         answer = connection.getresponse()
         date = answer.getheader("Date")
         if date is None:
-            raise ValueError("another program answers there")
+            raise ValueError("another program answers at this address")
         return parsedate_to_datetime(date).timestamp()
 
 

@@ -82,10 +82,10 @@ def check_software(program: Path | None = None) -> Iterator[Finding]:
         yield ok("libraries", ", ".join(LIBRARIES))
     try:
         with Launcher.start_process(program=program):
-            yield ok("launcher", "it starts, and ends")
+            yield ok("launcher", "it starts and ends")
     except (LaunchError, OSError) as error:
         yield fault(
-            "launcher", f"no program can be started: {error}",
+            "launcher", f"it cannot start programs: {error}",
             "install ciel again on a host with a C compiler; in a checkout: make -B dev",
         )  # fmt: skip
 
@@ -97,7 +97,7 @@ def _executors(environ: Mapping[str, str]) -> Iterator[Finding]:
         return  # `_settings` reports it
     yield ok("executors", ", ".join(found.offered))
     for name, why in found.lacking.items():
-        yield note("executors", f"{name} is not offered here: {why}")
+        yield note("executors", f"{name} is not available here: {why}")
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -111,10 +111,10 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
     except SettingsError as error:
         yield settings_fault(error)
         return
-    said = [f"{name} from {setting.origin}" for name, setting in settings.items()]
-    said += [f"executor {name} from {setting.origin}" for name, setting in executors.items()]
+    origins = [f"{name} from {setting.origin}" for name, setting in settings.items()]
+    origins += [f"executor {name} from {setting.origin}" for name, setting in executors.items()]
     where = str(path) if path.exists() else f"no {path}"
-    yield ok("settings", "; ".join([where, *said]))
+    yield ok("settings", "; ".join([where, *origins]))
 
 
 def _store(environ: Mapping[str, str]) -> Finding:
@@ -151,7 +151,7 @@ def _state(environ: Mapping[str, str]) -> Iterator[Finding]:
             mode = stat.S_IMODE(path.parent.stat().st_mode)
             if mode & 0o077:
                 yield note(
-                    "keys", f"{path.parent} is open to others (mode {mode:04o})",
+                    "keys", f"other users may access {path.parent} (mode {mode:04o})",
                     f"chmod go= {shlex.quote(str(path.parent))}",
                 )  # fmt: skip
     yield ok(
@@ -162,21 +162,21 @@ def _state(environ: Mapping[str, str]) -> Iterator[Finding]:
         logs = current_path(environ).resolve().parent
         yield fault(
             "crash", f"the cluster at {gone.url} has crashed: process {gone.pid} has ended",
-            f"see why in {logs}; `ciel up` starts another, `ciel down` forgets it",
+            f"its logs are in {logs}; `ciel up` starts another, `ciel down` removes this message",
         )  # fmt: skip
 
 
 def _writable(check: str, directory: Path, named_by: str) -> Finding:
     """Check whether a directory can be written to, or created."""
-    there = directory
-    while not there.exists() and there != there.parent:
-        there = there.parent
+    nearest = directory
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
     try:
-        with tempfile.TemporaryFile(dir=there, prefix=_PROBE):
+        with tempfile.TemporaryFile(dir=nearest, prefix=_PROBE):
             return ok(check, str(directory))
     except OSError as error:
         return fault(
-            check, f"{directory}: nothing can be written to {there}: {error.strerror}",
+            check, f"{directory}: this user cannot write to {nearest}: {error.strerror}",
             f"make it a directory that this user may write to, or name another by {named_by}",
         )  # fmt: skip
 
@@ -195,7 +195,7 @@ def _temporary(environ: Mapping[str, str]) -> Finding:
     free_bytes = status.f_bavail * status.f_frsize
     if status.f_flag & os.ST_NOEXEC:
         return fault(
-            check, f"{directory} is mounted noexec, so that tasks cannot run programs sent along",
+            check, f"{directory} is mounted noexec, so that tasks cannot run the programs of jobs",
             "name another directory by TMPDIR, or give workers one with --spool",
         )  # fmt: skip
     if free_bytes < FREE_MIN_BYTES:
@@ -209,19 +209,19 @@ def _temporary(environ: Mapping[str, str]) -> Finding:
 def _shared_memory(environ: Mapping[str, str]) -> Finding:
     check = "shared memory"
     in_use = (environ.get("CIEL_STORE") or "disk").partition(":")[0] in ("shm", "scc")
-    tell = fault if in_use else note
-    advice = f"mount -o remount,size=50% {SHARED_MEMORY}; of a container: --shm-size=2g"
+    report = fault if in_use else note
+    advice = f"mount -o remount,size=50% {SHARED_MEMORY}; for a container: --shm-size=2g"
     try:
         status = os.statvfs(SHARED_MEMORY)
         with tempfile.TemporaryFile(dir=SHARED_MEMORY, prefix=_PROBE):
             pass
     except OSError as error:
-        return tell(check, f"{SHARED_MEMORY} cannot be used: {error.strerror}", advice)
+        return report(check, f"{SHARED_MEMORY} cannot be used: {error.strerror}", advice)
     total_bytes = status.f_blocks * status.f_frsize
     free = size_text(status.f_bavail * status.f_frsize)
     text = f"{SHARED_MEMORY}, {free} of {size_text(total_bytes)} free"
     if total_bytes < SHARED_MEMORY_MIN_BYTES:
-        return tell(check, f"{text}: stores in memory (shm, scc) have little room", advice)
+        return report(check, f"{text}: stores in memory (shm, scc) have little room", advice)
     return ok(check, text)
 
 
@@ -233,8 +233,8 @@ def _open_files() -> Finding:
     if hard != resource.RLIM_INFINITY and hard < OPEN_FILES_MIN:
         return fault(
             "open files", f"at most {hard}; a daemon may need {OPEN_FILES_MIN} and more",
-            "raise the hard limit: ulimit -Hn, nofile in /etc/security/limits.conf, or LimitNOFILE "
-            "of a service",
+            "raise the hard limit: ulimit -Hn, nofile in /etc/security/limits.conf, or "
+            "LimitNOFILE= of a systemd service",
         )  # fmt: skip
     return ok("open files", f"{_limit(soft)} for programs, {_limit(hard)} for daemons")
 
@@ -253,7 +253,7 @@ def _limits() -> Iterator[Finding]:
         wants = "unlimited" if need == resource.RLIM_INFINITY else str(need)
         yield fault(
             check, f"{most}: daemons and tasks that reach this limit fail",
-            f"ulimit {option} {wants}, or its line in /etc/security/limits.conf",
+            f"ulimit {option} {wants}, or the line for it in /etc/security/limits.conf",
         )  # fmt: skip
 
 
@@ -262,11 +262,15 @@ def _limit(number: int) -> str:
 
 
 def _memory() -> Finding:
-    """Check how much memory there is, within the limit of the control group."""
+    """Check how much memory this host has, within the limit of the control group."""
     size_bytes = memory_of_host()
     text = f"{size_text(size_bytes)} and {len(os.sched_getaffinity(0))} cores to use"
     if 0 < size_bytes < MEMORY_MIN_BYTES:
-        return fault("memory", text, "give it 512MiB or more: MemoryMax of a service, --memory")
+        return fault(
+            "memory",
+            text,
+            "allow 512MiB or more: MemoryMax= of a systemd service, --memory of a container",
+        )
     return ok("memory", text)
 
 
@@ -279,7 +283,9 @@ def check_address(listen: str) -> list[Finding]:
     try:
         _, host, port = parse_url(listen.removesuffix(":0"))
         if listen.endswith(":0") or is_free(host, port):
-            return [ok(check, f"no cluster is configured or running; {listen} is free for one")]
+            return [
+                ok(check, f"no cluster is configured or running; {listen} is free for a master")
+            ]
         taken = who_listens(host, port)
     except ValueError:
         raise UsageError(
@@ -288,6 +294,6 @@ def check_address(listen: str) -> list[Finding]:
     return [
         fault(
             check, f"no cluster is configured or running, and {listen} is taken by {taken}",
-            f"name the cluster with CIEL_MASTER, or have another: ciel up --listen {host}:0",
+            f"name the cluster with CIEL_MASTER, or start one elsewhere: ciel up --listen {host}:0",
         )
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Writes the graph of a job in DOT, the language of Graphviz: every task, and every object that a
-task reads.
+"""Writes the graph of a job in DOT, the language of Graphviz.
 
-Pure. It writes each task at once, so that a graph of any size takes no memory.
+The graph contains every task, and every object that a task reads. Pure. It writes tasks one by one,
+so that memory does not grow with the graph.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def print_graph(client: Client, args: Namespace) -> int:
         _require_graphviz()
     jobs = chosen_jobs(client, [args.job])
     if len(jobs) != 1:
-        raise UsageError(f"{args.job!r} names {len(jobs)} jobs; a graph is of one")
+        raise UsageError(f"{args.job!r} selects {len(jobs)} jobs, but a graph shows one; name one")
     (job,) = jobs
     tasks = read_tasks(client, job.id)
     if form == "json":
@@ -47,12 +47,15 @@ def print_graph(client: Client, args: Namespace) -> int:
         parts = draw_dot(_title(job), tasks)
     _write(path, _svg(parts) if form == "svg" else parts)
     if job.handed_over:
-        say(f"{job.handed_over} tasks of job {job.number} are not listed: they were handed over")
+        say(
+            f"{job.handed_over} tasks of job {job.number} are not shown: their results were handed "
+            "over to the client"
+        )
     return Status.DONE
 
 
 def _format(args: Namespace, path: Path | None) -> str:
-    """Return the format that the options or the suffix of the file name ask for."""
+    """Return the format that the options or the suffix of the file name select."""
     if args.json and args.format not in (None, "json"):
         raise UsageError(f"--json and --format {args.format} contradict each other")
     if args.json or args.format:
@@ -91,8 +94,8 @@ def _svg(dot: Iterable[str]) -> Iterator[str]:
 def _require_graphviz() -> None:
     if shutil.which(_GRAPHVIZ) is None:
         raise UsageError(
-            "SVG needs Graphviz's program dot, which is not installed (on Debian: apt install "
-            "graphviz); --format dot writes the graph as text, to be drawn elsewhere"
+            "SVG needs the program dot of Graphviz, which is not installed (on Debian: apt install "
+            "graphviz); or write the graph as text with --format dot, and draw it elsewhere"
         )
 
 

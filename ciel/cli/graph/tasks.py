@@ -10,8 +10,10 @@ from ciel.client.client import Client
 
 
 class GraphObject(NamedTuple):
-    """An object. `state` is `there`, `growing`, `failed`, `expected`, or `gone` (deleted because
-    nothing needed it). `maker`: the task that produces it. `wanted`: it is a result of the job.
+    """An object of a graph.
+
+    `state` is `there` (stored), `growing`, `failed`, `expected`, or `gone` (deleted because nothing
+    needed it). `maker`: the task that produces it. `wanted`: it is a result of the job.
     """
 
     id: str
@@ -22,9 +24,7 @@ class GraphObject(NamedTuple):
 
 
 class TaskNode(NamedTuple):
-    """A task with its inputs and outputs. `takes_over`: the outputs that its parent delegated to
-    it.
-    """
+    """A task with its inputs and outputs; `takes_over`: outputs that its parent delegated to it."""
 
     number: int
     name: str
@@ -48,7 +48,7 @@ class TaskNode(NamedTuple):
 
 def read_tasks(client: Client, job_id: str) -> Iterator[TaskNode]:
     """Yield the tasks of a job in the order of their creation; fetches them page by page."""
-    makers: dict[str, list[str]] = {}  # by object: the tasks that declared it as an output so far
+    makers: dict[str, list[str]] = {}  # by object: the tasks read so far that declare it as output
     for row in _rows(client, job_id):
         takes_over = []
         for object_id, *_ in row["outputs"]:

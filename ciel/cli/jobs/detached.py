@@ -1,4 +1,4 @@
-"""Jobs that are left running by the command that submitted them."""
+"""Reports a job that continues after the command that submitted it has ended."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from ciel.client.jobs import Job
 from ciel.core.jobs import JobSummary
 
 
-def tell_detached(client: Client, job: Job, as_json: bool, ask: str = "wait") -> int:
-    """Wait until the master has the whole job, and print the command `ciel job ASK` that queries
-    it; return the exit status.
+def report_detached(client: Client, job: Job, as_json: bool, verb: str = "wait") -> int:
+    """Wait until the master has the whole job, and print its number; return the exit status.
+
+    The message names the command `ciel job VERB` to use next.
     """
     from ciel.wire.descriptors import read_summary
 
@@ -20,7 +21,7 @@ def tell_detached(client: Client, job: Job, as_json: bool, ask: str = "wait") ->
         print_summary(client, summary)
     else:
         print_text(str(summary.number))
-        say(f"the job continues; ciel job {ask} {summary.number}")
+        say(f"the job continues; ciel job {verb} {summary.number}")
     return Status.DONE
 
 

@@ -19,8 +19,10 @@ from ciel.wire.descriptors import read_summary
 
 
 class LiveOutput:
-    """Prints results of a job until it ends: whole lines of growing results, the whole content of
-    other results. `start_of` returns how many bytes of a result it has printed.
+    """Prints results of a job until it ends.
+
+    It prints growing results line by line, and other results as a whole. `start_of` returns how
+    many bytes of a result it has printed.
     """
 
     def __init__(self, client: Client, job: JobSummary) -> None:
@@ -29,12 +31,12 @@ class LiveOutput:
         self._following = Following(client, self._write, client.wake)
         self._lock = threading.Lock()  # held while writing to standard output
         self._short: list[bytes] = []  # printed by one call
-        self._whole: dict[str, bool] = {}  # results printed to the end: had the run failed?
-        self._begun: dict[str, int] = {}  # how many bytes of the remaining results are printed
+        self._whole: dict[str, bool] = {}  # results printed to the end: True if the run failed
+        self._printed_bytes: dict[str, int] = {}  # of each other result: how many bytes are printed
 
     def follow(self) -> None:
         """Print until the job has ended. Ctrl-C stops the printing, not the job."""
-        self._tell_if_late()
+        self._warn_if_late()
         try:
             self._follow()
         except KeyboardInterrupt:
@@ -42,18 +44,20 @@ class LiveOutput:
             raise
 
     def start_of(self, ref: Reference) -> int | None:
-        """Return the first byte of a finished result that is not printed; None if all of it is
-        printed. Raises errors of writing.
+        """Return the offset of the first byte of a finished result that is not printed.
+
+        None: all of it is printed. Raises errors of writing.
         """
         if self._whole.get(ref.id) is isinstance(ref, Failure):
             return None
-        if ref.id not in self._begun:
-            self._begun[ref.id] = self._following.finish(ref.id)
-        return self._begun[ref.id]
+        if ref.id not in self._printed_bytes:
+            self._printed_bytes[ref.id] = self._following.finish(ref.id)
+        return self._printed_bytes[ref.id]
 
-    def _tell_if_late(self) -> None:
-        """Print a note if the job cannot be followed: then outputs can be read only after their
-        programs have ended.
+    def _warn_if_late(self) -> None:
+        """Print a note if the job cannot be followed.
+
+        Then outputs can be read only after their programs have ended.
         """
         answer = self._client.ask("job", {"job": self._job.id})
         first = answer["first_task"]
@@ -61,8 +65,8 @@ class LiveOutput:
             return
         if not (has_ended(read_summary(answer["summary"])) or can_be_followed(first["payload"])):
             say(
-                f"job {self._job.number} was submitted without --follow: what a program prints is "
-                "printed here when that program has ended"
+                f"job {self._job.number} was submitted without --follow: the output of a program "
+                "is printed only when the program has ended"
             )
 
     def _follow(self) -> None:
@@ -83,24 +87,27 @@ class LiveOutput:
             self._following.raise_error()
 
     def _take(self, ref: Reference) -> None:
-        """Print a result, or start to follow a growing one. Does nothing for a result that is
-        printed already: its worker was lost, and another worker recomputes it.
+        """Print a result, or start to follow a growing one.
+
+        Does nothing for a result that is printed already: its worker was lost, and another worker
+        recomputes it.
         """
         is_failure = isinstance(ref, Failure)
         if self._whole.get(ref.id) in (False, is_failure):
             return
         if isinstance(ref, Stream):
-            self._following.begin(ref, self._begun.pop(ref.id, 0))
+            self._following.begin(ref, self._printed_bytes.pop(ref.id, 0))
             return
         start = self.start_of(ref) or 0
         with self._lock:
             if self._print(ref, start):
                 self._whole[ref.id] = is_failure
-                del self._begun[ref.id]
+                del self._printed_bytes[ref.id]
 
     def _print(self, ref: Reference, start: int) -> bool:
-        """Print a result, or the output of a failed run, from a byte on; return whether it could be
-        read to its end.
+        """Print a result, or the output of a failed run, from byte `start` on.
+
+        Return whether it could be read to its end.
         """
         if isinstance(ref, Failure):
             self._short.append(output_of(self._client, ref).content[start:])
@@ -111,7 +118,7 @@ class LiveOutput:
             try:
                 for chunk in rest_of(self._client.read_chunks(ref), start):
                     write_output(chunk)
-                    self._begun[ref.id] += len(chunk)
+                    self._printed_bytes[ref.id] += len(chunk)
             except ObjectUnreadableError:
                 return False  # a worker recomputes it, or the job ends without it
         return True

@@ -1,4 +1,4 @@
-"""Implements `ciel job log`: prints the standard error of a job's programs, from all workers."""
+"""Implements `ciel job log`: prints what a job's programs wrote to standard error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ciel.client.data.logs import LogReader
 from ciel.client.errors import ClientError, LogUnreadableError
 from ciel.core.jobs import JobSummary
 
-_LOOK_FOR_WORKERS_S = 20.0  # the interval of queries for workers that have joined
+_FIND_WORKERS_S = 20.0  # the interval of queries for workers that have joined
 
 
 class _Part(NamedTuple):
@@ -89,13 +89,13 @@ class _Lines:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-        self._begun: dict[_Part, bytes] = {}
+        self._partial: dict[_Part, bytes] = {}  # lines without an end so far
         self.failed = False
 
     def take(self, part: _Part, content: bytes) -> None:
-        *whole, begun = (self._begun.pop(part, b"") + content).split(b"\n")
-        if begun:
-            self._begun[part] = begun
+        *whole, rest = (self._partial.pop(part, b"") + content).split(b"\n")
+        if rest:
+            self._partial[part] = rest
         if whole:
             self._write(part, [line + b"\n" for line in whole])
 
@@ -104,45 +104,46 @@ class _Lines:
         try:
             while content := part.reader.read():
                 self.take(part, content)
-            if begun := self._begun.pop(part, b""):  # the job has ended: no newline follows
-                self._write(part, [begun + b"\n"])
+            if rest := self._partial.pop(part, b""):  # the job has ended: no newline follows
+                self._write(part, [rest + b"\n"])
         except LogUnreadableError as error:
             say(str(error))
             self.failed = True
 
 
 class _Following:
-    """Follows logs while they grow: one thread reads from each worker, one waits for each job's
-    end.
+    """Follows logs while they grow: a thread for each worker reads, one for each job waits.
+
+    The threads put what they read, and ended jobs, on the queue `_events`.
     """
 
     def __init__(self, client: Client, lines: _Lines) -> None:
         self._client = client
         self._lines = lines
-        self._said: SimpleQueue[tuple[_Part, bytes] | JobSummary | ClientError] = SimpleQueue()
+        self._events: SimpleQueue[tuple[_Part, bytes] | JobSummary | ClientError] = SimpleQueue()
         self._parts: dict[tuple[str, str], _Part] = {}
         self._threads: list[threading.Thread] = []
 
     def follow(self, jobs: Sequence[JobSummary]) -> None:
         """Print lines until all of these jobs have ended and all lines are printed."""
-        going = {job.id: job for job in jobs}
+        unfinished = {job.id: job for job in jobs}
         for job in jobs:
             self._start(self._await_end, job)
-        looked_s = -_LOOK_FOR_WORKERS_S
-        while going:
-            left_s = looked_s + _LOOK_FOR_WORKERS_S - time.monotonic()
+        queried_s = -_FIND_WORKERS_S
+        while unfinished:
+            left_s = queried_s + _FIND_WORKERS_S - time.monotonic()
             if left_s <= 0:
-                self._find_workers(going.values())
-                looked_s = time.monotonic()
+                self._find_workers(unfinished.values())
+                queried_s = time.monotonic()
                 continue
             try:
-                said = self._said.get(timeout=left_s)
+                event = self._events.get(timeout=left_s)
             except Empty:
                 continue
-            if isinstance(said, JobSummary):
-                self._find_workers([going.pop(said.id)])
+            if isinstance(event, JobSummary):
+                self._find_workers([unfinished.pop(event.id)])
             else:
-                self._take(said)
+                self._take(event)
         self._finish()
 
     def _find_workers(self, jobs: Iterable[JobSummary]) -> None:
@@ -157,16 +158,16 @@ class _Following:
             part.reader.interrupt()
         for thread in self._threads:
             thread.join()
-        while not self._said.empty():
-            self._take(self._said.get())
+        while not self._events.empty():
+            self._take(self._events.get())
         for part in self._parts.values():
             self._lines.take_rest(part)
 
-    def _take(self, said: tuple[_Part, bytes] | JobSummary | ClientError) -> None:
-        if isinstance(said, ClientError):
-            raise said
-        if not isinstance(said, JobSummary):
-            self._lines.take(*said)
+    def _take(self, event: tuple[_Part, bytes] | JobSummary | ClientError) -> None:
+        if isinstance(event, ClientError):
+            raise event
+        if not isinstance(event, JobSummary):
+            self._lines.take(*event)
 
     def _start(self, run: Callable[..., None], subject: object) -> threading.Thread:
         thread = threading.Thread(target=run, args=(subject,), name="ciel-log", daemon=True)
@@ -175,14 +176,14 @@ class _Following:
 
     def _await_end(self, job: JobSummary) -> None:
         try:
-            self._said.put(self._client.wait_for_job(job.id))
+            self._events.put(self._client.wait_for_job(job.id))
         except ClientError as error:
-            self._said.put(error)
+            self._events.put(error)
 
     def _read_on(self, part: _Part) -> None:
         try:
             while not part.reader.interrupted:
                 if content := part.reader.read(wait=True):
-                    self._said.put((part, content))
+                    self._events.put((part, content))
         except LogUnreadableError:
             pass  # the worker is lost, or `take_rest` reads from it once more

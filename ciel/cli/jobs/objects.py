@@ -27,8 +27,8 @@ def content_of(facts: dict[str, Any]) -> Reference:
         return ref
     if state == "gone":
         raise NotThereError(
-            f"{object_id} was deleted when no task needed it any more: a job submitted with --keep "
-            "keeps all outputs of its tasks"
+            f"{object_id} was deleted when no task needed it any more; submit the job with --keep "
+            "to keep all outputs of its tasks"
         )
     by = f": task {facts['made_by']} of job {facts['job']} produces it" if facts["made_by"] else ""
     wait = f"; ciel job wait {facts['job']} waits for it" if facts["job"] else ""
@@ -36,8 +36,9 @@ def content_of(facts: dict[str, Any]) -> Reference:
 
 
 def find_object(client: Client, text: str) -> dict[str, Any]:
-    """Return the master's description of an object, with its reference; raises QueryError,
-    UsageError.
+    """Return the master's description of an object, with its reference.
+
+    Raises QueryError, UsageError.
     """
     require_text("OBJECT", text)
     try:

@@ -24,18 +24,19 @@ def list_jobs(
     last: int = _LAST_NUMBER,
     state: str | None = None,
 ) -> list[JobSummary]:
-    """Return the newest jobs with numbers from `first` to `last`, and in `state` if given; oldest
-    first.
+    """Return the newest jobs with numbers from `first` to `last`, the oldest of them first.
+
+    With `state`: only jobs in this state.
     """
     pages: list[list[JobSummary]] = []
     left = _LAST_NUMBER if limit is None else limit
     while left > 0:
-        asked = min(_PAGE, left)
-        question = {"limit": asked, "first": first, "last": last, "state": state}
-        answer = client.ask("jobs", question)
+        count = min(_PAGE, left)
+        query = {"limit": count, "first": first, "last": last, "state": state}
+        answer = client.ask("jobs", query)
         pages.append([read_summary(fields) for fields in answer])
         left -= len(answer)
-        if len(answer) < asked:
+        if len(answer) < count:
             break
         last = pages[-1][0].number - 1
     return [job for page in reversed(pages) for job in page]
@@ -44,8 +45,10 @@ def list_jobs(
 def chosen_jobs(
     client: Client, words: Sequence[str], among_all: Callable[[JobSummary], bool] = lambda job: True
 ) -> list[JobSummary]:
-    """Return the jobs that selectors name, each once; `all` means the jobs for which `among_all` is
-    true. Raises UsageError for a selector that names no job, except `all`.
+    """Return the jobs that selectors name, each once.
+
+    The selector `all` means the jobs for which `among_all` is true. Any other selector that names
+    no job raises UsageError.
     """
     chosen: dict[str, JobSummary] = {}
     for term in read_jobs(words):
@@ -76,8 +79,9 @@ def has_ended(job: JobSummary) -> bool:
 
 
 class MasterClock(NamedTuple):
-    """The master's monotonic clock, which the times of jobs refer to. Such a time plus `epoch_s` is
-    the time since the epoch.
+    """The master's monotonic clock, by which it reports the times of jobs.
+
+    Such a time plus `epoch_s` is the time since the epoch.
     """
 
     now_s: float

@@ -1,6 +1,4 @@
-"""Implements `ciel job output`: prints the results of jobs, in the order in which they were
-requested.
-"""
+"""Implements `ciel job output`: prints the results of jobs, in the order of their requests."""
 
 from __future__ import annotations
 
@@ -36,8 +34,9 @@ _FILE_NAME = re.compile(r"[\w+=@,-][\w+=@,.-]{0,99}", re.ASCII)
 
 
 def print_output(client: Client, args: Namespace) -> int:
-    """Print the results of each job when it has ended, or as they arrive; return the exit
-    status.
+    """Print the results of each job when it has ended, or as they arrive.
+
+    Return the exit status.
     """
     if args.follow and (args.out is not None or args.json):
         raise UsageError(WHOLE_ONLY.format("--json" if args.json else "--out"))
@@ -95,7 +94,7 @@ class _Output:
                 try:
                     self._put(number, name, ref)
                 except _LostError as error:
-                    if self._was_made_again():
+                    if self._was_recomputed():
                         number -= 1
                         first = number  # read the page again
                         break
@@ -104,9 +103,7 @@ class _Output:
         return self._conclude(number)
 
     def _put(self, number: int, name: str, ref: Reference) -> None:
-        """Print a result, or write it to a file; raises _LostError if no further byte could be
-        read.
-        """
+        """Print a result, or write it to a file; raises _LostError if no byte of it can be read."""
         start = 0 if self._live is None else self._live.start_of(ref)
         if isinstance(ref, Failure):
             facts: dict[str, Any] = {"state": "failed", "reason": ref.reason, "story": ref.text}
@@ -117,7 +114,7 @@ class _Output:
             pass  # `LiveOutput` has printed it
         elif self._json or self._directory is not None:
             try:
-                self._tell(number, name, ref)
+                self._report(number, name, ref)
             except ObjectUnreadableError as error:
                 raise _LostError(str(error)) from None
         elif isinstance(ref, Value):
@@ -156,10 +153,10 @@ class _Output:
         except ObjectUnreadableError as error:
             if printed_bytes == start:
                 raise _LostError(str(error)) from None
-            text = f"its output broke off at byte {printed_bytes}: {error}"
+            text = f"its output was lost after {printed_bytes} bytes were printed: {error}"
             self._count_failure(number, name, ref.id, {}, text)
 
-    def _tell(self, number: int, name: str, ref: Reference) -> None:
+    def _report(self, number: int, name: str, ref: Reference) -> None:
         """Write a result to its file, or print it as JSON, with its output if that is short."""
         size_bytes = (
             len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
@@ -176,9 +173,11 @@ class _Output:
         line = {"job": self._job.number, "number": number, "name": name, "object": object_id}
         print_json(line | facts)
 
-    def _was_made_again(self) -> bool:
-        """Wait until lost results are recomputed, which starts when the master declares their
-        worker dead. Return False if that was awaited already, or will not happen.
+    def _was_recomputed(self) -> bool:
+        """Wait until lost results are recomputed; return whether they were.
+
+        Recomputing starts when the master declares their worker dead. Return False if this method
+        has waited before, or if the job is cancelled.
         """
         if self._has_waited or self._job.state == str(JobState.CANCELLED):
             return False
@@ -221,7 +220,7 @@ class _Output:
         if job.handed_over:
             say(
                 f"job {job.number} handed {job.handed_over} results over to the command that "
-                "waited for it; they cannot be printed again (submit --detach keeps results)"
+                "waited for it, so they cannot be printed again; ciel submit --detach keeps results"
             )
         short = self._failed_count or job.handed_over
         return max(Status.FAILED if short else Status.DONE, OF_JOB_STATE[job.state])

@@ -21,8 +21,9 @@ _UNFINISHED: Final = frozenset(map(str, ACTIVE))
 
 
 def may_end(cluster: AccessFile) -> bool:
-    """Return whether a cluster may be ended: it has no unfinished jobs, or the user at the terminal
-    agrees. Otherwise print which jobs are unfinished.
+    """Return whether `ciel down` may end a cluster; if not, print which jobs are unfinished.
+
+    It may if no job is unfinished, or if the user at the terminal agrees.
     """
     names = _unfinished(cluster)
     if not names:
@@ -32,17 +33,18 @@ def may_end(cluster: AccessFile) -> bool:
     are = f"{len(names)} jobs are" if len(names) > 1 else "1 job is"
     unfinished = f"{are} unfinished: {shown}{more}"
     if sys.stdin.isatty() and sys.stderr.isatty():
-        return _asked(f"ciel: {unfinished}; end the cluster anyway, and delete their results?")
+        return _confirmed(f"ciel: {unfinished}; end the cluster anyway, and delete their results?")
     say(
-        f"the cluster at {cluster.url} stays up, since {unfinished}; wait for that "
+        f"the cluster at {cluster.url} keeps running, since {unfinished}; wait for it "
         "(ciel job wait all), or end it anyway: ciel down --force"
     )
     return False
 
 
 def _unfinished(cluster: AccessFile) -> list[str]:
-    """Return the names of the jobs with tasks that run or wait to run, the newest first. Return
-    none if the master does not answer: then the cluster cannot be used anyway.
+    """Return the names of the jobs with tasks that run or wait to run, the newest first.
+
+    Return none if the master does not answer: then the cluster cannot be used anyway.
     """
     from http.client import HTTPConnection, HTTPException
 
@@ -53,7 +55,7 @@ def _unfinished(cluster: AccessFile) -> list[str]:
             connection.request("GET", _JOBS, headers={"Authorization": ticket})
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
     except (OSError, HTTPException, ValueError) as error:
-        say(f"cannot find out whether jobs are unfinished: {error}")
+        say(f"cannot query the master for unfinished jobs: {error}")
         return []
     return [
         f"{job['number']} ({visible(job['name'])})" if job["name"] else str(job["number"])
@@ -62,7 +64,7 @@ def _unfinished(cluster: AccessFile) -> list[str]:
     ]
 
 
-def _asked(question: str) -> bool:
+def _confirmed(question: str) -> bool:
     """Ask the user at the terminal; any answer but yes means no."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()

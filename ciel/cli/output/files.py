@@ -12,8 +12,9 @@ from ciel.cli.outcome import UsageError
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to be written, which replaces `path` when the context ends without an error. An
-    OSError names `path`.
+    """Open a file to write to, which replaces `path` when the context ends without an error.
+
+    An OSError names `path`.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -30,8 +31,9 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open the file that a user names for the output. The function writes directly to a device, a
-    pipe or a link, and replaces any other file.
+    """Open the file that a user names for the output.
+
+    Writes directly to a device, a pipe or a link; replaces any other file when it is complete.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         with path.open("wb") as file:

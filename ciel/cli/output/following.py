@@ -1,6 +1,4 @@
-"""Implements `--follow` of `ciel submit` and `ciel job output`: prints the standard output of
-programs while they run.
-"""
+"""Implements `--follow`: prints the standard output of programs while they run."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ WHOLE_ONLY = "--follow prints outputs while they grow, but {} needs complete one
 
 
 def rest_of(chunks: Iterable[bytes], start: int) -> Iterator[bytes]:
-    """Yield a content without its first `start` bytes."""
+    """Yield content without its first `start` bytes."""
     for chunk in chunks:
         if start < len(chunk):
             yield chunk[start:]
@@ -40,8 +38,9 @@ class Following:
         self._error: Exception | None = None
 
     def finish(self, object_id: str) -> int:
-        """Wait until the last line of a finished output is printed; return how many bytes were
-        printed. Raises the error of writing.
+        """Wait until the last line of a finished output is printed; return how many bytes were.
+
+        Raises the error of writing, if any.
         """
         reader = self._readers.pop(object_id, None)
         if reader is not None:
@@ -60,8 +59,9 @@ class Following:
             raise self._error
 
     def begin(self, ref: Reference, printed_bytes: int = 0) -> None:
-        """Start to read a growing output, of its first attempt or a later one. `printed_bytes`: how
-        much of it the caller has printed already.
+        """Start to read a growing output, of its first attempt or a later one.
+
+        `printed_bytes`: how much of it the caller has printed already.
         """
         if printed_bytes:
             self._printed_bytes[ref.id] = printed_bytes
@@ -87,8 +87,9 @@ class Following:
                 start, rest = start + end, rest[end:]
 
     def _print(self, object_id: str, start: int, lines: bytes) -> None:
-        """Print lines that start at a byte of an output, without what an earlier attempt had
-        printed.
+        """Print lines that start at byte `start` of an output.
+
+        Omit bytes that were printed for an earlier attempt.
         """
         new = lines[max(0, self._printed_bytes[object_id] - start) :]
         if not new or self._error is not None:

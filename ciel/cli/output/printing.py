@@ -17,24 +17,26 @@ JSON_OUTPUT_MAX_BYTES: Final = 64 << 10
 
 def write_output(chunk: bytes) -> None:
     """Write bytes to standard output; raises OutputClosedError if its reader has closed it."""
-    with _telling_of_stdout():
+    with _naming_stdout():
         sys.stdout.flush()
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
 
 
 def write_unlocked(chunk: bytes) -> None:
-    """Write as `write_output` does, without the lock of `sys.stdout`. For threads that may still
-    write when the process exits: Python aborts if another thread has that lock then.
+    """Write as `write_output` does, but without the lock of `sys.stdout`.
+
+    For threads that may still write when the process exits: Python aborts if another thread has
+    that lock then.
     """
     left = memoryview(chunk)
-    with _telling_of_stdout():
+    with _naming_stdout():
         while left:
             left = left[os.write(sys.stdout.fileno(), left) :]
 
 
 @contextmanager
-def _telling_of_stdout() -> Iterator[None]:
+def _naming_stdout() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
@@ -50,8 +52,9 @@ def print_json(value: Any) -> None:
 
 
 def json_content(key: str, content: bytes) -> dict[str, str]:
-    """Return content as fields of a JSON object: as text; or, if it is not valid UTF-8, in base64
-    with a second field for the encoding.
+    """Return content as fields of a JSON object.
+
+    The content is text; or, if it is not valid UTF-8, base64, with a second field for the encoding.
     """
     try:
         return {key: content.decode()}

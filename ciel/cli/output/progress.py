@@ -1,4 +1,4 @@
-"""Shows how far a job is, in one line that is redrawn while the job runs."""
+"""Shows the progress of a job in one line, which is redrawn while the job runs."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ class Counts(NamedTuple):
 
 
 class RunningCount:
-    """Estimates how many tasks of a job run. The master counts a task as assigned even while it
-    waits on its worker. So the estimate is at most the number of busy slots that workers report,
-    divided by the slots of a task.
+    """Estimates how many tasks of a job run.
+
+    The master counts a task as assigned even while it waits on its worker. So the estimate is at
+    most the number of busy slots that workers report, divided by the slots of a task.
     """
 
     def __init__(self, client: Client, slots: int = 1) -> None:
@@ -73,8 +74,9 @@ class RunningCount:
 
 
 def progress_text(name: str, counts: Counts, elapsed_s: float, per_s: float | None = None) -> str:
-    """Return the live line. `per_s`: how many tasks end in a second; by default the average
-    rate.
+    """Return the live line.
+
+    `per_s`: how many tasks end in a second; by default the average rate.
     """
     ended = counts.done + counts.failed
     parts = [f"{counts.done} done", f"{counts.running} running"]
@@ -105,10 +107,11 @@ def coloured(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class Progress:
-    """Shows the progress of one job: on a terminal as a line that is redrawn regularly and when the
-    terminal is resized, elsewhere as a new line every 30 s, and not at all with `quiet`.
+    """Shows the progress of one job.
 
-    Other output must be printed by `aside`, or written to this object, which is also a file.
+    On a terminal it is a line, redrawn regularly and when the terminal is resized; elsewhere a new
+    line every 30 s. With `quiet` nothing is shown. Other output must be printed by `aside`, or
+    written to this object, which is also a file.
     """
 
     def __init__(

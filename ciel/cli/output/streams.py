@@ -1,4 +1,4 @@
-"""Standard streams that were closed when the process started, or that cannot be written to."""
+"""Replaces standard streams that were closed at the start, or that cannot be written to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TextIO
 
 
 def replace_closed() -> None:
-    """Open /dev/null in place of a standard stream that was closed when the process started, so
-    that no other file gets its number. A write to standard output then fails, as it should.
+    """Open /dev/null in place of a standard stream that was closed when the process started.
+
+    So no other file gets its descriptor. A write to standard output then fails, as it should.
     """
     for name, number, flags in (("stdout", 1, os.O_RDONLY), ("stderr", 2, os.O_WRONLY)):
         if getattr(sys, name) is None:

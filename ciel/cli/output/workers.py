@@ -1,4 +1,4 @@
-"""The table of workers, for `ciel worker list` and `ciel status`."""
+"""Lays out the table of workers, for `ciel worker list` and `ciel status`."""
 
 from __future__ import annotations
 

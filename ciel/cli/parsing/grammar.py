@@ -21,8 +21,9 @@ PROGRAM: Final = "ciel"
 
 
 class Option(NamedTuple):
-    """An option: its names, the longest last, and the metavariable of its value ("" if it has
-    none).
+    """An option: its names, the longest last, and the metavariable of its value.
+
+    `value` is "" if the option takes none.
     """
 
     names: tuple[str, ...]
@@ -41,8 +42,9 @@ class Argument(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command: `words` are the program and the words that select the command. A command without a
-    parser has only `verbs`.
+    """A command: `words` are the program and the words that select the command.
+
+    A command without a parser has only `verbs`.
     """
 
     words: tuple[str, ...]
@@ -118,7 +120,7 @@ def _alone(name: str, make: Callable[[], Any]) -> Command:
 
 
 def _stopped(run: Callable[[], object]) -> Parser | None:
-    """Return the parser that a command makes; None if it makes none for its words."""
+    """Return the parser that a command creates; None if it creates none for its words."""
     Parser.stops = True
     try:
         with redirect_stderr(io.StringIO()):  # a command without a verb prints its verbs
@@ -132,7 +134,7 @@ def _stopped(run: Callable[[], object]) -> Parser | None:
 
 def _require(parser: Parser | None, words: tuple[str, ...]) -> Parser:
     if parser is None:
-        raise LookupError(f"{' '.join(words)} does not make its parser before all else")
+        raise LookupError(f"{' '.join(words)} does not create its parser before anything else")
     return parser
 
 
@@ -153,5 +155,5 @@ def _choices_of(action: argparse.Action) -> tuple[str, ...]:
 
 def _summary_of(action: argparse.Action) -> str:
     if isinstance(action, argparse._HelpAction):
-        return "tell about the command"
+        return "show this help"
     return (action.help or "") % {"default": action.default, "prog": "", "dest": action.dest}

@@ -46,16 +46,17 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def tell_late_options(
-    parser: Parser, words: Sequence[str], whose: str, late: Sequence[str]
+def warn_of_late_options(
+    parser: Parser, words: Sequence[str], program: str, arguments: Sequence[str]
 ) -> None:
-    """Print a warning if arguments of `whose` look like options of this command, unless `--` comes
-    first.
+    """Print a note if arguments of a program look like options of this command.
+
+    The note is omitted if `--` is among the words of the command line.
     """
-    if "--" not in words and (found := parser.options_among(late)):
+    if "--" not in words and (found := parser.options_among(arguments)):
         say(
-            f"{found[0]} follows {whose}, so it is an argument of that program, not an option of "
-            f"{parser.prog}: options stand before it (write -- before {whose} to hide this note)"
+            f"{found[0]} follows {program}, so it is an argument of that program, not an option of "
+            f"{parser.prog}: put options before it (write -- before {program} to hide this note)"
         )
 
 
@@ -63,22 +64,23 @@ def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for a cluster that a command starts itself."""
     parser.add_argument(
         "--workers", type=whole_number(1, WORKERS_MAX), metavar="N",
-        help="if no cluster is up, start one with N workers for this command (default 1)",
+        help="if no cluster is running, start one with N workers for this command (default 1)",
     )  # fmt: skip
 
 
-def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Read the variables of an option that takes `NAME=VALUE`, or `NAME` for the present value;
-    raises UsageError.
+def assignments(option: str, given: Sequence[str], current: Mapping[str, str]) -> dict[str, str]:
+    """Read the variables of an option that takes `NAME=VALUE`; raises UsageError.
+
+    `NAME` alone copies the value of the `current` environment.
     """
     found = {}
     for assignment in given:
         name, equals, value = assignment.partition("=")
         if not name:
             raise UsageError(f"{option} {assignment}: expected NAME=VALUE")
-        if not equals and name not in ours:
-            raise UsageError(f"{option} {name}: this variable is not set here")
-        found[name] = value if equals else ours[name]
+        if not equals and name not in current:
+            raise UsageError(f"{option} {name}: this variable is not set; write {name}=VALUE")
+        found[name] = value if equals else current[name]
         require_text(f"{option}: a name", name)
     return found
 

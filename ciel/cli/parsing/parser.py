@@ -29,8 +29,9 @@ class ParserBuilt(BaseException):  # so that commands do not catch it
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports errors in one line, without the usage. While `stops` is set, it parses nothing and
-    raises ParserBuilt.
+    """Reports errors in one line, without the usage.
+
+    While `stops` is set, it parses nothing and raises ParserBuilt.
     """
 
     stops = False
@@ -39,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help tells more)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print a help text or an error; if that fails, end with an exit status for that."""
+        """Print a help text or an error; if that fails, exit with a status that says so."""
         try:
             if file is None:  # the stream was closed when the process started
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -68,10 +69,10 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.refuse(unknown)
+            self.reject(unknown)
         return found
 
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+    def reject(self, unknown: Sequence[str]) -> NoReturn:
         """Report unknown arguments, and the option that the first one may have meant."""
         options = [name for name in self._option_string_actions if name.startswith("--")]
         hint = suggestion(unknown[0].partition("=")[0], options, "--")
@@ -84,13 +85,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def suggestion(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint at the known word that is most similar to a mistyped one; "" if none is
-    similar. `prefix`: a prefix of all known words, which the comparison ignores.
+    """Return a hint at the known word that is most similar to a mistyped one.
+
+    Return "" if none is similar. `prefix`: a prefix of all known words, which the comparison
+    ignores.
     """
     from difflib import get_close_matches  # only mistakes need it
 
-    bare = [each.removeprefix(prefix) for each in known]
-    close = get_close_matches(word.removeprefix(prefix), bare, 1)
+    candidates = [each.removeprefix(prefix) for each in known]
+    close = get_close_matches(word.removeprefix(prefix), candidates, 1)
     return f" (did you mean {prefix}{close[0]}?)" if close else ""
 
 
@@ -107,8 +110,9 @@ def whole_number(first: int, last: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Read a time span such as `90`, `1.5s`, `10m`, `2h`, `05:00` for five minutes, `01:00:00` for
-    an hour, or `1-00:00:00` for a day (an argparse type).
+    """Read a time span (an argparse type): `90`, `1.5s`, `10m`, `2h`, or a clock time.
+
+    Clock times: `05:00` is five minutes, `01:00:00` an hour, `1-00:00:00` a day.
     """
     if clock := _CLOCK.fullmatch(text.strip()):
         days, hours, minutes, left = clock.groups()
@@ -134,5 +138,5 @@ def memory_size(text: str) -> int:
             f"{text!r} is not a size; write 8GiB, 512MiB or 1000000"
         ) from None
     if size_bytes > MEMORY_MAX_BYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than can be counted")
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MEMORY_MAX_BYTES} bytes")
     return size_bytes

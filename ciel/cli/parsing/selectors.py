@@ -57,9 +57,9 @@ def _read_job(text: str) -> JobTerm:
     if numbers is not None:
         return numbers
     if ":" in text:
-        raise SelectorError(text, "names a task; expected a job")
+        raise SelectorError(text, "names a task, but this command expects a job")
     if not _NAME.fullmatch(text) or not text.isprintable():
-        reason = "is not a job: name it by its number, A-B, last, all, its id or its name"
+        reason = "is not a job: write a number, A-B, last, all, an id or a name"
         raise SelectorError(text, reason)
     return text
 
@@ -69,7 +69,7 @@ def read_task(text: str) -> TaskSelector:
     job, colon, tasks = text.partition(":")
     term = _read_job(job)
     if term == ALL or (isinstance(term, range) and len(term) > 1):
-        raise SelectorError(text, "is more than one job; name tasks as JOB:TASK")
+        raise SelectorError(text, "selects more than one job; name tasks of one job as JOB:TASK")
     job = str(term[0]) if isinstance(term, range) else term
     if not colon:
         return TaskSelector(job, None)
@@ -90,7 +90,7 @@ def _read_numbers(text: str) -> range | None:
     if last < first:
         raise SelectorError(text, "runs backwards; write the lower number first")
     if step < 1:
-        raise SelectorError(text, "has a step of 0")
+        raise SelectorError(text, "has a step of 0; write a step of at least 1")
     return range(first, last + 1, step)
 
 

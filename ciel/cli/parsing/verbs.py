@@ -1,4 +1,4 @@
-"""Commands with several verbs, such as `ciel job`; only the parser of the chosen verb is built."""
+"""Runs commands with several verbs, such as `ciel job`; builds only the chosen verb's parser."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ def _help(command: str, about: str, verbs: Mapping[str, str]) -> str:
     width = max(map(len, verbs))
     rows = [f"  {name:{width}}  {summary}" for name, summary in verbs.items()]
     usage = f"usage: {command} VERB [OPTION…] [ARG…]"
-    return "\n".join([usage, "", about, "", *rows, "", f"`{command} VERB --help` tells more."])
+    return "\n".join([usage, "", about, "", *rows, "", f"`{command} VERB --help` describes it."])

@@ -17,7 +17,8 @@ from ciel.skywriting.errors import Problem, Source, SourceError
 
 _CHECK_EPILOG = """\
 FILE may be - for standard input. All errors and warnings are printed on standard output. The exit
-status is 0 if no script has errors (warnings do not count), else 1; 2 if one cannot be read.
+status is 0 if no script has errors (warnings do not count), 1 if one has, and 2 if one cannot be
+read.
 """
 _FMT_EPILOG = """\
 FILE may be - for standard input. Comments stay. Scripts with errors are not formatted. The exit
@@ -42,7 +43,7 @@ def _check(prog: str, words: Sequence[str]) -> int:
         problems = problems_of(source)
         found.extend(problems)
         for problem in problems:
-            _tell(problem, args.json)
+            _print_problem(problem, args.json)
         return all(problem.is_warning for problem in problems)
 
     status = _for_each(args.files, check)
@@ -55,7 +56,7 @@ def _check(prog: str, words: Sequence[str]) -> int:
     return status
 
 
-def _tell(problem: Problem, as_json: bool) -> None:
+def _print_problem(problem: Problem, as_json: bool) -> None:
     kind = "warning" if problem.is_warning else "error"
     if not as_json:
         print_text(visible_text(f"{kind}: {problem}"))
@@ -102,7 +103,8 @@ def _format(name: str, source: Source, args: argparse.Namespace) -> bool:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace the content of a file, as a whole. Its mode stays, and a link to it stays a link.
+    """Replace the whole content of a file, but keep its mode, and a link to it.
+
     Raises UsageError.
     """
     target = path.resolve()
@@ -115,8 +117,9 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _for_each(names: Sequence[str], act: Callable[[str, Source], bool]) -> int:
-    """Call `act` with each script and its name; return the exit status. After a script that cannot
-    be read or written, the others follow.
+    """Call `act` with each script and its name; return the exit status.
+
+    A script that cannot be read or written does not stop the others.
     """
     status = Status.DONE
     for name in names:

@@ -24,16 +24,15 @@ _word_in = re.compile(r"(?:#!.*\n)?\s*(exit|quit|help)\s*(?:\(\s*\))?\s*;?\s*").
 
 
 def word_in(entry: Source) -> str:
-    """Return the command to the prompt, such as `exit`, that an entry consists of; "" if it is
-    none.
-    """
+    """Return the command to the prompt in an entry, such as `exit`; "" if it contains none."""
     found = _word_in(entry.text)
     return found[1] if found else ""
 
 
 class Lines:
-    """Lines that may become an entry. `is_blank`: they contain only comments. `is_open`: a bracket
-    or a comment in them is not closed.
+    """Lines that may become an entry.
+
+    `is_blank`: they contain only comments. `is_open`: a bracket or a comment in them is not closed.
     """
 
     def __init__(self) -> None:
@@ -65,9 +64,10 @@ class Lines:
             self._depth += (kind in _OPEN) - (kind in _CLOSE)
 
     def whole(self, name: str, head: str, *, is_last: bool, adds_end: bool) -> Source | None:
-        """Return the lines as a script, which may have errors; None if further lines must follow,
-        because a bracket is open or the last statement could continue. `is_last`: no line follows.
-        `adds_end`: the last `;` may be missing.
+        """Return the lines as a script, which may have errors; None if further lines must follow.
+
+        Lines must follow if a bracket is open, or if the last statement could continue. `is_last`:
+        no line follows. `adds_end`: the last `;` may be missing.
         """
         if self.is_open and not is_last:
             return None
@@ -77,14 +77,14 @@ class Lines:
             grammar.parse(source)
             return source
         except SourceError as error:
-            could_go_on = error.problems[0].offset >= end
+            could_continue = error.problems[0].offset >= end
         if adds_end or is_last:
             for end_of_statement in (";", "\n;"):  # the lines may end in a comment
                 with suppress(SourceError):
                     ended = Source(name, source.text[:end] + end_of_statement)
                     grammar.parse(ended)
                     return ended
-        return None if could_go_on and not is_last else source
+        return None if could_continue and not is_last else source
 
 
 class Entries(ABC):
@@ -102,7 +102,7 @@ class Entries(ABC):
         """Yield each entry as soon as it is complete."""
 
     def _take(self, line: str, *, is_last: bool) -> Source | None:
-        """Take a line; return the entry that it completes, if any."""
+        """Add a line; return the entry that it completes, if any."""
         lines = self._lines
         if line.startswith("#!") and not (lines.text or lexer.tokenize(Source("", line)).problems):
             self._head = line
@@ -122,7 +122,7 @@ class Entries(ABC):
         return entry
 
     def _continues(self, line: str) -> bool:
-        """Return whether the next line was read already, and continues this one."""
+        """Return whether the next line has been read already and continues this one."""
         return False
 
 
@@ -146,7 +146,7 @@ class PipedEntries(Entries):
                 yield entry
 
     def _continues(self, line: str) -> bool:
-        """Return whether the next line has the `else` of an `if`, and was read already."""
+        """Return whether the next line has been read already and starts with `else`."""
         if not line.rstrip().endswith("}"):
             return False
         while b"\n" not in self._rest and not self._has_ended:
@@ -156,8 +156,9 @@ class PipedEntries(Entries):
         return self._rest.lstrip().startswith(b"else")
 
     def _next_line(self) -> str:
-        """Return the next line with its line end; "" at the end. Bytes that are not valid UTF-8
-        become a character that no script may contain.
+        """Return the next line with its line end; "" at the end.
+
+        Bytes that are not valid UTF-8 become a character that no script may contain.
         """
         while b"\n" not in self._rest and not self._has_ended:
             self._read()
@@ -173,8 +174,10 @@ class PipedEntries(Entries):
 
 
 class TypedEntries(Entries):
-    """Entries from a terminal, whose last `;` may be missing, with a history of lines. A blank line
-    completes an entry that could continue, unless brackets are open.
+    """Entries from a terminal, with a history of lines.
+
+    The last `;` of an entry may be missing. A blank line completes an entry that could continue,
+    unless brackets are open.
     """
 
     adds_end = True

@@ -1,5 +1,6 @@
-"""The prompt of `ciel sw`. Each entry is a task of one open job, and starts with the variables of
-the last entry that succeeded.
+"""The prompt of `ciel sw`: runs each entry as a task of one open job.
+
+An entry starts with the variables of the last entry that succeeded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ciel.cli.output.printing import print_text
 from ciel.cli.output.progress import Counts, Progress
 from ciel.cli.skywriting.entries import Entries, PipedEntries, TypedEntries, word_in
 from ciel.cli.skywriting.script import print_value, surrounded
-from ciel.cli.skywriting.source import errors_of, tell
+from ciel.cli.skywriting.source import errors_of, print_problem
 from ciel.client.client import Client
 from ciel.client.data.logs import LogReader
 from ciel.client.errors import LogUnreadableError, TaskFailedError
@@ -38,7 +39,7 @@ Each entry is a piece of Skywriting, and can use the variables of earlier entrie
   include "stdinout"           defines stdinout(inputs, command), which runs a program
   package("KEY")               the file that `ciel sw -p KEY FILE` has sent
 An entry continues while brackets are open. A blank line ends it, Ctrl-C cancels it.
-Ctrl-D, exit or quit leaves. docs/skywriting has a tutorial and the whole language."""
+Ctrl-D, exit or quit leaves the prompt. docs/skywriting has a tutorial and a reference."""
 
 
 def run_prompt(args: argparse.Namespace) -> int:
@@ -50,7 +51,7 @@ def run_prompt(args: argparse.Namespace) -> int:
         entries: Entries
         if is_typed:
             where = f"Skywriting at {client.location.url}"
-            say(f"{where}; Ctrl-C cancels an entry, Ctrl-D leaves, help tells more")
+            say(f"{where}; Ctrl-C cancels an entry, Ctrl-D leaves, help lists the rest")
             entries = TypedEntries(state_directory(os.environ) / _HISTORY)
         else:
             entries = PipedEntries(_STDIN_FD)
@@ -96,7 +97,7 @@ class _Prompt:
         errors = errors_of(entry)
         if errors:
             for problem in errors:
-                tell(problem)
+                print_problem(problem)
             self.has_failed = True
             return
         value, left = self._scripts.add_entry(entry.text.encode(), entry.name, self._session)
@@ -142,7 +143,7 @@ class _Prompt:
         """Print what scripts have logged since the last call, without the name of the entry."""
         for reader in self._client.log_readers(self._job.id):
             reader = self._logs.setdefault(reader.netloc, reader)
-            with suppress(LogUnreadableError):  # its worker is lost
+            with suppress(LogUnreadableError):  # the worker with this log is lost
                 while content := reader.read():
                     for line in content.decode(errors="backslashreplace").splitlines():
                         print(line.removeprefix(f"[{entry}] "), file=sys.stderr)

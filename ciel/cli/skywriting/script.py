@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ciel.cli.connection import connect, connect_or_start
-from ciel.cli.jobs.detached import tell_detached
+from ciel.cli.jobs.detached import report_detached
 from ciel.cli.outcome import OF_JOB_STATE, UsageError, cancelling
 from ciel.cli.output.printing import print_json, write_output
 from ciel.cli.output.progress import Progress
@@ -22,10 +22,10 @@ from ciel.cli.parsing.options import (
     assignments,
     make_parser,
     require_text,
-    tell_late_options,
+    warn_of_late_options,
 )
 from ciel.cli.parsing.parser import Parser
-from ciel.cli.skywriting.source import STANDARD_INPUT, read_source, require_sound
+from ciel.cli.skywriting.source import STANDARD_INPUT, read_source, require_valid
 from ciel.client.client import Client
 from ciel.client.errors import TaskFailedError
 from ciel.client.jobs import Job
@@ -58,21 +58,23 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def parse(prog: str, words: Sequence[str], *, needs_script: bool = True) -> argparse.Namespace:
-    """Parse the options of a command that runs scripts. In the result, `script` is the script and
-    its arguments; None if no script is named, which `needs_script` forbids.
+    """Parse the options of a command that runs scripts.
+
+    In the result, `script` is a list of the script and its arguments; None if no script is named,
+    which `needs_script` forbids.
     """
     parser = _parser(prog, needs_script)
     args: argparse.Namespace
     args, unknown = parser.parse_known_args(words)
     if unknown not in ([], ["--"]):
-        parser.refuse(unknown)
+        parser.reject(unknown)
     if args.script and args.script[0] == "--":  # the end of the options
         del args.script[0]
     if needs_script and not args.script:
         taken = f"; -p took {' and '.join(args.package[-1])}" if args.package else ""
         parser.error(f"a SCRIPT is required{taken}")
     if args.script:
-        tell_late_options(parser, words, args.script[0], args.script[1:])
+        warn_of_late_options(parser, words, args.script[0], args.script[1:])
     return args
 
 
@@ -105,15 +107,15 @@ def _parser(prog: str, needs_script: bool) -> Parser:
 def run_script(args: argparse.Namespace, prog: str, script: str, *argv: str) -> int:
     """Run a script, wait, and print its value."""
     source = read_source(script)
-    require_sound(source)
+    require_valid(source)
     name = args.name or os.path.basename(source.name)
-    beside = _entries_beside(script, given={key for key, _ in args.package})
-    with surrounded(args, prog, name, argv, beside) as (client, job, surroundings):
+    entries = _package_entries(script, given={key for key, _ in args.package})
+    with surrounded(args, prog, name, argv, entries) as (client, job, surroundings):
         output = Scripts(client, job, surroundings).add(source.text.encode(), source.name)
         job.want((output,))
         job.close()
         if args.detach:
-            return tell_detached(client, job, args.json)
+            return report_detached(client, job, args.json)
         with cancelling(client, job), Progress.of_job(job, quiet=args.quiet) as progress:
             if args.verbose:
                 follow_log(client, job, progress.aside)
@@ -131,7 +133,7 @@ def surrounded(
     argv: Sequence[str] = (),
     entries: Mapping[str, Ready] | None = None,
 ) -> Iterator[tuple[Client, Job, Surroundings]]:
-    """Connect or start a cluster, upload `entries` and the files of -p, and start a job."""
+    """Connect to a cluster or start one, upload `entries` and the files of -p, and start a job."""
     env = variables(args.variables, os.environ, whole=args.env)
     for number, word in enumerate(argv, 1):
         require_text(f"argument {number}", word)
@@ -144,21 +146,23 @@ def surrounded(
             return
         from ciel.client.packages.entries import fetch, upload
 
-        brought = upload(client, entries)
+        uploaded = upload(client, entries)
         job = client.job(name, detached=args.detach)
         with cancelling(client, job):
-            brought = fetch(client, job, entries, brought)
-        yield client, job, Surroundings(env, argv, brought.package, brought.pieces)
+            uploaded = fetch(client, job, entries, uploaded)
+        yield client, job, Surroundings(env, argv, uploaded.package, uploaded.pieces)
 
 
-def variables(given: Sequence[str], ours: Mapping[str, str], *, whole: bool) -> dict[str, str]:
-    """Return the variables of `env` in a script: the `given` ones, and with `whole` all variables
-    of the current environment that are neither secrets nor invalid as UTF-8.
+def variables(given: Sequence[str], current: Mapping[str, str], *, whole: bool) -> dict[str, str]:
+    """Return the variables of `env` in a script.
+
+    They are the `given` ones; with `whole` also all variables of the current environment, except
+    secrets and variables that are not valid UTF-8.
     """
-    found = assignments("-E", given, ours)
+    found = assignments("-E", given, current)
     if not whole:
         return found
-    sent = inherited(ours).items()
+    sent = inherited(current).items()
     return {name: text for name, text in sent if _is_text(name + text)} | found
 
 
@@ -182,16 +186,16 @@ def _package_files(given: Sequence[Sequence[str]]) -> dict[str, Ready]:
         if key in files:
             raise UsageError(f"-p {key} {name}: {files[key].path} has the same key")
         if not path.is_file():
-            reason = "it is not a regular file" if path.exists() else "there is no such file"
+            reason = "it is not a regular file" if path.exists() else "the file does not exist"
             raise UsageError(f"-p {key} {name}: {reason}")
         files[key] = WholeFile(path)
     return dict(files)
 
 
-def _entries_beside(script: str, given: set[str]) -> dict[str, Ready]:
-    """Return the entries of the package file beside the script, which has the same name, without
-    the keys in `given`. So a script runs with its files without options for them. Raises
-    PackageError.
+def _package_entries(script: str, given: set[str]) -> dict[str, Ready]:
+    """Return the entries of the package file with the name of the script, without keys in `given`.
+
+    So a script needs no options for its files. Raises PackageError.
     """
     path = Path(script).with_suffix(".pack")
     if script == STANDARD_INPUT or path == Path(script) or not path.is_file():
@@ -220,8 +224,9 @@ def follow_log(client: Client, job: Job, aside: Callable[[Callable[[], None]], N
 
 
 def print_value(content: bytes) -> None:
-    """Print the value of a script, which is JSON; raise TaskFailedError for a failed reference in
-    it.
+    """Print the value of a script, which is JSON.
+
+    Raises TaskFailedError for a failed reference in it.
     """
     if b'"__ref__"' in content:
         found = []

@@ -60,14 +60,14 @@ def _problems_of(
         return error.problems
 
 
-def require_sound(source: Source) -> None:
+def require_valid(source: Source) -> None:
     """Print the errors of a script, and raise UsageError if there are any."""
     errors = errors_of(source)
     if errors and _is_package(source.text):
-        reason = "looks like a package, and is not a Skywriting script"
-        raise UsageError(f"{source.name} {reason}: run it by `ciel run {source.name}`")
+        reason = "is not a Skywriting script; it looks like a package"
+        raise UsageError(f"{source.name} {reason}: run it with `ciel run {source.name}`")
     for problem in errors:
-        tell(problem)
+        print_problem(problem)
     if errors:
         raise UsageError(f"{source.name}: {amount(len(errors), 'error')}, so nothing was run")
 
@@ -76,8 +76,8 @@ def is_script(name: str, text: str) -> bool:
     """Return whether a file that is not a valid package is a script, by its name or content."""
     if text.lstrip().startswith("{"):
         return False
-    is_sound = len(text) <= SOURCE_MAX_BYTES and not errors_of(Source(name, text))
-    return name.endswith(".sw") or is_sound
+    is_valid = len(text) <= SOURCE_MAX_BYTES and not errors_of(Source(name, text))
+    return name.endswith(".sw") or is_valid
 
 
 def _is_package(text: str) -> bool:
@@ -88,7 +88,7 @@ def _is_package(text: str) -> bool:
     return isinstance(found, dict) and not found.keys().isdisjoint(("package", "start"))
 
 
-def tell(problem: Problem) -> None:
+def print_problem(problem: Problem) -> None:
     """Print a problem on standard error."""
     say(f"{'warning' if problem.is_warning else 'error'}: {problem}")
 

@@ -1,4 +1,4 @@
-"""Implements `ciel submit --collect`: copies files that a program wrote to the caller (ADR 81).
+"""Implements `ciel submit --collect`: copies files that programs wrote to the client (ADR 81).
 
 The task packs the files into an archive, its second output. The command unpacks it below `--out`.
 """
@@ -26,8 +26,9 @@ _PIECE_BYTES = 1 << 20
 
 
 def patterns_of(given: Sequence[str], element: Element) -> list[str]:
-    """Return the names and patterns of an element. Special characters in the element itself have no
-    meaning. Raises UsageError.
+    """Return the names and patterns of an element; raises UsageError.
+
+    Special characters in the element itself have no meaning.
     """
     escaped = element._replace(text=glob.escape(element.text or ""))
     patterns = [
@@ -55,9 +56,7 @@ class CollectedFiles:
         self._runs_in = None if is_private else os.path.abspath(args.cwd or ".")
 
     def clearing(self, run: Callable[[Element], _T]) -> Callable[[Element], _T]:
-        """Wrap `run`, which submits an element, so that files of an earlier run are removed
-        first.
-        """
+        """Wrap `run`, which submits an element: remove files of an earlier run first."""
 
         def clear_and_run(element: Element) -> _T:
             self._clear(element)
@@ -66,8 +65,9 @@ class CollectedFiles:
         return clear_and_run
 
     def unpack(self, element: Element, output: Reference) -> list[Path]:
-        """Unpack the files of an element that has succeeded; return their paths. The cluster then
-        deletes the archive. Raises the errors of `Job.read_by`, and OSError.
+        """Unpack the files of an element that has succeeded; return their paths.
+
+        The cluster then deletes the archive. Raises the errors of `Job.read_by`, and OSError.
         """
         archive = archive_of(output)
         paths = self._job.read_by(
@@ -84,8 +84,9 @@ class CollectedFiles:
         return Path(self._out, str(element.number))
 
     def _clear(self, element: Element) -> None:
-        """Remove the named files of an earlier run; files that match a pattern may be the
-        user's.
+        """Remove the files of an earlier run that are given by name.
+
+        Files that match a pattern may belong to the user.
         """
         directory = self._directory(element)
         make_directory(directory)
@@ -98,7 +99,7 @@ class CollectedFiles:
                 path.unlink(missing_ok=True)
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or error
-                raise UsageError(f"--out: an earlier {path} cannot be removed: {why}") from None
+                raise UsageError(f"--out: cannot remove {path} of an earlier run: {why}") from None
 
     def _unpack(self, element: Element, chunks: Iterable[bytes]) -> list[Path]:
         import tarfile  # few commands need it
@@ -111,7 +112,7 @@ class CollectedFiles:
                 file = tar.extractfile(info) if info.isreg() else None
                 if file is None or not _is_relative(info.name):
                     raise OSError(
-                        f"the worker sent {info.name!r:.80}, which is not a valid file name here"
+                        f"the worker sent {info.name!r:.80}, which is not a relative file name"
                     )
                 path = directory / info.name
                 path.parent.mkdir(parents=True, exist_ok=True)

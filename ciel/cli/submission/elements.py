@@ -30,8 +30,9 @@ _BLOCKS_MAX = 4  # read before their lines are taken
 
 
 class Element(NamedTuple):
-    """One run of the program. `text` is None for a single program. `content`: its piece of standard
-    input, with `--pipe`.
+    """One run of the program.
+
+    `text` is None for a single program. `content`: its piece of standard input, with `--pipe`.
     """
 
     number: int
@@ -40,8 +41,10 @@ class Element(NamedTuple):
 
 
 class Template:
-    """A command line and variables, in which `{}` is replaced by an element, and `{#}` by its
-    number. The program, the first word, stays unchanged.
+    """A command line and variables with placeholders for an element.
+
+    `{}` is replaced by the element, and `{#}` by its number. The program, the first word, stays
+    unchanged.
     """
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
@@ -56,8 +59,9 @@ class Template:
         self._harmless_length = (WORD_MAX_BYTES - longest) // copies // 4  # UTF-8 takes up to 4
 
     def fill(self, element: Element) -> tuple[list[str], dict[str, str]]:
-        """Return the command line and the environment of an element; raises ValueError if they are
-        too long.
+        """Return the command line and the environment of an element.
+
+        Raises ValueError if they are too long.
         """
         words, env = self._words.copy(), self._env.copy()
         if element.text is None:
@@ -72,7 +76,7 @@ class Template:
                 size_bytes = len(os.fsencode(word))
                 if size_bytes > WORD_MAX_BYTES:
                     raise ValueError(
-                        f"makes an argument or variable of {size_bytes} bytes; "
+                        f"results in an argument or variable of {size_bytes} bytes; "
                         f"a program can receive {WORD_MAX_BYTES}"
                     )
         return words, env
@@ -124,8 +128,9 @@ class Known:
 
 
 class Input:
-    """Elements that are cut out of a file, or of standard input (`-`). A thread reads ahead, but
-    not more than a few blocks.
+    """Elements that are read from a file, or from standard input (`-`).
+
+    A thread reads at most a few blocks ahead.
     """
 
     def __init__(self, option: str, name: str) -> None:
@@ -135,7 +140,7 @@ class Input:
         self._fd = _open(option, name)
         self._blocks: deque[bytes] = deque()  # the last is empty
         self._room = threading.Semaphore(_BLOCKS_MAX)
-        self._cut: deque[bytes] = deque()  # elements that were not taken yet
+        self._cut: deque[bytes] = deque()  # elements that `take` has not returned yet
         self._taken = 0
         self._ended = False
         self._error: OSError | None = None
@@ -175,8 +180,9 @@ class Input:
         raise NotImplementedError
 
     def _whole(self, block: bytes) -> list[bytes]:
-        """Add a block; return the elements that are complete now. The last block is empty: return
-        the rest.
+        """Add a block; return the elements that it completes.
+
+        The last block is empty, and completes the rest.
         """
         raise NotImplementedError
 
@@ -204,8 +210,10 @@ class Input:
 
 
 class Lines(Input):
-    """The lines of a file as elements. A CR at the end of a line belongs to the element. `end`: the
-    byte that ends each, a newline or a NUL.
+    """The lines of a file as elements.
+
+    A CR at the end of a line belongs to the element. `end`: the byte that ends each element, a
+    newline or a NUL.
     """
 
     def __init__(self, name: str, end: bytes = b"\n") -> None:
@@ -213,7 +221,7 @@ class Lines(Input):
         self._kind = "line" if end == b"\n" else "element"
         self._end = end
         self._rest = b""  # of a line without an end so far
-        self._has_said_cr = False
+        self._has_warned = False  # of a carriage return
 
     def _whole(self, block: bytes) -> list[bytes]:
         if not block:
@@ -230,10 +238,11 @@ class Lines(Input):
     def _element(self, content: bytes) -> Element:
         if b"\0" in content:
             raise UsageError(
-                f"{self._name} line {self._taken} holds a zero byte (-0 reads names that end so)"
+                f"{self._name} line {self._taken} contains a NUL byte (-0 reads elements that end "
+                "with NUL)"
             )
-        if content.endswith(b"\r") and self._end == b"\n" and not self._has_said_cr:
-            self._has_said_cr = True
+        if content.endswith(b"\r") and self._end == b"\n" and not self._has_warned:
+            self._has_warned = True
             say(
                 f"{self._name} line {self._taken} ends with a carriage return, which is part of "
                 "the element, as with xargs; tr -d '\\r' removes it"
@@ -242,8 +251,9 @@ class Lines(Input):
 
 
 class Pieces(Input):
-    """Pieces of standard input, cut at ends of lines; each run of the program reads one. A line
-    that is longer than `size_bytes` makes a piece by itself.
+    """Pieces of standard input, cut at ends of lines; each run of the program reads one.
+
+    A line that is longer than `size_bytes` is a piece by itself.
     """
 
     _kind = "piece"

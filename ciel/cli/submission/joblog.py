@@ -1,5 +1,6 @@
-"""Writes the file of `ciel submit --joblog`: a line for each finished element, as GNU parallel
-does.
+"""Writes the file of `ciel submit --joblog`, in the format of GNU parallel.
+
+It has a line for each finished element.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Attempt(NamedTuple):
 
 
 class JobLog:
-    """Writes the lines as results arrive. A context manager: opens and closes the file."""
+    """Writes the lines as results arrive; a context manager that opens and closes the file."""
 
     def __init__(self, path: str, client: Client, job: Job, template: Template) -> None:
         self._path = path

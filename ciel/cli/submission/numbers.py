@@ -45,12 +45,12 @@ def number_ranges(text: str) -> Numbers:
     limit = _LIMIT.fullmatch(text)
     at_once = int(limit[2]) if limit else 0
     if limit and not at_once:
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 1 must run at a time")
+        raise argparse.ArgumentTypeError(f"{text!r}: write at least 1 after %")
     spans = [_span(part, text) for part in (limit[1] if limit else text).split(",")]
     total = sum(len(span.numbers) for span in spans)
     if total > ELEMENTS_MAX:
         raise argparse.ArgumentTypeError(
-            f"{text!r} has {total:,} elements; {ELEMENTS_MAX:,} are allowed"
+            f"{text!r} has {total:,} elements; at most {ELEMENTS_MAX:,} are allowed"
         )
     _require_once(spans)
     return Numbers(spans, at_once)
@@ -63,7 +63,8 @@ def _span(part: str, text: str) -> _Span:
     step = int(match[3] or 1) if match else 1
     if match is None or last < first or step < 1:
         raise argparse.ArgumentTypeError(
-            f"{text!r:.80} is not A-B, whole numbers with A up to B, nor a list like 1,3,5-9"
+            f"{text!r:.80} is neither a range A-B of whole numbers, with A at most B, nor a list "
+            "such as 1,3,5-9"
         )
     ends = [end for end in (match[1], match[2]) if end]
     is_padded = any(len(end) > 1 and end.startswith("0") for end in ends)
@@ -78,5 +79,5 @@ def _require_once(spans: Sequence[_Span]) -> None:
     for span in spans:
         for number in span.numbers:
             if number in seen:
-                raise argparse.ArgumentTypeError(f"it names {number} twice")
+                raise argparse.ArgumentTypeError(f"the number {number} occurs twice")
             seen.add(number)

@@ -30,13 +30,13 @@ _KINDS = (
     "RUNTIME_EXCEPTION", "TIMED_OUT", "MEMORY_LIMIT", "NO_SPACE", "PROGRAM_NOT_STARTED",
     "WORKER_FAULT",
 )  # fmt: skip
-"""The failures of a program that another attempt may avoid."""
+"""The kinds of failures of a program that another attempt may avoid."""
 
 _EPILOG = """\
-Options stand before PROGRAM; all that follows are its arguments. PROGRAM runs in the current
-directory, with the current environment (docs/where-programs-run.md). If its name contains a slash,
-it is a path from here; otherwise it is searched for in PATH. No shell is involved. A single program
-reads standard input.
+Options come before PROGRAM; all words after it are its arguments. PROGRAM runs in the current
+directory, with the current environment (docs/where-programs-run.md). A name with a slash is a path
+relative to this directory; any other name is searched for in PATH. No shell is involved. A single
+program reads standard input.
 
 In an array, {} in an argument is replaced by the element, and {#} by its number; the variables
 CIEL_ELEMENT and CIEL_INDEX contain the same. Each line of --each-line runs as soon as it is read.
@@ -95,7 +95,7 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     """Reject options that exclude each other."""
     require_text("--name", args.name or "")
     if args.is_array and has_place(args.name or ""):
-        parser.error("--name names the job, which all elements share: remove {} and {#}")
+        parser.error("--name is the name of the job, which all elements share: remove {} and {#}")
     if args.collect and args.out is None:
         parser.error("--collect needs a directory for the files: add --out DIR")
     if args.null and args.each_line is None:
@@ -158,7 +158,7 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--object", dest="objects", metavar="NAME=OBJECT", action="append", default=[],
-        help="the same with an object of the cluster, see `ciel object` (repeatable)",
+        help="like --in, with an object of the cluster, see `ciel object` (repeatable)",
     )  # fmt: skip
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -253,7 +253,7 @@ def _kinds(text: str) -> tuple[str, ...]:
     for kind in kinds:
         if kind not in _KINDS:
             known = ", ".join(_KINDS)
-            raise argparse.ArgumentTypeError(f"{kind[:40]!r} is not one of the kinds {known}")
+            raise argparse.ArgumentTypeError(f"{kind[:40]!r} is not a kind of failure: use {known}")
     return kinds
 
 

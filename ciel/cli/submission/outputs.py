@@ -1,5 +1,6 @@
-"""Prints the results of `ciel submit`, or writes them to files or as JSON; lists failures at the
-end.
+"""Prints the results of `ciel submit`, or writes them to files or as JSON.
+
+At the end it lists the failures.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ class TornOutputError(CielError):
     """A result was lost while the command printed it."""
 
     def __init__(self, number: int, size_bytes: int, cause: ObjectUnreadableError) -> None:
-        super().__init__(f"the output of element {number} broke off at byte {size_bytes}: {cause}")
+        super().__init__(
+            f"the output of element {number} was lost after {size_bytes} bytes were "
+            f"printed: {cause}"
+        )
         self.number = number
         self.size_bytes = size_bytes
 
 
 class Outputs:
-    """Takes results as they arrive; keeps only the errors of the first failures."""
+    """Prints or writes results as they arrive; keeps only the errors of the first failures."""
 
     def __init__(
         self,
@@ -68,7 +72,8 @@ class Outputs:
         self._sent = {Path(path).name for path in args.inputs}
 
     def put(self, batch: Sequence[tuple[Element, Reference]]) -> None:
-        """Print results, or write them to the files of `--out`; also what failed runs had printed.
+        """Print results, or write them to the files of `--out`; also the output of failed runs.
+
         `list_failures` prints their errors later.
         """
         if self.joblog is not None:
@@ -104,7 +109,7 @@ class Outputs:
         more = self.failed_count - len(self._first)
         own = self._client.cluster
         if more:
-            which = "--json lists all" if own else f"ciel job info {self._job.label} tells more"
+            which = "--json lists all" if own else f"ciel job info {self._job.label} shows them"
             say(f"and {more} more; {which}")
         if own is not None:
             say(f"logs, and files of failed runs: {own.directory}")
@@ -117,9 +122,7 @@ class Outputs:
                 break
 
     def _is_left_behind(self, word: str) -> bool:
-        """Whether an argument names a file of the current directory, in which the program did not
-        run.
-        """
+        """Whether an argument names a file that exists here, but not where the program ran."""
         try:
             return word not in self._sent and not word.startswith("/") and Path(word).is_file()
         except (OSError, ValueError):  # not a file name
@@ -136,8 +139,9 @@ class Outputs:
         del self._first[_STORIES_MAX:]
 
     def _read(self, ref: Reference, use: Callable[[Reference], None]) -> Reference:
-        """Call `use`, which reads a result; call it again with the recomputed result if the worker
-        was lost meanwhile. Return the last reference.
+        """Call `use`, which reads a result; return the reference to the result.
+
+        If the worker is lost meanwhile, call `use` again with the recomputed result.
         """
         while not isinstance(ref, Failure):
             try:

@@ -20,8 +20,10 @@ FAILED: Final = ".failed"
 
 
 class ResultFiles:
-    """Names and writes the files. `out` is a directory, whose files are named by the numbers of the
-    elements; or, in an array, a file name with `{}` or `{#}` in it.
+    """Names and writes the files.
+
+    `out` is a directory, in which the numbers of elements name the files; or, in an array, a file
+    name with `{}` or `{#}` in it.
     """
 
     def __init__(self, out: str, is_array: bool) -> None:
@@ -49,8 +51,9 @@ class ResultFiles:
         return clear_and_run
 
     def clear(self, element: Element) -> None:
-        """Remove the file of an earlier run; raises UsageError if that fails, or if two elements of
-        this run have the same file.
+        """Remove the file of an earlier run.
+
+        Raises UsageError if that fails, or if two elements of this run have the same file.
         """
         path = self.path(element)
         if self._may_repeat:
@@ -58,7 +61,7 @@ class ResultFiles:
             if owner != element.number:
                 raise UsageError(
                     f"--out {self._out}: elements {owner} and {element.number} would both be "
-                    f"written to {path}; {{#}} is different for each"
+                    f"written to {path}; use {{#}}, which is different for each"
                 )
         if self._is_template and path.parent not in self._directories:
             make_directory(path.parent)
@@ -68,7 +71,7 @@ class ResultFiles:
                 old.unlink(missing_ok=True)
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or error
-                raise UsageError(f"--out: an earlier {old} cannot be removed: {why}") from None
+                raise UsageError(f"--out: cannot remove {old} of an earlier run: {why}") from None
 
     def write(self, element: Element, chunks: Iterable[bytes]) -> Path:
         """Write the output of a run; return the path."""

@@ -24,12 +24,14 @@ _STDIN = 0
 _MEMORY_MAX_BYTES: Final = 8 << 20  # more is written to a temporary file
 _CHUNK_BYTES = 1 << 20
 _PATIENCE_S: Final = 2.0
-"""After this time without an end, the command prints what it waits for."""
+"""How long the command reads standard input before it prints what it waits for."""
 
 
 def upload(client: Client, program: str) -> Reference | None:
-    """Upload standard input, from its current position to its end, if it is a file, a pipe or a
-    socket; return None if it is a terminal, `/dev/null`, or closed. Raises OSError, UploadError.
+    """Upload standard input, from its current position to its end.
+
+    It must be a file, a pipe or a socket. Return None if it is a terminal, `/dev/null`, or closed.
+    Raises OSError, UploadError.
     """
     kind = _kind()
     if kind == stat.S_IFREG:
@@ -44,13 +46,11 @@ def upload(client: Client, program: str) -> Reference | None:
 
 
 def warn_if_unread() -> None:
-    """Print a note if standard input has content, which no program of an array reads. Does not
-    block.
-    """
+    """Print a note if standard input has content that no program of an array reads."""
     if _kind() in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK) and _available_bytes():
         say(
-            "the runs of an array do not read standard input: --each-line - has one run for each "
-            "line of it, --pipe gives each run a piece (</dev/null silences this note)"
+            "the runs of an array do not read standard input: --each-line - starts one run for "
+            "each line of it, --pipe gives each run a piece (</dev/null silences this note)"
         )
 
 
@@ -59,8 +59,8 @@ def _copy(spool: IO[bytes], program: str) -> None:
         _PATIENCE_S,
         say,
         [
-            f"waiting for the end of standard input, which {program} is to read "
-            "(</dev/null if it reads none)"
+            f"waiting for the end of standard input, which {program} will read "
+            "(use </dev/null if it reads none)"
         ],
     )
     waits.daemon = True

@@ -1,1 +1,1 @@
-"""The program that runs calls of Python functions; see `program`."""
+"""The program that runs calls of Python functions; `main` has its main loop."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class InputFailedError(Exception):
-    """An argument was not produced; the call has the same outcome."""
+    """An argument has failed; the call gets the same outcome."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__("an argument has failed")
@@ -29,7 +29,7 @@ class InputFailedError(Exception):
 
 
 class _Given(Sequence[Any]):
-    """The values of the futures of a call; each is unpacked again whenever it is read."""
+    """The values of the futures of a call; each access unpacks a value again."""
 
     def __init__(self, given: Callable[[Use, Call], Any], call: Call) -> None:
         self._given = given
@@ -43,7 +43,10 @@ class _Given(Sequence[Any]):
 
 
 class Arguments:
-    """The arguments of one bundle's calls. `made`: the outcomes of its calls so far, by batch."""
+    """The arguments of one bundle's calls.
+
+    `made`: the outcomes of the calls that have ended, by batch.
+    """
 
     def __init__(
         self, inputs: Inputs, channel: Channel, host: Host, made: list[list[Outcome]]
@@ -54,7 +57,7 @@ class Arguments:
         self._made = made
 
     def of(self, call: Call) -> Any:
-        """Return (args, kwargs). Raises InputFailedError, and whatever unpickling raises."""
+        """Return (args, kwargs). Raises InputFailedError, and any error of unpickling."""
         packed = call.arguments
         if call.with_object >= 0:
             outcome = self._inputs.outcome(self._inputs.refs[call.with_object], 0)

@@ -1,5 +1,7 @@
-"""Makes tasks of parts of a bundle: of batches that have not started, for workers with free slots;
-and of single calls, after the program has died of one of them.
+"""Turns parts of a bundle into tasks.
+
+It does so with batches that have not started, for workers with free slots; and with single calls,
+after one of them has killed the program.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from ciel.python.calls import Bundle, Call, Function, Use, pack_bundle
 
 RETRIES_OF_BATCHES = 2
 """A batch of several calls is retried once more than usual, since the first attempt may not count.
-A retry makes each call a separate task.
+
+A retry runs each call as a separate task.
 """
 
 
 class _Inputs:
-    """The inputs of a part of a bundle, each once."""
+    """The inputs of a part of a bundle, without duplicates."""
 
     def __init__(self, refs: Sequence[Any]) -> None:
         self._refs = refs
@@ -25,14 +28,14 @@ class _Inputs:
         self.items: list[Any] = []
 
     def number(self, item: Any) -> int:
-        """Return the number of an object that this task has made."""
+        """Return the input number of an object that this task has created; add it if it is new."""
         if item not in self._numbers:
             self._numbers[item] = len(self.items)
             self.items.append(item)
         return self._numbers[item]
 
     def same(self, number: int) -> int:
-        """Return the number of the input that has this number in the whole bundle."""
+        """Return the input number in the part for an input of the whole bundle; -1 stays -1."""
         if number < 0:
             return number
         key = ("input", number)
@@ -48,9 +51,10 @@ def request_for(
     refs: Sequence[Any],
     made: Callable[[Use], tuple[Any, int]],
 ) -> dict[str, Any]:
-    """Return the arguments of a `spawn` for a task that runs some calls of a bundle. `refs`: the
-    bundle's inputs. `made` returns which object has the outcome of another call of the bundle, and
-    at which place.
+    """Return the arguments of a `spawn` for a task that runs some calls of a bundle.
+
+    `refs`: the bundle's inputs. `made` returns which object contains the outcome of another call of
+    the bundle, and at which place.
     """
     inputs = _Inputs(refs)
     numbers = list(dict.fromkeys(call.function for call in calls))

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ROWS_PER_CHECK = 16
-"""A map checks its time limit at least after so many rows."""
+"""The largest number of rows that a map runs between two checks of its time limit."""
 
 
 class Run:
-    """A task, from its start to its end. `start`: the arguments of `start_task`; `paths`: the files
-    of its inputs, by id.
+    """A task, from its start to its end.
+
+    `start`: the arguments of `start_task`; `paths`: the files of its inputs, by id.
     """
 
     def __init__(self, program: Program, start: dict[str, Any], paths: dict[str, str]) -> None:
@@ -63,7 +64,7 @@ class Run:
         self._functions: dict[int, Loaded] = {}
         self._is_alone = [len(batch) for batch in self._bundle.batches] == [1]
         self._delegate: TaskFuture[Any] | None = None
-        """The remote future whose task makes the output of this one."""
+        """The remote future whose task produces the output of this task instead."""
         self._spans: list[tuple[float, float]] = []  # of calls, for a trace
         self._loading_s = 0.0  # the time that unpickling functions took, in this batch
 
@@ -76,7 +77,7 @@ class Run:
     # --- running ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run it to its end."""
+        """Run the task to its end."""
         bundle = self._bundle
         self._sharing.submission.bundle = bundle
         self._evaluator.locals_wanted = bundle.locals_wanted
@@ -101,8 +102,9 @@ class Run:
             self._program.end(values, self._array_leak())
 
     def _run_batches(self) -> bytes | None:
-        """Run the batches that no other task takes over; return the error of the only call, if it
-        raised one.
+        """Run the batches that no other task takes over.
+
+        Return the packed error of a task's only call, if it raised one.
         """
         if self._bundle.streams:
             return self._run_stream(self._bundle.batches[0][0])
@@ -146,7 +148,7 @@ class Run:
             return number
 
     def _run_stream(self, call: Call) -> bytes | None:
-        """Run a call whose items other tasks read meanwhile; return its error, if it raised one."""
+        """Run a call whose items other tasks read while it runs; return its error, if any."""
         from ciel.executors.programs.python.objects.streams import StreamWriter
 
         writer = StreamWriter(self._channel, self._outputs)
@@ -186,7 +188,7 @@ class Run:
             calls = self._bundle.batches[batch]
             uses = [use for call in calls for use in call.uses]
             if any(use.input < 0 and use.batch >= self._next_batch - 1 for use in uses):
-                break  # it takes a result that does not exist yet
+                break  # the batch needs a result that does not exist yet
             request = request_for(self._bundle, calls, self._inputs.refs, self._stored)
             request["takes"] = self._outputs.give_up((batch,))
             self._channel.notify("spawn", request)
@@ -198,8 +200,10 @@ class Run:
         return self._sharing.submission.store_outcome(self._made[use.batch][use.place]), 0
 
     def _run_each_alone(self) -> None:
-        """Make each call a separate task, since the program has died of one of them. The results of
-        all other calls were lost with it, so that every call runs again (ADR 67).
+        """Run each call as a separate task, since one of them has killed the program.
+
+        The results of all other calls were lost with the program, so that every call runs again
+        (ADR 67).
         """
         works: list[list[WorkItem]] = []
         found: dict[tuple[int, int], tuple[WorkItem, int]] = {}
@@ -236,7 +240,7 @@ class Run:
             packed = call.arguments
             if call.uses or packed.buffers or call.with_object >= 0:
                 args, kwargs = self._arguments.of(call)
-            else:  # of most calls
+            else:  # most calls
                 args, kwargs = pickle.loads(packed.head)
         except InputFailedError as failed:
             return [failed.outcome] * call.returns
@@ -319,7 +323,7 @@ class Run:
         return [Outcome(ERROR, Packed(packed))] * call.returns
 
     def _name(self, call: Call) -> str:
-        """Return the name of a call that its client shows."""
+        """Return the name of a call as its client shows it."""
         loaded = self._functions.get(call.function)
         return call.name or ("" if loaded is None else loaded.name)
 
@@ -379,7 +383,7 @@ class Run:
         arrays = self._outputs.arrays
         if arrays is None or not arrays.has_survivors:
             return ""
-        return "an array in the store, which could still be changed"
+        return "a reference to an array in the store, which could still be changed"
 
     def _publish_raw(self, outcome: Outcome) -> bytes | None:
         """Write the output for programs that read bytes; return the error for other types."""
@@ -401,4 +405,4 @@ class Run:
 
 
 def _named() -> None:
-    """Stands for the function of a call of the bundle."""
+    """Placeholder for the function of a bundle's call in its work item."""

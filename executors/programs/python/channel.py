@@ -1,4 +1,7 @@
-"""The connection of a Python program to its worker; `ciel.executors.python_calls` is its peer."""
+"""The connection of a Python program to its worker.
+
+`ciel.executors.python_calls` answers its calls.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ _decode = json.JSONDecoder().raw_decode
 
 
 class Channel(ciel_task.Channel):
-    """Two FIFOs. A thread that sends a message, or changes state that the sharing thread reads,
-    holds `lock`.
+    """Two FIFOs, and the lock of the program's state.
+
+    A thread holds `lock` while it sends a message, or changes state that the sharing thread reads.
     """
 
     def __init__(self, write_fifo: str, read_fifo: str) -> None:
@@ -24,18 +28,18 @@ class Channel(ciel_task.Channel):
         self.lock = RLock()
 
     def detach(self) -> None:
-        """Close both FIFOs, in a child that this program has forked."""
+        """Close both FIFOs; called in a child that this program has forked."""
         os.close(self._writes)
         os.close(self._reads)
         self.lock = RLock()
 
     def notify(self, method: str, arguments: dict[str, Any]) -> None:
-        """Send a call that has no reply; it leaves with the next call that waits, or at the end."""
+        """Queue a call that has no reply; the next call that waits sends it, or the task's end."""
         with self.lock:
             self.send(_encode([method, arguments]).encode())
 
     def request(self, method: str, arguments: Any) -> ciel_task._Answer:
-        """Send a call, whose reply is read later."""
+        """Queue a call whose reply is read later."""
         with self.lock:
             return self.ask(method, _encode([method, arguments]).encode())
 
@@ -50,7 +54,8 @@ class Channel(ciel_task.Channel):
         return found
 
     def next_start(self) -> tuple[dict[str, Any], dict[str, str]] | None:
-        """Wait for a task; return the arguments of its start, and the paths of its inputs by id.
+        """Wait for a task; return the arguments of `start_task`, and the paths of its inputs by id.
+
         None: there are no more tasks.
         """
         paths: dict[str, str] = {}
@@ -81,5 +86,7 @@ def connect() -> Channel:
     """Open the FIFOs that the last four arguments of the command line name."""
     write_flag, write_fifo, read_flag, read_fifo = ["", "", "", "", *sys.argv][-4:]
     if (write_flag, read_flag) != ("--write-fifo", "--read-fifo"):
-        raise SystemExit("a worker of ciel starts it, with --write-fifo PATH --read-fifo PATH")
+        raise SystemExit(
+            "only a worker of ciel can start this program, with --write-fifo PATH --read-fifo PATH"
+        )
     return Channel(write_fifo, read_fifo)

@@ -1,9 +1,9 @@
-"""A fork server: a process with all modules loaded that forks programs which run calls
-(docs/adr/0052). `ciel.worker.attempts.forkserver` is its peer.
+"""A fork server: forks programs that run calls from a process with all modules loaded.
 
-It forks each child twice, so that the child is an orphan and the launcher its new parent. The child
-sends its process id when its set-up is done, then waits for a signal: the launcher has adopted it.
-Until then it has the tag of this process, and is killed when this process ends.
+See docs/adr/0052; `ciel.worker.attempts.forkserver` sends its requests. The server forks each child
+twice, so that the child is an orphan and the launcher becomes its parent. The child sends its
+process id when its set-up is done. Then it waits for a signal, which means that the launcher has
+adopted it. Until then the child has the tag of this process, and is killed when this process ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 _REQUEST_BYTES = 1 << 20  # more than a socket accepts at once
 _IDLE_S = 300.0
-"""It exits after so long without a request: ten times as long as the programs that it forks."""
+"""The server exits after this time without a request. Forked programs exit after a tenth of it."""
 _ADOPTED = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
@@ -35,7 +35,8 @@ def serve() -> None:
     os.chdir("/")  # the current one may be removed
     signal.pthread_sigmask(signal.SIG_BLOCK, [_ADOPTED])
     if len(os.listdir("/proc/self/task")) > 1 or len(os.listdir("/proc/self/fd")) > 5:
-        raise SystemExit("a process with other threads or files cannot be a parent")  # 5: one lists
+        # The fifth descriptor is the one that lists the directory.
+        raise SystemExit("a process with other threads or open files cannot fork programs")
     gc.collect()
     gc.freeze()  # otherwise the first collection of each child would copy all memory pages
     installed = _installed()
@@ -52,7 +53,10 @@ def serve() -> None:
 
 
 def _installed() -> list[int]:
-    """Return the times at which packages were installed: children must see new packages."""
+    """Return when packages were installed last, for each directory.
+
+    The server ends if this changes, so that new programs see new packages.
+    """
     directories = [*site.getsitepackages(), site.getusersitepackages()]
     return [os.stat(path).st_mtime_ns for path in directories if os.path.isdir(path)]
 
@@ -69,7 +73,9 @@ def _fork(launcher: int, link: int, wanted: list[Any]) -> int | None:
             for number in (link, reads_pid, writes_go):
                 os.close(number)
             _become(launcher, reads_go, writes_pid, wanted)
-        except BaseException:  # the worker starts a program as usual then, which reports the error
+        except (
+            BaseException
+        ):  # the worker then starts the program by itself, which reports the error
             os._exit(1)
         return None
     os.close(writes_pid)

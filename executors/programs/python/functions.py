@@ -1,5 +1,7 @@
-"""Loads the functions of calls from their packed form, and keeps them from task to task. Each call
-gets a function whose state is as it was sent, whatever earlier calls did (docs/adr/0055).
+"""Loads the functions of calls from their packed form, and keeps them from task to task.
+
+Each call gets a function with the state that was sent, whatever earlier calls have changed
+(docs/adr/0055).
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from ciel.python.tasks import Task, name_of
 
 KEPT_MAX = 1000
 KEPT_MAX_BYTES = 32 << 20
-"""Limits of the functions that stay loaded from task to task, with their packed form."""
+"""How many functions stay loaded from task to task, and the size of their packed forms."""
 SNAPSHOTS_MAX = 64
-"""Snapshots that a task reuses while the function that it spawns is unchanged."""
+"""How many snapshots a task keeps, to reuse one while the function that it spawns is unchanged."""
 
 _FROZEN_TYPES = PLAIN_TYPES | {
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, Task,
@@ -28,8 +30,9 @@ _UNRESOLVED_TYPES = frozenset((types.GeneratorType, types.CoroutineType, types.A
 
 
 class Copy(NamedTuple):
-    """An unpacked function, with its state as it was sent. `captured` watches that state; None: it
-    cannot be watched.
+    """An unpacked function, with the state that was sent.
+
+    `captured` detects changes of that state; None: changes cannot be detected.
     """
 
     function: Any
@@ -41,9 +44,10 @@ class Copy(NamedTuple):
 
 
 class Loaded:
-    """A function that was loaded from its packed form, `sent`. `is_constant`: no call changes its
-    state. `serves_all`: one copy serves all calls, since the function is constant, or says so by
-    its attribute `keeps_state`.
+    """A function that was loaded from its packed form, `sent`.
+
+    `is_constant`: no call changes its state. `serves_all`: one copy serves all calls, since the
+    function is constant, or has a true attribute `keeps_state`.
     """
 
     __slots__ = ("__weakref__", "_idle", "_is_opaque", "is_constant", "name", "sent", "serves_all")
@@ -60,12 +64,13 @@ class Loaded:
 
     @property
     def size_bytes(self) -> int:
-        """Return about how much memory it uses."""
+        """Return an estimate of the memory that the function uses."""
         return 2 * len(self.sent.packed or b"")
 
     def take(self) -> Copy:
-        """Return a copy for one call: no other call uses it meanwhile, none has changed it. Raises
-        whatever unpickling its parts raises.
+        """Return an unchanged copy, which no other call uses meanwhile.
+
+        Raises any error of unpickling.
         """
         idle = self._idle
         if self.serves_all and idle is not None:
@@ -99,9 +104,7 @@ class Snapshot:
 
 
 def is_independent(value: Any, packed: Iterable[Any]) -> bool:
-    """Tell whether a value that a function has returned, once packed, shares no memory with the
-    function's state.
-    """
+    """Return whether a returned value, once packed, shares no memory with its function's state."""
     return type(value) not in _UNRESOLVED_TYPES and not any(
         getattr(item, "buffers", ()) for item in packed
     )
@@ -129,14 +132,14 @@ class Functions:
         self.end_task()
 
     def end_task(self) -> None:
-        """Forget what belongs to one task only, and the least recently used functions."""
+        """Forget the state of one task, and the least recently used functions beyond the limits."""
         self._snapshots.clear()
         self._frozen.clear()
         self.are_constant = True
         while len(self._kept) > KEPT_MAX or self._size_bytes > KEPT_MAX_BYTES:
             _, oldest = self._kept.popitem(last=False)
             self._size_bytes -= oldest.size_bytes
-            self._packed.clear()  # it may hold the same
+            self._packed.clear()  # it may contain the same function
 
     # --- functions of calls -----------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class Functions:
         return found
 
     def load(self, sent: Function) -> Loaded:
-        """Load a function; raises whatever unpickling its parts raises."""
+        """Load a function; raises any error of unpickling."""
         loaded = self._living[sent.digest] = Loaded(sent)
         self._kept[sent.digest] = loaded
         self._size_bytes += loaded.size_bytes
@@ -158,7 +161,7 @@ class Functions:
     # --- functions that a task spawns -------------------------------------------------------------
 
     def packed(self, function: Any) -> Function:
-        """Return the packed form of a function; raises whatever pickling its parts raises."""
+        """Return the packed form of a function; raises any error of pickling."""
         if type(function) is Snapshot:
             return function.loaded.sent
         known = self._packed.get(id(function))
@@ -170,9 +173,10 @@ class Functions:
         return packed
 
     def snapshot(self, function: Any) -> Any:
-        """Return a function that does what another one would do if it were called now. Later
-        changes of the state do not reach it, nor do its calls change that state. Raises
-        whatever pickling its parts raises.
+        """Return a function that behaves as the given one would if it were called now.
+
+        Later changes of the given function's state do not affect it, and its calls do not change
+        that state. Raises any error of pickling.
         """
         if self.are_constant:
             found = self._frozen.get(id(function)) or self._as_frozen(function)
@@ -196,7 +200,7 @@ class Functions:
         return snapshot
 
     def _as_frozen(self, function: Any) -> Any:
-        """Return a constant function that does the same; None if the function is not constant."""
+        """Return a constant function that behaves the same; None if there is none."""
         found = _frozen_function(function)
         if found is None:
             return None
@@ -217,8 +221,9 @@ class Functions:
 
 
 def _frozen_function(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a function whose closure later assignments do not reach; None if only its packed form
-    can be that.
+    """Return a function whose closure later assignments do not affect.
+
+    None: only the packed form of the function is unaffected.
     """
     inner = function.function if type(function) is Task else function
     if type(inner) is not types.FunctionType:

@@ -1,5 +1,6 @@
-"""Undoes what the functions of a task leave behind in the program, such as timers. A program with a
-leak that cannot be undone (a thread, a child process) runs no other task.
+"""Undoes what the functions of a task leave behind in the program, such as timers.
+
+A program with a leak that cannot be undone (a thread, a child process) runs no other task.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 
 class Leaks:
-    """The state of the program before its first task, which is restored after each."""
+    """The state of the program before its first task; `clear` restores it after each task."""
 
     def __init__(self) -> None:
         self._files = (sys.stdout, sys.stderr)
@@ -19,7 +20,7 @@ class Leaks:
         self.own_threads = 0
 
     def clear(self) -> str:
-        """Undo what can be undone; return what cannot, in words for the log."""
+        """Undo what can be undone; return a description of what cannot, for the log."""
         if (sys.stdout, sys.stderr) != self._files:
             sys.stdout, sys.stderr = self._files
         try:

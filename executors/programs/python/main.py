@@ -1,4 +1,4 @@
-"""The main loop of the program behind `python`, which runs calls of functions, task by task."""
+"""The main loop of the program of the executor `python`: runs calls of functions, task by task."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from ciel.executors.programs.python.program import Program
 from ciel.python.packing import UnpackedError
 
 FRAME_SLOTS = 270_000
-"""Of 8 bytes, a little more than 2 MiB: Python allocates 4 MiB for them, and touches none of it."""
+"""The size of a frame's stack in slots of 8 bytes: a little more than 2 MiB.
+
+Python allocates 4 MiB for it, and does not touch this memory.
+"""
 STACK_BYTES = 128 << 20
-"""The C stack, for functions that wait on top of each other."""
+"""The size of the C stack, on which functions wait on top of each other."""
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that limit the threads of numerical libraries: to the slots of the task."""
+"""Variables that limit the threads of numerical libraries to the slots of the task."""
 
 
 def main() -> None:
@@ -27,7 +30,7 @@ def main() -> None:
     import faulthandler
     import resource
 
-    faulthandler.enable()  # its last words become part of the error
+    faulthandler.enable()  # the traceback of a crash becomes part of the task's error
     for name in ("CIEL_JOB", "CIEL_TASK", "CIEL_ATTEMPT"):
         os.environ.pop(name, None)  # the process serves other tasks, too
     for name in THREAD_COUNTS:  # otherwise each library would use all cores
@@ -53,15 +56,17 @@ def serve(program: Program) -> None:
             program.fail("BAD_ARGUMENTS", str(error))
         except WrongDirectoryError as error:
             program.fail("PROGRAM_NOT_STARTED", str(error))
-        except Exception as error:  # exceptions of functions are outcomes: this is a bug of ours
+        except Exception as error:  # exceptions of functions are outcomes, so this is a bug of ciel
             program.crash(error)
     program.timer.close()
 
 
 def _with_large_frame(call: Callable[[], None]) -> None:
-    """Call a function from a frame that claims to need a large stack, so that Python allocates the
-    frames behind it in one piece. It would allocate and free a small piece each time a recursion
-    crosses the end of one, which takes longer than all else that a small call does.
+    """Call a function from a frame that claims to need a large stack.
+
+    So Python allocates the frames behind it in one piece. Otherwise it would allocate and free a
+    small piece each time a recursion crosses the end of a piece. That takes longer than the rest of
+    a small call.
     """
     call()
 

@@ -8,12 +8,13 @@ import time
 from typing import Any
 
 CHECK_EVERY_S = 1.0
-"""Between two checks whether files have changed."""
+"""The shortest time between two checks whether files have changed."""
 
 
 class UserModules:
-    """The modules from the directories of the client. When the file of one changes, all are
-    unloaded.
+    """The modules from the directories of the client.
+
+    When the file of one module changes, all are unloaded.
     """
 
     def __init__(self) -> None:
@@ -23,8 +24,9 @@ class UserModules:
         self._checked_s = 0.0
 
     def refresh(self, directories: tuple[str, ...]) -> bool:
-        """Add directories to sys.path, in place of those added before; return whether modules were
-        unloaded, since their files or the directories have changed.
+        """Add directories to sys.path, in place of those added before.
+
+        Return whether modules were unloaded, because their files or the directories have changed.
         """
         if directories != self._directories:
             self._unload()

@@ -1,5 +1,7 @@
-"""Patches `multiprocessing` so that a task can send functions and classes of the client's main
-module to processes that it starts. Those cannot import that module, so the code is sent along.
+"""Patches `multiprocessing`, so that tasks can send objects of the client's main module.
+
+The processes that a task starts cannot import that module. So functions and classes of it are sent
+together with their code.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ def _reduced(_: ForkingPickler, value: Any) -> Any:
 
 
 def _loaded(packed: bytes) -> Any:
-    patch()  # the result may be of such a class
+    patch()  # this process may return an instance of such a class
     return pickle.loads(packed)
 
 
 def patch() -> None:
-    """Have `multiprocessing` send the code of objects that its processes cannot import."""
+    """Make `multiprocessing` send the code of objects that its processes cannot import."""
     pickler: Any = ForkingPickler  # pickle calls this method if it exists
     pickler.reducer_override = _reduced

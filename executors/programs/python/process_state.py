@@ -32,7 +32,7 @@ class ProcessState:
 
     `os.environ` and `os.chdir` set a flag when a call changes something, since a comparison after
     each call takes longer than a small call. Changes in other ways (`os.putenv`, a library in C)
-    go unnoticed, but for the directory, which is restored after each task in any case.
+    are not detected. The directory is restored after each task in any case.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,9 @@ class ProcessState:
         return flagging
 
     def move(self, directory: str, variables: dict[str, str | None]) -> None:
-        """Set the directory ("": that in which this program started) and the changes of the
-        environment with which the calls of this task start. Raises WrongDirectoryError.
+        """Set the directory and the changes of the environment with which this task's calls start.
+
+        The directory "" is the one in which this program started. Raises WrongDirectoryError.
         """
         if variables != self._asked:
             self._asked, self._wanted = variables, self._usual.copy()
@@ -94,15 +95,16 @@ class ProcessState:
 
             raise WrongDirectoryError(
                 f"the working directory {self._directory!r} cannot be entered on host "
-                f"{socket.gethostname()}: {error.strerror}; name one that all workers have "
-                "(ciel.Client(cwd=DIR)), or have calls run in private directories "
+                f"{socket.gethostname()}: {error.strerror}; name a directory that all workers have "
+                "(ciel.Client(cwd=DIR)), or let calls run in private directories "
                 "(ciel.Client(scratch=True))"
             ) from None
         self.is_changed = False
 
     def set_log_level(self, level: int) -> None:
-        """Set the log level of the root logger as the client has set it, for this task. Records
-        without a handler go to standard error, as warnings do.
+        """Set the log level of the root logger, for this task, to the client's level.
+
+        Records without a handler go to standard error, as warnings do.
         """
         import logging
 
@@ -110,7 +112,7 @@ class ProcessState:
         _set_log_level(level)
 
     def scratch(self) -> str:
-        """Return the private directory of the task that runs now; the first call makes it."""
+        """Return the private directory of the current task; the first call creates it."""
         if not self._scratch:
             self._scratch = os.path.join(os.fsdecode(self._usual[b"CIEL_SCRATCH"]), "task")
             os.mkdir(self._scratch, 0o700)

@@ -1,4 +1,4 @@
-"""The state that the program behind `python` keeps from task to task, and how it ends a task."""
+"""The state that the program of the executor `python` keeps from task to task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Program:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """Detach a child that a function has forked: it must not talk to the worker."""
+        """Detach a child that a function has forked: it must not send messages to the worker."""
         self._is_forked = True
         self.channel.detach()
 
@@ -42,7 +42,7 @@ class Program:
             self.functions.clear()
 
     def load(self, sent: Function) -> Loaded:
-        """Load a function; raises whatever the modules that it imports raise."""
+        """Load a function; raises any error of the modules that it imports."""
         loaded = self.functions.load(sent)
         self._modules.note()
         return loaded
@@ -50,8 +50,9 @@ class Program:
     # --- the end of a task ------------------------------------------------------------------------
 
     def end(self, values: list[tuple[int, str]], leak: str = "") -> None:
-        """Report that a task has ended, with the contents of its outputs. `leak`: what its calls
-        have left behind and cannot be undone.
+        """Report that a task has ended, with the contents of its outputs.
+
+        `leak`: what its calls have left behind and cannot be undone.
         """
         leak = self._close() or leak
         arguments: dict[str, Any] = {"keep_process": "no" if leak else "may_keep"}
@@ -70,17 +71,18 @@ class Program:
         self._exit_after(leak)
 
     def crash(self, error: Exception) -> None:
-        """Report that a task has failed by a bug of this program, and exit."""
+        """Report that a task has failed because of a bug in this program, and exit."""
         import traceback
 
         text = "".join(traceback.format_exception(error))
         self.fail(
-            "RUNTIME_ERROR", f"the program that runs calls has failed, by a bug of ciel:\n{text}"
+            "RUNTIME_ERROR",
+            f"the program that runs calls has failed because of a bug in ciel:\n{text}",
         )
         self._exit_after("a program that has failed")
 
     def _close(self) -> str:
-        """Release what belongs to the task; return the leak that cannot be undone, if any."""
+        """Release the state of the task; return the leak that cannot be undone, if any."""
         self.timer.end_task()
         self.functions.end_task()
         if self._is_forked:
@@ -89,7 +91,7 @@ class Program:
         self.state.close()
         leak = self._leaks.clear()
         if leak:
-            os.write(2, f"ciel: the task has left {leak}: its program ends\n".encode())
+            os.write(2, f"ciel: the task has left {leak}, so its program ends\n".encode())
         return leak
 
     def _exit_after(self, leak: str) -> None:
@@ -100,9 +102,10 @@ class Program:
 
 
 def _clean_up_libraries() -> None:
-    """Let libraries remove what outlives processes, such as named semaphores: call their exit
-    functions, then stop the resource trackers. Kill other child processes first, as the worker
-    would. If all this takes too long, the worker kills this program.
+    """Let libraries remove resources that outlive processes, such as named semaphores.
+
+    Kill child processes, as the worker would; then call the exit functions of libraries, and stop
+    the resource trackers. If all this takes too long, the worker kills this program.
     """
     import atexit
     import signal

@@ -1,5 +1,7 @@
-"""The script that starts the program behind `python`, in any interpreter that a task names. One
-that cannot run tasks fails each of them with the reason. This file needs no more than Python 3.6.
+"""Starts the program of the executor `python`, in any interpreter that a task names.
+
+An interpreter that cannot run tasks fails each task with the reason. So this file runs with Python
+3.6 or later.
 """
 
 import sys
@@ -10,26 +12,26 @@ _OLDEST = (3, 11)
 
 
 def _why_not(expected: str) -> "str | None":  # quoted, since older interpreters read this
-    """Return why this interpreter cannot run tasks of a worker of this version; None if it can."""
+    """Return why this interpreter cannot run tasks for a worker of this version; None if it can."""
     if sys.version_info < _OLDEST:
-        return f"it is older than what ciel needs, {_python(_OLDEST)}; name another by 'python='"
+        return f"ciel needs {_python(_OLDEST)} or later; name another interpreter by 'python='"
     try:
         import ciel
 
         found = ciel.__version__
         if found != expected:
-            why = f"it has ciel {found}, the worker has ciel {expected}: both must be the same"
-            return f"{why}; name another by 'python='"
+            why = f"it has ciel {found}, but the worker has ciel {expected}"
+            return f"{why}; install the same version, or name another interpreter by 'python='"
         __import__(_PROGRAM)
         __import__("ciel.python.pickling")
     except Exception as error:  # any module may have that name
         why = f"{type(error).__name__}: {error}"
-        return f"{why}; install ciel {expected} there, or name another by 'python='"
+        return f"{why}; install ciel {expected} for it, or name another interpreter by 'python='"
     return None
 
 
 def _differs(task: dict) -> "str | None":  # type: ignore[type-arg]  # as above
-    """Return that another version of Python made a call; None: the same, or an unknown one."""
+    """Return a reason if another version of Python packed a call; None: the same, or unknown."""
     import base64
     import pickle
 
@@ -41,10 +43,10 @@ def _differs(task: dict) -> "str | None":  # type: ignore[type-arg]  # as above
             return None
     except Exception:  # the argument is not a bundle
         return None
-    return f"the call was made by {_python(version)}, which it is not; name that by 'python='"
+    return f"the call was packed by {_python(version)}; name such an interpreter by 'python='"
 
 
-def _refuse(why: str) -> None:
+def _reject_tasks(why: str) -> None:
     """Fail each task with the reason."""
     import json
     import struct
@@ -88,7 +90,7 @@ def _start() -> None:
     if why is None:
         sys.modules[_PROGRAM].main()
     else:
-        _refuse(why)
+        _reject_tasks(why)
 
 
 if __name__ == "__main__":

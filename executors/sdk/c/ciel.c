@@ -1,8 +1,8 @@
 /* libciel: the program's side of the conversation with its worker (docs/programs.md of ciel).
  *
- * Frames are sent when the program waits for a reply, and at the end of a task. Children and lines
- * of the log are sent at once. Replies to published texts are not needed; they are read only when
- * they precede another reply.
+ * The library sends queued frames when the program waits for a reply, and at the end of a task. It
+ * sends spawns and lines of the log at once. The program needs no replies to published texts, so
+ * the library reads these only when they precede another reply.
  */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
@@ -81,41 +81,42 @@ static void *allocate(size_t bytes)
     void *memory = malloc(bytes);
 
     if (memory == NULL)
-        fail("there is no memory for %zu bytes", bytes);
+        fail("out of memory: %zu bytes cannot be allocated", bytes);
     return memory;
 }
 
-static json_t *made(json_t *value)
+static json_t *checked(json_t *value)
 {
     if (value == NULL)
-        fail("a call cannot be made: an argument is NULL, or a text that is not UTF-8");
+        fail("a call cannot be encoded: an argument is NULL, or a string that is not UTF-8");
     return value;
 }
 
 /* Add a value to an object, which takes over the ownership. */
 static void set(json_t *object, const char *key, json_t *value)
 {
-    if (json_object_set_new(object, key, made(value)) != 0)
-        fail("JSON cannot be made: there is no memory");
+    if (json_object_set_new(object, key, checked(value)) != 0)
+        fail("a call cannot be encoded: out of memory");
 }
 
 /* --- frames --- */
 
 void ciel_json_error(char *where, json_error_t *error)
 {
-    fail("%s: JSON is wrong at character %d: %s", where, error->position, error->text);
+    fail("%s: invalid JSON at character %d: %s", where, error->position, error->text);
 }
 
 void ciel_read_all(FILE *file, int len, char *buf)
 {
     if (len < 0 || fread(buf, 1, (size_t)len, file) != (size_t)len)
-        fail("the worker is gone: %s", ferror(file) ? strerror(errno) : "it has closed the FIFO");
+        fail("cannot read from the worker: %s",
+             ferror(file) ? strerror(errno) : "it has closed the FIFO");
 }
 
 void ciel_write_all(FILE *file, char *buf, int len)
 {
     if (len < 0 || fwrite(buf, 1, (size_t)len, file) != (size_t)len)
-        fail("the worker takes nothing: %s", strerror(errno));
+        fail("cannot write to the worker: %s", strerror(errno));
 }
 
 /* Return the next frame; NULL at the end. */
@@ -134,7 +135,8 @@ json_t *ciel_read_framed_json(FILE *file)
     ciel_read_all(file, 3, (char *)prefix + 1);
     size = (uint32_t)prefix[0] << 24 | (uint32_t)prefix[1] << 16 | (uint32_t)prefix[2] << 8 | prefix[3];
     if (size > FRAME_MAX_BYTES)
-        fail("the worker sends a frame of %lu bytes", (unsigned long)size);
+        fail("the worker sent a frame of %lu bytes, more than the limit of %d", (unsigned long)size,
+             FRAME_MAX_BYTES);
     text = allocate(size + 1);
     ciel_read_all(file, (int)size, text);
     value = json_loadb(text, size, decoding, &error);
@@ -151,7 +153,7 @@ static void put_frame(json_t *value, FILE *file)
     char prefix[4] = {(char)(size >> 24), (char)(size >> 16), (char)(size >> 8), (char)size};
 
     if (text == NULL)
-        fail("a call cannot be put into JSON");
+        fail("a call cannot be encoded as JSON");
     if (size > FRAME_MAX_BYTES)
         fail("a call of %zu bytes; at most %d can be sent", size, FRAME_MAX_BYTES);
     ciel_write_all(file, prefix, 4);
@@ -162,8 +164,8 @@ static void put_frame(json_t *value, FILE *file)
 static void flush(FILE *file)
 {
     if (fflush(file) != 0)
-        fail("the worker takes nothing: %s", strerror(errno));
-}
+        fail("cannot write to the worker: %s", strerror(errno));
+    }
 
 void ciel_write_framed_json(json_t *value, FILE *file)
 {
@@ -174,9 +176,9 @@ void ciel_write_framed_json(json_t *value, FILE *file)
 /* --- calls --- */
 
 /* Queue a call for the next flush; take over the ownership of its arguments. */
-static void say(const char *method, json_t *args)
+static void queue_call(const char *method, json_t *args)
 {
-    json_t *call = made(json_pack("[s, o]", method, made(args)));
+    json_t *call = checked(json_pack("[s, o]", method, checked(args)));
 
     if (to_worker == NULL || is_over)
         fail("%s is called %s", method, is_over ? "after the end of the task" : "before ciel_init");
@@ -185,7 +187,7 @@ static void say(const char *method, json_t *args)
 }
 
 /* Wait for the next call of the worker; NULL at the end. The caller owns the returned arguments. */
-static json_t *hear(const char **method)
+static json_t *receive_call(const char **method)
 {
     static char name[64];
     json_t *call = ciel_read_framed_json(from_worker);
@@ -194,7 +196,7 @@ static json_t *hear(const char **method)
     if (call == NULL)
         return NULL;
     if (json_array_size(call) != 2 || !json_is_string(json_array_get(call, 0)))
-        fail("the worker sends a frame that is not a list of a method and arguments");
+        fail("the worker sent a frame that is not a list of a method and arguments");
     snprintf(name, sizeof name, "%s", json_string_value(json_array_get(call, 0)));
     *method = name;
     json_incref(args);
@@ -205,13 +207,13 @@ static json_t *hear(const char **method)
 /* Wait for the reply to a call; return its arguments. */
 static json_t *reply_to(const char *method)
 {
-    const char *heard = "";
-    json_t *args = hear(&heard);
+    const char *received = "";
+    json_t *args = receive_call(&received);
 
     if (args == NULL)
-        fail("the worker is gone, instead of replying to %s", method);
-    if (strcmp(heard, method) != 0)
-        fail("the worker says %s in place of a reply to %s", heard, method);
+        fail("the worker ended before it replied to %s", method);
+    if (strcmp(received, method) != 0)
+        fail("the worker sent %s instead of a reply to %s", received, method);
     return args;
 }
 
@@ -230,7 +232,7 @@ static void read_unread(void)
 /* Make a call and return the arguments of the reply; take over the arguments of the call. */
 static json_t *ask(const char *method, json_t *args)
 {
-    say(method, args);
+    queue_call(method, args);
     flush(to_worker);
     read_unread();
     return reply_to(method);
@@ -272,7 +274,7 @@ static json_int_t number_in(json_t *reply, const char *method, const char *key)
     return json_integer_value(value);
 }
 
-/* Return a text as valid UTF-8, whatever its bytes are. */
+/* Return a string as valid UTF-8; if it is not, replace all bytes that are not ASCII by '?'. */
 static json_t *readable(const char *text)
 {
     json_t *value = json_string(text);
@@ -284,7 +286,7 @@ static json_t *readable(const char *text)
     for (letter = plain; *letter != '\0'; letter++)
         if ((unsigned char)*letter > 126)
             *letter = '?';
-    value = made(json_string(plain));
+    value = checked(json_string(plain));
     free(plain);
     return value;
 }
@@ -315,7 +317,7 @@ static void make_place(struct place *place)
         if (mkdtemp(place->directory) != NULL)
             return;
     }
-    fail("no directory for a socket: %s", strerror(errno));
+    fail("no directory for a socket can be created: %s", strerror(errno));
 }
 
 /* Create a socket for receiving a descriptor, and add its name to the arguments of a call. */
@@ -330,7 +332,7 @@ static void offer_socket(struct place *place, json_t *args)
     if (place->fd < 0 || fcntl(place->fd, F_SETFD, FD_CLOEXEC) != 0
         || bind(place->fd, (struct sockaddr *)&place->address, sizeof place->address) != 0
         || listen(place->fd, 1) != 0)
-        fail("no socket at %s: %s", place->address.sun_path, strerror(errno));
+        fail("no socket can be created at %s: %s", place->address.sun_path, strerror(errno));
     set(args, "fd_socket_name", json_string(place->address.sun_path));
 }
 
@@ -355,7 +357,7 @@ static int receive_descriptor(struct place *place)
     int fd, connection;
 
     if (poll(&listening, 1, CONNECT_WITHIN_MS) != 1)
-        fail("the worker sends no descriptor, though it has said so");
+        fail("the worker announced a descriptor, but sent none within %d ms", CONNECT_WITHIN_MS);
     connection = accept(place->fd, NULL, NULL);
     memset(&message, 0, sizeof message);
     message.msg_iov = &data;
@@ -366,7 +368,7 @@ static int receive_descriptor(struct place *place)
         fail("no descriptor can be received: %s", strerror(errno));
     header = CMSG_FIRSTHDR(&message);
     if (header == NULL || header->cmsg_type != SCM_RIGHTS || header->cmsg_len < CMSG_LEN(sizeof fd))
-        fail("the worker sends something else than a descriptor");
+        fail("the worker sent something other than a descriptor");
     memcpy(&fd, CMSG_DATA(header), sizeof fd);
     close(connection);
     if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
@@ -412,7 +414,7 @@ static int ask_for_file(const char *method, json_t *args, int flags, json_t **re
 
 void ciel_init(char *out_fifo, char *in_fifo)
 {
-    /* In this order, like the worker, because each open waits for the peer's. */
+    /* The worker opens the FIFOs in the same order; each open waits for the other side's. */
     to_worker = fopen(out_fifo, "w");
     from_worker = to_worker == NULL ? NULL : fopen(in_fifo, "r");
     if (from_worker == NULL)
@@ -429,17 +431,17 @@ json_t *ciel_get_next_task(void)
     json_t *args;
 
     if (from_worker == NULL)
-        fail("a task is waited for before ciel_init");
+        fail("ciel_get_task or ciel_get_next_task is called before ciel_init");
     flush(to_worker);
     do { /* replies to calls of the last task may precede the task */
-        args = hear(&method);
+        args = receive_call(&method);
         is_over = args == NULL;
         if (is_over || strcmp(method, "start_task") == 0)
             return args;
         json_decref(args);
     } while (strcmp(method, "publish_string") == 0 && unread-- > 0);
     if (strcmp(method, "die") != 0)
-        fail("the worker says %s in place of a task", method);
+        fail("the worker sent %s instead of a task", method);
     return NULL;
 }
 
@@ -448,7 +450,7 @@ json_t *ciel_get_task(void)
     json_t *task = ciel_get_next_task();
 
     if (task == NULL)
-        exit(0); /* the worker has no task after all */
+        exit(0); /* the worker has no task for this program */
     return task;
 }
 
@@ -463,14 +465,14 @@ static struct ciel_input *new_input(int fd, json_t *ref)
     input->ends_here = 1;
     input->id = ciel_get_ref_id(ref);
     if (input->id == NULL)
-        fail("what was opened is not a reference");
+        fail("the argument to open is not a reference");
     return input;
 }
 
 struct ciel_input *ciel_open_ref(json_t *ref)
 {
     json_t *reply;
-    json_t *args = made(json_pack("{s: O}", "ref", ref));
+    json_t *args = checked(json_pack("{s: O}", "ref", ref));
     int fd = ask_for_file("open_ref", args, O_RDONLY, &reply);
 
     json_decref(reply);
@@ -481,8 +483,9 @@ struct ciel_input *ciel_open_ref_async(json_t *ref, int chunk_size, int sole_con
                                        int must_block)
 {
     const char *method = "open_ref_async";
-    json_t *args = made(json_pack("{s: O, s: i, s: b, s: b}", "ref", ref, "chunk_size", chunk_size,
-                                  "sole_consumer", sole_consumer, "must_block", must_block));
+    json_t *args = checked(json_pack("{s: O, s: i, s: b, s: b}", "ref", ref, "chunk_size",
+                                     chunk_size, "sole_consumer", sole_consumer, "must_block",
+                                     must_block));
     struct ciel_input *input = NULL;
     json_t *reply;
     int is_done, fd = ask_for_file(method, args, O_RDONLY, &reply);
@@ -504,15 +507,15 @@ struct ciel_input *ciel_open_ref_async(json_t *ref, int chunk_size, int sole_con
 static int await_more(struct ciel_input *input)
 {
     const char *method = "wait_stream";
-    json_t *reply = ask(method, made(json_pack("{s: s, s: I}", "id", input->id, "bytes",
-                                               input->position + input->chunk_size)));
+    json_t *reply = ask(method, checked(json_pack("{s: s, s: I}", "id", input->id, "bytes",
+                                                  input->position + input->chunk_size)));
     int is_good = flag_in(reply, method, "success");
 
     if (is_good) {
         input->size = number_in(reply, method, "size");
         input->ends_here = flag_in(reply, method, "done");
     } else {
-        fprintf(stderr, "ciel: %s broke off after %lld bytes: its writer has failed\n", input->id,
+        fprintf(stderr, "ciel: %s broke off after %lld bytes: its producer has failed\n", input->id,
                 (long long)input->position);
     }
     json_decref(reply);
@@ -592,8 +595,8 @@ void ciel_set_input_unbuffered(struct ciel_input *input)
 void ciel_close_ref(struct ciel_input *input)
 {
     if (input->is_announced && !is_over)
-        say("close_stream",
-            json_pack("{s: s, s: i}", "id", input->id, "chunk_size", input->chunk_size));
+        queue_call("close_stream",
+                   json_pack("{s: s, s: i}", "id", input->id, "chunk_size", input->chunk_size));
     close(input->fd);
     free(input->id);
     free(input);
@@ -601,8 +604,9 @@ void ciel_close_ref(struct ciel_input *input)
 
 void ciel_block_on_refs(int n, ...)
 {
-    json_t *refs = made(json_array());
-    json_t *keywords = made(json_pack("{s: o, s: b}", "extra_dependencies", refs, "is_fixed", 1));
+    json_t *refs = checked(json_array());
+    json_t *keywords =
+        checked(json_pack("{s: o, s: b}", "extra_dependencies", refs, "is_fixed", 1));
     json_t *task;
     va_list values;
     int i;
@@ -612,7 +616,7 @@ void ciel_block_on_refs(int n, ...)
     va_start(values, n);
     for (i = 0; i < n; i++)
         if (json_array_append(refs, va_arg(values, json_t *)) != 0)
-            fail("ciel_block_on_refs: number %d is not a reference", i + 1);
+            fail("ciel_block_on_refs: argument %d is not a reference", i + 2);
     va_end(values);
     ciel_tail_spawn("proc", keywords);
     json_decref(keywords);
@@ -642,9 +646,9 @@ char *ciel_get_ref_id(json_t *ref)
 struct ciel_output *ciel_open_output(int index, int may_stream, int may_pipe, int make_sweetheart)
 {
     json_t *reply;
-    json_t *args = made(json_pack("{s: i, s: b, s: b, s: b}", "index", index, "may_stream",
-                                  may_stream, "may_pipe", may_pipe, "make_local_sweetheart",
-                                  make_sweetheart));
+    json_t *args = checked(json_pack("{s: i, s: b, s: b, s: b}", "index", index, "may_stream",
+                                     may_stream, "may_pipe", may_pipe, "make_local_sweetheart",
+                                     make_sweetheart));
     int fd = ask_for_file("open_output", args, O_WRONLY | O_CREAT | O_TRUNC, &reply);
     struct ciel_output *output;
 
@@ -684,7 +688,7 @@ json_t *ciel_close_output(struct ciel_output *output)
     if (fclose(output->file) != 0 && output->error == 0)
         output->error = errno;
     if (output->error != 0)
-        fail("output %d cannot be written whole: %s", output->index, strerror(output->error));
+        fail("output %d cannot be written completely: %s", output->index, strerror(output->error));
     open_outputs--;
     reply = ask("close_output",
                 json_pack("{s: i, s: I}", "index", output->index, "size", output->size));
@@ -752,7 +756,7 @@ void ciel_define_output_with_plain_string(int index, char *text)
         read_unread();
     }
     encoded = base64_of(text, length);
-    say("publish_string", json_pack("{s: i, s: s}", "index", index, "str", encoded));
+    queue_call("publish_string", json_pack("{s: i, s: s}", "index", index, "str", encoded));
     free(encoded);
     unread++;
 }
@@ -770,7 +774,7 @@ int ciel_allocate_output(const char *prefix)
 
 static json_t *spawn_args(const char *executor, json_t *keywords)
 {
-    json_t *args = made(keywords == NULL ? json_object() : json_copy(keywords));
+    json_t *args = checked(keywords == NULL ? json_object() : json_copy(keywords));
 
     set(args, "executor_name", json_string(executor));
     return args;
@@ -783,7 +787,7 @@ json_t *ciel_spawn(const char *executor, json_t *keywords)
 
 void ciel_tail_spawn(const char *executor, json_t *keywords)
 {
-    say("tail_spawn", spawn_args(executor, keywords));
+    queue_call("tail_spawn", spawn_args(executor, keywords));
 }
 
 /* --- the end --- */
@@ -797,11 +801,11 @@ static void end_task(void)
 
 void ciel_exit_keep(const char *keep, json_t *soft_cache_keys)
 {
-    json_t *args = made(json_pack("{s: s}", "keep_process", keep));
+    json_t *args = checked(json_pack("{s: s}", "keep_process", keep));
 
     if (soft_cache_keys != NULL)
         set(args, "soft_cache_keys", json_incref(soft_cache_keys));
-    say("exit", args);
+    queue_call("exit", args);
     end_task();
 }
 
@@ -812,12 +816,12 @@ void ciel_exit(void)
 
 void ciel_error(const char *report)
 {
-    say("error", json_pack("{s: o}", "report", readable(report)));
+    queue_call("error", json_pack("{s: o}", "report", readable(report)));
     end_task();
 }
 
 void ciel_log(const char *message)
 {
-    say("log", json_pack("{s: o}", "message", readable(message)));
+    queue_call("log", json_pack("{s: o}", "message", readable(message)));
     flush(to_worker);
 }

@@ -48,10 +48,10 @@ int ciel_read_ref(struct ciel_input *input, char *buf, int len);
 void ciel_set_input_unbuffered(struct ciel_input *input);
 void ciel_close_ref(struct ciel_input *input); /* frees it */
 
-/* Suspend this process until the objects of `n` references (json_t *) are available. It takes no
- * slot of the worker meanwhile. All outputs must be closed. Afterwards a new task continues in this
- * process. It cannot use outputs that were allocated before, but must still produce the outputs for
- * which the task was started. */
+/* Suspend this process until the objects of `n` references (json_t *) are available. Meanwhile the
+ * task takes no slot of the worker. All outputs must be closed. Afterwards a new task continues in
+ * this process. It cannot use outputs that were allocated before, but must still produce the
+ * outputs for which the task was started. */
 void ciel_block_on_refs(int n, ...);
 
 /* Return the entry of a key in the package of the job; NULL if there is none. */

@@ -42,7 +42,7 @@ static char *next(void)
     char *text = NULL;
     size_t room = 0;
     if (getdelim(&text, &room, '\0', stdin) < 0)
-        refuse("standard input ends too early");
+        refuse("standard input ends before all arguments are read");
     return text;
 }
 

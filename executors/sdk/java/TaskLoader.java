@@ -28,21 +28,22 @@ public final class TaskLoader {
     private static final int BUFFER_BYTES = 65536;
 
     public static void main(String[] argv) throws IOException {
-        String[] told = new String(System.in.readAllBytes(), StandardCharsets.UTF_8).split("\0", -1);
-        String[] counts = told[0].split(",");
+        String text = new String(System.in.readAllBytes(), StandardCharsets.UTF_8);
+        String[] fields = text.split("\0", -1);
+        String[] counts = fields[0].split(",");
         int inputs = Integer.parseInt(counts[0]);
         int outputs = Integer.parseInt(counts[1]);
         String[] arguments = new String[Integer.parseInt(counts[2])];
-        System.arraycopy(told, 1 + inputs + outputs, arguments, 0, arguments.length);
+        System.arraycopy(fields, 1 + inputs + outputs, arguments, 0, arguments.length);
 
         Method invoke = find(argv);
         InputStream[] in = new InputStream[inputs];
         for (int i = 0; i < inputs; i++) {
-            in[i] = new BufferedInputStream(new FileInputStream(told[1 + i]), BUFFER_BYTES);
+            in[i] = new BufferedInputStream(new FileInputStream(fields[1 + i]), BUFFER_BYTES);
         }
         OutputStream[] out = new OutputStream[outputs];
         for (int i = 0; i < outputs; i++) {
-            String path = told[1 + inputs + i];
+            String path = fields[1 + inputs + i];
             out[i] = new BufferedOutputStream(new FileOutputStream(path), BUFFER_BYTES);
         }
         int status = call(invoke, in, out, arguments);
@@ -65,7 +66,7 @@ public final class TaskLoader {
             return task.getMethod(
                     "invoke", InputStream[].class, OutputStream[].class, String[].class);
         } catch (ClassNotFoundException error) {
-            throw refuse("there is no class " + argv[0] + " in 'lib'");
+            throw refuse("no jar of 'lib' has a class " + argv[0]);
         } catch (NoSuchMethodException error) {
             throw refuse(
                     argv[0]

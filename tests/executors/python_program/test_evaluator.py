@@ -91,7 +91,7 @@ def test_a_child_that_waits_for_itself_fails(cluster: Any) -> None:
         return str(future.exception())
 
     assert cluster.run([(run_parent, id(register(parent)))]).values() == [
-        "it waits for its own result"
+        "the call waits for its own result"
     ]
 
 

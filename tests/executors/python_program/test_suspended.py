@@ -253,4 +253,4 @@ def test_a_stream_cannot_wait_for_other_programs_after_its_first_item(cluster: A
         yield remote.spawn(8, 2).result()
 
     _, details = stream_of(cluster, count).failure
-    assert "cannot wait for what runs elsewhere" in details["text"]
+    assert "cannot wait for calls that run elsewhere" in details["text"]

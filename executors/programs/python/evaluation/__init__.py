@@ -1,1 +1,1 @@
-"""Runs calls and their children, in this program or in others."""
+"""Runs the calls that a task spawns, in this program or in others."""

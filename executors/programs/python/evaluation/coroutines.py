@@ -1,7 +1,7 @@
-"""Coroutines as tasks. They run in an asyncio event loop, and so do the calls that they await. The
-program leaves its slot while all its coroutines wait for remote calls.
+"""Runs coroutines, and the calls that they await, in an asyncio event loop.
 
-The loop's selector is where this is decided: the loop calls it when no callback is ready.
+The program releases its slot while all its coroutines wait for remote calls. The loop's selector
+decides this, since the loop calls it when no callback is ready.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from ciel.executors.programs.python.evaluation.sharing import Sharing
 from ciel.python.task_futures import DONE, PENDING, REMOTE, RUNNING, Items, TaskFuture, WorkItem
 
 POLL_FIRST_S, POLL_MAX_S = 0.005, 0.25
-"""The intervals at which it polls for results of remote calls, while the loop has timers or files
-to wait for as well.
+"""The shortest and longest interval at which a loop that also waits for timers or files polls for
+results of remote calls.
 """
 STAYS_S = 0.5
-"""After so long it leaves its slot, which the remote calls may need, until the loop has something
-to do; and again each time that it has been back for so long.
+"""How long a loop polls before the program releases its slot, which the remote calls may need.
+
+The program takes the slot back when the loop has work, and releases it again after this time.
 """
 LEAVES_MIN_S = 0.1
-"""It leaves for at least so long: all timers of the loop are late by that."""
+"""The shortest time for which the program releases its slot; timers may be late by this time."""
 
 CANCEL_MAX_S = 1.0
-"""Coroutines that are left at the end of a task have so long to end."""
+"""How long the remaining coroutines have to end after they are cancelled at the end of a task."""
 
 TICKS_TO_CANCEL = 3
-"""Iterations of the loop until an expired timer has cancelled its task: the loop finds the timer,
-runs its callback, and resumes whatever that woke (`asyncio.wait_for`).
+"""Iterations of the loop until an expired timer has cancelled its task.
+
+The loop finds the timer, runs its callback, and resumes what the callback woke
+(`asyncio.wait_for`).
 """
 
 _scope: ContextVar[Any] = ContextVar("scope", default=None)
-"""The scope of the coroutine that runs."""
+"""The scope of the current coroutine."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -61,7 +64,7 @@ class _Selector(selectors.DefaultSelector):
 
     @property
     def has_files(self) -> bool:
-        """Whether it watches any file but the loop's own."""
+        """Whether it watches any file besides the loop's own."""
         return len(self.get_map()) > 1
 
 
@@ -90,8 +93,9 @@ class Loop:
         self._has_timers = False
 
     def run(self, goal: WorkItem) -> None:
-        """Run the loop until the coroutine of an item has ended. Leave the slot while all that is
-        left to do is to wait for remote calls.
+        """Run the loop until the coroutine of an item has ended.
+
+        Release the slot while the loop has nothing to do but to wait for remote calls.
         """
         while not _has_ended(goal):
             self._goal = goal
@@ -114,10 +118,10 @@ class Loop:
                 self._answer()
 
     def request(self, work: WorkItem) -> asyncio.Future[None]:
-        """Return a future that is done when a remote item is."""
+        """Return a future that is done when a remote item is done."""
         future: asyncio.Future[None] = self.loop.create_future()
         self._requests.append((work, future))
-        if work not in self._requested:  # not once more, after a timeout
+        if work not in self._requested:  # a request after a timeout does not restart the intervals
             self._requested.add(work)
             self._poll_s = POLL_FIRST_S
             self._stays_until_s = self.loop.time() + STAYS_S
@@ -130,7 +134,7 @@ class Loop:
         return bool(timers) and bool(timers[0].when() <= self.loop.time())
 
     def stop(self) -> None:
-        """Leave the loop if the coroutine that it was run for has ended."""
+        """Stop the loop if the coroutine for which it runs has ended."""
         if self.is_running and self._goal is not None and _has_ended(self._goal):
             self.loop.stop()
 
@@ -154,7 +158,7 @@ class Loop:
         return self._selector.has_files or self.loop._default_executor is not None  # type: ignore[attr-defined]  # asyncio has no public way
 
     def _idle(self, timeout: float | None) -> float | None:
-        """Return how long the loop may sleep now that no callback is ready."""
+        """Return how long the loop may sleep; called when no callback is ready."""
         self._has_timers = timeout is not None
         self._answer()
         goal = self._goal
@@ -182,7 +186,7 @@ class Loop:
         return min(rest_s, self._poll_s)
 
     def close(self) -> None:
-        """Cancel the coroutines that are left, and keep the loop for another task if possible."""
+        """Cancel the remaining coroutines, and keep the loop for another task if possible."""
         loop = self.loop
         left = asyncio.all_tasks(loop)
         if left:
@@ -190,7 +194,7 @@ class Loop:
                 task.cancel()
             self._run_to_end(asyncio.wait(left, timeout=CANCEL_MAX_S))
         self._run_to_end(loop.shutdown_asyncgens())
-        if asyncio.all_tasks(loop):  # they have ignored their cancellation
+        if asyncio.all_tasks(loop):  # these coroutines have ignored their cancellation
             return
         if not self._can_be_woken:
             _spare.append((loop, self._selector))
@@ -209,7 +213,7 @@ class Loop:
 
 
 def _has_ended(work: WorkItem) -> bool:
-    """Tell whether the coroutine of an item has ended, maybe by forwarding its result."""
+    """Return whether the coroutine of an item has ended, maybe by forwarding its result."""
     return work.state is DONE or work.suspended is None
 
 
@@ -257,8 +261,9 @@ class SuspendedCoroutine:
         return ()
 
     def wait(self, loop: Loop) -> asyncio.Future[None] | None:
-        """Return a future that is done when the coroutine has ended; None if it runs in another
-        loop.
+        """Return a future that is done when the coroutine has ended.
+
+        None: the coroutine runs in another loop.
         """
         if loop is not self._loop:
             return None
@@ -276,8 +281,9 @@ async def _items_of(body: Any, put: Callable[[Any], None] | None) -> Any:
 
 
 class Loops:
-    """The event loops of one task. It has more than one where a function that a loop has called
-    waits for a coroutine in `result()`.
+    """The event loops of one task.
+
+    A task has several if a function that runs in a loop waits for a coroutine in `result()`.
     """
 
     def __init__(self, evaluation: Evaluation, sharing: Sharing) -> None:
@@ -299,7 +305,7 @@ class Loops:
         return self._loops[-1]
 
     def scope(self) -> Any:
-        """Return the scope of the coroutine that runs now."""
+        """Return the scope of the current coroutine."""
         found = _scope.get()
         if found is None:
             found = self._sharing.new_scope()
@@ -307,7 +313,7 @@ class Loops:
         return found
 
     def close(self) -> None:
-        """Cancel the coroutines that are left."""
+        """Cancel the remaining coroutines."""
         for loop in reversed(self._loops):
             loop.close()
         self._loops.clear()
@@ -327,8 +333,10 @@ class Loops:
         return future.value_of(outcome)
 
     def _complete_in_other_loop(self, goal: WorkItem) -> Generator[Any, Any, None]:
-        """Wait for an item in a loop that is not ours. Nothing tells when such a loop is idle, so
-        the first of its waiting coroutines blocks the loop for short times.
+        """Wait for an item in an event loop of the user.
+
+        Nothing reports when such a loop is idle. So the first of its waiting coroutines blocks the
+        loop for short times.
         """
         waiting = self._waiting_elsewhere
         waiting[id(goal)] = goal
@@ -347,7 +355,7 @@ class Loops:
             waiting.pop(id(goal), None)
 
     def _complete(self, loop: Loop, goal: WorkItem) -> Generator[Any, Any, None]:
-        """Wait for an item in a loop of ours, which runs whatever this program can run for it."""
+        """Wait for an item in a loop of this class, which runs what this program can run for it."""
         evaluation = self._evaluation
         stack = [goal]
         while stack:

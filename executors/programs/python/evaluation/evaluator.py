@@ -1,9 +1,9 @@
-"""Runs calls and their children: in this program when a task needs the result, or in another one if
-the task gave the call away before (docs/adr/0032).
+"""Runs work items: the calls that a task spawns, and their children (docs/adr/0032).
 
-Functions that forward their result, generators and coroutines leave Python's stack while they wait;
-the items that they wait for are on a list. A function that waits in `result()` stays on the stack,
-and the items that it needs run on top of it.
+An item runs in this program when the task needs its result, unless the task has offloaded it to
+another program before. Functions that forward their result, generators and coroutines leave
+Python's stack while they wait; a list contains the items that they wait for. A function that waits
+in `result()` stays on the stack, and the items that it needs run on top of it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from ciel.executors.programs.python.evaluation.coroutines import Loops
 
 NESTED_MAX = 100
-"""So many calls may wait in `result()` on top of each other; deeper ones run elsewhere."""
+"""How many calls may wait in `result()` on top of each other; deeper ones run in other programs."""
 FRAMES_PER_CALL = 1000
-"""Python frames that each of them may use."""
+"""How many Python frames each of these calls may use."""
 UNRESOLVED_TYPES = frozenset(
     (TaskFuture, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 )
-"""Types that a function returns when its value is still to come."""
+"""Types that a function returns in place of a value that does not exist yet."""
 ITEMS_ITERATOR: type = type(iter([]))
 
 
@@ -61,12 +61,12 @@ class Evaluator:
         self._thread = get_ident()
         self._threads = local()
         self._scope: Any = None
-        """The items that the function which runs now has spawned; None: no items yet."""
+        """The items that the current function has spawned; None: no items yet."""
         self._depth = 0
         self._loops: Loops | None = None
         self.locals_wanted = False
         self.is_careful = False
-        """The program has died of this task before: what the task spawns runs elsewhere."""
+        """An earlier attempt has killed its program: items of this task run in other programs."""
         self._has_reported_inline = False
         self._frames = sys.getrecursionlimit()
 
@@ -74,7 +74,7 @@ class Evaluator:
 
     def spawn(self, work: WorkItem) -> None:
         if get_ident() != self._thread:
-            return  # it stays here, since that thread could not wait for remote calls
+            return  # the item is not shared, since this thread cannot wait for remote calls
         sharing = self._sharing
         with self._lock:
             scope = self._scope
@@ -105,8 +105,9 @@ class Evaluator:
             self._sharing.wait(missing, any_one=any_one, timeout_s=timeout_s)
 
     def _offload(self, work: WorkItem) -> bool:
-        """Make an item remote, since a timeout cannot interrupt what runs here; False: it cannot be
-        made remote.
+        """Offload an item, since a timeout cannot interrupt code that runs in this program.
+
+        False: the item cannot be offloaded.
         """
         with self._lock:
             return self._sharing.may_wait and self._sharing.offload(work, wanted=True)
@@ -135,7 +136,9 @@ class Evaluator:
             if work.state is DONE or work.state is RUNNING:
                 return False
             self._sharing.unlist(work)
-            error = TaskCancelledError("the task that spawned it has cancelled it", "CANCELLED")
+            error = TaskCancelledError(
+                "the task that spawned this call has cancelled it", "CANCELLED"
+            )
             self.finish(work, [Result(ERROR, self.packed_error(error))] * work.options.returns)
         return True
 
@@ -153,7 +156,7 @@ class Evaluator:
         return self._loops
 
     def close(self) -> None:
-        """Cancel the coroutines that are left."""
+        """Cancel the remaining coroutines."""
         if self._loops is not None:
             self._loops.close()
 
@@ -161,15 +164,18 @@ class Evaluator:
 
     def may_run(self, work: WorkItem) -> bool:
         if not work.may_run_inline or (self.is_careful and not self._sharing.is_closed):
-            return False  # once its output is open, the task cannot wait for remote calls
+            # A task whose output is open cannot wait for remote calls, and so must run its items.
+            return False
         if not self._has_reported_inline:
             self._has_reported_inline = True
             self._sharing.report_inline()
         return True
 
     def evaluate(self, goal: WorkItem, *, may_delegate: bool = False) -> TaskFuture[Any] | None:
-        """Run an item until it is done, with all that it depends on. With `may_delegate`: if it
-        forwards its result to a remote item, return the future of that instead of waiting for it.
+        """Run an item, and all that it depends on, until it is done.
+
+        With `may_delegate`: if the item forwards its result to a remote item, return the future of
+        that item instead of waiting for it.
         """
         if self._depth >= NESTED_MAX:
             self._sharing.wait([goal])
@@ -204,8 +210,9 @@ class Evaluator:
             sys.setrecursionlimit(self._frames + self._depth * FRAMES_PER_CALL)
 
     def _delegate_of(self, stack: Sequence[WorkItem]) -> TaskFuture[Any] | None:
-        """Return the remote future to which all items of a stack forward; None if one of them has
-        to wait.
+        """Return the remote future to which all items of a stack forward their result.
+
+        None: one of the items has to wait.
         """
         for work, need in zip(stack, [*stack[1:], None], strict=True):
             if work.forward is None:
@@ -221,7 +228,7 @@ class Evaluator:
         self, work: WorkItem, needed: Sequence[WorkItem], stack: Sequence[WorkItem]
     ) -> None:
         if any(need.state is RUNNING and need in stack for need in needed):
-            error = RuntimeError("it waits for its own result")
+            error = RuntimeError("the call waits for its own result")
             self.finish(work, [Result(ERROR, self.packed_error(error))] * work.options.returns)
         else:
             self._sharing.wait(needed)
@@ -327,7 +334,7 @@ class Evaluator:
             except TypeError:
                 values = []
             if len(values) != returns:
-                what = f"it is declared to return {returns} values, and returned {value!r:.80}"
+                what = f"it is declared to return {returns} values, but returned {value!r:.80}"
                 raise UnpackedError(what)
             return [
                 Result(MOVED, item) if type(item) is TaskFuture else result_of(item)
@@ -339,7 +346,7 @@ class Evaluator:
             return [Result(ERROR, self.packed_error(_unpackable(work, error)))] * returns
 
     def _until_unpackable(self, work: WorkItem, mapped: Mapped) -> Result | None:
-        """Return the results of a map up to the first that cannot be pickled, and its error."""
+        """Return the results of a map up to the first one that cannot be pickled, and its error."""
         for place, value in enumerate(mapped.values):
             try:
                 result_of(value)
@@ -367,15 +374,16 @@ class Evaluator:
 
 
 def _only_forwards(work: WorkItem, stack: Sequence[WorkItem]) -> bool:
-    """Tell whether an item waits for nothing but the future that it forwards to."""
+    """Return whether an item waits only for the future to which it forwards."""
     return work.state is RUNNING and work.forward is not None and work not in stack
 
 
 def arguments_of(
     work: WorkItem, writable: Callable[[Buffer], Buffer]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments of an item whose futures are all done: the values of these, in memory of
-    their own (`writable`: see `unpack_result`).
+    """Return the arguments of an item whose futures are all done.
+
+    The values of the futures are in private memory (`writable`: see `unpack_result`).
     """
     if work.packed is None:
         if not work.dependencies:
@@ -398,9 +406,11 @@ def arguments_of(
 def each_with_own_iterator(
     streams: Mapping[int, Any], again: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """Return a function that replaces an iterator which occurs for the second time among arguments
-    by a new one. A pickle that contains a stream twice yields one iterator, which can be read once.
-    `streams`: what each iterator was made of, by its identity; `again` makes another one of that.
+    """Return a function that gives each argument an iterator of its own.
+
+    A pickle that contains a stream twice yields one iterator twice, which can be read only once.
+    The function replaces its second occurrence by a new iterator. `streams`: the source of each
+    iterator, by the identity of the iterator; `again` creates another iterator from a source.
     """
     left = dict(streams)
 

@@ -1,4 +1,4 @@
-"""Generators as tasks: they wait for the futures that they yield; anything else is an item."""
+"""Runs generators as calls: a yielded future is awaited, any other yielded value is an item."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ciel.python.task_futures import Items, TaskFuture, WorkItem
 
 
 class SuspendedGenerator:
-    """A generator between two of its steps. `put` is called with each item; None: the list of all
-    items becomes the value.
+    """A generator between two of its steps.
+
+    `put` is called with each item; if it is None, the list of all items becomes the value.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class SuspendedGenerator:
         self._has_yielded = False
 
     def advance(self, evaluation: Evaluation, work: WorkItem) -> Sequence[WorkItem]:
-        """Run it to its next `yield`; return the items that it waits for."""
+        """Run the generator to its next `yield`; return the work items that it waits for."""
         generator = self._generator
         step: Callable[[], Any] = generator.__next__
         if self._awaited is not None:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from ciel.python.task_futures import Host, Result, TaskFuture, WorkItem
 
 COROUTINE_SCOPE: object = object()
-"""Stands for the scope of the code that runs now if that is a coroutine: then the scope is in its
-context (see `coroutines.scope`).
+"""A placeholder for the scope of a coroutine while it runs; the scope itself is in the coroutine's
+context (see `Loops.scope`).
 """
 
 
@@ -20,25 +20,27 @@ class Evaluation(Host, Protocol):
 
     @property
     def runs_coroutine(self) -> bool:
-        """Whether the code that runs now is a coroutine in an event loop of ours."""
+        """Whether the current code is a coroutine in an event loop of `coroutines.Loops`."""
 
     def may_run(self, work: WorkItem) -> bool:
-        """Tell whether this program may run an item that another one could run."""
+        """Return whether this program may run an item that another program could run."""
 
     def evaluate(self, work: WorkItem, *, may_delegate: bool = False) -> TaskFuture[Any] | None:
-        """Run an item, with all that it depends on, until it is done."""
+        """Run an item, and all that it depends on, until it is done."""
 
     def advance(self, work: WorkItem) -> Sequence[WorkItem]:
         """Run an item until it has to wait; return the items that it waits for."""
 
     def resume(self, scope: Any, step: Callable[[], Any]) -> tuple[Any, Any]:
-        """Call `step`, which resumes a generator or an event loop; return its result, and the scope
-        of the items that it has spawned.
+        """Call `step`, which resumes a generator or an event loop.
+
+        Return its result, and the scope of the items that it has spawned.
         """
 
     def take(self, work: WorkItem, value: Any, put: Any = None) -> None:
-        """Take the value that the function of an item has returned. `put` is called with each item
-        that it yields.
+        """Accept the value that the function of an item has returned.
+
+        `put` is called with each item that a returned generator yields.
         """
 
     def fail(self, work: WorkItem, error: BaseException, skipped_frames: int = 0) -> None:
@@ -49,9 +51,10 @@ class Evaluation(Host, Protocol):
 
 
 def shorten(stack: list[WorkItem]) -> bool:
-    """Remove the item on top of a stack if it forwards to yet another one, and the item below it
-    forwards to it: that one can forward there itself. So a loop of functions that forward needs a
-    stack of constant size. Return whether an item was removed.
+    """Remove the top of a stack of items if it only passes a result on; return whether it did.
+
+    If the item below forwards to the top, and the top forwards to a third item, the item below can
+    forward to the third itself. So a loop of functions that forward needs a stack of constant size.
     """
     if len(stack) < 2 or stack[-1].forward is None or stack[-1].options.returns != 1:
         return False

@@ -1,4 +1,4 @@
-"""A thread that has a long task give work away; it sleeps while there is nothing to give away."""
+"""A thread that makes a long task share its work; it sleeps while there is nothing to share."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 SHARE_AFTER_S = 0.01
-"""A task shares once it has run for so long, and then at this interval."""
+"""A task first shares after this running time, then at this interval."""
 
 
 class Shareable(Protocol):
-    """A task that can give work away."""
+    """A task that can share work with other programs."""
 
     is_armed: bool
 
@@ -21,7 +21,7 @@ class Shareable(Protocol):
         """Guards the state that the timer's thread and the task's thread change."""
 
     def share(self) -> bool:
-        """Give work away; return whether there may be more later. The caller holds the lock."""
+        """Share work; return whether there may be more later. The caller holds the lock."""
 
 
 class ShareTimer:
@@ -36,7 +36,7 @@ class ShareTimer:
 
     @property
     def thread_count(self) -> int:
-        """How many threads it has."""
+        """The number of its threads."""
         return int(self._thread is not None)
 
     def begin_task(self) -> None:
@@ -44,7 +44,7 @@ class ShareTimer:
         self._since_s = time.monotonic()
 
     def watch(self, shareable: Shareable) -> None:
-        """Have a task share, once it has run for a while."""
+        """Call `share` of a task regularly, once the task has run for `SHARE_AFTER_S`."""
         self._watched = shareable
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ciel-sharing", daemon=True)

@@ -1,8 +1,8 @@
-"""Makes tasks of a task's work items, for two reasons: another worker has a free slot, or the task
-has to wait for the item anyway.
+"""Turns work items of a task into tasks of their own, which other programs run.
 
-A thread (`share_timer`) checks for free slots, so that the function that runs need not cooperate.
-The lock of the channel guards all state that both threads change.
+It does so if another worker has a free slot, or if the task has to wait for the item anyway. A
+thread (`share_timer`) checks for free slots, so that the function that runs need not cooperate. The
+lock of the channel guards all state that both threads change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ciel.python.packing import Buffer
 
 REMOTE_MAX = 64
-"""So many items of a task are remote at a time, as far as it knows."""
+"""How many items of a task may be remote at a time, as far as the task knows."""
 SCOPES_MAX = 1000
 
 Scope = dict[int, "weakref.ref[WorkItem]"]
@@ -54,7 +54,7 @@ class Batches(Protocol):
         """Whether there are batches that have not started."""
 
     def hand_over(self, most: int) -> int:
-        """Make tasks of at most so many batches; return of how many. The caller holds the lock."""
+        """Turn at most `most` batches into tasks; return how many. The caller holds the lock."""
 
 
 class Sharing:
@@ -74,7 +74,7 @@ class Sharing:
         self._thread = get_ident()
         self.is_armed = False
         self.is_closed = False
-        """An output is open, so that the task cannot wait for remote calls any more."""
+        """Whether an output is open, so that the task can no longer wait for remote calls."""
         self.batches: Batches | None = None
         self._channel = channel
         self._inputs = inputs
@@ -84,7 +84,7 @@ class Sharing:
         self._scopes: list[Scope] = []  # the outermost function's first
         self._remote: dict[WorkItem, None] = {}
         self._offloads_at_once = 1
-        self._started_count = 0  # items that this program has started since it shared last
+        self._started_count = 0  # items that this program has started since the last sharing
 
     def writable(self, buffer: Buffer) -> Buffer:
         """Return the bytes of a buffer in private memory, which may be written to."""
@@ -93,7 +93,7 @@ class Sharing:
     # --- pending items ----------------------------------------------------------------------------
 
     def new_scope(self) -> Scope:
-        """Make a scope for a function that starts to spawn; the caller holds the lock."""
+        """Create a scope for a function that starts to spawn; the caller holds the lock."""
         if len(self._scopes) >= SCOPES_MAX:
             self._scopes = [scope for scope in self._scopes if scope]
         scope: Scope = {}
@@ -107,16 +107,16 @@ class Sharing:
             scope.pop(id(work), None)
             self._started_count += 1
             if not scope and self._scopes and self._scopes[-1] is scope:
-                self._scopes.pop()  # its function makes another one when it needs it
+                self._scopes.pop()  # its function creates another one when it needs it
 
     def close(self) -> None:
-        """Share nothing any more: an output is open, so that the task must end in this program."""
+        """Stop sharing: an output is open, so that the task must end in this program."""
         with self.lock:
             self.is_closed = True
 
     @property
     def has_items(self) -> bool:
-        """Whether there may be pending items, which no call needs any more."""
+        """Whether there may be pending items that no call needs any more."""
         return bool(self._scopes)
 
     def drop_all(self) -> None:
@@ -130,16 +130,17 @@ class Sharing:
             self._channel.notify("within", {})
             self._channel.flush()
 
-    # --- now and then -----------------------------------------------------------------------------
+    # --- called by the timer's thread -------------------------------------------------------------
 
     def arm(self) -> None:
-        """Have the thread call `share`."""
+        """Start the timer's thread, which calls `share`."""
         self.is_armed = True
         self._timer.watch(self)
 
     def share(self) -> bool:
-        """Make tasks of as many batches and items as workers have room for; return whether there
-        may be more. The caller holds the lock.
+        """Turn as many batches and items into tasks as workers have idle slots for.
+
+        Return whether there may be more. The caller holds the lock.
         """
         if self.is_closed:
             return False
@@ -159,16 +160,19 @@ class Sharing:
         return bool(self._scopes) or (self.batches is not None and self.batches.may_be_shared)
 
     def _next_offload_count(self) -> int:
-        """Return how many items become tasks if the worker does not know which slots are free."""
+        """Return how many items become tasks if the worker does not know the idle slots."""
         if self._started_count:
             self._offloads_at_once = 1
-        else:  # the call that runs takes long; its siblings may, too
+        else:  # the current call takes long; its siblings may, too
             self._offloads_at_once = 2 * self._offloads_at_once
         self._started_count = 0
         return max(0, min(self._offloads_at_once, REMOTE_MAX - len(self._remote)))
 
     def _next_pending(self) -> WorkItem | None:
-        """Remove, from the outermost scope that has any, the item that its function needs last."""
+        """Remove and return a pending item: the last one of the outermost scope that has any.
+
+        Its function probably needs this item last.
+        """
         while self._scopes:
             scope = self._scopes[0]
             while scope:
@@ -182,8 +186,9 @@ class Sharing:
     # --- items become tasks -----------------------------------------------------------------------
 
     def offload(self, work: WorkItem, *, wanted: bool) -> bool:
-        """Make a task of an item, and of each item that it depends on; the caller holds the lock.
-        False: that is not possible (now), so that this program has to run the item.
+        """Turn an item, and each item that it depends on, into tasks; the caller holds the lock.
+
+        False: this is not possible now, so that this program has to run the item.
         """
         stack = [work]
         while stack:
@@ -219,7 +224,7 @@ class Sharing:
         return True
 
     def spawn(self, work: WorkItem, request: dict[str, Any]) -> None:
-        """Make a task of an item; `request` are the arguments of the call `spawn`."""
+        """Turn an item into a task; `request` contains the arguments of the call `spawn`."""
         with self.lock:
             work.child = self._outputs.made_count
             self._outputs.made_count += 1
@@ -233,8 +238,10 @@ class Sharing:
             self.evaluation.evaluate(work)
 
     def as_delegate(self, future: TaskFuture[Any]) -> TaskFuture[Any] | None:
-        """Return a future whose task can make the output of this one: a remote one. None if it is
-        not remote and cannot become so; or if it is of a kind that this task has to read itself.
+        """Return a future if its task can take over the output of this task, else None.
+
+        Offloads the future's item if necessary. None: the item cannot be remote, or is of a kind
+        that this task has to read itself.
         """
         work = future.work
         with self.lock:
@@ -244,7 +251,7 @@ class Sharing:
             return future if is_simple else None
 
     def delegate(self, future: TaskFuture[Any]) -> None:
-        """Delegate the output of this task to the task that makes a future."""
+        """Delegate the output of this task to the task that produces a future."""
         work = future.work
         is_all = work.function is not None and work.options.returns == 1
         request = {"forward": item_of(work), "place": None if is_all else future.place}
@@ -253,8 +260,9 @@ class Sharing:
     # --- waiting ----------------------------------------------------------------------------------
 
     def poll(self, works: Sequence[WorkItem]) -> bool:
-        """Ask the worker for the results of remote items that are done, without waiting for the
-        others; return whether all items are done.
+        """Query the worker for the results of remote items that are done, without waiting.
+
+        Return whether all items are done.
         """
         remote = [work for work in works if work.state is REMOTE]
         with self.lock:
@@ -265,14 +273,16 @@ class Sharing:
 
     @property
     def may_wait(self) -> bool:
-        """Whether this thread can leave the slot of the task and wait."""
+        """Whether this thread can release the slot of the task and wait."""
         return not self.is_closed and get_ident() == self._thread
 
     def wait(
         self, works: Sequence[WorkItem], *, any_one: bool = False, timeout_s: float | None = None
     ) -> None:
-        """Leave the slot and wait until all items are done that this program cannot run, or one of
-        them. With a timeout, return after that, or as soon as one more of them is done.
+        """Release the slot, and wait until all items that this program cannot run are done.
+
+        With `any_one`, wait for one of them. With a timeout, return after that time, or as soon as
+        one more of them is done.
         """
         if timeout_s is not None and timeout_s >= TIMEOUT_MAX_S:
             timeout_s = None
@@ -286,7 +296,8 @@ class Sharing:
             if any(are_done) if any_one else all(are_done):
                 return
             raise RuntimeError(
-                "a task that has yielded an item cannot wait for what runs elsewhere: do so before"
+                "a task that has yielded an item cannot wait for calls that run elsewhere: "
+                "wait for them before the first yield"
             )
         with self.lock:
             works = [self._make_remote(work) for work in works if work.state is not DONE]
@@ -302,8 +313,8 @@ class Sharing:
             self._suspend(works, any_one, timeout_s)
 
     def _make_remote(self, work: WorkItem) -> WorkItem:
-        """Make a task of an item that this program cannot run now; the caller holds the lock."""
-        if work.state is RUNNING:  # below us on the stack, so that it cannot go on before we do
+        """Turn an item that this program cannot run now into a task; the caller holds the lock."""
+        if work.state is RUNNING:  # below on the stack: it cannot continue before this wait ends
             work = work.copy(self.evaluation)
         if work.state is PENDING and not self.offload(work, wanted=True):
             from ciel.python.failures import PackingError
@@ -316,8 +327,9 @@ class Sharing:
         return work
 
     def _suspend(self, works: Sequence[WorkItem], any_one: bool, timeout_s: float | None) -> None:
-        """End this task, and have another task continue in this process once items are done. The
-        other remote items stay wanted meanwhile.
+        """End this task; another task continues in this process once the items are done.
+
+        Meanwhile all other remote items stay wanted.
         """
         self._outputs.give_up_arrays()
         listed = list(dict.fromkeys([*works, *self._remote]))
@@ -349,7 +361,7 @@ class Sharing:
             self._update(work, ref)
 
     def _update(self, work: WorkItem, ref: list[Any]) -> None:
-        """Take the results of a remote item from the reference to its object, if that is there."""
+        """Take the results of a remote item from the reference to its object, if that exists."""
         if ref[0] == "err":
             from ciel.executors.programs.python.objects.inputs import failed
 

@@ -1,4 +1,4 @@
-"""Writes the requests that make tasks of work items, and stores the values that they refer to."""
+"""Writes the requests that turn work items into tasks, and stores the values that they need."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ CO_GENERATOR = 0x20
 
 
 class Submission:
-    """The requests of one task. `start` is called with a pending item that becomes part of a value:
-    it makes a task of the item, or runs it.
+    """The requests of one task.
+
+    `start` is called with a pending item that becomes part of a value: it turns the item into a
+    task, or runs it.
     """
 
     bundle: Bundle
@@ -60,15 +62,16 @@ class Submission:
         self._functions = functions
         self._start = start
         self._stored: dict[tuple[WorkItem, int], int] = {}
-        """The numbers of the objects that hold results of this program."""
+        """The numbers of the objects that contain results of this program."""
 
     def restart(self) -> None:
-        """Forget the numbers of objects: the task continues as another one, which has none yet."""
+        """Forget the numbers of objects: the task continues as another task, which has none yet."""
         self._stored.clear()
 
     def request(self, work: WorkItem) -> dict[str, Any]:
-        """Return the arguments of a `spawn` that makes a task of an item. Raises whatever the
-        `__reduce__` of its parts raises.
+        """Return the arguments of a `spawn` that turns an item into a task.
+
+        Raises any error of pickling the item.
         """
         function = self._functions.packed(work.function)
         packed, dependencies = work.packed, work.dependencies
@@ -122,7 +125,7 @@ class Submission:
         return Use(inputs.index(item), 0, place, work.is_raw, how)
 
     def _stored_number(self, target: TaskFuture[Any]) -> int:
-        """Return the number of the object that holds a result of this program."""
+        """Return the number of the object with a result of this program; store it if necessary."""
         key = (target.work, target.place)
         number = self._stored.get(key)
         if number is None:
@@ -140,11 +143,11 @@ class Submission:
         return number
 
     def store_outcome(self, outcome: Outcome) -> int:
-        """Make an object of an outcome and return its number; the caller holds the lock."""
+        """Store an outcome as an object, and return its number; the caller holds the lock."""
         return self._store([outcome])
 
     def outcome_of(self, result: Result) -> Outcome:
-        """Return a result as it is written to an object; the pending items in it become tasks."""
+        """Return a result in the form for objects; the pending items in it become tasks."""
         if result.kind == ERROR:
             return Outcome(ERROR, Packed(result.payload))
         packed = packed_value(result)
@@ -154,8 +157,10 @@ class Submission:
             return Outcome(VALUE, packed, tuple(self._addresses(result.futures)))
 
     def _addresses(self, futures: Sequence[TaskFuture[Any]]) -> list[Any]:
-        """Return where a reader of a value finds the futures in it: the reference to an object in
-        JSON form, the place in it, and whether it is raw. The caller holds the lock.
+        """Return where a reader of a value finds the futures in it; the caller holds the lock.
+
+        An address is the reference to an object in JSON form, the place in it, and whether it is
+        raw.
         """
         items, places = [], []
         for future in futures:
@@ -175,7 +180,7 @@ class Submission:
 
 
 def item_of(work: WorkItem) -> Any:
-    """Return how the worker knows the object of a remote item: by its number, or its reference."""
+    """Return how messages name the object of a remote item: by its number, or its reference."""
     return work.child if work.ref is None else {"__ref__": work.ref}
 
 

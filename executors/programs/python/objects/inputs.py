@@ -1,6 +1,7 @@
-"""Reads the inputs of a Python task: from the reference, or mapped from a file of the store. A
-cache keeps a few objects from task to task. Functions get private memory: small buffers are copied,
-large ones are mapped so that the kernel copies a page when the function writes to it.
+"""Reads the inputs of a Python task, from their references or from mapped files of the store.
+
+A cache keeps a few objects from task to task. Functions get private memory: small buffers are
+copied; large ones are mapped copy-on-write.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from ciel.executors.programs.python.channel import Channel
 
 MAPPED_MIN_BYTES = 64 << 10
-"""Smaller objects are read, which is quicker than to map them."""
+"""The program reads smaller objects, which is faster than mapping them."""
 CACHED_MAX = 8
 CACHED_MAX_BYTES = 64 << 20
-"""Limits of the cache. A mapped object keeps its memory, even if its store has deleted it."""
+"""Limits of the cache: a mapped object occupies memory even after its store has deleted it."""
 
 SHARED_TYPES = frozenset((bytes, str))
-"""Types of values that no function can change, so that one value serves all calls."""
+"""Immutable types: one value of such a type serves all calls."""
 
 
 class Stored:
@@ -56,7 +57,7 @@ class _Entry:
 
 
 class Cache:
-    """Objects that this program keeps from task to task; the least recently used come first."""
+    """Objects that this program keeps from task to task, the least recently used first."""
 
     def __init__(self) -> None:
         self._objects: OrderedDict[str, _Entry] = OrderedDict()
@@ -98,7 +99,7 @@ class Cache:
             self._size_bytes -= oldest.size_bytes
 
     def keys(self) -> list[Any]:
-        """List the cached objects in the form that the call `exit` has for them."""
+        """List the cached objects in the form of the argument `soft_cache_keys` of `exit`."""
         return [[[object_id], ""] for object_id in self._objects]
 
 
@@ -118,9 +119,11 @@ class Inputs:
         self._shared: dict[tuple[str, int], Any] = {}
 
     def outcome(self, ref: list[Any], place: int) -> Outcome:
-        """Return the outcome at a place in an object. The object is there, or has failed, which is
-        an error. If the outcome is a reference to another object, it is returned (as `MOVED`) only
-        if that is not there.
+        """Return the outcome at a place in an object, which must be available or failed.
+
+        A failed object has an error as its outcome. If the outcome is a reference to another
+        object, return the outcome there; or, if that object is not available, the reference
+        (`MOVED`).
         """
         while True:
             if ref[0] == "err":
@@ -135,7 +138,7 @@ class Inputs:
                 return outcome
 
     def read_before(self, ref: list[Any], place: int) -> Any:
-        """Return the value that `note_read` was called with; None: it was not."""
+        """Return the value that was passed to `note_read`; None if it was not called."""
         found = self._shared.get((ref[1], place))
         return self._cache.value(ref[1], place) if found is None else found
 
@@ -146,7 +149,7 @@ class Inputs:
             self._cache.keep_value(ref[1], place, value)
 
     def outcomes(self, ref: list[Any]) -> list[Outcome]:
-        """Return all outcomes in an object that is there."""
+        """Return all outcomes in an available object."""
         found = self._outcomes.get(ref[1])
         if found is None:
             opened = self._open(ref)
@@ -169,14 +172,15 @@ class Inputs:
         found = self._places.get(id(buffer))
         if found is not None:
             known, stored, offset = found
-            with suppress(OSError):  # no room for one more mapping
+            with suppress(OSError):  # the process has reached its limit of mappings
                 return stored.part(memoryview(known).nbytes, offset)
         view = buffer.raw() if isinstance(buffer, PickleBuffer) else buffer
         return bytearray(view)
 
     def close(self) -> None:
-        """Release all objects, without waiting for the garbage collector, so that the store can
-        reuse their memory.
+        """Release all objects at once, so that the store can reuse their memory.
+
+        The garbage collector would release them later.
         """
         self._outcomes.clear()
         self._places.clear()
@@ -187,7 +191,7 @@ class Inputs:
         self._paths.update(paths)
 
     def content(self, ref: list[Any], *, may_cache: bool = True) -> Buffer:
-        """Return the content of an object that is there."""
+        """Return the content of an available object."""
         opened = self._open(ref, may_cache)
         return opened.content if isinstance(opened, Stored) else opened
 
@@ -206,26 +210,30 @@ class Inputs:
         return opened
 
     def path_for_user(self, ref: list[Any]) -> str:
-        """Return the path of an object that is there, for a function of the user, which may link or
-        send the file. The sticky bit tells the store never to reuse the memory of the file.
+        """Return the path of an available object for a function of the user.
+
+        The function may link or send the file. The sticky bit tells the store never to reuse the
+        memory of the file.
         """
         path = self.path(ref)
         os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_ISVTX)
         return path
 
     def path(self, ref: list[Any]) -> str:
-        """Return the path of an object that is there, for this program to read or map."""
+        """Return the path of an available object, for this program to read or map."""
         path = self._paths.get(ref[1])
         if path is None:
             path = self._channel.call("open_ref", {"ref": {"__ref__": ref}}).get("filename")
             if path is None:
-                self._lose(ref, "it is not there, though the task has waited for it")
+                self._lose(ref, "the object is not available, though the task has waited for it")
             self._paths[ref[1]] = path
         return path
 
     def _lose(self, ref: list[Any], details: str) -> NoReturn:
-        """Report that an object is gone and end this process: the engine produces the object again
-        and re-executes the task. An exception would become the outcome of a call.
+        """Report that an object is lost, and end this process.
+
+        The engine then recomputes the object and re-executes the task. An exception would become
+        the outcome of a call.
         """
         self._channel.notify("lose", {"id": ref[1], "details": details})
         self._channel.flush()
@@ -249,7 +257,7 @@ def _pieces(descriptor: int) -> Iterator[bytes]:
 
 
 def failed(ref: list[Any]) -> Outcome:
-    """Return the outcome of an object that was not produced; `ref` is a failure in JSON form."""
+    """Return the outcome of a failed object; `ref` is a failure in JSON form."""
     from ciel.core.refs import Failure
     from ciel.python.failures import error_of, pack_error
     from ciel.python.packing import Packed

@@ -1,5 +1,7 @@
-"""Maps files of the store into memory. Large mappings are aligned so that huge pages can serve
-them. A mapping ends with the last view of it.
+"""Maps files of the store into memory.
+
+Large mappings are aligned, so that huge pages can serve them. A mapping ends with the last view of
+it.
 """
 
 from __future__ import annotations
@@ -28,9 +30,7 @@ if TYPE_CHECKING:
 
 
 def copied_on_write(descriptor: int, size_bytes: int, offset: int) -> memoryview:
-    """Map a part of a file as private memory: the kernel copies a page when it is first written to,
-    so that the file and its other readers do not change.
-    """
+    """Map a part of a file copy-on-write: writes change neither the file nor its other readers."""
     start = offset - offset % PAGESIZE
     before = offset - start
     length = size_bytes + before
@@ -47,8 +47,10 @@ def copied_on_write(descriptor: int, size_bytes: int, offset: int) -> memoryview
 def mapped(
     descriptor: int, size_bytes: int, offset: int = 0, *, writes: bool = False
 ) -> memoryview:
-    """Map a part of a file. Pages to be written are populated at once, since all of them will be
-    used; so are huge pages, which costs a tenth of a page fault for each.
+    """Map a part of a file.
+
+    Pages to be written are populated at once, since all of them will be used. So are huge pages:
+    populating one costs a tenth of a page fault.
     """
     prot, flags = PROT_READ, MAP_SHARED
     if writes or os.fstat(descriptor).st_blksize >= HUGE_BYTES:
@@ -68,7 +70,7 @@ def _aligned(descriptor: int, size_bytes: int, offset: int, prot: int, flags: in
     def checked(address: int) -> int:
         if address in (-1, ctypes.c_void_p(-1).value):
             number = ctypes.get_errno()
-            raise OSError(number, f"a mapping of {size_bytes} bytes cannot be made")
+            raise OSError(number, f"cannot map {size_bytes} bytes of a file into memory")
         return address
 
     libc = _libc()

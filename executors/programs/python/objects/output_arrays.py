@@ -1,6 +1,7 @@
-"""Allocates arrays in the store before a task fills them (`ciel.empty`): the file of the task's
-output is mapped, and the arrays are in it where readers will find them. Only the pickle that refers
-to them is written later.
+"""Allocates arrays in the store before a task fills them (`ciel.empty`).
+
+The program maps the file of the task's output, and places the arrays in it where readers will find
+them. Later it writes only the pickle that refers to them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class OutputArrays:
 
         kind = numpy.dtype(dtype)
         if kind.hasobject:
-            raise TypeError(f"an array of {kind} holds references, which cannot be stored")
+            raise TypeError(f"an array of {kind} contains references, which cannot be stored")
         dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
         size_bytes = kind.itemsize
         for length in dimensions:
@@ -52,7 +53,7 @@ class OutputArrays:
             self._reserve(offset + room_bytes)
             memory = mapped(self._descriptor, room_bytes, offset, writes=True)
         except OSError as error:
-            text = f"the store has no room for an array of {size_bytes} bytes: {error.strerror}"
+            text = f"the store has no space for an array of {size_bytes} bytes: {error.strerror}"
             raise MemoryError(text) from None
         self._end_bytes = offset + room_bytes
         array: numpy.ndarray[Any, Any] = numpy.ndarray(dimensions, kind, memory)
@@ -61,8 +62,9 @@ class OutputArrays:
         return array
 
     def _reserve(self, size_bytes: int) -> None:
-        """Allocate all pages of the file, so that no write fails later; the worker may have done so
-        already.
+        """Allocate all pages of the file, so that no write fails later.
+
+        The worker may have allocated them already.
         """
         status = os.fstat(self._descriptor)
         if status.st_blocks * 512 < size_bytes:
@@ -71,7 +73,7 @@ class OutputArrays:
             os.ftruncate(self._descriptor, size_bytes)
 
     def publish(self, outcomes: Sequence[Outcome], took_s: float) -> bool:
-        """Write the output if any of the arrays is in the outcomes; return whether it was."""
+        """Write the output if the outcomes contain any of the arrays; return whether they do."""
         places = [[self._place(buffer) for buffer in o.packed.buffers] for o in outcomes]
         if not any(place is not None for row in places for place in row):
             self.give_up()

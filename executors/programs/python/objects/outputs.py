@@ -1,5 +1,6 @@
-"""Writes the outputs of a Python task: small ones are part of the call `exit`, large ones go into
-files of the store.
+"""Writes the outputs of a Python task.
+
+Small outputs are part of the call `exit`; large ones are written to files of the store.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PIECES_MAX = 1000  # of one call of writev
 
 
 class Outputs:
-    """The outputs of one task, one for each batch, and further objects that it makes."""
+    """The outputs of one task, one for each batch, and further objects that it creates."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -30,23 +31,23 @@ class Outputs:
         self._values: dict[int, str] = {}  # contents for `exit`, by batch
         self._numbers: dict[int, int] = {}  # of the outputs, by batch
         self.made_count = 0
-        """Objects that the task has made; it names each by its number among them."""
+        """How many objects the task has created; messages name each by its number among them."""
 
     def expect(self, batch_count: int) -> None:
         """Note how many batches there are."""
         self._numbers = {batch: batch for batch in range(batch_count)}
 
     def give_up(self, batches: Sequence[int]) -> list[int]:
-        """Leave the outputs of batches to other tasks; return the numbers of these outputs."""
+        """Hand the outputs of batches over to other tasks; return the numbers of these outputs."""
         return [self._numbers.pop(batch) for batch in batches]
 
     def restart(self) -> None:
-        """Note that the task continues as another one, which has the outputs that are left."""
+        """Renumber the remaining outputs: the task continues as another one with only these."""
         self.made_count = 0
         self._numbers = {batch: number for number, batch in enumerate(self._numbers)}
 
     def values(self) -> list[tuple[int, str]]:
-        """Return number and content of each output that is part of `exit`."""
+        """Return the number and content of each output that is part of `exit`."""
         return [(self._numbers[batch], value) for batch, value in self._values.items()]
 
     def array(self, shape: Any, dtype: Any) -> Any:
@@ -58,7 +59,7 @@ class Outputs:
         return self.arrays.array(shape, dtype)
 
     def give_up_arrays(self) -> None:
-        """Give the file with arrays up; the arrays stay as ordinary memory."""
+        """Discard the file with arrays; the arrays stay as ordinary memory."""
         if self.arrays is not None:
             self.arrays.give_up()
             self.arrays = None
@@ -84,7 +85,7 @@ class Outputs:
         self._channel.request("close_output", {"index": number, "size": size_bytes})
 
     def create(self, pieces: Sequence[Buffer]) -> None:
-        """Make a further object. The caller counts it in `made_count`."""
+        """Create a further object. The caller counts it in `made_count`."""
         size_bytes = sum(map(_length, pieces))
         if size_bytes <= INLINE_MAX_BYTES:
             self._channel.notify("put", {"value": encoded(b"".join(pieces))})
@@ -92,7 +93,7 @@ class Outputs:
         request = {"size": size_bytes, "digest": _digest_of(pieces)}
         reply = self._channel.call("create", request)
         if reply["filename"] is None:
-            return  # the task has made the same object before
+            return  # the task has created the same object before
         write(reply["filename"], pieces)
         self._channel.request("close_output", {"index": reply["index"], "size": size_bytes})
 

@@ -1,4 +1,4 @@
-"""Writes and reads streams: the items that a task yields, which other tasks read meanwhile."""
+"""Writes and reads streams: the items that a task yields, which other tasks read at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StreamWriter:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has items, which other tasks may have read."""
+        """Whether it has written items, which other tasks may have read."""
         return self._descriptor >= 0
 
     def put(self, item: Any) -> None:
@@ -40,7 +40,7 @@ class StreamWriter:
         self._write(stream_frame(ITEM, _packed(item, "an item")))
 
     def finish(self, value: Any) -> None:
-        """Write the value that the task has returned at its end; raises PackingError."""
+        """Write the value that the task's function has returned; raises PackingError."""
         frame = stream_frame(RETURNED, _packed(value, "the value"))
         if not self.is_open:
             self._outputs.publish_pieces(0, [STREAM_MAGIC, frame])
@@ -70,7 +70,7 @@ def _packed(value: Any, what: str) -> bytes:
         packed = pack(value)
     except UnpackedError as error:
         raise packing_error(f"{what} that it yields", error) from None
-    if packed.buffers:  # a stream has pickles only, so copy them
+    if packed.buffers:  # a stream contains only pickles, so copy the buffers into one
         import pickle
 
         return pickle.dumps(value, 5)
@@ -78,7 +78,7 @@ def _packed(value: Any, what: str) -> bytes:
 
 
 class _GrowingFile:
-    """Reads an object that may still grow. At the end of the file it asks the worker for more."""
+    """Reads an object that may still grow. At the end of the file it queries the worker."""
 
     def __init__(self, channel: Channel, ref: list[Any]) -> None:
         self._channel = channel
@@ -92,7 +92,7 @@ class _GrowingFile:
         self._buffer = bytearray()
 
     def read(self, size_bytes: int) -> bytes:
-        """Return so many bytes; fewer at the end of the object."""
+        """Return `size_bytes` bytes; fewer at the end of the object."""
         buffer = self._buffer
         while len(buffer) < size_bytes and (piece := self._piece()):
             buffer += piece
