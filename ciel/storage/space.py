@@ -16,7 +16,7 @@ PAGE_BYTES = 4096
 LOOK_S = 0.01
 """How long the free space of a device is cached; querying it takes half a microsecond."""
 FULL_BYTES = 16 * PAGE_BYTES
-"""With fewer bytes free a device counts as full: a write may fail although some blocks are free."""
+"""A device with fewer free bytes counts as full: a write may fail although some blocks are free."""
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 # os.posix_fallocate always extends the size, which would hide how much a program has written.
@@ -32,24 +32,24 @@ def occupied_bytes(size_bytes: int) -> int:
 def reserve_blocks(fd: int, size_bytes: int, *, keep_size: bool) -> None:
     """Allocate this many bytes from the file's start on the file system, or raise its OSError.
 
-    Afterwards neither a write nor a mapping within them can fail for want of space. Without
-    `keep_size` this fills the holes of a file that has that size already. A file system without
-    allocation is ignored: it has no pages behind a mapping that could run out.
+    Afterwards neither a write nor a mapping within them can run out of space. Without `keep_size`
+    this fills the holes of a file that has that size already. On a file system that does not
+    support allocation, this does nothing: its mappings cannot run out of pages.
     """
     mode = _FALLOC_FL_KEEP_SIZE if keep_size else 0
     while _fallocate(fd, mode, 0, size_bytes):
         number = ctypes.get_errno()
         if number in (errno.EOPNOTSUPP, errno.ENOSYS):
             return
-        if number != errno.EINTR:  # after an interruption tmpfs has undone it: start again
+        if number != errno.EINTR:  # after an interruption tmpfs has freed all again: retry
             raise OSError(number, os.strerror(number))
 
 
 def release_blocks(fd: int, size_bytes: int) -> None:
     """Free this many bytes from the file's start; they read as zeros, and the size stays.
 
-    On a file system that does not support this, the file is truncated. Later writes of a process
-    that is writing to it then leave a hole at the start.
+    On a file system that does not support this, the file is truncated. If a process is writing to
+    the file, its later writes then leave a hole at the start.
     """
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     while size_bytes > 0 and _fallocate(fd, mode, 0, size_bytes):
@@ -68,7 +68,7 @@ def free_bytes(fd: int) -> int | None:
 
 
 def is_full(fd: int) -> bool:
-    """Whether a write to the device of an open file may fail for want of space."""
+    """Whether a write to the device of an open file may fail because no space is free."""
     left_bytes = free_bytes(fd)
     return left_bytes is not None and left_bytes < FULL_BYTES
 
@@ -77,10 +77,10 @@ class Space:
     """The account of one store: bytes committed and bytes reserved by writers. Their sum is limited
     by the capacity, if one is configured, and by the device.
 
-    Other processes may use the same directory. Their objects are counted when the account is opened
-    and again before a request is refused; in between, each process counts its own. The free space
-    of the device is queried at most every `LOOK_S`. Our own reservations and commits do not change
-    the limit in between.
+    Other processes may use the same directory. The account counts their objects when it is opened,
+    and again before it refuses a request; in between, each process counts only its own. It queries
+    the free space of the device at most every `LOOK_S`. Its own reservations and commits do not
+    change the limit in between.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Space:
         """
         with self._lock:
             if recounts != self.recounts:
-                return  # the recount may exclude it already; else the next refusal recounts
+                return  # the recount may have left it out; if not, the next recount will
             self._used_bytes = max(0, self._used_bytes - used_bytes)
             self._object_count = max(0, self._object_count - 1)
 
