@@ -288,7 +288,7 @@ def test_a_failure_tells_the_story_and_the_command_that_replays_it() -> None:
     with pytest.raises(SimulationError) as caught:
         simulate(2, "kills", ForgetsTheLost)
     text = str(caught.value)
-    worker = re.findall(r"it is assigned to (\S+), which was not told", text)[0]
+    worker = re.findall(r"it is assigned to (\S+), which has not received it", text)[0]
     assert f"{worker} to: AssignTask" in text
     assert f"{worker}: was killed" in text
     assert text.endswith("replay: python -m ciel.testing.simulator --scenario kills --seeds 2-2")

@@ -1,4 +1,4 @@
-"""The master of a simulation: the real state machine, and a service for it without sockets."""
+"""The master of a simulation: the real state machine, and a service that has no sockets."""
 
 from __future__ import annotations
 
@@ -112,9 +112,7 @@ class FakeMaster:
             self.machine.worker_heard(name, self._now_s, self._now_s)
 
     def _probe(self, name: str) -> None:
-        """Query the host of a suspected worker whether the worker has ended, unless the host is
-        down.
-        """
+        """Ask a suspected worker's host whether the worker has ended, unless the host is down."""
         self._world.timeline.after(self._world.latency_s(), self._probed, name)
 
     def _probed(self, name: str) -> None:
@@ -134,8 +132,8 @@ class FakeMaster:
         self._journal_read = len(journal)
 
     def change(self, topic: str, job_id: str) -> str:
-        """Make a change that a user requests; return the reason of a refusal, else ""."""
-        self._world.note(job_id, f"its user says: {topic}")
+        """Make a change that a user requests; return "", or the reason if it is refused."""
+        self._world.note(job_id, f"its user requests: {topic}")
         try:
             topics.change(self.machine, topic, {"job": job_id}, self._now_s)
         except CielError as error:
@@ -148,8 +146,8 @@ class FakeMaster:
         return self._world.timeline.now_s
 
     def _change_workers(self, act: Callable[..., None], *arguments: object) -> None:
-        """Call something by which the machine may declare workers dead, and close their
-        connections.
+        """Call a method that may make the machine declare workers dead; close the connections of
+        these workers.
         """
         before = dict(self.machine.workers)
         act(*arguments, self._now_s)

@@ -1,6 +1,4 @@
-"""A user of a simulation: retries or removes jobs some time after they ended, at any moment of the
-simulation.
-"""
+"""A user of a simulation: retries or removes jobs some time after they have ended."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.world import World
 
 TRIES_MAX = 2
-AWKWARD_SHARE = 0.5  # of jobs to remove: preferably while lost results are recomputed
+AWKWARD_SHARE = 0.5  # of jobs to remove: the user prefers a moment when lost results are recomputed
 AWKWARD_INTERVAL_S = 0.05
 _TRIED_AGAIN = (JobState.FAILED, JobState.CANCELLED)
 
 
 class FakeUser:
-    """Draws at the start which jobs to retry or remove. Calls `check` with the client of a job with
-    all its results, before it removes the job.
+    """Draws at the start which jobs to retry or remove. Before it removes a job that has all its
+    results, it calls `check` with the job's client.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class FakeUser:
             machine.bulk.resume()
             refusal = job.reason if job.state in _TRIED_AGAIN else ""
         if (refusal and can_retry and failed and not is_final) or not (refusal or can_retry):
-            raise Violation(job_id, f"it was tried again: {refusal or 'it was not refused'}")
+            raise Violation(job_id, f"retrying it: {refusal or 'the master did not refuse it'}")
         if refusal:
             self._tries[job_id] = 0
             return
@@ -119,4 +117,5 @@ class FakeUser:
         to_retry = [job_id for job_id, tries in self._tries.items() if tries]
         failed = [j for j in to_retry if j in jobs and jobs[j].state in _TRIED_AGAIN]
         doomed = [job_id for job_id in self._doomed if job_id in jobs]
-        return [(job_id, "its user is not done with it") for job_id in (*failed, *doomed)]
+        text = "its user has still to retry or remove it"
+        return [(job_id, text) for job_id in (*failed, *doomed)]

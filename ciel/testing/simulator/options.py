@@ -1,9 +1,9 @@
 """The options of a simulation: the cluster, its work, and the faults.
 
-The engine must survive these faults: loss and restart of any worker (with or without its store), of
-any connection, of any client; delays; frozen workers. It cannot survive two others, which
-`Witness.is_excused` recognises: a task that was on three lost workers, and an upload whose only
-holder was lost. The master itself does not fail here.
+The engine must survive these faults: loss and restart of any worker (with or without its store),
+loss of any connection or client, delays, and frozen workers. Two faults it cannot survive: the loss
+of three workers that had the same task, and the loss of the only worker that had an upload.
+`Witness.is_excused` recognises both. The master does not fail in a simulation.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def options_for(scenario: str, seed: int) -> Options:
         delegates=chance.random() < 0.75,
         streaming_share=sometimes(0.4, 0.2, 0.7),
         blocking_share=sometimes(0.4, 0.5, 1.0),
-        # Separate generators, so that seeds which failed once still draw the same.
+        # Separate generators, so that seeds that have failed before still draw the same options.
         choosing_share=Random(f"select {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
         within_share=Random(f"within {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
         hungry_share=Random(f"hungry {seed}").choice((0.0, 0.0, 0.3, 0.9)),
