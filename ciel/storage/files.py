@@ -259,7 +259,7 @@ class FileWriter(ObjectWriter):
             self._shelf.drop_if_full()
         status = self._shelf.temporaries.status_of(self._name)
         if status is not None:  # otherwise commit reports the problem
-            self._charge(status.st_size, is_there=True)
+            self._charge(status.st_size, is_allocated=True)
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         if self._old_bytes:
@@ -294,7 +294,7 @@ class FileWriter(ObjectWriter):
         self._unmap()
         status = os.fstat(fd)
         self._require_complete(status.st_size)
-        self._charge(status.st_size, is_there=True)
+        self._charge(status.st_size, is_allocated=True)
         found = None if self._shared else str(self._digest.hexdigest())
         try:
             if checksum is not None:
@@ -355,12 +355,12 @@ class FileWriter(ObjectWriter):
         if self._may_be_short(size_bytes):
             raise ShortOutputError(self.object_id, size_bytes)
 
-    def _charge(self, size_bytes: int, *, is_there: bool = False) -> None:
+    def _charge(self, size_bytes: int, *, is_allocated: bool = False) -> None:
         more_bytes = occupied_bytes(size_bytes) - self._reserved_bytes
         if more_bytes > 0:
             try:
                 self._shelf.space.reserve(
-                    more_bytes, may_overrun=self.may_overrun, is_there=is_there
+                    more_bytes, may_overrun=self.may_overrun, is_allocated=is_allocated
                 )
             except NoSpaceError as error:
                 had_bytes = self._reserved_bytes
@@ -463,7 +463,7 @@ class FileStore(ObjectStore):
         self._shelf.require_open()
         charged_bytes = occupied_bytes(size_bytes)
         space, may_overrun = self._shelf.space, self._shelf.options.links_overrun
-        space.reserve(charged_bytes, may_overrun=may_overrun, is_there=True)
+        space.reserve(charged_bytes, may_overrun=may_overrun, is_allocated=True)
         try:
             temporary = self._shelf.temporaries.link(path)
             try:

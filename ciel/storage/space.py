@@ -13,7 +13,7 @@ from ciel.storage.errors import NoSpaceError
 from ciel.storage.interface import StoreUsage
 
 PAGE_BYTES = 4096
-LOOK_S = 0.01
+FREE_SPACE_CACHE_S = 0.01
 """How long the free space of a device is cached; querying it takes half a microsecond."""
 FULL_BYTES = 16 * PAGE_BYTES
 """A device with fewer free bytes counts as full: a write may fail although some blocks are free."""
@@ -79,8 +79,8 @@ class Space:
 
     Other processes may use the same directory. The account counts their objects when it is opened,
     and again before it refuses a request; in between, each process counts only its own. It queries
-    the free space of the device at most every `LOOK_S`. Its own reservations and commits do not
-    change the limit in between.
+    the free space of the device at most every `FREE_SPACE_CACHE_S`. Its own reservations and
+    commits do not change the limit in between.
     """
 
     def __init__(
@@ -101,25 +101,25 @@ class Space:
         self._reserved_bytes = 0
         self.recounts = 0
         self._device_limit_bytes = 0
-        self._looked_s = -LOOK_S
+        self._queried_s = -FREE_SPACE_CACHE_S
 
     def reserve(
-        self, wanted_bytes: int, *, may_overrun: bool = False, is_there: bool = False
+        self, wanted_bytes: int, *, may_overrun: bool = False, is_allocated: bool = False
     ) -> None:
-        """Reserve this many bytes for a writer, or raise `NoSpaceError`. `is_there`: they are
+        """Reserve this many bytes for a writer, or raise `NoSpaceError`. `is_allocated`: they are
         already allocated on the device.
         """
         is_bounded = self._capacity_bytes is not None and not may_overrun
         with self._lock:
-            if is_bounded and wanted_bytes > self._available_bytes(is_there):
+            if is_bounded and wanted_bytes > self._available_bytes(is_allocated):
                 self._used_bytes, self._object_count = self._recount()
                 self.recounts += 1
-                self._looked_s = -LOOK_S
-                available_bytes = self._available_bytes(is_there)
+                self._queried_s = -FREE_SPACE_CACHE_S
+                available_bytes = self._available_bytes(is_allocated)
                 if wanted_bytes > available_bytes:
                     raise NoSpaceError(wanted_bytes, max(0, available_bytes))
-            if is_there:  # the cached free space does not include this allocation
-                self._looked_s = -LOOK_S
+            if is_allocated:  # the cached free space does not include this allocation
+                self._queried_s = -FREE_SPACE_CACHE_S
             self._reserved_bytes += wanted_bytes
 
     def release(self, reserved_bytes: int) -> None:
@@ -153,14 +153,14 @@ class Space:
                 limit_bytes, self._used_bytes, self._reserved_bytes, self._object_count
             )
 
-    def _available_bytes(self, is_there: bool) -> int:
-        limit_bytes = (self._capacity_bytes or 0) if is_there else self._limit_bytes()
+    def _available_bytes(self, is_allocated: bool) -> int:
+        limit_bytes = (self._capacity_bytes or 0) if is_allocated else self._limit_bytes()
         return limit_bytes - self._used_bytes - self._reserved_bytes
 
     def _limit_bytes(self) -> int:
         now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s, self._device_limit_bytes = now_s, self._capacity_bytes or 0
+        if now_s - self._queried_s >= FREE_SPACE_CACHE_S:
+            self._queried_s, self._device_limit_bytes = now_s, self._capacity_bytes or 0
             if (left_bytes := self._device_bytes()) is not None:
                 there_bytes = self._used_bytes + self._reserved_bytes + left_bytes
                 self._device_limit_bytes = min(self._device_limit_bytes, there_bytes)

@@ -78,7 +78,7 @@ class DataWorker:
         self.opened.append(object_id)
 
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
-        self._tell(object_id, size_bytes)
+        self._record(object_id, size_bytes)
 
     def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
         return ()
@@ -91,9 +91,9 @@ class DataWorker:
         *,
         lacks_room: bool = False,
     ) -> None:
-        self._tell(object_id, losses, details)
+        self._record(object_id, losses, details)
 
-    def _tell(self, *words: Any) -> None:
+    def _record(self, *words: Any) -> None:
         self.received.append(words)
         self._changed.set()
 

@@ -279,7 +279,7 @@ def test_names_that_depend_on_the_execution_are_found_out(
 
 
 def test_what_never_ends_is_found_without_a_look_at_the_books() -> None:
-    options = replace(SCENARIOS["kills"], turns_per_check=10**9)
+    options = replace(SCENARIOS["kills"], ticks_per_check=10**9)
     with pytest.raises(Violation, match=r"900 s after all faults, <Job \d job\d active>"):
         Simulation(2, options, ForgetsTheLost).run()
 

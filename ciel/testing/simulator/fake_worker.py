@@ -142,7 +142,7 @@ class FakeWorker:
             self.world.powerless.add(self.facts.id)
         for object_id in list(self._followers):
             delay_s = FETCH_TIMEOUT_S if silently else self.world.latency_s()
-            self._tell_followers(object_id, None, delay_s)
+            self._notify_followers(object_id, None, delay_s)
         del self.world.serving[self.facts.netloc]
         if self.connection is not None:
             if silently:
@@ -327,9 +327,9 @@ class FakeWorker:
         for object_id in [o for o, growing in self.growing.items() if growing.maker == key]:
             del self.growing[object_id]
             content = dict(outcome.made).get(object_id) if is_good else None
-            self._tell_followers(object_id, content, self.world.latency_s())
+            self._notify_followers(object_id, content, self.world.latency_s())
 
-    def _tell_followers(self, object_id: ObjectId, content: bytes | None, delay_s: float) -> None:
+    def _notify_followers(self, object_id: ObjectId, content: bytes | None, delay_s: float) -> None:
         for follower, growing in self._followers.pop(object_id, ()):
             self.world.timeline.after(
                 delay_s, follower._live, follower._followed, object_id, growing, content,

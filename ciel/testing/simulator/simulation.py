@@ -36,7 +36,7 @@ from ciel.testing.simulator.workloads import EXECUTOR, draw_plan
 from ciel.testing.simulator.world import Connection, World
 
 REST_S = 2.0  # between checks whether all work has ended
-STORY_LINES_MAX = 80
+HISTORY_LINES_MAX = 80
 LINE_LENGTH_MAX = 400
 
 
@@ -177,8 +177,8 @@ class Simulation:
             if timeline.now_s > deadline_s:
                 subject, text = problem
                 raise Violation(subject, f"{self.options.liveness_s:g} s after all faults, {text}")
-            look_at_s = timeline.now_s + REST_S
-            while timeline.now_s < look_at_s:
+            check_at_s = timeline.now_s + REST_S
+            while timeline.now_s < check_at_s:
                 timeline.step()
         check_master(self.master.machine, self.world.witness)
         if self.options.nothing_runs_twice:
@@ -289,7 +289,7 @@ class Simulation:
         if found != value:
             raise Violation(object_id, f"it is {found!r} ({ref}), it should be {value!r}")
 
-    def story_of(self, subject: str) -> list[str]:
+    def history_of(self, subject: str) -> list[str]:
         """Return all messages about a task, an object or a peer (or about all), oldest first."""
         graph = self.master.machine.graph
         node = graph.objects.get(subject)
@@ -303,7 +303,7 @@ class Simulation:
             if isinstance(what, str) or any(name in repr(what) for name in names):
                 lines.append(f"{at_s:9.4f} {who}: {_brief(what)}")
         tasks = [graph.tasks[name] for name in names if name in graph.tasks]
-        return [*lines[-STORY_LINES_MAX:], *map(repr, tasks)]
+        return [*lines[-HISTORY_LINES_MAX:], *map(repr, tasks)]
 
 
 def _brief(what: object) -> str:
@@ -319,13 +319,13 @@ def _brief(what: object) -> str:
 class SimulationError(Exception):
     """A seed failed. The message contains the history, the error, and the command for a replay."""
 
-    def __init__(self, seed: int, scenario: str, error: Exception, story: list[str]) -> None:
+    def __init__(self, seed: int, scenario: str, error: Exception, history: list[str]) -> None:
         self.seed = seed
         self.scenario = scenario
         self.error = error
         replay = f"python -m ciel.testing.simulator --scenario {scenario} --seeds {seed}-{seed}"
         what = f"seed {seed}: {type(error).__name__}: {error}"
-        super().__init__("\n".join([*story, what, f"replay: {replay}"]))
+        super().__init__("\n".join([*history, what, f"replay: {replay}"]))
 
 
 def simulate(
@@ -336,7 +336,7 @@ def simulate(
     try:
         return simulation.run()
     except Violation as error:
-        story = simulation.story_of(error.subject)
-        raise SimulationError(seed, scenario, error, story) from error
+        history = simulation.history_of(error.subject)
+        raise SimulationError(seed, scenario, error, history) from error
     except (CielError, LookupError, AssertionError, TypeError, ValueError, AttributeError) as error:
-        raise SimulationError(seed, scenario, error, simulation.story_of("")) from error
+        raise SimulationError(seed, scenario, error, simulation.history_of("")) from error

@@ -64,7 +64,7 @@ class Witness:
             set
         )  # objects that it read while they grew
         self._believed: set[Key] = set()
-        self._told_early: set[tuple[Key, ObjectId]] = (
+        self._reported_early: set[tuple[Key, ObjectId]] = (
             set()
         )  # complete outputs that were reported while their task ran
         self.given: defaultdict[str, set[Key]] = defaultdict(
@@ -120,7 +120,7 @@ class Witness:
             key = (report.task, report.attempt)
             self._believed.add(key)
             for maker, object_id in self._read[key]:
-                if maker not in self._believed and (maker, object_id) not in self._told_early:
+                if maker not in self._believed and (maker, object_id) not in self._reported_early:
                     raise Violation(
                         object_id, f"{key} counts, though {maker} has not completed the object"
                     )
@@ -185,7 +185,7 @@ class Witness:
             maker = (message.spec.parent, message.attempt)
             for ref in message.known:
                 if not isinstance(ref, Stream | Future):
-                    self._told_early.add((maker, ref.id))
+                    self._reported_early.add((maker, ref.id))
             if message.started:
                 self.given[worker_id].add((message.spec.id, 0))
             return
