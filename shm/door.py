@@ -121,7 +121,7 @@ class Acceptor:
         return "shmd"
 
     def doRead(self) -> None:
-        """Accept all queued connections; close those of other users, and those beyond the limit."""
+        """Accept all queued connections; close connections of other users or beyond the limit."""
         while True:
             try:
                 connection, _ = self._socket.accept()

@@ -86,7 +86,7 @@ class Counts:
     lifted: int = 0
     """Objects copied from the store behind into the daemon's store."""
     asked: int = 0
-    """Loads sent to peers: one for each peer that was asked."""
+    """Loads sent to peers; a load that is sent to three peers counts three times."""
     found: int = 0
     """Loads that peers answered with a file."""
     served: int = 0

@@ -144,7 +144,7 @@ class FileReader(ObjectReader):
 
 
 class FileWriter(ObjectWriter):
-    """Writes one temporary file, and computes the checksum of its own writes on the fly."""
+    """Writes one temporary file, and computes the checksum of what `write` writes."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class Shelf:
         self.writing: set[str] = set()  # temporaries of open writers
         self._digests = DigestRecords()
         self._root_fd = self._objects_fd = self._owner_fd = -1
-        # On a disk, a program whose write fails fails as well, so there is no need to count.
+        # On a disk, a program fails if its write fails, so full devices need not be counted.
         self.fullness = Fullness(os.path.dirname(directory) if options.whole else None)
         try:
             os.makedirs(directory, 0o700, exist_ok=True)

@@ -29,7 +29,7 @@ class FakeAttempt(Attempt):
         self.path_of_all = ""  # if set, the path that is returned for every input
         self.children: list[Child] = []
         self.lost: list[str] = []
-        self.wanted: list[Child] = []  # children that were wanted before the end
+        self.wanted: list[Child] = []  # children that the program wanted while it ran
         self.within: list[FakeAttempt] = []  # attempts of children that run in this process
         self.ended: list[
             tuple[str, str] | None

@@ -96,7 +96,8 @@ def _located(code: Code, start: int, evaluate: Evaluation) -> Evaluation:
 
 def strict(code: Code, start: int, operands: list[tree.Expression], apply: Apply) -> Evaluation:
     """Evaluate operands in order, then apply an action to them. If the action calls a function of a
-    script and that stops, this construct saves no values: its value will be that of the function.
+    script, and the function stops, this construct saves no values: its value is then the value
+    that the function returns.
     """
     evaluations = [compile_expression(code, operand) for operand in operands]
     if len(evaluations) == 1:

@@ -3,7 +3,7 @@
 `generate` writes `tables.py` from `PRECEDENCE` and the texts of `RULES`. The method of a rule gets
 one value for each symbol: for a token its number, otherwise the value that the symbol's rule has
 returned. To keep its rules simple, the grammar accepts more than the language; the resolver reports
-what it must not accept, with better messages.
+these errors, with better messages.
 """
 
 from __future__ import annotations
