@@ -1,7 +1,8 @@
 """`python -m ciel.shm DIRECTORY`: the daemon of a block store without a worker.
 
-The directory is a store on a disk. The daemon copies loaded objects from there into memory and
-keeps committed objects in memory, until it ends. This module is the daemon's composition root.
+The directory is a store on a disk. When a client loads an object, the daemon copies it from there
+into memory. It keeps these copies, and the objects that clients commit, in memory until it ends.
+This module constructs the daemon and its stores.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ciel.shm.daemon import Daemon
 from ciel.shm.errors import ShmdError
 from ciel.shm.layout import member_of_store
 from ciel.shm.store import open_shm
-from ciel.shm.work import in_line
+from ciel.shm.work import wait_in_queue
 from ciel.storage.errors import StorageError
 from ciel.storage.files import open_disk
 
@@ -59,7 +60,7 @@ def serve(reactor: Any, options: argparse.Namespace) -> None:
             group=options.group,
             member=member_of_store(str(directory)),
             behind=behind,
-            turn=in_line,
+            turn=wait_in_queue,
         )
         try:
             for number in (signal.SIGTERM, signal.SIGINT):

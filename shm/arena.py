@@ -1,13 +1,13 @@
 """The arena: one tmpfs with huge pages under `/dev/shm`, for all stores of this user.
 
-Memory written there comes in pages of 2 MiB, which the kernel allocates, fills, maps and frees
-several times as fast as pages of 4 KiB. All instances share one mount, since a file can only be
+Files there consist of pages of 2 MiB, which the kernel allocates, fills, maps and frees several
+times as fast as pages of 4 KiB. All instances of stores share one mount, since a file can only be
 linked within a mount. The arena exists while a process holds a lock on its root (`storage.leases`).
 The last process unmounts it. If that process was killed, the next start of any memory store on this
 host unmounts it, or a call of `remove_arena`.
 
-With `huge=within_size`, a small object takes small pages. A user who may not mount uses plain
-`/dev/shm`.
+With `huge=within_size`, a small object takes small pages. If the user may not mount, stores use
+plain `/dev/shm`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Arena(NamedTuple):
-    """The directory of the instances, with a description. `fd` is its root and holds the lock."""
+    """The directory of the instances. `fd` is open on its root, and holds the lock."""
 
     path: str
     fd: int
@@ -91,8 +91,8 @@ def remove_arena() -> bool:
 
 
 def _mount(path: str) -> None:
-    """Mount the arena at a path unless it is mounted. The mounting process locks the directory
-    below the mount, so that no two processes mount at the same time. Raises OSError.
+    """Mount the arena at a path unless it is mounted. The process locks the directory under the
+    mount point, so that no two processes mount at the same time. Raises OSError.
     """
     if _is_mount(path):
         return

@@ -1,4 +1,4 @@
-"""Blocking client of a block store's daemon, for programs without a worker. Needs no reactor.
+"""Blocking client of a block store's daemon, for programs without a worker; needs no reactor.
 
     with ShmdClient(directory) as client:
         path = client.write("4f2a:out:0")
@@ -6,8 +6,8 @@
         client.commit(path, "4f2a:out:0")
         with open(client.load("4f2a:out:0"), "rb") as file: ...
 
-A file that is being written belongs to the connection: without a commit it is deleted when the
-connection ends.
+A file that is being written belongs to the connection: the daemon deletes it if the connection ends
+before the commit.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ TIMEOUT_S: Final = 30.0
 _ANSWER_SLACK_S: Final = 0.5  # the daemon itself reports a timeout, if it can
 _READ_BYTES: Final = 64 * 1024
 _TIME = struct.Struct("@ll")  # seconds and microseconds
-_ENDED: Final = "it has ended the connection; it may have ended, or have too many connections"
+_ENDED: Final = (
+    "it ended the connection before it answered; it may have stopped, or have too many connections"
+)
 
 
-class _BrokenOffError(Exception):
+class _ConnectionLostError(Exception):
     """The connection ended before the answer arrived."""
 
 
@@ -60,8 +62,8 @@ class ShmdClient:
     def __init__(
         self, directory: str | os.PathLike[str], *, attempt: str = "", timeout_s: float = TIMEOUT_S
     ) -> None:
-        """`attempt` names the attempt that writes. Connections with the same attempt write to the
-        same files.
+        """`attempt` is the id of the task attempt that writes. Connections with the same attempt
+        get the same file for the same name.
         """
         self._directory = os.fspath(directory)
         self._attempt = attempt
@@ -75,7 +77,7 @@ class ShmdClient:
         """Return the path of an object, to read it. The daemon may have to copy the object first.
 
         Without `recursive`, the daemon does not ask its peers. The path is valid until the object
-        is deleted: if it cannot be opened, load the object again.
+        is deleted. If you cannot open it, load the object again.
         """
         load = Load(0, name, recursive=recursive)
         return self._ask(load, timeout_s, is_retried=True)
@@ -88,7 +90,8 @@ class ShmdClient:
     def commit(self, path: str, name: str, *, timeout_s: float | None = None) -> str:
         """Commit the file at a path as an object of that name, and return the object's path.
 
-        After `DaemonGoneError` it is unknown whether it was committed; if it was, `load` succeeds.
+        After `DaemonGoneError` it is unknown whether the daemon committed the object; if it did,
+        `load` succeeds.
         """
         return self._ask(Commit(0, path, name), timeout_s, is_retried=False)
 
@@ -108,21 +111,21 @@ class ShmdClient:
     def _ask(self, request: Request, timeout_s: float | None, *, is_retried: bool) -> str:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         timeout_ms = min(max(int(timeout_s * 1000), 1), TIMEOUT_MAX_MS)
-        encode(_numbered(request, 0, timeout_ms))  # raise errors of the caller before connecting
+        encode(_numbered(request, 0, timeout_ms))  # raises errors of the caller before connecting
         with self._lock:
             until_s = time.monotonic() + timeout_s
             try:
                 try:
                     answer = self._ask_once(request, timeout_ms, until_s)
-                except _BrokenOffError:
+                except _ConnectionLostError:
                     if not is_retried:
                         raise
                     answer = self._ask_once(request, timeout_ms, until_s)
             except TimeoutError:
                 self._hang_up()  # a late answer must not be mistaken for the next request's answer
-                reason = "it may be stopped, or its disk slow"
+                reason = "it may be stopped, or its disk may be slow"
                 raise RequestTimeoutError(self._directory, timeout_s, reason) from None
-            except (_BrokenOffError, OSError, MessageError) as error:
+            except (_ConnectionLostError, OSError, MessageError) as error:
                 self._hang_up()
                 raise DaemonGoneError(self._directory, _reason(error)) from error
             except BaseException:
@@ -145,7 +148,7 @@ class ShmdClient:
                 sock.settimeout(_left_s(until_s + _ANSWER_SLACK_S))
                 chunk = sock.recv(_READ_BYTES)
                 if not chunk:
-                    raise _BrokenOffError(_ENDED)
+                    raise _ConnectionLostError(_ENDED)
                 for message in self._decoder.feed(chunk):
                     if isinstance(message, Ok | Fail) and message.number == self._number:
                         return message
@@ -153,8 +156,8 @@ class ShmdClient:
             raise
         except OSError as error:
             self._hang_up()
-            raise _BrokenOffError(_ENDED) from error
-        except _BrokenOffError:
+            raise _ConnectionLostError(_ENDED) from error
+        except _ConnectionLostError:
             self._hang_up()
             raise
 
@@ -173,7 +176,7 @@ class ShmdClient:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, left)
             sock.connect(path_through(directory_fd, SOCKET))
             if not is_same_user(sock):
-                raise PermissionError(0, "it is another user's")
+                raise PermissionError(0, "it belongs to another user")
         except BlockingIOError:
             sock.close()
             raise TimeoutError from None

@@ -1,4 +1,4 @@
-"""One connection on the reactor: turns received bytes into messages, and messages into bytes.
+"""One connection on the reactor: decodes received messages, and encodes and sends others.
 
 Invalid bytes end only this connection. While a client does not read its answers, the connection
 reads no more requests from it.
@@ -45,7 +45,7 @@ class Connection(TwistedProtocol):
 
     def connectionMade(self) -> None:
         if not is_same_user(self.transport.getHandle()):
-            self._why = "it is another user's"
+            self._why = "it belongs to another user"
             self.transport.abortConnection()
             return
         self._is_open = True
@@ -68,7 +68,7 @@ class Connection(TwistedProtocol):
             self._owner.connection_lost(self, self._why or "the connection has ended")
 
     def send(self, message: Message) -> None:
-        """Send a message. An answer that no frame can hold is replaced by a failure."""
+        """Send a message. If no frame can hold an answer, send a failure instead."""
         if not self._is_open:
             return
         try:

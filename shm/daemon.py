@@ -1,7 +1,9 @@
-"""SHMD: the daemon of a block store (CIB-10 to CIB-14). It serves programs without a worker and its
-peers on this host, and requests missing objects from these peers.
+"""SHMD: the daemon of a block store (CIB-10 to CIB-14).
 
-It runs on a worker's reactor, whose worker uses the same store directly, or on its own
+It serves programs without a worker, and its peers: the daemons of the other stores of its group on
+this host. It requests missing objects from these peers.
+
+It runs on the reactor of a worker, which uses the same store directly, or in a process of its own
 (`__main__`). `requests` makes the decisions, `work` accesses the store, mostly in threads, and this
 module connects the two.
 """
@@ -20,15 +22,15 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
 from ciel.shm.connection import Connection
-from ciel.shm.door import Door, Porter, bound
+from ciel.shm.door import Acceptor, ListeningSocket, bound
 from ciel.shm.errors import MessageError
 from ciel.shm.layout import member_of_worker
 from ciel.shm.messages import Code, Commit, Fail, Load, Message, Ok, Request, Response, Write
-from ciel.shm.peers import Siblings
+from ciel.shm.peers import Peers
 from ciel.shm.requests import (
     AbortWrite,
     Answer,
-    AskSiblings,
+    AskPeers,
     CommitWrite,
     LookUp,
     OpenWrite,
@@ -40,7 +42,7 @@ from ciel.shm.requests import (
     Slow,
     StartSlow,
 )
-from ciel.shm.work import Counts, Done, Turn, Work, at_once, guarded
+from ciel.shm.work import Counts, Done, Turn, Work, do_not_wait, guarded
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.storage.sharing import PeerObject, PeerStoreError
@@ -49,15 +51,14 @@ log = Logger()
 T = TypeVar("T")
 
 CONNECTIONS_MAX: Final = 256
-"""Connections of programs and peers at the same time; each takes little but a descriptor."""
+"""How many programs and peers may be connected at a time; each takes a descriptor."""
 
 ASK_TIMEOUT_S: Final = 60.0
 """Timeout for a peer's answer; the peer may have to read a large object for its checksum."""
 
-
 LENT_S: Final = 5.0
-"""A copy whose path was sent stays open for at least this time, and at most twice as long, so that
-the client can open it."""
+"""How long at least the daemon keeps a copy open after it has sent the path, so that the client can
+open it; at most it is twice as long."""
 
 
 def neighbour(
@@ -68,11 +69,10 @@ def neighbour(
     cluster_id: str,
     netloc: str,
     kept: Callable[[str], object],
-    turn: Turn = at_once,
+    turn: Turn = do_not_wait,
 ) -> Daemon:
     """Open the daemon of a worker's store (entry point `ciel.neighbours`). The daemon calls `kept`
-    for each object that a process other than the worker has added to the store; `turn` makes a
-    thread wait for a disk.
+    for each object that it has added to the store. `turn` makes a thread wait for a disk.
     """
     return Daemon(
         reactor, store, directory, group=cluster_id, member=member_of_worker(netloc), kept=kept,
@@ -81,7 +81,11 @@ def neighbour(
 
 
 class Daemon:
-    """Serves as soon as it is constructed. Raises `AlreadyServedError`, or OSError."""
+    """Serves a block store from its construction until `close`.
+
+    `behind` is a store on a disk from which objects are loaded into the daemon's store. The
+    constructor raises `AlreadyServedError` or OSError.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class Daemon:
         member: str,
         behind: ObjectStore | None = None,
         kept: Callable[[str], object] = lambda object_id: None,
-        turn: Turn = at_once,
+        turn: Turn = do_not_wait,
     ) -> None:
         self.counts = Counts()
         self._reactor = reactor
@@ -107,18 +111,19 @@ class Daemon:
         self._is_acting = False
         self._is_closed = False
         factory: Any = _Serving(self)
-        self._door = Door(directory)
-        self._porters = [Porter(reactor, self._door.socket, factory, self._has_room)]
-        self._siblings = Siblings(reactor, group, member)
+        self._listening = ListeningSocket(directory)
+        self._acceptors = [Acceptor(reactor, self._listening.socket, factory, self._has_room)]
+        self._peers = Peers(reactor, group, member)
         try:
-            sock = bound(f"\0{self._siblings.prefix}{member}")
-            self._porters.append(Porter(reactor, sock, factory, self._has_room))
+            sock = bound(f"\0{self._peers.prefix}{member}")
+            self._acceptors.append(Acceptor(reactor, sock, factory, self._has_room))
         except OSError as error:
-            log.error("peers cannot find this store: {error}", error=error)
+            log.error("peer stores cannot connect to this store: {error}", error=error)
 
     def ask(self, netloc: str, object_id: str) -> Deferred[PeerObject]:
-        """Ask the daemon of another worker on this host for an object: one hop, without a server.
-        Fails with `ObjectNotFoundError`, or with `PeerStoreError` if the daemon cannot be reached.
+        """Ask the daemon of another worker on this host for an object. The peer does not forward
+        the request. Fails with `ObjectNotFoundError`, or with `PeerStoreError` if the peer cannot
+        be reached or fails.
         """
         self.counts.asked += 1
 
@@ -132,24 +137,24 @@ class Daemon:
 
         return self._ask(member_of_worker(netloc), object_id, ASK_TIMEOUT_S).addCallback(answered)
 
-    def _ask(self, sibling: str, name: str, timeout_s: float) -> Deferred[Response]:
-        """Ask a peer for an object that we can adopt. If the peer answers with a place in memory
-        that we do not share, ask again for a file.
+    def _ask(self, peer: str, name: str, timeout_s: float) -> Deferred[Response]:
+        """Ask a peer for an object that this store can adopt. If the peer answers with a place in
+        memory that this store does not share, ask again for a file.
         """
 
         def answered(answer: Response) -> Response | Deferred[Response]:
             if isinstance(answer, Fail) or answer.path.startswith(self._work.store.sources):
                 return answer
-            as_file = self._siblings.ask(sibling, name, timeout_s, as_file=True)
+            as_file = self._peers.ask(peer, name, timeout_s, as_file=True)
             return as_file.addCallback(described, answer)
 
         def described(answer: Response, first: Ok) -> Response:
             return replace(first, path=answer.path) if isinstance(answer, Ok) else answer
 
-        return self._siblings.ask(sibling, name, timeout_s).addCallback(answered)
+        return self._peers.ask(peer, name, timeout_s).addCallback(answered)
 
     def figures(self) -> dict[str, int]:
-        """Return the counters, and the numbers of active connections, requests and writes."""
+        """Return the counters, and how many connections, pending requests and writes there are."""
         return asdict(self.counts) | {
             "connections": len(self._connections),
             "requests_under_way": len(self._requests.stages()),
@@ -157,16 +162,16 @@ class Daemon:
         }
 
     def close(self) -> None:
-        """Stop serving. Aborts open writes of clients; threads end by themselves."""
+        """Stop serving, and abort the open writes of clients. Running threads end by themselves."""
         if self._is_closed:
             return
         self._is_closed = self._work.is_cancelled = True
-        for porter in self._porters:
-            porter.close()
-        self._door.close()
-        self._siblings.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._listening.close()
+        self._peers.close()
         for connection in [*self._connections]:
-            connection.end("the daemon is shutting down")
+            connection.end("the daemon is stopping")
         for due in (self._due, self._taking_back):
             if due is not None and due.active():
                 due.cancel()
@@ -226,10 +231,10 @@ class Daemon:
                 source.send(message)
             case LookUp(serial, name, described):
                 looked_up = partial(self._looked_up, serial, name)
-                look_up = partial(work.look_up, name, for_sibling=described)
+                look_up = partial(work.look_up, name, for_peer=described)
                 self._do(look_up, looked_up, in_thread=work.store.capabilities.may_block)
-            case AskSiblings():
-                self._ask_siblings(order)
+            case AskPeers():
+                self._ask_peers(order)
             case StartSlow(kind, name, offer):
                 slow_done = partial(self._slow_done, kind, name)
                 self._do(lambda: work.do_slowly(kind, name, offer), slow_done)
@@ -251,7 +256,7 @@ class Daemon:
         *,
         in_thread: bool = True,
     ) -> None:
-        """Call a function on the store, in a thread or at once, and pass its result to `then`."""
+        """Call a function, in a thread or directly, and pass its result to `then`."""
 
         def done(result: T | Refusal) -> None:
             if not self._is_closed:
@@ -262,7 +267,7 @@ class Daemon:
 
         run: Any = deferToThread if in_thread else maybeDeferred
         run(guarded, call).addCallback(done).addErrback(
-            lambda failure: log.failure("executing a request failed", failure)
+            lambda failure: log.failure("a request failed with an unexpected error", failure)
         )
 
     def _looked_up(self, serial: int, name: str, found: Seen | Place | Refusal) -> None:
@@ -272,19 +277,19 @@ class Daemon:
         else:
             self._requests.looked_up(serial, found)
 
-    def _ask_siblings(self, order: AskSiblings) -> None:
-        names = self._siblings.names()
+    def _ask_peers(self, order: AskPeers) -> None:
+        names = self._peers.names()
         timeout_s = max(order.deadline_s - self._reactor.seconds(), 0.001)
         self._requests.asking(order.serial, names)
-        for sibling in names:
+        for peer in names:
             self.counts.asked += 1
-            self._ask(sibling, order.name, timeout_s).addErrback(
+            self._ask(peer, order.name, timeout_s).addErrback(
                 lambda failure: Fail(0, Code.FAILED, "", failure.getErrorMessage())
-            ).addCallback(self._peer_answered, order.serial, sibling)
+            ).addCallback(self._peer_answered, order.serial, peer)
 
-    def _peer_answered(self, answer: Response, serial: int, sibling: str) -> None:
+    def _peer_answered(self, answer: Response, serial: int, peer: str) -> None:
         self.counts.found += isinstance(answer, Ok)
-        self._requests.peer_answered(serial, sibling, answer)
+        self._requests.peer_answered(serial, peer, answer)
         self._act()
 
     def _slow_done(self, kind: Slow, name: str, result: Done | Refusal) -> None:
@@ -301,7 +306,7 @@ class Daemon:
             self._requests.write_opened(write, writer)
         elif (path := writer.path) is None:
             writer.abort()
-            reason = "this store has no paths to write to"
+            reason = "this store has no files that a program could write"
             self._requests.write_opened(write, Refusal(Code.FAILED, reason))
         else:
             self._writers[write] = writer

@@ -1,8 +1,8 @@
 """The sockets of a daemon: one in its block store's directory, for programs, and an abstract one,
 for peers. They accept only processes of the same user, up to a maximum number of connections.
 
-The daemon holds a lock on the directory of the first socket (`ciel.storage.leases` explains why):
-so there is only one daemon, and a new daemon replaces the socket of a killed one.
+The daemon locks the directory of the first socket (`ciel.storage.leases` explains this). So each
+store has only one daemon, and a new daemon replaces the socket of a killed one.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ciel.storage import leases
 log = Logger()
 
 BACKLOG: Final = 512
-"""Connections that the kernel queues during one event-loop iteration. When the queue is full, a
+"""How many connections the kernel queues until the daemon accepts them. When the queue is full, a
 non-blocking connect fails."""
 
 REST_S: Final = 1.0
-"""How long to stop accepting when descriptors run out, since the reactor would otherwise spin."""
+"""How long to accept no connections after descriptors have run out; else the reactor would spin."""
 
-_TRIES: Final = 100  # an ending daemon may remove the directory before we lock it
+_TRIES: Final = 100  # a daemon that ends may remove the directory before the new one locks it
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Door:
+class ListeningSocket:
     """The listening socket in a directory. Raises `AlreadyServedError` or OSError."""
 
     def __init__(self, directory: Path) -> None:
@@ -101,7 +101,7 @@ def bound(name: str) -> socket.socket:
 
 
 @implementer(IReadDescriptor)
-class Porter:
+class Acceptor:
     """Accepts connections at a listening socket, which it owns."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Porter:
         return "shmd"
 
     def doRead(self) -> None:
-        """Accept all waiting connections, as far as permitted."""
+        """Accept all queued connections; close connections of other users or beyond the limit."""
         while True:
             try:
                 connection, _ = self._socket.accept()
@@ -129,16 +129,16 @@ class Porter:
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    log.error("no connections are accepted for a moment: {error}", error=error)
+                    log.error("cannot accept connections for a moment: {error}", error=error)
                     self._reactor.removeReader(self)
                     self._rest = self._reactor.callLater(REST_S, self._reactor.addReader, self)
                     return
                 continue  # the client has already left
             with connection:
                 if not is_same_user(connection):
-                    log.warn("a process of another user was rejected")
+                    log.warn("rejected a connection: its process belongs to another user")
                 elif not self._has_room():
-                    log.warn("a connection was rejected: there are too many connections")
+                    log.warn("rejected a connection: the daemon already has too many")
                 else:
                     connection.setblocking(False)
                     fd = connection.fileno()

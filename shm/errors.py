@@ -10,7 +10,7 @@ class ShmdError(CielError):
 
 
 class MessageError(ShmdError):
-    """Bytes that are not a message, or a value that no message can hold. Ends the connection."""
+    """Bytes are not a message, or no message can hold a value; the connection ends."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -43,7 +43,10 @@ class RequestTimeoutError(ShmdError):
         self.directory = directory
         self.timeout_s = timeout_s
         self.reason = reason
-        super().__init__(f"the daemon of {directory}: not within {timeout_s:g} s: {reason}")
+        super().__init__(
+            f"the daemon of {directory} has not completed the request "
+            f"within {timeout_s:g} s: {reason}"
+        )
 
 
 class AlreadyServedError(ShmdError):

@@ -1,6 +1,4 @@
-"""Moves a file in memory into huge pages, on any tmpfs: a process then maps 2 MiB in one step
-instead of 512.
-"""
+"""Moves a file on a tmpfs into huge pages: a process then maps 2 MiB in one step instead of 512."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 def make_huge(fd: int, start: int, size_bytes: int) -> None:
     """Ask the kernel to move a part of an open file into huge pages, as far as it can. Processes
-    that read or write the file do not notice. Takes about 3 ms per page, and no time for a page
+    may read and write the file meanwhile. This takes about 3 ms per page, and no time for a page
     that is huge already. `start` is a multiple of `STEP_BYTES`.
     """
     whole_bytes = size_bytes // HUGE_BYTES * HUGE_BYTES

@@ -3,9 +3,9 @@
     DIRECTORY/shmd/socket      in the block store's directory (CIB-10), for programs
     @ciel-shmd-GROUP-MEMBER    an abstract name, for peers: the other daemons of the group
 
-A group is a cluster, because an id denotes the same object only within one cluster. An abstract
-name disappears with the process that has bound it, however that ends. This module accesses no files
-or sockets.
+The stores of one cluster form a group, because an id denotes the same object only within one
+cluster. The kernel removes an abstract name when the process that has bound it ends, also if it is
+killed. This module accesses no files or sockets.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MEMBER_MAX_LENGTH: Final = SOCKET_PATH_MAX_BYTES - len(_PREFIX) - 2 * _DIGEST_B
 
 
 def group_prefix(group: str, user_id: int, mount_space: str) -> str:
-    """Return the prefix of the names of a group's daemons. Each user has separate groups, and so
-    has each mount namespace: a process that sees other files cannot use the paths in answers.
+    """Return the prefix of the names of a group's daemons. Each user and each mount namespace has
+    separate groups: a process that sees other files cannot use the paths in answers.
     """
     return f"{_PREFIX}{_digest(group, str(user_id), mount_space)}-"
 
@@ -46,7 +46,7 @@ def member_of_store(real_path: str) -> str:
 
 
 def fits_socket(path: str) -> bool:
-    """Return whether this name fits into a socket address."""
+    """Return whether this path fits into a socket address."""
     return len(path.encode("utf-8", "surrogateescape")) <= SOCKET_PATH_MAX_BYTES
 
 

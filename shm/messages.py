@@ -1,4 +1,4 @@
-"""The wire format of the daemon: bytes to values and back, see docs/protocol/shmd.md.
+"""Encodes and decodes the messages of the daemon; docs/protocol/shmd.md specifies them.
 
     4 bytes   length of the rest, big-endian, at most FRAME_MAX_BYTES
     1 byte    version
@@ -68,8 +68,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Open an object for writing, and return its path. Repeated by the same attempt, it returns the
-    same file. Without an attempt, the connection takes its place.
+    """Open an object for writing, and return its path. If the same attempt repeats the request, it
+    gets the same file. Without an attempt, the same holds for the same connection.
     """
 
     number: int
@@ -91,7 +91,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """Success, with a path. Size and checksum describe a committed object; `""` is unknown."""
+    """Success, with a path. Size and checksum are those of a committed object; `""` is unknown."""
 
     number: int
     path: str
@@ -124,9 +124,8 @@ _FIELDS: Final = {
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as a frame. A subject or a reason that is too long is truncated, and
-    a NUL byte in it becomes `?`. Raises MessageError if
-    no frame can hold the message.
+    """Return a message as a frame. A subject or a reason that is too long is truncated, and a NUL
+    byte in it becomes `?`. Raises MessageError if no frame can hold the message.
     """
     flags = 0
     numbers: tuple[int, ...]
@@ -161,7 +160,7 @@ def encode(message: Message) -> bytes:
         except UnicodeEncodeError:
             raise MessageError("a text cannot be encoded") from None
         if len(raw) > limit or b"\0" in raw:
-            raise MessageError(f"a string is longer than {limit} bytes, or contains a zero byte")
+            raise MessageError(f"a text is longer than {limit} bytes, or contains a zero byte")
         parts += (_TEXT_LENGTH.pack(len(raw)), raw)
     body = b"".join(parts)
     return _LENGTH.pack(len(body)) + body
@@ -221,7 +220,7 @@ def _texts(body: bytes, offset: int, limits: tuple[int, ...]) -> list[str]:
         try:
             (length,) = _TEXT_LENGTH.unpack_from(body, offset)
         except struct.error:
-            raise MessageError("a frame ends before a string") from None
+            raise MessageError("a frame ends before a text") from None
         offset += _TEXT_LENGTH.size
         raw = body[offset : offset + length]
         if length > limit or len(raw) < length or b"\0" in raw:
@@ -236,7 +235,7 @@ def _texts(body: bytes, offset: int, limits: tuple[int, ...]) -> list[str]:
 
 
 class Decoder:
-    """Splits a stream into frames. Buffers less than one frame. Not usable after an error."""
+    """Splits a stream into frames. It buffers less than one frame; unusable after an error."""
 
     def __init__(self) -> None:
         self._rest = b""

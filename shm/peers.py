@@ -1,7 +1,7 @@
 """The peers: the other daemons of the group on this host, and requests to them (CIB-12, CIB-14).
 
-The list of peers is read from the kernel when it is needed: a daemon is present if a socket listens
-at its abstract name. So the list is never stale, and a daemon that dies leaves it.
+The list of peers is read from the kernel whenever it is needed: a daemon is present if a socket
+listens at its abstract name. So the list is never stale, and contains no daemon that has died.
 
 Requests to peers are never recursive, so a peer does not forward them.
 """
@@ -26,7 +26,7 @@ from ciel.storage.sharing import PeerStoreError
 
 CONNECT_TIMEOUT_S: Final = 5.0
 IN_FLIGHT_MAX: Final = REQUESTS_MAX // 2
-"""Requests that one peer handles at a time; further ones wait here, where they cost less."""
+"""How many requests one peer gets at a time; further ones wait here, where they cost less."""
 
 
 def own_prefix(group: str) -> str:
@@ -35,20 +35,20 @@ def own_prefix(group: str) -> str:
 
 
 def listed(prefix: str) -> set[str]:
-    """Return the present members of a group, by their names without the prefix."""
+    """Return the names of a group's present members, without the prefix."""
     mark = f" @{prefix}"
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
         return {line.rstrip("\n").partition(mark)[2] for line in table if mark in line}
 
 
-class Siblings:
+class Peers:
     """Sends requests to peers, over one persistent connection each. `close` ends all of them."""
 
     def __init__(self, reactor: Any, group: str, member: str) -> None:
         self.prefix = own_prefix(group)
         self.member = member
         self._reactor = reactor
-        self._talks: dict[str, _Talk] = {}
+        self._connections: dict[str, _PeerConnection] = {}
         self._is_closed = False
 
     def names(self) -> list[str]:
@@ -56,53 +56,53 @@ class Siblings:
         return sorted(listed(self.prefix) - {self.member})
 
     def ask(
-        self, sibling: str, name: str, timeout_s: float, *, as_file: bool = False
+        self, peer: str, name: str, timeout_s: float, *, as_file: bool = False
     ) -> Deferred[Response]:
         """Ask a peer for an object; with `as_file`, for a path that any process can open. Fails
         with `PeerStoreError` if the peer does not answer.
 
-        If the peer ends meanwhile, the load is sent again, because a new daemon may have the name.
+        If the connection ends meanwhile, ask once more: a new daemon may have the peer's name.
         """
-        done: Deferred[Response] = self._ask_once(sibling, name, timeout_s, as_file)
+        done: Deferred[Response] = self._ask_once(peer, name, timeout_s, as_file)
         until_s = self._reactor.seconds() + timeout_s
 
         def again(failure: Any) -> Any:
             left_s = until_s - self._reactor.seconds()
-            if failure.check(_BrokenOffError) is None or self._is_closed or left_s <= 0:
+            if failure.check(_ConnectionLostError) is None or self._is_closed or left_s <= 0:
                 return failure
-            return self._ask_once(sibling, name, left_s, as_file)
+            return self._ask_once(peer, name, left_s, as_file)
 
         return done.addErrback(again)
 
     def _ask_once(
-        self, sibling: str, name: str, timeout_s: float, as_file: bool
+        self, peer: str, name: str, timeout_s: float, as_file: bool
     ) -> Deferred[Response]:
-        talk = self._talks.get(sibling)
-        if talk is None:
-            talk = self._talks[sibling] = _Talk(self._reactor, sibling, self._over)
-            talk.connect(f"\0{self.prefix}{sibling}")
-        return talk.ask(name, timeout_s, as_file)
+        link = self._connections.get(peer)
+        if link is None:
+            link = self._connections[peer] = _PeerConnection(self._reactor, peer, self._over)
+            link.connect(f"\0{self.prefix}{peer}")
+        return link.ask(name, timeout_s, as_file)
 
-    def _over(self, talk: _Talk) -> None:
-        if self._talks.get(talk.sibling) is talk:
-            del self._talks[talk.sibling]
+    def _over(self, link: _PeerConnection) -> None:
+        if self._connections.get(link.peer) is link:
+            del self._connections[link.peer]
 
     def close(self) -> None:
-        """Send no more requests; pending ones fail."""
+        """End the connections; pending requests fail."""
         self._is_closed = True
-        for talk in [*self._talks.values()]:
-            talk.close()
+        for link in [*self._connections.values()]:
+            link.close()
 
 
-class _BrokenOffError(PeerStoreError):
+class _ConnectionLostError(PeerStoreError):
     """An open connection ended before the answer arrived."""
 
 
-class _Talk:
+class _PeerConnection:
     """A connection to a peer, and its pending requests."""
 
-    def __init__(self, reactor: Any, sibling: str, over: Callable[[_Talk], None]) -> None:
-        self.sibling = sibling
+    def __init__(self, reactor: Any, peer: str, over: Callable[[_PeerConnection], None]) -> None:
+        self.peer = peer
         self._reactor = reactor
         self._over = over
         self._connection: Connection | None = None
@@ -113,8 +113,8 @@ class _Talk:
         self._number = 0
 
     def connect(self, name: str) -> None:
-        dialling = _Dialling(self)
-        self._connector = self._reactor.connectUNIX(name, dialling, timeout=CONNECT_TIMEOUT_S)
+        factory = _PeerConnectionFactory(self)
+        self._connector = self._reactor.connectUNIX(name, factory, timeout=CONNECT_TIMEOUT_S)
 
     def ask(self, name: str, timeout_s: float, as_file: bool) -> Deferred[Response]:
         self._number += 1
@@ -132,13 +132,14 @@ class _Talk:
     def _send(self) -> None:
         while self._connection and self._unsent and len(self._in_flight) < IN_FLIGHT_MAX:
             load = self._unsent.popleft()
-            if load.number in self._asked:  # otherwise its time is up
+            if load.number in self._asked:  # otherwise it has timed out
                 self._in_flight.add(load.number)
                 self._connection.send(load)
 
     def _silent(self, load: Load) -> None:
         done, _ = self._asked.pop(load.number)
-        done.callback(Fail(load.number, Code.TIMEOUT, load.name, "it has not answered in time"))
+        reason = "the peer has not answered in time"
+        done.callback(Fail(load.number, Code.TIMEOUT, load.name, reason))
 
     # --- ConnectionOwner --------------------------------------------------------------------------
 
@@ -152,13 +153,13 @@ class _Talk:
         self._in_flight.discard(message.number)
         self._send()
         asked = self._asked.pop(message.number, None)
-        if asked is not None:  # otherwise it came too late
+        if asked is not None:  # otherwise the request has timed out
             done, due = asked
             due.cancel()
             done.callback(message)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
-        self.failed(_BrokenOffError(self.sibling, reason))
+        self.failed(_ConnectionLostError(self.peer, reason))
 
     def failed(self, error: PeerStoreError) -> None:
         """Fail all pending requests."""
@@ -170,29 +171,29 @@ class _Talk:
 
     def close(self) -> None:
         if self._connection is not None:
-            self._connection.end("this daemon sends no more requests")
+            self._connection.end("this daemon is stopping")
         elif self._connector is not None:
             self._connector.disconnect()
-        self.failed(PeerStoreError(self.sibling, "this daemon sends no more requests"))
+        self.failed(PeerStoreError(self.peer, "this daemon is stopping"))
 
 
-class _Dialling(ClientFactory):
+class _PeerConnectionFactory(ClientFactory):
     """Opens the connection to a peer, or reports why that failed."""
 
     noisy = False
 
-    def __init__(self, talk: _Talk) -> None:
-        self._talk = talk
+    def __init__(self, link: _PeerConnection) -> None:
+        self._link = link
         self._connection: Connection | None = None
 
     def buildProtocol(self, addr: Any) -> Connection:
-        self._connection = Connection(self._talk)
+        self._connection = Connection(self._link)
         return self._connection
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
         text = f"it cannot be reached: {reason.getErrorMessage()}"
-        self._talk.failed(PeerStoreError(self._talk.sibling, text))
+        self._link.failed(PeerStoreError(self._link.peer, text))
 
     def clientConnectionLost(self, connector: Any, reason: Failure) -> None:
         if self._connection is not None and self._connection.refusal:
-            self._talk.failed(PeerStoreError(self._talk.sibling, self._connection.refusal))
+            self._link.failed(PeerStoreError(self._link.peer, self._connection.refusal))

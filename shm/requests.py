@@ -1,16 +1,16 @@
 """The state machine of a daemon's requests: messages, results and the time go in, orders come out.
-Nothing here blocks (CIB-13).
 
-The machine keeps a state for each request: its connection, whether it may ask peers (*recursive*),
-and its stage. A load looks up the object in the daemon's store, then in the store behind it. If the
-load is recursive, it then asks all peers at once; the first usable answer wins. Loads sent to peers
-are not recursive, so a request makes at most one hop (CIB-12).
+The methods do not block (CIB-13). The machine keeps a state for each request: its connection,
+whether it may ask peers (*recursive*), and its stage. For a load, the daemon looks up the object in
+its store, then in the store behind it: the store on a disk of a daemon without a worker. If the
+load is recursive, the daemon then asks all peers at once; the first usable answer wins. The loads
+that it sends to peers are not recursive, so a request makes at most one hop (CIB-12).
 
-Slow jobs (copying, reading for a checksum) run once for all requests that need them, a few at a
-time. Requests without a slow job never wait for one.
+A slow job (copying, or reading for a checksum) runs once for all requests that need it. A few run
+at a time. A request without a slow job never waits for one.
 
 A write belongs to an attempt and to the connections that requested it. Repeated requests return the
-same file (CIB-11). If it is not committed, it is deleted with the last of these connections.
+same file (CIB-11). If the last of these connections ends before the commit, the file is deleted.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from ciel.core.ids import check_id
 from ciel.shm.messages import Code, Commit, Fail, Load, Ok, Request, Response, Write
 
 DEADLINE_S: Final = 60.0
-"""For a request without a timeout, so that every client gets an answer."""
+"""The timeout of a request that has none, so that every client gets an answer."""
 
 REQUESTS_MAX: Final = 64
-"""Unanswered requests of one connection; each takes memory."""
+"""How many unanswered requests one connection may have; each takes memory."""
 
 WRITES_MAX: Final = 128
 """Files that one connection may have open for writing; each takes a descriptor of the daemon."""
 
 SLOW_MAX: Final = 4
-"""Slow jobs at a time: fewer than the reactor has threads, so that lookups never wait for one."""
+"""How many slow jobs run at a time: fewer than the reactor has threads, so that lookups never wait
+for one."""
 
 
 class Stage(Enum):
-    """The stage of a request. The third one, *responding*, is a single step and needs no state."""
+    """The stage of a request: the daemon works on it, or waits for the answers of peers."""
 
     SERVING = "serving"
     ASKING = "asking"
@@ -88,14 +89,14 @@ class Refusal(NamedTuple):
 
 
 class LookUp(NamedTuple):
-    """LookUp up an object; answered by `looked_up`. `described`: for a peer."""
+    """Look up an object; answered by `looked_up`. `described`: for a peer."""
 
     serial: int
     name: str
     described: bool
 
 
-class AskSiblings(NamedTuple):
+class AskPeers(NamedTuple):
     """Ask all peers; answered by `asking`, then by one `peer_answered` for each peer."""
 
     serial: int
@@ -140,7 +141,7 @@ class Answer(NamedTuple):
     message: Response
 
 
-Order = LookUp | AskSiblings | StartSlow | OpenWrite | CommitWrite | AbortWrite | Answer
+Order = LookUp | AskPeers | StartSlow | OpenWrite | CommitWrite | AbortWrite | Answer
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ class _Written:
 
 
 class Requests:
-    """The requests of one daemon. Methods add to `orders`; the caller executes them."""
+    """The requests of one daemon. Its methods add orders, which the caller takes and executes."""
 
     def __init__(self, slow_max: int = SLOW_MAX) -> None:
         self.orders: list[Order] = []
@@ -222,7 +223,8 @@ class Requests:
     def asked(self, source: Hashable, message: Request, now_s: float) -> None:
         """Handle a request, which gets exactly one answer unless its connection ends."""
         if self._counts.get(source, 0) >= REQUESTS_MAX:
-            self._refuse_at_once(source, message, f"{REQUESTS_MAX} requests are already waiting")
+            reason = f"this connection already has {REQUESTS_MAX} unanswered requests"
+            self._refuse_at_once(source, message, reason)
             return
         wait_s = message.timeout_ms / 1000 if message.timeout_ms else DEADLINE_S
         state = _State(next(self._serials), source, message, now_s + wait_s)
@@ -258,14 +260,17 @@ class Requests:
             self._abort_if_unowned(written)
 
     def tick(self, now_s: float) -> None:
-        """Fail requests whose time is up. Their slow jobs continue, and the results are kept."""
+        """Fail requests that have timed out. Their slow jobs continue, and the store keeps the
+        results.
+        """
         while self._due and self._due[0][0] <= now_s:
             state = self._states.get(heappop(self._due)[1])
             if state is None:
                 continue
-            reasons = [*state.reasons, *[f"{sibling}: silent" for sibling in state.unanswered]]
+            reasons = [*state.reasons, *[f"{peer}: no answer" for peer in state.unanswered]]
             details = f" ({'; '.join(sorted(reasons))})" if reasons else ""
-            reason = f"not done in time; it was {state.stage.value}{details}"
+            what = "waiting for its peers" if state.stage is Stage.ASKING else "working on it"
+            reason = f"not done in time; the daemon was still {what}{details}"
             self._fail(state, Refusal(Code.TIMEOUT, reason))
 
     def due_s(self) -> float | None:
@@ -293,27 +298,27 @@ class Requests:
             self._wait_for(state, Slow.LIFT, None)
         elif load.recursive:
             state.stage = Stage.ASKING
-            self.orders.append(AskSiblings(serial, load.name, state.deadline_s))
+            self.orders.append(AskPeers(serial, load.name, state.deadline_s))
         else:
             self._fail(state, Refusal(Code.NOT_FOUND, "not in this store"))
 
-    def asking(self, serial: int, siblings: Collection[str]) -> None:
+    def asking(self, serial: int, peers: Collection[str]) -> None:
         """Handle the list of peers to which a load was sent."""
         state = self._states.get(serial)
         if state is not None:
-            state.unanswered = set(siblings)
+            state.unanswered = set(peers)
             self._go_on(state)
 
-    def peer_answered(self, serial: int, sibling: str, answer: Response) -> None:
+    def peer_answered(self, serial: int, peer: str, answer: Response) -> None:
         """Handle the answer of a peer, or its failure."""
         state = self._states.get(serial)
         if state is None:
             return
-        state.unanswered.discard(sibling)
+        state.unanswered.discard(peer)
         if isinstance(answer, Ok):
             state.offers.append(answer)
         else:
-            state.reasons.append(f"{sibling}: {answer.reason}")
+            state.reasons.append(f"{peer}: {answer.reason}")
         if state.stage is Stage.ASKING:
             self._go_on(state)
 
@@ -346,7 +351,7 @@ class Requests:
             if job.waiting:
                 self._running += 1
                 self.orders.append(StartSlow(*key, job.offer))
-            else:  # no request waits for it any more
+            else:  # the requests that waited for it have ended
                 del self._jobs[key]
 
     def slow_done(self, kind: Slow, name: str, result: Seen | Refusal) -> None:
@@ -408,10 +413,10 @@ class Requests:
     def _commit(self, state: _State, message: Commit) -> None:
         written = self._by_path.get(message.path)
         if written is None or state.source not in written.owners:
-            reason = "this connection has no file open for writing at that path; write it again"
+            reason = "this connection has no file open for writing at this path; send a write first"
             self._fail(state, Refusal(Code.UNKNOWN_PATH, reason))
         elif written.becomes not in ("", message.name):
-            reason = f"it is being committed as {written.becomes}"
+            reason = f"this file is already being committed as {written.becomes}"
             self._fail(state, Refusal(Code.CONFLICT, reason))
         else:
             written.waiting.append(state)
@@ -456,7 +461,7 @@ class Requests:
 
     def _forget(self, state: _State) -> bool:
         """Remove a request, also from the slow jobs that it waits for; False if it was removed
-        before. A write keeps the request in its list, and its answer is then dropped.
+        before. A write keeps the request in its list, but sends it no answer.
         """
         if self._states.pop(state.serial, None) is None:
             return False

@@ -1,10 +1,9 @@
 """The store of files in memory: a directory `/dev/shm/ciel-<instance>` for each instance (CIB-20).
 
-It extends `ciel.storage.files` in three ways. Space is allocated before it is used, so a full
-`/dev/shm` raises `NoSpaceError` and never SIGBUS. The capacity is always bounded. An instance is
-removed by the last process that closes it. If that process was killed, the next start of any such
-store on the host removes it, or a call of `remove_instance` by the process that chose the instance
-id.
+It extends `ciel.storage.files` in three ways. It allocates space before programs use it, so a full
+`/dev/shm` raises `NoSpaceError` and never causes SIGBUS. The capacity is always bounded. The last
+process that closes an instance removes it. If that process was killed, the next start of any such
+store on the host removes it, or the process that chose the instance's name calls `remove_instance`.
 """
 
 from __future__ import annotations
@@ -29,19 +28,24 @@ from ciel.storage.specs import check_options, parse_flag, parse_size
 from ciel.storage.spill import with_spill
 
 RECYCLED_SHARE = 4
-"""Share of the capacity that memory of deleted objects may take."""
+"""Memory of deleted objects may take the capacity divided by this."""
 _PREFIX = "ciel-"
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def open_shm(options: Mapping[str, str], directory: Path) -> ObjectStore:
-    """Open a store in memory; objects that do not fit go to a disk store.
+    """Open a store in memory; objects that do not fit move to a store on a disk.
 
-    Options: `capacity` (a size; half of the free space of `/dev/shm` by default), `instance`
-    (letters, digits, `_` and `-`; random by default; an existing instance is joined, but only one
-    process may claim it), `spill` (the disk: `yes`, the default, for `directory`, `no` for none, or
-    a path), and `arena` (`yes` for huge pages from the start, if this user may mount, and memory
-    that is allocated in advance). Memory of deleted objects is reused in any case (`upkeep`).
+    Options:
+    - `capacity`: a size; half of the free space of `/dev/shm` by default.
+    - `instance`: a name of letters, digits, `_` and `-`; random by default. The store joins an
+      instance that exists, but only one process may claim it.
+    - `spill`: the store on a disk. `yes`, the default, puts it into `directory`, a path below that
+      path; `no` means none.
+    - `arena`: `yes` for files of huge pages, if this user may mount, and for memory that is
+      allocated in advance.
+
+    The store reuses the memory of deleted objects with any options (`upkeep`).
     """
     check_options("shm", options, ("capacity", "instance", "spill", "arena"))
     uses_arena = parse_flag(options.get("arena", "no"))
@@ -84,7 +88,8 @@ class ShmStore(FileStore):
         capacity_bytes = capacity_bytes or free_bytes // 2
         if 0 < all_bytes < capacity_bytes:
             what = f"which has {size_text(all_bytes)}, less than its capacity"
-            self.about += f", {what} of {size_text(capacity_bytes)}: it is full when that is"
+            full = "the store is full when this file system is full"
+            self.about += f", {what} of {size_text(capacity_bytes)}: {full}"
         options = ShelfOptions(
             capacity_bytes=capacity_bytes, whole=True, links_overrun=spills,
             recycle_bytes=_recycled_bytes(capacity_bytes, free_bytes),
@@ -124,12 +129,12 @@ class ShmStore(FileStore):
 
 
 def _recycled_bytes(capacity_bytes: int, free_bytes: int) -> int:
-    """Return how much memory of deleted objects to keep without hurting other processes."""
+    """Return how much memory of deleted objects to keep, so that other processes have enough."""
     return min(capacity_bytes, free_bytes // 2) // RECYCLED_SHARE
 
 
 def _sweep() -> None:
-    """Remove the instances of killed processes, in all places."""
+    """Remove the instances of killed processes, in `/dev/shm` and in the arena."""
     remove_arena()
     for place in (ROOT, arena_path()):
         with suppress(FileNotFoundError):
@@ -143,7 +148,7 @@ def _sweep() -> None:
 def remove_instance(instance: str) -> bool:
     """Remove the instance of a killed process; False if there is none, or a process has it open.
 
-    A process has released its instance once its parent has waited for it.
+    After its parent has waited for it, a process no longer has its instance open.
     """
     name, went = _directory_name(instance), False
     for place in (ROOT, arena_path()):

@@ -15,14 +15,14 @@ from ciel.storage.segments import Segments
 PREFAULT_BYTES = 256 << 20
 SEGMENT_BYTES = 64 << 20
 PREFAULT_SHARE = 8
-"""At most this share of the capacity is allocated in advance, so that a small store stays empty."""
+"""At most the capacity divided by this is allocated in advance, so that a small store has room."""
 IDLE_S = 30.0
 """Time after which unused memory is freed."""
 _NICENESS = 5  # programs have priority
 
 
 class Upkeep:
-    """A thread that starts when there is work for the first time."""
+    """Maintains the memory of a store in a thread, which starts when it is first needed."""
 
     def __init__(
         self,

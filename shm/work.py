@@ -40,26 +40,26 @@ _CODES: Final = {
 
 
 Turn = Callable[[str, int], AbstractContextManager[object]]
-"""Waits, in a thread, until the disk of a path is free for a job of that size (CIB-40)."""
+"""Waits in a thread until a path's disk is free for a job of that size in bytes (CIB-40)."""
 
 
-def at_once(path: str, size_bytes: int) -> AbstractContextManager[object]:
+def do_not_wait(path: str, size_bytes: int) -> AbstractContextManager[object]:
     """Do not wait for the disk."""
     return nullcontext()
 
 
-def in_line(path: str, size_bytes: int) -> AbstractContextManager[object]:
-    """Wait in the queue of all processes on this host for the path's disk, one at a time."""
+def wait_in_queue(path: str, size_bytes: int) -> AbstractContextManager[object]:
+    """Wait in the queue that all processes on this host share for the path's disk."""
     device = device_of(path)
     if not device.is_limited:
         return nullcontext()
     try:
         claim = Claim(device.name, 1)
     except TokenError as error:
-        log.warn("not waiting for the disk: {error}", error=error)
+        log.warn("using the disk without waiting for other processes: {error}", error=error)
         return nullcontext()
     try:
-        claim.wait(TURN_TIMEOUT_S)  # after the timeout continue anyway: a process may be stopped
+        claim.wait(TURN_TIMEOUT_S)  # after the timeout continue: the other process may be stopped
     except BaseException:
         claim.release()
         raise
@@ -78,7 +78,7 @@ class Counts:
     """Counters of a daemon since its start."""
 
     loads: int = 0
-    """Requests of programs; likewise writes and commits."""
+    """Loads that programs have requested. `writes` and `commits` count their other requests."""
     writes: int = 0
     commits: int = 0
     refused: int = 0
@@ -86,7 +86,7 @@ class Counts:
     lifted: int = 0
     """Objects copied from the store behind into the daemon's store."""
     asked: int = 0
-    """Loads sent to peers; each peer counts."""
+    """Loads sent to peers; a load that is sent to three peers counts three times."""
     found: int = 0
     """Loads that peers answered with a file."""
     served: int = 0
@@ -117,12 +117,12 @@ class Work:
         self._lent_before: list[ExitStack] = []
         self.is_cancelled = False
 
-    def look_up(self, name: str, *, for_sibling: bool) -> Seen | Place:
+    def look_up(self, name: str, *, for_peer: bool) -> Seen | Place:
         """Look up an object in the daemon's store."""
         info = self.store.stat(name)
         try:
             known = (info.checksum if info else None) or ""
-            return self._seen(name, known, for_sibling=for_sibling)
+            return self._seen(name, known, for_peer=for_peer)
         except ObjectNotFoundError:
             return Place.NOWHERE
 
@@ -135,7 +135,7 @@ class Work:
         """Run a slow job."""
         if kind is Slow.READ:
             known = self.store.checksum(name)
-            return Done(self._seen(name, known, for_sibling=True), None)
+            return Done(self._seen(name, known, for_peer=True), None)
         if kind is Slow.LIFT:
             info = self._lift(name)
             return Done(self._seen(name, info.checksum or ""), info.size_bytes)
@@ -143,7 +143,8 @@ class Work:
         found = PeerObject(offer.path, offer.size_bytes, offer.checksum)
         if link(self.store, name, found) is not None:
             return Done(self._seen(name, found.checksum), 0)
-        # Reserve space first: objects that are moved to a disk for it also wait for the disk.
+        # Reserve space before waiting for the disk: to make space, the store may move objects to a
+        # disk, and waits for that disk, too.
         writer = self.store.begin(name, size_hint_bytes=found.size_bytes)
         with writer, self._turn(found.path, found.size_bytes):
             copy_in(self.store, name, found, writer=writer, is_cancelled=lambda: self.is_cancelled)
@@ -161,13 +162,13 @@ class Work:
             offset_bytes = 0
             while count := reader.read_into(buffer, offset_bytes):
                 if self.is_cancelled:
-                    raise StorageError("cancelled")
+                    raise StorageError("the copy was cancelled, because the daemon is stopping")
                 writer.write(buffer[:count])
                 offset_bytes += count
             return writer.commit(checksum=recorded.checksum if recorded else None)
 
     def commit(self, writer: ObjectWriter, name: str) -> Seen:
-        """Commit a write under the name that the client wants now. Ends the writer."""
+        """Commit a write under the name that the commit request has, and end the writer."""
         with writer:
             info = writer.commit()
         if info.object_id != name:
@@ -178,19 +179,19 @@ class Work:
         """Rename a committed object, by a hard link (CIB-20)."""
         try:
             known = self.store.checksum(info.object_id)
-            seen = self._seen(info.object_id, known, for_sibling=True)
+            seen = self._seen(info.object_id, known, for_peer=True)
             return self.store.adopt(name, seen.path, checksum=known, size_bytes=seen.size_bytes)
         finally:
             with suppress(StorageError):
                 self.store.delete(info.object_id)
 
-    def _seen(self, name: str, checksum: str, *, for_sibling: bool = False) -> Seen:
+    def _seen(self, name: str, checksum: str, *, for_peer: bool = False) -> Seen:
         with ExitStack() as open_here:
             reader = open_here.enter_context(self.store.open(name))
-            path = reader.source if for_sibling else reader.path
+            path = reader.source if for_peer else reader.path
             if path is None:
                 raise StorageError("this store has no paths that other processes can open")
-            if path != reader.source:  # a temporary copy, which goes with its last reader
+            if path != reader.source:  # a temporary copy, which exists as long as a reader is open
                 self._lent.append(open_here.pop_all())
             return Seen(path, reader.size_bytes, checksum)
 
@@ -200,7 +201,7 @@ class Work:
         return bool(self._lent or self._lent_before)
 
     def take_back(self) -> None:
-        """Close the copies that were already open at the last call."""
+        """Close the copies that were already open at the previous call."""
         done, self._lent_before, self._lent = self._lent_before, self._lent, []
         for open_here in done:
             open_here.close()

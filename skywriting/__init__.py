@@ -1,9 +1,10 @@
-"""Skywriting: a small language for graphs of tasks that decide their own shape.
+"""Skywriting: a small language whose scripts create tasks, and use their results to create more.
 
-A script goes through passes, each of which depends on earlier ones only:
+A script goes through passes. Each pass depends on earlier passes only:
 
     text ─lexer─▶ tokens ─grammar─▶ tree ─resolver─▶ scopes ─▶ closures ─▶ a value, or a stop
 
-A stop can be written down and resumed (`continuation`). This package does no I/O: a script reads
+A script stops when it needs an object that does not exist yet. Its state can then be written as
+JSON, so that another task resumes it (`continuation`). This package does no I/O: a script reads
 objects and creates tasks through a `Host`.
 """

@@ -1,17 +1,18 @@
-"""Writes a stopped script, or the call of a function, as JSON, so that another task can resume it.
+"""Writes a stopped script, or a function call, as JSON, and reads it, so that a task can resume it.
 
     {"skywriting": 1, "units": [origin, …], "heap": [thing, …],
      "stack": [[unit, code, frame, called at, [[point, value, …], …]], …]}    or "value", or "call"
 
 Numbers, strings, booleans and none are plain JSON; references are `__ref__` objects. A value that
-can be shared or changed is in the heap once, and `{"@": place}` refers to it: a list as such, a
-dictionary as `{"d": [key, value, …]}`, a function as `{"f": [unit, code], "c": {variable: value}}`,
-a frame as `{"n": {variable: value}}`, a reference to be read as `{"*": reference}`. A long integer
-is `{"i": hexadecimal}`, a list of equidistant integers `{"r": [from, to, step]}`. A value that the
-script has read is part of the JSON, so that it need not be read again. Of the past of the script
-the JSON contains only variables.
+can be shared or changed is in the heap once, and `{"@": place}` refers to it. In the heap, a list
+is a list, a dictionary is `{"d": [key, value, …]}`, a function is
+`{"f": [unit, code], "c": {variable: value}}`, a frame is `{"n": {variable: value}}`, and a starred
+reference that was not read yet is `{"*": reference}`. A long integer is `{"i": hexadecimal}`, a
+list of equidistant integers is `{"r": [from, to, step]}`. The JSON contains the values that the
+script has read, so the task that resumes it need not read them again. It contains no history of
+the script except its variables.
 
-The reader checks all of this: a damaged continuation raises ContinuationError.
+The reader checks all of this: it raises ContinuationError for a damaged continuation.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ciel.skywriting.standard import PRELUDE
 
 VERSION = 1
 INTEGER_PLAIN_MAX_BITS = 10_000
-"""Longer integers are written in hexadecimal, which takes linear time."""
+"""Longer integers are written in hexadecimal: this takes linear time, decimal digits do not."""
 
 RANGE_MIN_ITEMS = 16
 LoadUnit = Callable[[Any], Unit]
@@ -59,7 +60,8 @@ class Written(NamedTuple):
 
 def encode(stopped: Stopped) -> Written:
     """Write a stopped script. `awaited` contains all starred references that the script can still
-    reach, so that it waits for all of them at once; if one of several is enough, only those.
+    reach, so that the next task waits for all of them at once. If the script needs only one of
+    several objects, `any_of` contains these.
     """
     writer = _Writer()
     value = writer.begin()
@@ -111,7 +113,7 @@ class _Writer:
         self.unread: dict[str, Reference] = {}
         self._places: dict[int, int] = {}
         self._pending: list[tuple[int, Any, bool]] = []
-        self._kept: list[Any] = []  # so that no new object gets the identity of a known one
+        self._kept: list[Any] = []  # keeps objects alive, since `_places` uses their identities
 
     def begin(self) -> dict[str, Any]:
         origins: list[Any] = []
@@ -290,26 +292,27 @@ class _Reader:
 
     def _item(self, written: Any) -> Any:
         if not isinstance(written, dict):
-            _require(not isinstance(written, list), "a list outside of the heap")
+            _require(not isinstance(written, list), "a list is outside of the heap")
             return written
         if "i" in written:
             return int(written["i"], 16)
         if "b" in written:
             found = names(1).get(written["b"]) or names(2)[written["b"]]
-            _require(isinstance(found, Builtin), "no built-in")
+            _require(isinstance(found, Builtin), "a name is not that of a built-in function")
             return found
         place = _index(written["@"], self._things)
-        _require("n" not in self._written[place], "variables in place of a value")
+        _require("n" not in self._written[place], "a frame is where a value must be")
         return self._things[place]
 
     def _variables(self, written: Any) -> Frame:
         names = _dict(written)
-        _require(RUN not in names and all(type(name) is str for name in names), "no variable")
+        is_valid = RUN not in names and all(type(name) is str for name in names)
+        _require(is_valid, "a variable has no valid name")
         return {name: self._item(value) for name, value in names.items()}
 
     def _frame(self, place: Any) -> Frame:
         frame = self._things[_index(place, self._things)]
-        _require("n" in _dict(self._written[place]), "no variables")
+        _require("n" in _dict(self._written[place]), "a frame is missing")
         assert isinstance(frame, dict)
         return frame
 
@@ -322,7 +325,7 @@ class _Reader:
         unit, number, frame, called_at, entries = _list(written)
         code = self._code([unit, number])
         code.compile()
-        _require(type(called_at) is int and called_at >= 0, "no place of a call")
+        _require(type(called_at) is int and called_at >= 0, "the place of a call is missing")
         return Activation(
             code, self._frame(frame), called_at, [self._entry(code, e) for e in _list(entries)]
         )
@@ -331,7 +334,7 @@ class _Reader:
         point, *rest = _list(written)
         values = tuple([self._item(each) for each in rest])
         check = code.checks[_index(point, code.checks)]
-        _require(check(values), "what a construct holds does not fit it")
+        _require(check(values), "the saved values of a construct do not fit it")
         return point, values
 
 
@@ -341,19 +344,19 @@ def _foreign(stopped: Stopped) -> Stopped:
 
 
 def _list(value: Any) -> list[Any]:
-    _require(isinstance(value, list), "no list where one belongs")
+    _require(isinstance(value, list), "a list is missing")
     found: list[Any] = value
     return found
 
 
 def _dict(value: Any) -> dict[str, Any]:
-    _require(isinstance(value, dict), "no object where one belongs")
+    _require(isinstance(value, dict), "an object is missing")
     found: dict[str, Any] = value
     return found
 
 
 def _index(value: Any, of: list[Any]) -> int:
-    _require(type(value) is int and 0 <= value < len(of), "a number that refers to nothing")
+    _require(type(value) is int and 0 <= value < len(of), "a number refers to no entry")
     return int(value)
 
 

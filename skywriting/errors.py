@@ -1,4 +1,4 @@
-"""Errors in scripts, with their places in the text."""
+"""Errors in scripts, and their places in the text."""
 
 from __future__ import annotations
 

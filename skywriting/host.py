@@ -10,7 +10,7 @@ from ciel.skywriting.evaluation.values import Reader, SpawnedCall
 
 
 class Run:
-    """A script, or a function of it, that runs. `depth`: how many calls are in progress."""
+    """A running script, or a running function of one. `depth`: how many calls are in progress."""
 
     __slots__ = ("depth", "host", "is_foreign")
 
@@ -21,7 +21,7 @@ class Run:
 
 
 class Host(Reader, Protocol):
-    """The outside world of a script. A method does its work at once, or not at all."""
+    """Reads objects and creates tasks for a script. A method does all its work at once, or none."""
 
     def encode(self, value: Any) -> str:
         """Return a plain value, which may contain references, as JSON; raises ValueError."""
@@ -30,8 +30,8 @@ class Host(Reader, Protocol):
         """Create a task that calls a function; return the reference to its result."""
 
     def spawn_task(self, executor: str, keywords: dict[str, Any]) -> Reference | list[Reference]:
-        """Create a task of any executor; return the reply of the executor, which refers to its
-        outputs. Raises ScriptError.
+        """Create a task of any executor; return one reference or several, as the executor defines.
+        Raises ScriptError.
         """
 
     def print(self, text: str) -> None:
@@ -39,7 +39,7 @@ class Host(Reader, Protocol):
 
     def include(self, what: str | Reference) -> Unit | None:
         """Return a script to include: from the standard library by its name, from a URL, or from an
-        object; None if that is not there yet. Raises ScriptError and ReferenceFailedError.
+        object; None if that does not exist yet. Raises ScriptError and ReferenceFailedError.
         """
 
     def package(self, key: str) -> Reference | None:

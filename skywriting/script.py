@@ -41,7 +41,7 @@ def _read(text: str, name: str) -> tuple[tree.Script, list[Problem]]:
 
 def load(text: str, name: str, origin: Any, *, shows_last: bool = False) -> Unit:
     """Return a script that is ready to run; raises SourceError. `origin`: see `Unit`. `shows_last`:
-    if its last statement is an expression, that is its value, as at a prompt.
+    if the last statement is an expression, the script returns its value, as at a prompt.
     """
     script, _ = _read(text, name)
     last = script.statements[-1] if script.statements else None
@@ -67,7 +67,9 @@ def call(spawned: SpawnedCall, host: Host) -> Outcome:
 
 @contextmanager
 def roomy() -> Iterator[None]:
-    """Raise the limits for deep calls: of Python, and of C, which compares nested values."""
+    """Raise Python's recursion limit, and the limit of the C stack, on which nested values are
+    compared.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
     before = sys.getrecursionlimit()

@@ -1,4 +1,4 @@
-"""Reads the texts of the standard library, and of the prelude."""
+"""Reads the texts of the standard includes, and of the prelude."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def text_of(name: str) -> str:
         hint = f' (did you mean "{meant[0]}"?)' if meant else ""
         raise ScriptError(
             f'there is no standard include "{name:.80}"{hint}; there are {", ".join(NAMES)}. '
-            "A string that starts with http is fetched; a reference is read"
+            "Another script is included by a URL that starts with http, or by a reference"
         )
     return (_FOLDER / f"{name}.sw").read_text(encoding="utf-8")

@@ -1,20 +1,22 @@
-"""Device semaphores: limit concurrent disk jobs among all processes of a user on this host.
+"""Device semaphores: limit how many disk jobs of a user run at a time, in all processes of a host.
 
     /dev/shm/ciel-io-<uid>/<major>-<minor>/<number>    the FIFO of one claim
 
+A disk job is one long read or write. A process runs it while it has a token of the device.
+
 Each device has a queue, which is a directory. A process that joins the queue locks the directory
 for a moment (`flock`), creates a FIFO with the next higher number, opens it for writing, and keeps
-the FIFO locked until it leaves. A claim has the token once fewer than its limit of the earlier
-claims are left.
+the FIFO locked until it leaves. This is its claim. A claim has a token as soon as the number of
+earlier claims that remain is less than the claim's limit.
 
-A process sees earlier claims leave by the hang-up that a reader of a FIFO gets when the last
-writer closes it. The kernel sends the hang-up however the writer ended, and after it has released
-the lock. So waiting needs no polling, the claim of a dead process is released at once, and no claim
-waits for a later one, whatever their limits. If all processes use the same limit, at most that
-many have the token at a time.
+A process opens the FIFOs of the earlier claims for reading. When the writer of such a FIFO closes
+it, the kernel reports a hang-up to the reader, also if the writer was killed. It does so after it
+has released the lock. So waiting needs no polling, the claim of a dead process is released at once,
+and no claim waits for a later one, whatever their limits. If all processes use the same limit, at
+most that many have a token at a time.
 
-A process that joins removes the FIFOs of dead processes, and the last one that leaves removes the
-directories. Different users have separate queues, because any user could block a shared one.
+A process that joins removes the FIFOs of dead processes, and the last process that leaves removes
+the directories. Different users have separate queues, because any user could block a shared one.
 `scc/tools/io_token.c` implements the same protocol.
 """
 
@@ -43,14 +45,14 @@ _OWN = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TokenError(StorageError):
-    """The host's semaphores are unusable, so disk jobs of other processes are not counted."""
+    """A device's queue is unusable, so this process cannot count other processes' disk jobs."""
 
     def __init__(self, place: str, error: OSError | StorageError) -> None:
-        super().__init__(f"disk jobs of other processes are not seen: {place}: {error}")
+        super().__init__(f"cannot count the disk jobs of other processes: {place}: {error}")
 
 
 class Claim:
-    """A position in a device's queue: it first waits, then has the token, until `release`.
+    """A position in a device's queue: it first waits, then has a token, until `release`.
 
     Call `check` when `fileno` is readable, or call `wait`.
     """
@@ -58,11 +60,11 @@ class Claim:
     _fd = -1
 
     def __init__(self, device: str, limit: int, *, root: str = _ROOT) -> None:
-        """Join a queue. This is fast, but it blocks while another process is suspended at the same
-        step, so do not call it in a reactor's thread. Raises TokenError.
+        """Join a queue. This is fast, but it blocks while a suspended process has the queue's
+        directory locked, so do not call it in a reactor's thread. Raises TokenError.
         """
         self._limit = limit
-        self._earlier: dict[int, str] = {}  # descriptors, and names
+        self._earlier: dict[int, str] = {}  # names of FIFOs, by descriptor
         self._line = f"{root}/{PREFIX}{os.geteuid()}/{device}"
         self._epoll = select.epoll()
         try:
@@ -95,18 +97,18 @@ class Claim:
 
     @property
     def has_token(self) -> bool:
-        """Whether the claim had the token when `check` or `wait` was last called."""
+        """Whether the claim had a token when `check` or `wait` was last called."""
         return len(self._earlier) < self._limit
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
     def check(self) -> bool:
-        """Process the claims that have left; return whether this claim has the token."""
+        """Process the claims that have left; return whether this claim has a token."""
         return self.wait(0)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until this claim has the token; False after the timeout."""
+        """Wait until this claim has a token; False after the timeout."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.has_token:
             left_s = None if until_s is None else max(until_s - time.monotonic(), 0)
@@ -153,7 +155,7 @@ class Claim:
 
 
 def sweep(*, root: str = _ROOT) -> None:
-    """Remove the FIFOs and directories of this user's processes that were killed."""
+    """Remove the FIFOs and directories that killed processes of this user have left."""
     place = f"{root}/{PREFIX}{os.geteuid()}"
     with contextlib.suppress(OSError, StorageError):
         for device in os.listdir(place):

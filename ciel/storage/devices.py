@@ -1,9 +1,9 @@
 """Finds the device that stores a path, and whether that device is a rotating disk.
 
-The limit of concurrent disk jobs applies to each physical disk. A partition therefore counts as its
-disk, a loop device as the device that stores its backing file, a mapped device over a single
-device as that device, and an overlay as the device of its upper layer. File systems in memory have
-no limit. `scc/tools/io_token.c` implements the same rules.
+The limit of concurrent disk jobs (`device_semaphores`) applies to each physical disk. A partition
+therefore counts as its disk, a loop device as the device that stores its backing file, a mapped
+device over a single device as that device, and an overlay as the device of its upper layer. File
+systems in memory have no limit. `scc/tools/io_token.c` implements the same rules.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 _IN_MEMORY = frozenset(("tmpfs", "ramfs", "hugetlbfs", "devtmpfs"))
 _DEPTH_MAX = 8
-"""How many layers of devices a lookup follows. The device at that depth counts as the physical one,
-so deeper stacks on one disk may get several limits."""
+"""How many layers of devices a lookup follows. The device at that depth counts as the physical one.
+So several deeper stacks on one disk may each get a limit of their own."""
 
 
 class Kind(Enum):
@@ -28,7 +28,7 @@ class Kind(Enum):
     ROTATING = "rotating"
     SOLID = "solid"
     UNKNOWN = "unknown"
-    """Not a disk of this machine, or a disk whose kind the system does not say."""
+    """Not a disk of this machine, or a disk whose kind the system does not report."""
 
 
 class Device(NamedTuple):
@@ -101,7 +101,7 @@ class _DeviceLookup:
         return self.numbered(int(found[1]), int(found[2]))
 
     def _anonymous(self, major: int, minor: int) -> Device:
-        """Find the device of a file system with an anonymous number by its mount source."""
+        """Find the device of a file system with an anonymous device number, by its mount source."""
         unknown = Device(major, minor, Kind.UNKNOWN)
         self._depth += 1
         mounts = _text(self._system / "proc/self/mountinfo")

@@ -46,7 +46,7 @@ class DigestRecords:
         return self._remembered.get(_identity(fd)) if self._remembered else None
 
     def record(self, fd: int, checksum: str) -> None:
-        """Record the checksum of an open file, committed or about to be."""
+        """Record the checksum of an open file, which is committed or will be committed next."""
         try:
             _set_attribute(fd, checksum)
         except OSError:

@@ -1,7 +1,7 @@
 """The errors of stores. Each error carries its data as attributes, and builds its message from it.
 
-An invalid object id raises `ciel.core.errors.InvalidIdError`, as everywhere. `translated` is the
-only place that converts OSErrors, so callers need no errno to learn that a disk is full.
+An invalid object id raises `ciel.core.errors.InvalidIdError`, as everywhere. Only `translated`
+converts OSErrors, so callers need not check an errno to learn that a disk is full.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ class ChangedObjectError(ObjectNotFoundError):
 
 
 class ObjectConflictError(StorageError):
-    """The id is committed with other content, which stays. Its producer is not deterministic."""
+    """The id is committed with other content, which stays. Its task is not deterministic."""
 
     def __init__(self, object_id: str, kept_checksum: str, refused_checksum: str) -> None:
         self.object_id = object_id
         self.kept_checksum = kept_checksum
         self.refused_checksum = refused_checksum
         super().__init__(
-            f"{object_id} is committed with checksum {kept_checksum}; refused {refused_checksum}"
+            f"{object_id} is already committed with checksum {kept_checksum}, so the store refuses "
+            f"content with checksum {refused_checksum}; its task is not deterministic"
         )
 
 
 class NoSpaceError(StorageError):
-    """The store or its device is full, and the refused operation left nothing behind. `lacking` is
-    the resource that ran out, if that is not bytes.
+    """The store or its device is full. The operation that failed has changed nothing. `lacking`
+    names the resource that ran out, if that is not bytes.
     """
 
     def __init__(self, wanted_bytes: int, available_bytes: int, lacking: str = "") -> None:
@@ -92,7 +93,7 @@ ANOTHER_FILE_SYSTEM = "on another file system"
 
 
 class CannotAdoptError(StorageError):
-    """Another store's file cannot be linked into this store; copy it, or try another plan."""
+    """Another store's file cannot be linked into this store; copy it, or fetch it another way."""
 
     def __init__(self, object_id: str, path: str, reason: str) -> None:
         self.object_id = object_id
@@ -102,7 +103,7 @@ class CannotAdoptError(StorageError):
 
 
 class StoreClosedError(StorageError):
-    """Used after close, commit or abort."""
+    """The store, reader or writer was used after close, commit or abort."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
@@ -128,7 +129,7 @@ class StoreSystemError(StorageError):
 
 
 def translated(error: OSError, operation: str, wanted_bytes: int, root_fd: int) -> StorageError:
-    """Convert an OSError. If it means no space, query the device of `root_fd` for free bytes."""
+    """Convert an OSError. If space is lacking, query the device of `root_fd` for free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return StoreSystemError(operation, error.errno or errno.EIO)
     device = os.fstatvfs(root_fd)

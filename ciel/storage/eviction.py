@@ -1,9 +1,9 @@
 """Chooses which objects to evict from a full level of a store, in which order and how (CIB-52).
 
-Objects whose eviction costs nothing are first: objects that the level below holds as well, and
-objects that the engine can fetch again. Then the least recently used objects move down. Objects
-in use stay, because evicting them frees nothing before their last reader closes. This module is
-pure; `docs/adr/0027` has the reasons.
+Objects whose eviction costs little are first: the level below holds them as well, or the engine can
+fetch them again. Then the least recently used objects move down. Objects in use stay, because
+evicting them frees no memory before their last reader closes. This module is pure; `docs/adr/0027`
+has the reasons.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The store of plain files: one directory, on a disk or in memory, shared by several processes.
 
 It implements the store interface over a `shelf`, which defines the directory's layout. A process
-may die at any point without damage. After a power failure objects may be truncated, because nothing
-is synced to the device by default: intermediate results can be recomputed (CIB-4). `sync=yes` syncs
-each commit.
+that dies at any point damages nothing. After a power failure objects may be truncated, because by
+default nothing is synced to the device: intermediate results can be recomputed (CIB-4). `sync=yes`
+syncs each commit.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from ciel.storage.space import PAGE_BYTES, occupied_bytes
 from ciel.storage.specs import check_options, parse_flag, parse_size
 
 _ADOPT_REASONS = {
-    errno.ENOENT: "missing",
-    errno.ENOTDIR: "missing",
+    errno.ENOENT: "the file is missing",
+    errno.ENOTDIR: "the file is missing",
     errno.EXDEV: ANOTHER_FILE_SYSTEM,
-    errno.EPERM: "link not permitted",
-    errno.EACCES: "link not permitted",
-    errno.EMLINK: "too many links",
+    errno.EPERM: "this user may not link the file",
+    errno.EACCES: "this user may not link the file",
+    errno.EMLINK: "the file has too many links",
 }
 
 
@@ -144,7 +144,7 @@ class FileReader(ObjectReader):
 
 
 class FileWriter(ObjectWriter):
-    """Writes one temporary file, and computes the checksum of its own writes on the fly."""
+    """Writes one temporary file, and computes the checksum of what `write` writes."""
 
     def __init__(
         self,
@@ -167,9 +167,9 @@ class FileWriter(ObjectWriter):
         self._map: mmap.mmap | None = None
         self._written_bytes = 0
         self._digest = xxhash.xxh3_64()
-        self._shared = False  # a program may write too: size and checksum come from the file
-        self._named = False  # a program may pass the file's pages on, not only map and write it
-        self._lent = False  # readers may have the file open for longer than this writer
+        self._shared = False  # a program may write too, so size and checksum come from the file
+        self._named = False  # a program may not only map and write the file: it may pass pages on
+        self._lent = False  # other users of the descriptor may outlive this writer
         shelf.writing.add(name)
 
     @property
@@ -228,11 +228,11 @@ class FileWriter(ObjectWriter):
 
     def _may_be_short(self, size_bytes: int) -> bool:
         if not self._shared or self._old_bytes or 0 < self._promised_bytes >= size_bytes:
-            return False  # all of its space was reserved from the start
+            return False  # the writer reserved the whole space before the first write
         shelf = self._shelf
         is_in_memory = shelf.options.whole
-        # A file whose write failed for want of a block ends at a block boundary. On a disk, where
-        # the only reaction is to fail the job, an empty file counts as intended.
+        # If a write fails because no block is free, the file ends at a block boundary. An empty
+        # file on a disk counts as intended, since there the only reaction would be a failed job.
         is_cut = not size_bytes % PAGE_BYTES and (size_bytes > 0 or is_in_memory)
         # In this order: space freed between the two checks is counted.
         return (is_cut and shelf.drop_if_full()) or shelf.fullness.was_full(self._times_full)
@@ -259,7 +259,7 @@ class FileWriter(ObjectWriter):
             self._shelf.drop_if_full()
         status = self._shelf.temporaries.status_of(self._name)
         if status is not None:  # otherwise commit reports the problem
-            self._charge(status.st_size, is_there=True)
+            self._charge(status.st_size, is_allocated=True)
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         if self._old_bytes:
@@ -294,7 +294,7 @@ class FileWriter(ObjectWriter):
         self._unmap()
         status = os.fstat(fd)
         self._require_complete(status.st_size)
-        self._charge(status.st_size, is_there=True)
+        self._charge(status.st_size, is_allocated=True)
         found = None if self._shared else str(self._digest.hexdigest())
         try:
             if checksum is not None:
@@ -355,12 +355,12 @@ class FileWriter(ObjectWriter):
         if self._may_be_short(size_bytes):
             raise ShortOutputError(self.object_id, size_bytes)
 
-    def _charge(self, size_bytes: int, *, is_there: bool = False) -> None:
+    def _charge(self, size_bytes: int, *, is_allocated: bool = False) -> None:
         more_bytes = occupied_bytes(size_bytes) - self._reserved_bytes
         if more_bytes > 0:
             try:
                 self._shelf.space.reserve(
-                    more_bytes, may_overrun=self.may_overrun, is_there=is_there
+                    more_bytes, may_overrun=self.may_overrun, is_allocated=is_allocated
                 )
             except NoSpaceError as error:
                 had_bytes = self._reserved_bytes
@@ -368,8 +368,8 @@ class FileWriter(ObjectWriter):
             self._reserved_bytes += more_bytes
 
     def _current_fd(self) -> int:
-        """Return the descriptor of the file at the writer's path: a program may have replaced it by
-        a file of its own.
+        """Return the descriptor of the file that is now at the writer's path, since a program may
+        have replaced the first file.
         """
         self._require_open()
         if not self._shared:
@@ -419,8 +419,8 @@ class FileStore(ObjectStore):
             raise self._shelf.translated(error, "begin", hint_bytes) from error
         writer = FileWriter(self._shelf, object_id, name, fd, reserved_bytes, old_bytes)
         try:
-            # A reused file without holes needs no allocation, and even a call without effect is
-            # slow.
+            # A reused file without holes needs no allocation, and even a call that allocates
+            # nothing is slow.
             held = os.fstat(fd)
             if held.st_blocks * 512 < max(held.st_size, hint_bytes):
                 self._shelf.reserve(fd, hint_bytes, keep_size=True)
@@ -463,7 +463,7 @@ class FileStore(ObjectStore):
         self._shelf.require_open()
         charged_bytes = occupied_bytes(size_bytes)
         space, may_overrun = self._shelf.space, self._shelf.options.links_overrun
-        space.reserve(charged_bytes, may_overrun=may_overrun, is_there=True)
+        space.reserve(charged_bytes, may_overrun=may_overrun, is_allocated=True)
         try:
             temporary = self._shelf.temporaries.link(path)
             try:

@@ -4,15 +4,15 @@
 
 If another user has taken that name, processes use `ciel-full.<uid>.1` instead, or the next up to 7.
 
-A program's write may fail for want of a block although a block is free a moment later, and file
-systems keep no record of that. So a process that frees space checks whether the device was full
-just before: it frees the space under a lock, then compares the free bytes with the bytes that it
-freed. If others wrote meanwhile, it may count a device as full that was not. This false positive
-costs time; a false negative would lose part of an output. No process waits long for the lock: a
-process that cannot get it counts the device as full.
+A program's write may fail because no block is free, although a block is free a moment later. File
+systems keep no record of such failures. So a process that frees space checks whether the device was
+full just before: it frees the space under a lock, then compares the free bytes with the bytes that
+it freed. If other processes wrote meanwhile, it may count a device as full that was not. This false
+positive costs time; a false negative would lose part of an output. No process waits long for the
+lock: a process that cannot get it counts the device as full.
 
-Processes hold the directory by a lease (`leases`), and the last holder removes it. Space that is
-freed by processes of other users, or by the programs of tasks, is not detected.
+Processes hold the directory by a lease (`leases`), and the last holder removes it. The check does
+not detect space that the processes of other users, or the programs of tasks, free.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ciel.storage import leases
 from ciel.storage.errors import StoreSpecError
 from ciel.storage.space import FULL_BYTES, PAGE_BYTES, free_bytes
 
-_NAME = "ciel-full."  # no instance of a store has a dot
+_NAME = "ciel-full."  # the names of stores' instances contain no dot
 _NAMES = 8
 _COUNT = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 AMPLE_BYTES = 1 << 28
-"""With so many bytes free, the lock is not needed: no write fails between the check of the free
+"""With so many bytes free, an operation needs no lock: no write fails between the check of the free
 space and the end of the operation, unless the process is suspended in between for a long time."""
 PATIENCE_S = 0.05
-"""How long to wait for the lock, since the reactor may be waiting. Freeing a gigabyte takes longer,
-but is rare on a device with little space left."""
+"""How long to wait for the lock. The wait is short, since it may block the reactor. Freeing a
+gigabyte takes longer, but is rare on a device with little space left."""
 
 
 class Fullness:
-    """The count of the device of directory `parent`; if that is None, it counts nothing.
+    """Counts how often the device of the directory `parent` was full; None counts nothing.
 
     Methods may be called from any thread. They raise OSError and StorageError.
     """
@@ -83,7 +83,7 @@ class Fullness:
 
     @property
     def count(self) -> int:
-        """How often the device was full. If the count has changed, it was full in between."""
+        """How often the device was full. A count that has changed means: it was full in between."""
         return os.lseek(self._fd, 0, os.SEEK_END) if self._fd >= 0 else 0
 
     def note(self) -> None:
@@ -109,11 +109,11 @@ class Fullness:
         self._leave()
         return self.count != since  # with the lock, all frees until now are counted
 
-    # --- giving back ------------------------------------------------------------------------------
+    # --- freeing and allocating -------------------------------------------------------------------
 
     @contextmanager
     def giving_back(self, most_bytes: int = AMPLE_BYTES) -> Iterator[None]:
-        """Free up to so many bytes in the `with` block."""
+        """Run a `with` block that frees up to so many bytes, and count a device that was full."""
         if not self._is_scarce(0):
             yield
             return
@@ -133,7 +133,10 @@ class Fullness:
 
     @contextmanager
     def taking(self, size_bytes: int) -> Iterator[None]:
-        """Allocate so many bytes in the `with` block; a failed allocation frees all of them."""
+        """Run a `with` block that allocates so many bytes, and count a device that is full.
+
+        An allocation that fails frees all that it has allocated.
+        """
         if not self._is_scarce(size_bytes):
             yield
             return
@@ -148,7 +151,7 @@ class Fullness:
                 self._leave()
 
     def close_file(self, fd: int) -> None:
-        """Close a descriptor; this may free space if its file has no name any more."""
+        """Close a descriptor; this frees space if it is the last one of a file without a name."""
         status = os.fstat(fd)
         if status.st_nlink or status.st_blocks * 512 <= PAGE_BYTES:
             os.close(fd)

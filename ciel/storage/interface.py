@@ -1,4 +1,4 @@
-"""The interface of stores, which keep write-once objects by id. It is small and synchronous.
+"""The interface of stores, which keep write-once objects by id.
 
 An object is absent, being written, committed, or deleted. Only committed objects are visible.
 Committing is atomic, fixes the size and makes the object read-only.
@@ -9,11 +9,11 @@ Committing is atomic, fixes the size and makes the object read-only.
     with store.open("4f2a:out:0") as reader:
         view = reader.view()
 
-Callers check `capabilities`, never a class. If a store may block, callers use it in a thread:
-several threads may use a store at once, but only one at a time a writer or a reader. Every method
-may raise `StoreSystemError`, and `StoreClosedError` after close. Methods that take an id raise
-`ciel.core.errors.InvalidIdError` before they change anything. The tests of a store inherit
-`ciel.testing.store_suite`.
+Callers check `capabilities`, never a class. All methods are synchronous. If a store may block,
+callers use it in a thread. Several threads may use a store at once, but only one thread at a time
+may use a writer or a reader. Every method may raise `StoreSystemError`, and `StoreClosedError`
+after close. Methods that take an id raise `ciel.core.errors.InvalidIdError` before they change
+anything. The tests of a store inherit `ciel.testing.store_suite`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Capabilities:
     mappable: bool
     """`ObjectReader.view` returns the store's own memory, without a copy."""
     nameable: bool
-    """Readers and writers have a `path` which a child process can open."""
+    """Readers and writers have a `path` that a child process can open."""
     streaming: bool
     """The writer can read its content before commit."""
     shared_between_processes: bool
@@ -86,16 +86,17 @@ class Fingerprint:
 
 MEMORY, DISK = "memory", "disk"
 LEVELS = (MEMORY, DISK)
-"""The levels of a store. A task may choose the level in which its outputs are started."""
+"""The levels of a store. A task may choose the level to which its outputs are written."""
 
 
 class StoreLevel(NamedTuple):
     """The current state of one level of a store, and its counters since the store was opened.
 
-    Objects: `evicted` were moved down from here; `dropped` were deleted here, since they can be
-    fetched again; `promoted` were loaded up to here; `spilled` were started here, for want of space
-    above. `waited` counts writers that found the level full. `copied_bytes` were copied for
-    programs that could not use the store's own file.
+    Counters of objects: `evicted` were moved from this level to the next one; `dropped` were
+    deleted here, since they can be fetched again; `promoted` were loaded into this level; `spilled`
+    were started here, because the level above had no space. `waited` counts the writers that found
+    this level full. `copied_bytes` were copied for programs that could not use the store's own
+    file.
     """
 
     name: str
@@ -119,8 +120,8 @@ class Problem:
     """A problem found by `check`.
 
     Codes: `checksum` (the content differs from what was committed), `writable` (a committed object
-    can be changed), `foreign` (no store created this; it counts as missing), `unreadable` (the
-    device fails), `output` (a program left no regular file of this user under a writer's path).
+    can be changed), `foreign` (no store created this file; it is no object), `unreadable` (the
+    device fails), `output` (a program left no regular file of this user at a writer's path).
     """
 
     code: str
@@ -129,19 +130,21 @@ class Problem:
 
 
 class ObjectWriter(ABC):
-    """Writes one object: write, then commit or abort. An unfinished writer aborts when collected.
+    """Writes one object: write, then commit or abort.
+
+    A writer that is garbage-collected before that aborts.
 
     A program may write the object itself, through `path` or `fileno`, and must end before the
     commit. `write` uses the descriptor's position, so do not mix the two. After a call of `path`
     or `fileno` the store computes the checksum only on demand, because that means reading the file.
 
-    A duplicate of the descriptor, and a descriptor of the same file opened through it, can read
-    what was written for any time, also after commit or abort.
+    A duplicate of the descriptor, or a descriptor that was opened through it, can read the written
+    content for any time, also after commit or abort.
     """
 
     object_id: str
     may_overrun = False
-    """Whether the store accepts what a program has written already even beyond the capacity. Only
+    """Whether the store accepts bytes beyond its capacity that a program has already written. Only
     for callers that free space afterwards. It has no effect if the capacity is a physical one."""
 
     @property
@@ -186,21 +189,21 @@ class ObjectWriter(ABC):
 
     @property
     def may_be_short(self) -> bool:
-        """Whether a write of a program to this file may have failed for want of space. The program
-        need not have reported that. If so, `take` and `commit` raise `ShortOutputError`.
+        """Whether a program's write to this file may have failed because there was no space, even
+        if the program has not reported that. If so, `take` and `commit` raise `ShortOutputError`.
         """
         return False
 
     @abstractmethod
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """Return written bytes from an offset, also a program's; short or empty past the end."""
+        """Return bytes that `write` or a program has written, from an offset; fewer at the end."""
 
     def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
-        """Return the whole content and abort, if it has at most `max_bytes`. Else return None and
-        change nothing. If a program wrote the object, it must have succeeded.
+        """Return the whole content and abort, if the content has at most `max_bytes`. Else return
+        None and change nothing. A program that wrote the object must have succeeded.
 
         `is_alone`: no other process has the file open, since all programs that knew its name have
-        ended. Then the store may reuse the file for another object.
+        ended. In this case the store may reuse the file for another object.
         """
         size_bytes = self.size_bytes
         if size_bytes > max_bytes:
@@ -310,7 +313,7 @@ class ObjectStore(ABC):
 
     capabilities: Capabilities
     sources: tuple[str, ...] = ("/",)
-    """Prefixes of each `source` that this store can take over by `adopt` or by a file copy."""
+    """If a `source` starts with one of these, this store can adopt it or copy it as a file."""
     directories: tuple[str, ...] = ()
     """Directories of files that are committed objects, into which no program should write."""
     about: str = ""
@@ -320,8 +323,8 @@ class ObjectStore(ABC):
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> ObjectWriter:
         """Start writing. Several writers of one id are independent until they commit.
 
-        The store reserves a size hint at once, so that writing that much cannot fail for want of
-        space. Raises `NoSpaceError` if it cannot be reserved.
+        The store reserves a size hint at once, so that the caller can write that much without
+        running out of space. Raises `NoSpaceError` if it cannot reserve that much.
         """
 
     def begin_in(
@@ -344,7 +347,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def verify(self, object_id: str) -> ObjectInfo:
-        """Read the object and compare; raises `CorruptObjectError` (code `checksum`)."""
+        """Read the object and compare its checksum, or raise `CorruptObjectError`."""
 
     @abstractmethod
     def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
@@ -356,8 +359,8 @@ class ObjectStore(ABC):
         """
 
     def discover(self, object_id: str) -> ObjectInfo | None:
-        """Take over an object that another process using the same memory has committed under this
-        id; None if there is none. This sends no message, and is fast enough to be tried first.
+        """Take over an object that another process, which uses the same memory, has committed under
+        this id; None if there is none. This sends no message, so callers try it first.
         """
         return None
 
@@ -390,9 +393,10 @@ class ObjectStore(ABC):
         turn: Callable[[str, int], AbstractContextManager[None]],
     ) -> None:
         """Set the callbacks of a store that evicts objects. A full store may drop objects for which
-        `can_be_had_again` is true, and reports them to `dropped`. Its thread enters `turn(path,
-        size)` before it moves that many bytes to or from a path. All may be called from any
-        thread, and only `turn` may wait.
+        `can_be_had_again` is true (the engine can fetch them again), and reports them to `dropped`.
+        Its thread enters `turn(path, size)`, which waits for the disk, before it moves that many
+        bytes to or from a path. The store may call all of them from any thread. Only `turn` may
+        wait.
         """
 
     def claim(self) -> None:  # noqa: B027  # stores of one process need no claim
@@ -423,7 +427,7 @@ class ObjectStore(ABC):
             try:
                 self.verify(object_id)
             except ObjectNotFoundError:
-                continue  # deleted while we walked
+                continue  # deleted during the check
             except CorruptObjectError as error:
                 problems.append(Problem(error.code, object_id, error.detail))
         return problems

@@ -1,4 +1,4 @@
-"""Leases of directories: a directory exists as long as a process holds it, however that ends.
+"""Leases of directories: a directory exists as long as a process holds it, even if that is killed.
 
 A holder keeps a shared lock on the directory itself. The kernel drops the lock with the last
 descriptor, so a process can get the exclusive lock exactly when the directory has no holder, and
@@ -8,8 +8,8 @@ pids, and needs no file to be written.
 
 A forked process holds its parent's leases until it ends or executes another program.
 
-One of the holders may own the directory, by an exclusive lock on a file in it. The owner is a
-worker: it offers all objects that it finds in its store as its own, and deletes unwanted ones.
+One of the holders may own the directory, by an exclusive lock on a file in it. The owner of a
+store's directory is a worker: it offers all objects that it finds there, and deletes unwanted ones.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from collections.abc import Iterable
 from ciel.storage.errors import StoreSpecError
 from ciel.storage.trees import remove_tree
 
-# A directory is busy only between a remover's lock and its rename, or between mkdir and lock.
+# A directory is busy only while a process removes it (from lock to rename) or creates it (from
+# mkdir to lock).
 _HOLD_TRIES = 1000
 NOT_HELD = "ciel-io-"
-"""The prefix of the directories of `tokens`, which are never held."""
+"""The prefix of the directories of `device_semaphores`, which are never held."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -42,7 +43,8 @@ def open_private(name: str, *, parent_fd: int) -> int:
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
     except (NotADirectoryError, PermissionError) as error:
-        raise StoreSpecError(name, "exists where the store needs its own directory") from error
+        reason = "the store needs a directory of this name, but cannot open what has this name"
+        raise StoreSpecError(name, reason) from error
     if os.fstat(fd).st_uid != os.geteuid():
         os.close(fd)
         raise StoreSpecError(name, "belongs to another user")
@@ -50,7 +52,7 @@ def open_private(name: str, *, parent_fd: int) -> int:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Whether this is a regular file of this user; other files may be planted in a store."""
+    """Whether this is a regular file of this user; other users may place files in a store."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
@@ -77,9 +79,9 @@ def hold(name: str, *, parent_fd: int) -> int:
 
 
 def own(name: str, *, parent_fd: int, subject: str, what: str, instead: str) -> int:
-    """Lock a file in a held directory and return its descriptor. The lock gives the process sole
-    use of `what` until the descriptor is closed, and the file contains the process id. Raises
-    `StoreSpecError` about `subject` if another process has the lock.
+    """Lock a file in a held directory, and return its descriptor. Until the descriptor is closed,
+    this process alone uses `what`. The file contains the process id. Raises `StoreSpecError` about
+    `subject` if another process has the lock; the message proposes to name another `instead`.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=parent_fd)
@@ -91,9 +93,9 @@ def own(name: str, *, parent_fd: int, subject: str, what: str, instead: str) -> 
         if not isinstance(error, BlockingIOError):
             raise
         holder = f"process {pid}" if pid.isdecimal() else "another process"
-        reason = f"{holder} has {what}, which is one worker's alone; name another {instead}"
+        reason = f"{holder} already uses {what}, and only one worker may; name another {instead}"
         raise StoreSpecError(subject, reason) from None
-    with contextlib.suppress(OSError):  # a full device: then errors cannot name the owner
+    with contextlib.suppress(OSError):  # if the device is full, errors cannot name the owner
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd
@@ -124,8 +126,8 @@ def remove_unheld(name: str, *, parent_fd: int) -> bool:
 
 
 def sweep(parent_fd: int, *, prefix: str = "") -> int:
-    """Remove all directories with that prefix that no process holds; return their number. The
-    directories of `tokens` are never held, and `tokens` removes them itself.
+    """Remove all directories with that prefix that no process holds; return their number. This
+    skips the directories of `device_semaphores`, which are never held, and removed there.
     """
     names = [name for name in os.listdir(parent_fd) if name.startswith(prefix)]
     names = [name for name in names if not name.startswith(NOT_HELD)]

@@ -1,12 +1,12 @@
 """Moves objects between two levels of a store: migration in a background thread.
 
-The thread keeps some space free in the upper level, frees more for waiting writers, and loads
-objects back into the upper level that are read from the lower one.
+The thread keeps some space free in the upper level, and frees more for waiting writers. When an
+object is read from the lower level, the thread loads it back into the upper one.
 
 To move an object down, the thread copies it, commits the copy below, and then deletes the object
-above. So at least one level has the object at any time, whichever process dies. The thread does not
-delete an object that is open. Any other operation on a moving object cancels the move, and waits
-until the thread has noticed, which takes the copy of at most one piece.
+above. So at least one level has the object at any time, whenever the process dies. The thread does
+not delete an object that is open. Any other operation on a moving object cancels the move, and
+waits until the thread has noticed that; the thread checks after each piece that it copies.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Migrator:
         self._above: dict[str, int] = {}  # sizes, least recently used first
         self._both: set[str] = set()  # objects above that are also below
         self._in_use: dict[str, int] = {}
-        self._unmovable: set[str] = set()  # failed to move: damaged, or differs from the one below
+        self._unmovable: set[str] = set()  # damaged, or the level below has other content
         self._moving: dict[str, bool] = {}  # whether the move was cancelled
         self._to_load: deque[str] = deque()
         self._wants: dict[object, int] = {}  # bytes that waiting writers lack
-        self._unmet_bytes = 0  # by a writer that gave up; freed for the next one
+        self._unmet_bytes = 0  # that a writer lacked which gave up; freed for the next writer
         self._changes = 0  # counts events that may have freed space
         self._requests = 0  # counts wake-ups of the thread
         self._below_failed = False
@@ -89,7 +89,7 @@ class Migrator:
     # --- users of objects -------------------------------------------------------------------------
 
     def hold(self, object_id: str) -> None:
-        """Keep an object in its level, until as many calls of `release`."""
+        """Keep an object in its level, until `release` is called as often as this."""
         with self._lock:
             self._in_use[object_id] = self._in_use.get(object_id, 0) + 1
 
@@ -130,8 +130,8 @@ class Migrator:
             self._changed()
 
     def read_below(self, object_id: str) -> None:
-        """Load an object back, if there is space: a reader opened it, and only the lower level has
-        it.
+        """Request to load an object back, if there is space, since a reader opened it in the lower
+        level.
         """
         with self._lock:
             # Also while it moves: the end of its eviction may not be recorded yet.
@@ -169,8 +169,8 @@ class Migrator:
             return self._lock.wait_for(lambda: self._changes != seen or self._closed, timeout_s)
 
     def expects_space(self, own: str | None = None) -> bool:
-        """Whether waiting for space makes sense: an object moves or can be moved. For the writer of
-        object `own`: or another object is in use, and may be moved later.
+        """Whether waiting for space makes sense: an object is moving or can be moved. If `own`, the
+        object of the waiting writer, is given: or another object is in use, and may move later.
         """
         with self._lock:
             is_used = own is not None and any(object_id != own for object_id in self._in_use)
@@ -236,7 +236,7 @@ class Migrator:
             try:
                 did = self._make_room() or self._load_one()
             except StorageError:
-                did = False  # a level did not report its usage; tried again after a change
+                did = False  # a level did not report its usage; the thread retries after a change
             if did:
                 continue
             with self._lock:
@@ -257,8 +257,8 @@ class Migrator:
         for step in steps:
             if self._closed or self._below_failed:
                 break
-            # Enter the turn before the object counts as moving: a user that cancels the move must
-            # not wait until the disk is available.
+            # Wait for the disk before the object counts as moving: a user that cancels the move
+            # must not wait for the disk, too.
             with self.turn(step.size_bytes) if step.way is Way.MOVE else nullcontext():
                 did = self._carry_out(step) or did
         return did
@@ -369,8 +369,8 @@ class Migrator:
 
 
 class Dropper(Migrator):
-    """A mover for a level with no level below. It drops objects that can be fetched again, in the
-    thread of the writer that wants space, since this is fast. So no writer waits for long.
+    """A migrator for a level with no level below. It drops objects that can be fetched again. This
+    is fast, so it happens in the thread of the writer that needs space, and no writer waits long.
     """
 
     def want(self, writer: object, short_bytes: int) -> None:

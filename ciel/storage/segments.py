@@ -2,10 +2,10 @@
 
 Writing to memory whose pages are already allocated is many times as fast as to fresh memory.
 
-A file is reused only if no process can still see its old content. It must have no other name; its
-content was passed on only by mappings and copies (`shelf`); and the kernel must grant a lease on
-it, which it does only if no process has the file open or mapped. The lease is checked when the
-file is reused, so processes may read a deleted object for any time.
+A file is reused only if no process can still see its old content. It must have no other name, and
+programs must have read it only by mappings and copies (`shelf`). The kernel must also grant a lease
+on it, which it does only if the file has no other descriptor and no mapping. The store requests the
+lease when it reuses the file, so processes may read a deleted object for any time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ciel.storage.temporaries import Temporaries, open_regular
 SEGMENT_MIN_BYTES = 1 << 20
 """Below this size creating a file is faster than finding one to reuse."""
 FIT_SHARE = 8
-"""A reused file may be larger or smaller than the new object by this factor. Pages beyond the
+"""A reused file may be larger or smaller than the new object by up to this factor. Pages beyond the
 object's size are freed, missing ones are allocated."""
 
 
@@ -40,7 +40,7 @@ class Segment:
 
 
 class Segments:
-    """The reusable files of one open store. It adds none once they have `limit_bytes`."""
+    """The reusable files of one open store. It adds no file once they have `limit_bytes`."""
 
     def __init__(self, temporaries: Temporaries, limit_bytes: int, fullness: Fullness) -> None:
         self._temporaries = temporaries
@@ -48,7 +48,7 @@ class Segments:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._kept: list[Segment] = []
-        self._pid = os.getpid()  # a forked copy has the same files open, and must leave them alone
+        self._pid = os.getpid()  # a forked process has the same files open, and must not use them
         self.when_kept: Callable[[], None] | None = None
         self.used_s = time.monotonic()
         self.recycled = 0
@@ -56,8 +56,8 @@ class Segments:
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory the files have. It belongs to no object, except deleted ones with open
-        readers.
+        """How much memory the files have. It belongs to no object, except to deleted objects that
+        readers still have open.
         """
         return sum(segment.size_bytes for segment in list(self._kept))
 
@@ -133,11 +133,11 @@ class Segments:
         return False
 
     def settle(self, step: Callable[[int, int, int], object], step_bytes: int) -> bool:
-        """Call `step` with the descriptor, offset and length of the next part of a segment for
-        which it was not called yet; False if there is none.
+        """Call `step(descriptor, offset, length)` for the next part of a segment for which it was
+        not called yet; False if there is none.
 
         `step` must not change the content, because `take` may return the segment meanwhile. The
-        descriptor stays open until `step` returns, so the file is not reused a second time before.
+        descriptor stays open until `step` returns, so the file is reused at most once before.
         """
         with self._lock:
             unsettled = (one for one in self._kept if one.settled_bytes < one.size_bytes)
@@ -168,7 +168,7 @@ class Segments:
 
 
 def _is_free(fd: int) -> bool:
-    """Whether a file has no other name, descriptor or mapping, so that it can get none."""
+    """Whether a file has no other name, descriptor or mapping, so that no process can open it."""
     try:
         # If a process opens the file between these calls, the kernel sends us a signal. Choose one
         # that is ignored.

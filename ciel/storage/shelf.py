@@ -5,13 +5,13 @@
     aside/       files that had an object's name but were not objects
     owner        the process id of the owning worker, which holds a lock on the file (`leases`)
 
-The commit point is one hard link from `incoming` to `objects`. A process that dies before it leaves
-nothing visible. If it dies after it, the file has a second name, which is removed together with the
-temporaries.
+The commit point is one hard link from `incoming` to `objects`. A process that dies before the link
+leaves nothing visible. If it dies after the link, the file has a second name in `incoming`, which
+is removed together with the temporaries.
 
-No id is used as a path. File names are derived from ids, opened relative to a descriptor, and never
-followed if they are links. Only regular files of this user are objects. All other files count as
-missing.
+The store never uses an id as a path. It derives file names from ids, opens them relative to a
+descriptor, and follows no links. Only regular files of this user are objects. All other files count
+as missing.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from ciel.storage.temporaries import Temporaries, list_names, open_regular, regu
 
 _COMMITTED_MODE = 0o400
 # The sticky bit, which has no meaning for files. It marks files whose name a program knew. Their
-# pages may remain in pipes and sockets after the program ended, so their memory is never reused.
+# pages may remain in pipes and sockets after the program ended, so the store never reuses them.
 NAMED_BIT = stat.S_ISVTX
 _WRITABLE_BITS = 0o222
-# Each try after the first means that another process deleted or created a file meanwhile.
+# Another try is needed whenever another process deleted or created a file meanwhile.
 _PUBLISH_TRIES = 8
 
 
@@ -56,9 +56,9 @@ _PUBLISH_TRIES = 8
 class ShelfOptions:
     """The options of a shelf.
 
-    `whole`: commit files without holes. In memory, reading a hole through a mapping allocates a
-    page, and the reader dies by SIGBUS if none is free. `sync`: sync each commit to the device.
-    `recycle_bytes`: keep memory of deleted objects for reuse until it exceeds this (`segments`).
+    `whole`: commit files without holes. On a tmpfs, reading a hole through a mapping allocates a
+    page, and SIGBUS kills the reader if none is free. `sync`: sync each commit to the device.
+    `recycle_bytes`: how much memory of deleted objects to keep for reuse (`segments`).
     `links_overrun`: accept adopted objects even beyond the capacity, since their memory is in use
     in any case.
     """
@@ -81,7 +81,7 @@ class Shelf:
         self.writing: set[str] = set()  # temporaries of open writers
         self._digests = DigestRecords()
         self._root_fd = self._objects_fd = self._owner_fd = -1
-        # On a disk a job whose write fails has failed anyway, so it need not be detected earlier.
+        # On a disk, a program fails if its write fails, so full devices need not be counted.
         self.fullness = Fullness(os.path.dirname(directory) if options.whole else None)
         try:
             os.makedirs(directory, 0o700, exist_ok=True)
@@ -150,7 +150,7 @@ class Shelf:
         return True
 
     def open(self, object_id: str) -> int | None:
-        """Open a committed file to read; None when there is none."""
+        """Open a committed file for reading; None if there is none."""
         return open_regular(file_name(object_id), self._objects_fd)
 
     def ids(self) -> Iterator[str]:
@@ -211,10 +211,10 @@ class Shelf:
         return recorded
 
     def verify(self, object_id: str, fd: int) -> str:
-        """Read the file and compare; raises `CorruptObjectError`."""
+        """Read the file and compare its checksum; raises `CorruptObjectError`."""
         found = _digest(object_id, fd)
         if (expected := self.checksum(object_id, fd)) != found:
-            detail = f"committed as {expected}, now {found}"
+            detail = f"it was committed as {expected}, and is {found} now"
             raise CorruptObjectError(object_id, "checksum", detail)
         return found
 
@@ -259,7 +259,7 @@ class Shelf:
     ) -> ObjectInfo:
         """Link a sealed temporary into `objects`, unless an equal object exists.
 
-        On return its space is accounted for. On an error, also `ObjectConflictError`, the space
+        On return the space belongs to the object. After an error, also `ObjectConflictError`, it
         still belongs to the caller.
         """
         name = file_name(object_id)
@@ -291,12 +291,12 @@ class Shelf:
         try:
             status = os.fstat(fd)
             if status.st_mode & _WRITABLE_BITS:
-                raise CannotAdoptError(object_id, path, "writable, so not committed")
+                raise CannotAdoptError(object_id, path, "it is writable, so it is not committed")
             if status.st_size != expected.size_bytes:
-                reason = f"{status.st_size} bytes, not {expected.size_bytes}"
+                reason = f"it has {status.st_size} bytes, not {expected.size_bytes}"
                 raise CannotAdoptError(object_id, path, reason)
             if (found := self.checksum(object_id, fd)) != expected.checksum:
-                reason = f"checksum {found}, not {expected.checksum}"
+                reason = f"it has the checksum {found}, not {expected.checksum}"
                 raise CannotAdoptError(object_id, path, reason)
             return self.publish(object_id, temporary, fd, status.st_size, found)
         finally:
@@ -305,8 +305,8 @@ class Shelf:
     def _kept_instead(self, object_id: str, fd: int, checksum: str | None) -> ObjectInfo | None:
         """Return the equal object that was committed first; None if there is no valid one now.
 
-        This reads the existing object instead of trusting its recorded checksum: the object may be
-        recomputed because the first was damaged. A damaged object is removed.
+        This reads the existing object and does not trust its recorded checksum: the task may have
+        run again because the existing object is damaged. A damaged object is removed.
         """
         kept_fd = self.open(object_id)
         if kept_fd is None:
@@ -326,8 +326,8 @@ class Shelf:
             self.fullness.close_file(kept_fd)
 
     def _set_aside(self, name: str) -> None:
-        """Move a file that is not an object away from an object's name. It may be a directory, or
-        another user's.
+        """Move a file that is not an object away from an object's name. The file may also be a
+        directory, or belong to another user.
         """
         aside_fd = leases.open_private("aside", parent_fd=self._root_fd)
         try:

@@ -13,10 +13,10 @@ from ciel.storage.errors import NoSpaceError
 from ciel.storage.interface import StoreUsage
 
 PAGE_BYTES = 4096
-LOOK_S = 0.01
+FREE_SPACE_CACHE_S = 0.01
 """How long the free space of a device is cached; querying it takes half a microsecond."""
 FULL_BYTES = 16 * PAGE_BYTES
-"""With fewer bytes free a device counts as full: a write may fail although some blocks are free."""
+"""A device with fewer free bytes counts as full: a write may fail although some blocks are free."""
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 # os.posix_fallocate always extends the size, which would hide how much a program has written.
@@ -32,24 +32,24 @@ def occupied_bytes(size_bytes: int) -> int:
 def reserve_blocks(fd: int, size_bytes: int, *, keep_size: bool) -> None:
     """Allocate this many bytes from the file's start on the file system, or raise its OSError.
 
-    Afterwards neither a write nor a mapping within them can fail for want of space. Without
-    `keep_size` this fills the holes of a file that has that size already. A file system without
-    allocation is ignored: it has no pages behind a mapping that could run out.
+    Afterwards neither a write nor a mapping within them can run out of space. Without `keep_size`
+    this fills the holes of a file that has that size already. On a file system that does not
+    support allocation, this does nothing: its mappings cannot run out of pages.
     """
     mode = _FALLOC_FL_KEEP_SIZE if keep_size else 0
     while _fallocate(fd, mode, 0, size_bytes):
         number = ctypes.get_errno()
         if number in (errno.EOPNOTSUPP, errno.ENOSYS):
             return
-        if number != errno.EINTR:  # after an interruption tmpfs has undone it: start again
+        if number != errno.EINTR:  # after an interruption tmpfs has freed all again: retry
             raise OSError(number, os.strerror(number))
 
 
 def release_blocks(fd: int, size_bytes: int) -> None:
     """Free this many bytes from the file's start; they read as zeros, and the size stays.
 
-    On a file system that does not support this, the file is truncated. Later writes of a process
-    that is writing to it then leave a hole at the start.
+    On a file system that does not support this, the file is truncated. If a process is writing to
+    the file, its later writes then leave a hole at the start.
     """
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     while size_bytes > 0 and _fallocate(fd, mode, 0, size_bytes):
@@ -68,7 +68,7 @@ def free_bytes(fd: int) -> int | None:
 
 
 def is_full(fd: int) -> bool:
-    """Whether a write to the device of an open file may fail for want of space."""
+    """Whether a write to the device of an open file may fail because no space is free."""
     left_bytes = free_bytes(fd)
     return left_bytes is not None and left_bytes < FULL_BYTES
 
@@ -77,10 +77,10 @@ class Space:
     """The account of one store: bytes committed and bytes reserved by writers. Their sum is limited
     by the capacity, if one is configured, and by the device.
 
-    Other processes may use the same directory. Their objects are counted when the account is opened
-    and again before a request is refused; in between, each process counts its own. The free space
-    of the device is queried at most every `LOOK_S`. Our own reservations and commits do not change
-    the limit in between.
+    Other processes may use the same directory. The account counts their objects when it is opened,
+    and again before it refuses a request; in between, each process counts only its own. It queries
+    the free space of the device at most every `FREE_SPACE_CACHE_S`. Its own reservations and
+    commits do not change the limit in between.
     """
 
     def __init__(
@@ -101,25 +101,25 @@ class Space:
         self._reserved_bytes = 0
         self.recounts = 0
         self._device_limit_bytes = 0
-        self._looked_s = -LOOK_S
+        self._queried_s = -FREE_SPACE_CACHE_S
 
     def reserve(
-        self, wanted_bytes: int, *, may_overrun: bool = False, is_there: bool = False
+        self, wanted_bytes: int, *, may_overrun: bool = False, is_allocated: bool = False
     ) -> None:
-        """Reserve this many bytes for a writer, or raise `NoSpaceError`. `is_there`: they are
+        """Reserve this many bytes for a writer, or raise `NoSpaceError`. `is_allocated`: they are
         already allocated on the device.
         """
         is_bounded = self._capacity_bytes is not None and not may_overrun
         with self._lock:
-            if is_bounded and wanted_bytes > self._available_bytes(is_there):
+            if is_bounded and wanted_bytes > self._available_bytes(is_allocated):
                 self._used_bytes, self._object_count = self._recount()
                 self.recounts += 1
-                self._looked_s = -LOOK_S
-                available_bytes = self._available_bytes(is_there)
+                self._queried_s = -FREE_SPACE_CACHE_S
+                available_bytes = self._available_bytes(is_allocated)
                 if wanted_bytes > available_bytes:
                     raise NoSpaceError(wanted_bytes, max(0, available_bytes))
-            if is_there:  # the cached free space does not include this allocation
-                self._looked_s = -LOOK_S
+            if is_allocated:  # the cached free space does not include this allocation
+                self._queried_s = -FREE_SPACE_CACHE_S
             self._reserved_bytes += wanted_bytes
 
     def release(self, reserved_bytes: int) -> None:
@@ -141,7 +141,7 @@ class Space:
         """
         with self._lock:
             if recounts != self.recounts:
-                return  # the recount may exclude it already; else the next refusal recounts
+                return  # the recount may have left it out; if not, the next recount will
             self._used_bytes = max(0, self._used_bytes - used_bytes)
             self._object_count = max(0, self._object_count - 1)
 
@@ -153,14 +153,14 @@ class Space:
                 limit_bytes, self._used_bytes, self._reserved_bytes, self._object_count
             )
 
-    def _available_bytes(self, is_there: bool) -> int:
-        limit_bytes = (self._capacity_bytes or 0) if is_there else self._limit_bytes()
+    def _available_bytes(self, is_allocated: bool) -> int:
+        limit_bytes = (self._capacity_bytes or 0) if is_allocated else self._limit_bytes()
         return limit_bytes - self._used_bytes - self._reserved_bytes
 
     def _limit_bytes(self) -> int:
         now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s, self._device_limit_bytes = now_s, self._capacity_bytes or 0
+        if now_s - self._queried_s >= FREE_SPACE_CACHE_S:
+            self._queried_s, self._device_limit_bytes = now_s, self._capacity_bytes or 0
             if (left_bytes := self._device_bytes()) is not None:
                 there_bytes = self._used_bytes + self._reserved_bytes + left_bytes
                 self._device_limit_bytes = min(self._device_limit_bytes, there_bytes)

@@ -36,7 +36,8 @@ def check_options(store: str, options: Mapping[str, str], known: tuple[str, ...]
     """Raise `StoreSpecError` for an unknown option, and list the known ones in the message."""
     for option in options:
         if option not in known:
-            raise StoreSpecError(store, f"no option {option!r}; there are: {', '.join(known)}")
+            reason = f"unknown option {option!r}; the options are: {', '.join(known)}"
+            raise StoreSpecError(store, reason)
 
 
 def parse_size(text: str) -> int:

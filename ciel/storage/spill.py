@@ -35,8 +35,8 @@ _PREFIX = "ciel-spill-"
 
 
 def with_spill(upper: ObjectStore, spill: str, directory: Path) -> ObjectStore:
-    """Combine a store in memory with a lower level, as its option `spill` says: `yes` spills into
-    the worker's directory, `no` into nothing, and a path into a new directory under that path.
+    """Combine a store in memory with a lower level, as its option `spill` says: `yes` spills to the
+    worker's directory, a path to a new directory below that path, and `no` never spills.
     """
     with ExitStack() as undo:
         undo.callback(upper.close)
@@ -69,7 +69,7 @@ class UnspilledStore(TieredStore):
 
     @property
     def may_wait(self) -> bool:
-        return True  # such waits are always short
+        return True  # dropping objects is fast, so all waits are short
 
     def begin_in(
         self, level: str, object_id: str, *, size_hint_bytes: int | None = None
@@ -106,7 +106,7 @@ class UnspilledStore(TieredStore):
 
 
 class NoStore(ObjectStore):
-    """A store without space."""
+    """A store that has no space, and so no objects."""
 
     capabilities = Capabilities(
         mappable=True,
@@ -150,7 +150,8 @@ class NoStore(ObjectStore):
 
 class SpillStore(FileStore):
     """A store in a private subdirectory of a directory that other processes may use in the same
-    way. `close` removes it; if its process dies, the next process that opens one removes it.
+    way. `close` removes the subdirectory. If the process dies, the next process that opens a store
+    there removes it.
     """
 
     def __init__(self, parent: str) -> None:

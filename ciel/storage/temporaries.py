@@ -12,7 +12,7 @@ from ciel.storage.fullness import Fullness
 from ciel.storage.leases import is_ours
 from ciel.storage.space import PAGE_BYTES
 
-# Without O_NONBLOCK, opening a planted FIFO would block until another process opens it, too.
+# A program may put a FIFO in place of a file. Without O_NONBLOCK, opening it would block.
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FRESH_MODE = stat.S_IFREG | 0o600
@@ -20,7 +20,7 @@ _SPARE_MAX = 64  # of the thousand descriptors that a process may have
 
 
 def open_regular(name: str, parent_fd: int, access: int = os.O_RDONLY) -> int | None:
-    """Open a regular file of this user; None if it is anything else, or missing."""
+    """Open a regular file of this user; None if it is missing or of another kind."""
     try:
         fd = os.open(name, access | _OPEN, dir_fd=parent_fd)
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def open_regular(name: str, parent_fd: int, access: int = os.O_RDONLY) -> int | 
 
 
 def regular_status(name: str, parent_fd: int) -> os.stat_result | None:
-    """Stat a regular file of this user; None if it is anything else, or missing."""
+    """Stat a regular file of this user; None if it is missing or of another kind."""
     try:
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -112,8 +112,9 @@ class Temporaries:
         return regular_status(name, self.directory_fd)
 
     def reopen(self, name: str) -> int | None:
-        """Open the file that has this name now, to read and write; None if it is not a regular file
-        of this user, or has a second name, by which it could be changed after the commit.
+        """Open the file that has this name now, to read and write. Return None if it is not a
+        regular file of this user, or has a second name, so that a program could change it after
+        the commit.
         """
         fd = open_regular(name, self.directory_fd)
         if fd is None:
@@ -127,8 +128,8 @@ class Temporaries:
             os.close(fd)
 
     def recycle(self, name: str, fd: int, status: os.stat_result) -> None:
-        """Keep a file that no other process has open, for `create` to return again. On most file
-        systems creating and removing a file is the largest cost of a small output.
+        """Keep a file that no other process has open, so that `create` can return it again. On most
+        file systems creating and removing a file is the largest cost of a small output.
         """
         if len(self._spare) >= _SPARE_MAX or status.st_mode != _FRESH_MODE:
             os.close(fd)

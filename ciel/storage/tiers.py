@@ -3,17 +3,17 @@
     store = TieredStore(memory, disk)
 
 New objects start in the upper level, and readers find them in either level. When the upper level is
-nearly full, objects that can be fetched again are dropped, then the least recently used objects
-move down (`moving`, `eviction`). An object that is read from the lower level is loaded back when
-there is space. Open objects stay where they are.
+nearly full, the store drops objects that can be fetched again, then moves the least recently used
+objects down (`migration`, `eviction`). When an object is read from the lower level, the store loads
+it back if there is space. Open objects stay where they are.
 
 A writer that finds no space requests some, and waits for it up to `wait_s`. The thread that opened
-the store must not wait, because it runs a reactor. In that thread a writer exceeds the capacity
-within a bound while space is being freed, or commits to the lower level if it cannot; a new writer
-starts in the lower level. If all of this fails, `NoSpaceError` has the requested and the available
-bytes.
+the store must not wait, because it runs a reactor. In that thread a writer may exceed the capacity
+by a limited amount while space is being freed; if that fails, it commits to the lower level. A new
+writer starts in the lower level. If all of this fails, `NoSpaceError` has the requested and the
+available bytes.
 
-The store belongs to one process, since a second one would move objects that the first one reads.
+Only one process may use the store, since a second one would move objects that the first one reads.
 See docs/adr/0027.
 """
 
@@ -57,8 +57,8 @@ T = TypeVar("T")
 WAIT_S = 10.0
 """How long a writer waits for space: the time to move a gibibyte to a slow disk."""
 OVERRUN_MIN_BYTES, OVERRUN_SHARE = 256 << 20, 4
-"""How far a writer may exceed the capacity while space is being freed: so many bytes, or this share
-of the capacity if that is more. It must cover what a program writes between two calls of
+"""How far a writer may exceed the capacity while space is being freed: by so many bytes, or by this
+share of the capacity if that is more. It must cover what a program writes between two calls of
 `account`."""
 
 
@@ -123,8 +123,8 @@ class TieredWriter(ObjectWriter):
         self._is_above = is_above
         self._short_since_s: float | None = None
         self._overrun_failed = False
-        """Whether the object still does not fit, though this thread may not wait for space and has
-        tried to exceed the capacity."""
+        """Whether this thread, which may not wait for space, has tried to exceed the capacity, and
+        the object still does not fit."""
         self._is_finished = False
         tiers.writing[is_above].add(id(self))
 
@@ -231,7 +231,7 @@ class TieredWriter(ObjectWriter):
             raise
 
     def _commit_below(self, checksum: str | None, error: NoSpaceError) -> ObjectInfo:
-        """Commit a complete object, which gets no space above in time, to the lower level."""
+        """Commit a complete object to the lower level, since the upper one has no space in time."""
         try:
             with self._tiers.begin_lower(self.object_id, error.wanted_bytes, error) as writer:
                 for piece in self._pieces():
@@ -258,7 +258,9 @@ class TieredWriter(ObjectWriter):
     # --- space ------------------------------------------------------------------------------------
 
     def _with_space(self, step: Callable[[], T], *, goes_on: bool = True) -> T:
-        """Call `step`, and retry it after `NoSpaceError` as long as space may become free."""
+        """Call `step`, and retry it after `NoSpaceError` while space may become free. `goes_on`:
+        the writer may write more after this step.
+        """
         mover = self._tiers.mover
         while True:
             seen = mover.changes
@@ -374,8 +376,8 @@ class TieredStore(ObjectStore):
                 except NoSpaceError:
                     if level == DISK:
                         raise
-                    # Otherwise try above: moves in progress may hold the space below, and have
-                    # freed none above yet.
+                    # Otherwise try the upper level: moves in progress may have reserved the space
+                    # below, and not freed any above yet.
             try:
                 writer = self._begin_above(object_id, size_hint_bytes)
                 return TieredWriter(writer, self, is_above=True)
@@ -389,7 +391,7 @@ class TieredStore(ObjectStore):
             self.mover.free_if_short()
 
     def _may_begin_above(self) -> bool:
-        """Whether the upper level has any free space, for objects of unknown size, too."""
+        """Whether the upper level has any free space, even for objects of unknown size."""
         free_bytes = self.mover.free_bytes()
         return free_bytes is None or free_bytes > 0
 
@@ -445,7 +447,7 @@ class TieredStore(ObjectStore):
         return TieredReader(reader, mover, self.reading[is_above])
 
     def _query(self, ask: Callable[[ObjectStore], T]) -> T:
-        """Query the level that has the object. A moving object is in both before it leaves one."""
+        """Query the level that has the object; a moving object is in both until one deletes it."""
         try:
             return ask(self._upper)
         except ObjectNotFoundError:

@@ -35,8 +35,8 @@ class _Level(NamedTuple):
 
 
 def entries_below(top: str | os.PathLike[str], *, opens_up: bool = False) -> Iterator[Entry]:
-    """Yield all entries below a directory, each directory after its contents; nothing if the
-    directory cannot be opened. `opens_up`: change modes that deny access to directories.
+    """Yield all entries below a directory, each directory after its contents; yield nothing if the
+    top cannot be opened. `opens_up`: change the modes of directories that deny access.
 
     The iteration ends early if a directory on its path is moved meanwhile. At most two descriptors
     are open at a time.
@@ -126,7 +126,7 @@ def remove_tree(path: str | os.PathLike[str], *, parent_fd: int | None = None) -
 
 def move_tree(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Move a file or directory to a name that does not exist, also across file systems. If this
-    fails, for example since the tree is too deep to copy, remove the target and raise OSError.
+    fails, for example because the tree is too deep to copy, remove the target and raise OSError.
     """
     try:
         shutil.move(source, target)

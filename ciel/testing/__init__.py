@@ -1,1 +1,1 @@
-"""For our tests and other people's backends: suites to inherit, builders, a seeded driver."""
+"""Test suites that stores and executors inherit, builders of jobs and tasks, and a simulator."""

@@ -1,4 +1,4 @@
-"""Jobs, tasks, references and workers in a line each; for tests and the simulator.
+"""Builds jobs, tasks, references and workers in one line each, for tests and the simulator.
 
 Tasks are well-formed (`check_task` accepts them) and named by their outputs: `a_task("total",
 inputs=["a", "b"])` produces `total` from `a` and `b`, and its id depends on nothing else.
@@ -35,7 +35,7 @@ def a_job(
     job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False,
     scheduling: Scheduling = DEFAULT_SCHEDULING,
 ) -> Job:  # fmt: skip
-    """Make a job as the master has it."""
+    """Make a job in the form in which the master keeps it."""
     spec = a_job_spec(job, open=open, detached=detached, keep=keep, scheduling=scheduling)
     return Job(spec, 1, 0.0)
 
@@ -88,8 +88,8 @@ def a_root_task(job: str = JOB, *, executor: str = EXECUTOR) -> TaskSpec:
 
 
 def a_chain(length: int, *, job: str = JOB, start: Sequence[str] = ()) -> list[TaskSpec]:
-    """Make tasks for `c0` … `c<length-1>`; each reads the output before its own, `c0` reads
-    `start`.
+    """Make tasks that produce `c0` … `c<length-1>`. Each reads the output of the previous task;
+    the first one reads `start`.
     """
     tasks: list[TaskSpec] = []
     inputs = tuple(start)
@@ -100,8 +100,8 @@ def a_chain(length: int, *, job: str = JOB, start: Sequence[str] = ()) -> list[T
 
 
 def a_fan(width: int, *, job: str = JOB, total: str = "total") -> list[TaskSpec]:
-    """Make tasks for `leaf0` … `leaf<width-1>`, and a task that produces `total` from all
-    leaves.
+    """Make tasks that produce `leaf0` … `leaf<width-1>`, and a task that produces `total` from
+    them.
     """
     leaves = [a_task(f"leaf{index}", job=job, ordinal=index) for index in range(width)]
     names = [leaf.outputs[0] for leaf in leaves]

@@ -41,9 +41,9 @@ def _object(source: str, flags: Sequence[str]) -> Path:
 def compiled(
     name: str, sources: Sequence[str], defines: Sequence[str] = (), flags: Sequence[str] = ()
 ) -> Path:
-    """Return the program that is compiled from these sources, paths below `scc/`.
+    """Compile a program from these sources, paths below `scc/`; return its path.
 
-    Raises CalledProcessError, with the compiler's messages in `stderr`, if they do not compile.
+    If they do not compile, raise CalledProcessError with the compiler's messages in `stderr`.
     """
     every = (*flags, *(f"-D{define}" for define in defines))
     objects = [str(_object(source, every)) for source in sources]

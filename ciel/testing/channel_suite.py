@@ -1,6 +1,6 @@
-"""Tests that every channel must pass: it carries bytes in both directions between two sides.
+"""Tests that every channel must pass: a channel carries bytes in both directions between two sides.
 
-A test class inherits `ChannelSuite`, and defines how to make a pair of sides, and how another
+A test class inherits `ChannelSuite`. It defines how to create a pair of sides, and how another
 process opens one of them.
 """
 
@@ -36,10 +36,10 @@ class End(Protocol):
     """One side of a channel."""
 
     def write(self, data: bytes, /) -> int:
-        """Write as many bytes as there is room for now; return how many."""
+        """Write as many bytes as the channel has room for now; return their number."""
 
     def read(self) -> bytes:
-        """Return some of the bytes that can be read now; b"" if there are none."""
+        """Return some of the bytes that have arrived; b"" if there are none."""
 
     def wait(self, wants_room: bool = False, /) -> bool:
         """Wait until there are bytes to read (or room, if wanted). Return False if the other side
@@ -143,7 +143,7 @@ def echo(end: End) -> None:
 
 
 def count_up(end: End) -> None:
-    """Write numbers for ever; print how many were written."""
+    """Write numbers without end; print after every 64 how many were written."""
     for number in range(1 << 30):
         send_all(end, number.to_bytes(8, "big"))
         if number % 64 == 0:
@@ -178,31 +178,31 @@ def in_thread(call: Callable[[], object]) -> threading.Thread:
 
 
 class ChannelSuite:
-    """The guarantees that a channel gives to both sides."""
+    """Tests the guarantees that a channel gives to both sides."""
 
     opener: str
     """The name of the class in this module that opens a side in another process."""
 
     piece_bytes = 10_000
-    """A size of which the channel holds more than one piece."""
+    """A size of pieces, of which the channel must have room for more than one."""
 
     @pytest.fixture
     def pair(self) -> Iterator[tuple[End, End]]:
-        """Two sides of a channel; a side may be closed twice."""
+        """Yield the two sides of a channel. A test may close a side before the fixture does."""
         raise NotImplementedError
 
     def child_arguments(self) -> tuple[End, list[int]]:
-        """Return one side, and the arguments with which `opener` opens the other. The child
-        inherits descriptors among them; `forget` closes them here.
+        """Return one side, and the arguments with which `opener` opens the other side in a child.
+        The child inherits the descriptors among them; `forget` closes them in this process.
         """
         raise NotImplementedError
 
     def forget(self, numbers: list[int]) -> None:
-        """Close our copies of the descriptors that the child has inherited."""
+        """Close this process's copies of the descriptors that the child has inherited."""
         raise NotImplementedError
 
     def start(self, role: str) -> tuple[End, subprocess.Popen[bytes]]:
-        """Start a process that is the peer."""
+        """Start a child that runs the function `role` on the other side."""
         end, numbers = self.child_arguments()
         script = CHILD.format(opener=self.opener, role=role)
         child = subprocess.Popen(
@@ -375,7 +375,7 @@ class ChannelSuite:
 
 
 class SocketChannelSuite(ChannelSuite):
-    """A pair of sockets."""
+    """Tests a pair of sockets."""
 
     opener = "SocketEnd"
 
@@ -397,7 +397,7 @@ class SocketChannelSuite(ChannelSuite):
 
 
 class RingChannelSuite(ChannelSuite):
-    """Rings; `spin_us` is how long to poll before sleeping."""
+    """Tests rings; `spin_us` is how long a side polls before it sleeps."""
 
     opener = "RingEnd"
     spin_us = 0
@@ -426,7 +426,7 @@ class RingChannelSuite(ChannelSuite):
 
 
 class MpbChannelSuite(ChannelSuite):
-    """Messages between two cores."""
+    """Tests channels of messages between two cores."""
 
     opener = "MpbEnd"
     piece_bytes = 1_000  # a core's buffer has 8 KiB

@@ -1,4 +1,4 @@
-"""The data plane of a worker: a real store, HTTP server and fetcher, without the rest."""
+"""The data plane of a worker: a real store, HTTP server and fetcher, but no master and no tasks."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ WITHIN_S = 20
 class DataWorker:
     """Serves stored and growing objects, fetches objects, and records the reports of its fetcher.
 
-    `run` makes calls on the reactor's thread, and has the attribute `reactor`. With a `spool`, its
-    store has a daemon there, which finds other stores.
+    `run` makes calls in the reactor's thread, and has the attribute `reactor`. If there is a
+    `spool`, the store has a daemon in that directory, which finds peer stores.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DataWorker:
         self.opened.append(object_id)
 
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
-        self._tell(object_id, size_bytes)
+        self._record(object_id, size_bytes)
 
     def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
         return ()
@@ -91,9 +91,9 @@ class DataWorker:
         *,
         lacks_room: bool = False,
     ) -> None:
-        self._tell(object_id, losses, details)
+        self._record(object_id, losses, details)
 
-    def _tell(self, *words: Any) -> None:
+    def _record(self, *words: Any) -> None:
         self.received.append(words)
         self._changed.set()
 
@@ -104,7 +104,7 @@ class DataWorker:
         self.run(self.fetcher.fetch, FetchObject(ref, plans))
 
     def end_of_fetch(self) -> tuple[Any, ...]:
-        """Wait for the end of a fetch; return the one report of the fetcher."""
+        """Wait for the end of a fetch; return the only report of the fetcher."""
         assert self._changed.wait(WITHIN_S)
         (only,) = self.received
         return only
@@ -120,7 +120,7 @@ class DataWorker:
         return Stream(ObjectId(object_id), frozenset((self.netloc,)))
 
     def open_stream(self, object_id: str) -> tuple[ObjectWriter, Growing]:
-        """Start to write an object that can be read meanwhile."""
+        """Start to write an object that readers can read while it grows."""
         writer = self.store.begin(object_id)
         growing: Growing = self.run(self.streams.open, object_id, writer.fileno())
         return writer, growing
@@ -129,7 +129,7 @@ class DataWorker:
         wait_for(lambda: bool(self.opened), what)
 
     def when(self, growing: Growing, at_least_bytes: float) -> threading.Event:
-        """Return an event that is set when that many bytes are there, or the object is complete."""
+        """Return an event that is set once that many bytes exist, or the object is complete."""
         happened = threading.Event()
         call: Callable[[Growing], None] = lambda _: happened.set()  # noqa: E731
         self.run(self.streams.when, growing, at_least_bytes, call)

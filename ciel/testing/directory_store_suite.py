@@ -1,5 +1,6 @@
-"""`store_suite` for stores whose objects are files: raw access, and foreign files among the
-objects.
+"""Tests that every store must pass whose objects are files; they extend `store_suite`.
+
+They access the files directly, and place files among the objects that no store has created.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ciel.testing.store_suite import StoreSuite
 STRANGER = 65534
 KINDS = ["symlink", "dangling", "fifo", "directory", "socket"]
 if os.geteuid() == 0:
-    KINDS.append("stranger")  # only root can make another user's file
+    KINDS.append("stranger")  # only root can create a file of another user
 
 
 def plant(path: Path, kind: str, target: Path) -> None:
-    """Create something at a path that is not a file of a store."""
+    """Create a file of some kind at a path, which no store would create there."""
     if kind == "symlink":
         path.symlink_to(target)
     elif kind == "dangling":
@@ -42,14 +43,14 @@ def plant(path: Path, kind: str, target: Path) -> None:
 
 
 class DirectoryStoreSuite(StoreSuite):
-    """The contract of stores that keep each object in a file."""
+    """Tests the contract of stores that keep each object in a file."""
 
     def raw_path(self, where: Path, object_id: str) -> Path:
         """Return the path of an object's file, which may not exist."""
         raise NotImplementedError
 
     def raw_temporaries(self, where: Path) -> list[Path]:
-        """Return the unfinished files of every process."""
+        """Return the files that the open writers of all processes write."""
         raise NotImplementedError
 
     def raw_get(self, where: Path, object_id: str) -> bytes | None:

@@ -15,8 +15,8 @@ from ciel.storage.interface import ObjectStore
 
 
 class FakeAttempt(Attempt):
-    """Takes inputs from the store and from references; inputs in `growths` grow. Answers every call
-    at once, or, if `is_slow`, when the test calls `go_on`.
+    """Reads inputs from the store, or from references that contain them; inputs in `growths` grow.
+    Answers every call at once, or, if `is_slow`, when the test calls `go_on`.
     """
 
     def __init__(self, task: Task, store: ObjectStore, path: Path, netloc: str = "here:1") -> None:
@@ -26,10 +26,10 @@ class FakeAttempt(Attempt):
         outputs = Outputs(task.spec.id, expected, store, here, self.conflicts.append)
         super().__init__(task, outputs, netloc)
         self.is_slow = False
-        self.path_of_all = ""  # of all inputs, if set
+        self.path_of_all = ""  # if set, the path that is returned for every input
         self.children: list[Child] = []
         self.lost: list[str] = []
-        self.wanted: list[Child] = []  # children that were wanted before the end
+        self.wanted: list[Child] = []  # children that the program wanted while it ran
         self.within: list[FakeAttempt] = []  # attempts of children that run in this process
         self.ended: list[
             tuple[str, str] | None

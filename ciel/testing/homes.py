@@ -32,9 +32,7 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0
 
 
 def descriptors_of(pid: int) -> int:
-    """Count the open descriptors of a process, without files that a store keeps for other
-    attempts.
-    """
+    """Count the open descriptors of a process, except files that a store keeps for reuse."""
     count = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -52,18 +50,18 @@ def private_bytes(pid: int) -> int:
 
 
 class Home:
-    """A user's home: settings, state and temporary files in one directory. `inside` is its path for
-    its processes, if they have another mount namespace.
+    """A user's home: settings, state and temporary files in one directory. `inside` is the path by
+    which the home's processes know it, if they have another mount namespace.
     """
 
     seen_by = "self"
-    """A process with the home's namespaces."""
+    """A process that has the home's namespaces, as a name in `/proc`."""
 
     def __init__(self, path: Path, inside: Path | None = None) -> None:
         self.path = path
         self.tmp = path / "tmp"
         self.tmp.mkdir()
-        self._others = self.shared()  # of clusters that were there before
+        self._others = self.shared()  # these belong to clusters that existed before
         self._inside = inside or path
         self.environ = {
             "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -85,7 +83,7 @@ class Home:
 
     def shared(self) -> dict[str, str]:
         """Return the segments and sockets that ciel's processes share on this machine, each with
-        its name among the open files of a process.
+        the name that it has in `/proc/PID/fd`.
         """
         segments = Path(f"/proc/{self.seen_by}/root", "dev/shm").glob("ciel-*")
         sockets = Path(f"/proc/{self.seen_by}/net/unix").read_text()
@@ -118,8 +116,8 @@ class Home:
         )
 
     def run(self, *argv: str, timeout_s: float = 40.0) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end. If it does not end in time, the AssertionError has its stacks,
-        and what the daemons dump.
+        """Run a command to its end. If it does not end in time, raise AssertionError with its
+        stacks and the dumps of the daemons.
         """
         command = self.command(argv)
         with subprocess.Popen(
@@ -146,7 +144,7 @@ class Home:
         return subprocess.CompletedProcess(command, process.returncode, printed, complaints)
 
     def _dump_daemons(self) -> str:
-        """Have the daemons write dumps; return these."""
+        """Make the daemons write dumps; return the dumps."""
         for pid, command in self.processes().items():
             if re.search(r"bin/ciel-(master|worker) |cli\.daemons\.(master|worker) ", command):
                 os.kill(pid, signal.SIGUSR1)
@@ -154,7 +152,7 @@ class Home:
         return "\n\n".join(path.read_text() for path in sorted(self.path.rglob("*.dump")))
 
     def processes(self) -> dict[int, str]:
-        """Return every process that was started from this home and still runs, by id."""
+        """Return the command of every running process that was started from this home, by id."""
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -169,7 +167,7 @@ class Home:
         return f"HOME={self.path}".encode() in (process / "environ").read_bytes().split(b"\0")
 
     def _used_elsewhere(self) -> set[str]:
-        """Return the shared files of processes outside this home: other tests may run."""
+        """Return the shared files that processes outside this home use, such as other tests."""
         found: set[str] = set()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended meanwhile
@@ -182,7 +180,7 @@ class Home:
         return found
 
     def leftovers(self) -> list[str]:
-        """Return the processes, files and sockets that a finished command left behind, without
+        """Return the processes, files and sockets that a finished command left behind, except
         logs.
         """
         files = [str(path) for path in self.tmp.iterdir()]
@@ -197,8 +195,8 @@ class Home:
 
 @dataclass
 class HandCluster:
-    """A master and workers that are started by hand; `access` is the master's access file. Commands
-    in its home find it.
+    """A master and workers that the test starts one by one. Commands in its home use this cluster.
+    `access` is the master's access file.
     """
 
     home: Home
@@ -215,8 +213,8 @@ class HandCluster:
         of_all: Sequence[str] = (),
         of_master: Sequence[str] = (),
     ) -> HandCluster:
-        """Start a cluster, and make commands in this home find it. Workers get `options`, the
-        master `of_master`, all daemons `of_all`.
+        """Start a cluster, and make commands in this home use it. The workers get `options`, the
+        master gets `of_master`, and all daemons get `of_all`.
         """
         access = home.path / "access.json"
         log = str(home.path / "master.log")

@@ -1,4 +1,4 @@
-"""Runs operations that the engine does in slices, all slices at once."""
+"""Runs all slices of an operation at once, which the engine runs in one tick each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def at_once(operation: Generator[None, None, T]) -> T:
 
 
 def deleted(operation: Iterator[Deletions]) -> Deletions:
-    """Run an operation to its end; return all deletions that it asks for."""
+    """Run an operation to its end; return all deletions that it requests."""
     found: Deletions = {}
     for deletions in operation:
         for place, names in deletions.items():

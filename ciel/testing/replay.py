@@ -1,13 +1,13 @@
 """Replays the record in a dump of a daemon: `python -m ciel.testing.replay DUMP [--until SECONDS]`.
 
-The messages that a master received are passed to a new master service, with a clock that follows
-the recorded times; the state machine of a worker gets the messages of its master, and the events
-that the worker's own reports imply. The replay stops where the record stops, prints the state, and
-compares what the machine sent with what the daemon sent. `python -i -m` leaves the machine in the
-variable `machine`.
+For a dump of a master, a new master service gets the messages that the master received, with a
+clock that follows the recorded times. For a dump of a worker, a new state machine gets the messages
+of its master, and the events that the worker's own reports imply. The replay stops where the record
+stops, prints the state, and compares the messages that the machine and the daemon sent. With
+`python -i -m`, the variable `machine` then refers to the machine.
 
-A replay starts from an empty machine. So it needs the messages from the start of the daemon; a
-record keeps the latest mebibyte. Jobs that were submitted by HTTP are not in the record.
+A replay starts from an empty machine. So it needs all messages since the start of the daemon, but a
+record contains only the latest mebibyte. It does not contain jobs that were submitted by HTTP.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from ciel.worker.state.orders import Phase
 _OF_CONNECTIONS: Final = (HELLO, PROOF, REFUSED, "channel")
 """The kinds of record that are not messages."""
 _NOT_COMPARED: Final = (Ask, Change, DiskQueued, Heartbeat, Received, StoresReported)
-"""Messages that depend on time only, or that other parts of a daemon send."""
+"""Messages that depend only on time, or that parts of the daemon outside of the machine send."""
 
 
 class ReplayError(CielError):
@@ -113,7 +113,7 @@ class Peer:
         return self._clock.seconds() - self._heard_s
 
     def records(self, sign: str, data: bytes) -> list[Record]:
-        """Return the records of a batch that carry messages; the hello is kept."""
+        """Return the records of a batch that contain messages, and remember the hello."""
         self._heard_s = self._clock.seconds() if sign == RECEIVED else self._heard_s
         reader, found = self._readers[sign], []
         reader.feed(data)
@@ -156,7 +156,7 @@ class Replay:
         return count
 
     def _advance(self, to_s: float) -> None:
-        """Let time pass in steps: after a large one, the service would believe that it stalled."""
+        """Advance the clock in steps: after a large step the service would assume a stall."""
         while (left_s := to_s - self.clock.seconds()) > CHECK_INTERVAL_S:
             self.clock.advance(CHECK_INTERVAL_S)
         self.clock.advance(max(left_s, 0.0))
@@ -171,7 +171,9 @@ class Replay:
             was_open = peer.hello is not None
             records = peer.records(batch.sign, batch.data)
             if peer.hello is None:
-                raise ReplayError(f"the record of {batch.connection} does not start with its hello")
+                raise ReplayError(
+                    f"the record of the connection {batch.connection} does not start with a hello"
+                )
             if not was_open:
                 self._opened(peer)
             if batch.sign == RECEIVED:
@@ -186,7 +188,7 @@ class Replay:
     def _sent(self, peer: Peer, records: list[Record]) -> None: ...
 
     def differences(self) -> list[str]:
-        """Compare what the machine sent with what the daemon sent, by kind of message."""
+        """Compare the messages that the machine and the daemon sent, by their kinds."""
         found = []
         for name, peer in self.peers.items():
             kinds = [
@@ -196,7 +198,9 @@ class Replay:
             for kind in sorted(kinds[0].keys() | kinds[1].keys()):
                 sent, recorded = kinds[0][kind], kinds[1][kind]
                 if sent != recorded:
-                    found.append(f"{name}: the machine sends {sent} {kind}, the daemon {recorded}")
+                    found.append(
+                        f"{name}: the machine sent {sent} {kind} messages, the daemon {recorded}"
+                    )
         return found
 
 
@@ -206,7 +210,7 @@ class MasterReplay(Replay):
     def __init__(self, dump: Dump) -> None:
         super().__init__(dump)
         self.machine = MasterMachine(**dump.state["machine"])
-        service: Any = MasterService  # its peers are ours
+        service: Any = MasterService  # its peers are the replay's
         self.service = service(
             self.clock, Ticks(self.clock), NullJournal(), {}, self.machine,
             probe_address=lambda *_: None,
@@ -230,14 +234,14 @@ class MasterReplay(Replay):
         peer.recorded += decode_all(records, EXPECTED[peer.hello.role])
 
     def state(self) -> dict[str, Any]:
-        """Return the state as the dump of a master has it."""
+        """Return the state in the form that it has in the dump of a master."""
         answers = {topic: self.service.answer(topic, {}) for topic in ("status", "jobs")}
         return answers | {"problems": list(problems(self.machine))}
 
 
 class WorkerReplay(Replay):
     """The replay of a worker: its state machine, without the processes and transfers that it
-    ordered. What these reported is known from the worker's reports to the master.
+    orders. Their results are derived from the worker's reports to the master.
     """
 
     def __init__(self, dump: Dump) -> None:
@@ -263,7 +267,7 @@ class WorkerReplay(Replay):
         self._take(peer)
 
     def _happened(self, report: Any, now_s: float) -> None:
-        """Pass the machine the event that made the worker send a report."""
+        """Pass the event to the machine that made the worker send a report."""
         machine = self.machine
         match report:
             case TaskReported(task, attempt, published, fault, run_s, exit_status):
@@ -306,7 +310,7 @@ class WorkerReplay(Replay):
                 peer.send(report)
 
     def state(self) -> dict[str, Any]:
-        """Return the state as the dump of a worker has it."""
+        """Return the state in the form that it has in the dump of a worker."""
         machine = self.machine
         return {
             "slots": machine.slots, "slots_free": machine.slots_free,
@@ -323,8 +327,8 @@ def replayed(dump: Dump, until_s: float | None = None) -> MasterReplay | WorkerR
     """Replay a dump, up to a time since the epoch; raises ReplayError."""
     if dump.dropped_count:
         raise ReplayError(
-            f"the record lacks its first {dump.dropped_count} batches, so the machine cannot get "
-            "into the state that it had after them; write the dump earlier"
+            f"the record lacks its first {dump.dropped_count} batches, so the replay cannot "
+            "reproduce the state after them; write the dump earlier after the start of the daemon"
         )
     replay = WorkerReplay(dump) if "worker" in dump.state else MasterReplay(dump)
     try:

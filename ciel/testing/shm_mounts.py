@@ -1,4 +1,4 @@
-"""Mounts images of shared memory as directories."""
+"""Mounts images of shmfs, the file system in shared memory, as directories."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ciel_shmfs(image: Image, *words: str | Path) -> subprocess.CompletedProcess[
 def mounted(
     image: Image, place: Path, *options: str, stderr: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Mount an image with `shmfs-fuse`, which is ended with the context."""
+    """Mount an image with `shmfs-fuse`; end that process when the context ends."""
     with subprocess.Popen(
         [PROGRAM, *options, place],
         env=image.environ,

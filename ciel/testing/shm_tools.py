@@ -1,4 +1,4 @@
-"""Runs the shm tools on temporary images."""
+"""Runs the tools of shmfs (`shminit`, `shmls` and others) on temporary images."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class Image:
         return {row["name"]: row for row in rows}
 
     def assert_clean(self) -> None:
-        """Check the image, and that no process is attached to it. The process of a mount may end a
-        moment after the unmount: the kernel waits for other users of the mount.
+        """Wait until no process is attached to the image, then check it. The process of a mount may
+        end a moment after the unmount: the kernel waits for other users of the mount.
         """
-        wait_for(self._is_left, "everybody leaves the image")
+        wait_for(self._is_left, "all processes to detach from the image")
         self.do("shmfsck")
 
     def _is_left(self) -> bool:
@@ -86,7 +86,7 @@ class Image:
 
 @contextmanager
 def fresh_image(*options: str, make: bool = True) -> Iterator[Image]:
-    """Make an image with shminit, and remove it at the end of the context."""
+    """Create an image with shminit, and remove it at the end of the context."""
     image = Image(f"shmfs-test-{uuid.uuid4().hex[:12]}")
     try:
         if make:

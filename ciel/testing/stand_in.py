@@ -1,6 +1,6 @@
-"""A stand-in for a worker, for tests of SDKs: runs one program, and talks with it over two FIFOs.
+"""A stand-in for a worker, for tests of SDKs: runs one program, and sends it messages over FIFOs.
 
-The test writes the worker's part of the conversation, and compares the program's part as JSON.
+The test sends the worker's messages, and compares the program's messages as JSON.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ PATIENCE_S = 20.0
 
 
 class StandIn:
-    """A program, and the worker's end of its conversation; a context manager.
+    """A program, and the worker's end of its two FIFOs; a context manager.
 
-    `as_the_original`: open the FIFOs in turn, as the original CIEL does; each waits for the
-    program.
+    `as_the_original`: open one FIFO after the other, as the original CIEL does; each open waits
+    until the program opens the FIFO, too.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StandIn:
             [*argv, *flags],
             env=dict(os.environ if environ is None else environ),
             stdin=subprocess.DEVNULL,
-            stdout=self._errors,  # nothing belongs there
+            stdout=self._errors,  # the program must not print there
             stderr=self._errors,
         )
         if as_the_original:
@@ -96,13 +96,15 @@ class StandIn:
                     self._buffer = self._buffer[end:]
                     return method, args
             piece = self._read()
-            assert piece, f"it closed its FIFO after {self._buffer!r:.100}: {self.errors()}"
+            assert piece, (
+                f"the program closed its FIFO after {self._buffer!r:.100}: {self.errors()}"
+            )
             self._buffer += piece
 
     def answer(self, method: str, args: Any = None) -> Any:
         """Wait for a call of this method, reply to it, and return its arguments."""
         heard, its_args = self.hear()
-        assert heard == method, f"{heard} {its_args}: {self.errors()}"
+        assert heard == method, f"expected {method}, received {heard} {its_args}: {self.errors()}"
         if args is not None:
             self.say(method, args)
         return its_args
@@ -114,7 +116,7 @@ class StandIn:
             if ready:
                 return os.read(self._reads, READ_BYTES)
             assert self.program.poll() is None, f"the program has ended: {self.errors()}"
-        raise AssertionError(f"the program says nothing: {self.errors()}")
+        raise AssertionError(f"the program sends no message: {self.errors()}")
 
     def silence(self) -> bool:
         """Wait for the end of the program; return whether it sent no further message."""

@@ -1,4 +1,4 @@
-"""The tests of `StoreSuite` in which programs and other processes use the store."""
+"""The tests of `StoreSuite` in which programs and several processes use the store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READER_ROUNDS = 100
 
 
 class ProcessRules(StoreRules):
-    """Programs write files by name; stores adopt objects; processes share a store, and die."""
+    """Tests of programs that write files, of adopted objects, and of several processes."""
 
     # Programs that write by name
 

@@ -1,4 +1,4 @@
-"""The base of the store suite: hooks that a backend implements, and the choice of tests."""
+"""The base of the store suite: the hooks that a store implements, and the selection of tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def needs(*capabilities: str) -> Callable[[Test], Test]:
 
 
 def start_child(body: Callable[[], None]) -> int:
-    """Run a function in a forked process, whose exit status is 0 unless the function raises."""
+    """Run a function in a forked process; its exit status is 0, or 1 if the function raises."""
     pid = os.fork()
     if pid:
         return pid
@@ -57,7 +57,7 @@ def pattern(size_bytes: int, seed: int = 0) -> bytes:
 
 
 class StoreRules:
-    """The hooks of a backend, and an open store for each test."""
+    """The hooks of a store, and the fixture that opens a store for each test."""
 
     capabilities: ClassVar[Capabilities]
 
@@ -77,8 +77,8 @@ class StoreRules:
             setattr(cls, name, test if is_wanted else None)
 
     def make_store(self, where: Path, *, capacity_bytes: int | None = None) -> ObjectStore:
-        """Open the store of this directory; if stores are shared, the same one each time. Without a
-        capacity, it must have room for 32 MiB.
+        """Open the store of this directory. If processes can share a store, each call opens the
+        same one. Without a capacity, the store must have space for 32 MiB.
         """
         raise NotImplementedError
 

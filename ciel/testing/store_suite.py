@@ -1,4 +1,6 @@
-"""Tests that every store must pass, to inherit. A backend needs one file of tests with a few lines.
+"""Tests that every store must pass.
+
+The tests of a store inherit them in a few lines:
 
     class TestMyStore(StoreSuite):
         capabilities = Capabilities(mappable=False, nameable=False, ...)
@@ -8,9 +10,9 @@
         def raw_put(self, where, object_id, content): ...
         def raw_damage(self, where, object_id): ...
 
-Raw access bypasses the store, so that the code that wrote an object does not verify it. Tests of a
-capability that the backend does not declare are not collected. For stores whose objects are files,
-`ciel.testing.directory_store_suite` has further tests.
+The raw methods bypass the code of the store, so that it does not verify itself. pytest does not
+collect the tests of capabilities that the store does not declare. For stores whose objects are
+files, `ciel.testing.directory_store_suite` has further tests.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ def hostile_ids(number: int) -> Iterator[str]:
 
 
 def snapshot(where: Path) -> list[str]:
-    """Return the names in a directory at any depth, beside it, above it and in the current
-    directory, without the directories that other processes of the test run create.
+    """Return all paths below a directory, beside it, above it and in the current directory, except
+    the directories that other processes of the test run create.
     """
     places = (where.parent, where.parent.parent, Path.cwd())
     around = [path for place in places for path in place.iterdir()]
@@ -70,7 +72,7 @@ def snapshot(where: Path) -> list[str]:
 
 
 class StoreSuite(ProcessRules):
-    """The contract of `ciel.storage.interface`, clause by clause."""
+    """Tests each clause of the contract in `ciel.storage.interface`."""
 
     # One object's life
 

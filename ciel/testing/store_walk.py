@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ciel.storage.errors import ObjectConflictError, ObjectNotFoundError
 from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 
-# Few ids and few contents, so that commits meet one another.
+# Few ids and few contents, so that several writers commit the same id.
 IDS = st.sampled_from(["a", "a:out:0", "a.out-0", "A", "_"])
 CONTENTS = st.sampled_from([b"", b"x", b"y" * 4096, bytes(range(256)) * 40])
 HINTS = st.sampled_from([None, 0, 1, 4096, 50_000])
@@ -48,7 +48,7 @@ class StoreWalk(RuleBasedStateMachine):
             writer.commit()
         except ObjectConflictError:
             return
-        raise AssertionError("another content took the place of a committed one")
+        raise AssertionError("the store replaced the content of a committed object")
 
     @precondition(lambda self: self.writers)
     @rule(index=INDEX)

@@ -1,1 +1,1 @@
-"""The functions that each script can call."""
+"""The built-in functions and values, which every script can use without binding their names."""

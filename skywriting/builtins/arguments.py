@@ -39,8 +39,9 @@ _ORDINALS = ("1st", "2nd", "3rd")
 def define(
     table: Table, name: str, *kinds: Kind, optional: int = 0, shown: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a function to a table. Its arguments are checked before a call; the last `optional` ones
-    may be left out. `shown`: its name in error messages, if that is another one.
+    """Return a decorator that adds a function to a table. Before each call, the kinds of the
+    arguments are checked; a caller may omit the last `optional` ones. `shown`: the name in error
+    messages, if it differs from `name`.
     """
     least, most = len(kinds) - optional, len(kinds)
     wanted = tuple([each.types for each in kinds])
@@ -67,7 +68,7 @@ def _wrong_count(name: str, least: int, most: int, given: int) -> str:
 
 
 def _require_kinds(name: str, kinds: tuple[Kind, ...], arguments: list[Any]) -> None:
-    """Raise an error for an argument of a wrong kind. Subclasses of the types are right, too."""
+    """Raise an error for an argument of a wrong kind; subclasses of the types are permitted."""
     for number, (wanted, value) in enumerate(zip(kinds, arguments, strict=False)):
         if not wanted.types or isinstance(value, tuple(wanted.types)):
             continue
@@ -77,7 +78,7 @@ def _require_kinds(name: str, kinds: tuple[Kind, ...], arguments: list[Any]) -> 
 
 
 def require_data(name: str, value: dict[str, Any]) -> None:
-    """Raise an error for arguments that have no form in JSON, for a task of another executor."""
+    """Raise an error if JSON cannot represent these arguments of a task of another executor."""
     size = extent(value)
     if size.contains_itself:
         raise ScriptError(f"{name}() cannot pass a value that contains itself to another executor")

@@ -1,5 +1,6 @@
-"""Functions and values that the original did not have. A script can bind their names, so that old
-scripts keep their meaning.
+"""Functions and values that the original Skywriting lacked.
+
+A script may bind their names, so that old scripts keep their meaning.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _join(host: Host, separator: str, items: list[Any]) -> str:
     length = len(separator) * max(0, len(items) - 1)
     for number, item in enumerate(items):
         if type(item) is not str:
-            more = advice(item) or "; str() makes one of it"
+            more = advice(item) or "; str() converts it"
             raise ScriptError(f"join() needs strings, but item {number} is {brief(item)}{more}")
         length += len(item)
     _require_text_length(length)
@@ -68,7 +69,7 @@ def _join(host: Host, separator: str, items: list[Any]) -> str:
 @define(MODERN, "replace", TEXT, TEXT, TEXT)
 def _replace(host: Host, text: str, old: str, new: str) -> str:
     if not old:
-        raise ScriptError("replace() needs a string to look for that is not empty")
+        raise ScriptError("replace() cannot replace an empty string")
     _require_text_length(len(text) + text.count(old) * (len(new) - len(old)))
     return text.replace(old, new)
 
@@ -181,7 +182,7 @@ def _sort(host: Host, items: list[Any], keys: list[Any]) -> list[Any]:
 
 
 def _is_plain(items: list[Any]) -> bool:
-    """Tell whether Python's own order, which is faster, is the same."""
+    """Return whether Python's own order, which is faster, is the same."""
     kinds = set(map(type, items))
     return kinds <= {str} or kinds <= {int, float, bool}
 
@@ -298,7 +299,7 @@ def _lines(host: Host, ref: Reference) -> list[str]:
     operators.require_length(text.count("\n") + 1)
     lines = text.split("\n")
     if not lines[-1]:
-        lines.pop()  # the last line end does not start another line
+        lines.pop()  # after the last line end there is no further line
     return [line.removesuffix("\r") for line in lines]
 
 

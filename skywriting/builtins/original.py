@@ -1,5 +1,6 @@
-"""The built-in functions of the original Skywriting (ciel-interfaces, 8.6). Newer functions are in
-`modern`; functions that call functions of the script are in `prelude.sw`.
+"""The built-in functions of the original Skywriting (ciel-interfaces, 8.6).
+
+Newer functions are in `modern`; functions that call functions of the script are in `prelude.sw`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ciel.skywriting.evaluation.values import (
 from ciel.skywriting.host import Host
 
 ORIGINAL: Table = {}
-"""The names of these functions count as bound: no script function may assign to them (8.4)."""
+"""The names of these functions count as bound: no function of a script may assign to them (8.4)."""
 VERSION_2: Table = {}
 """In scripts of version 2 these functions replace the original ones of the same names."""
 _is_integer = re.compile(r"\s*[+-]?[0-9]+\s*").fullmatch

@@ -1,5 +1,6 @@
-"""All names that scripts can use without binding them: functions in Python, and the prelude in
-Skywriting.
+"""All names that scripts can use without binding them, and their values.
+
+Some of these functions are in Python, the others in the prelude, which is a script.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from ciel.skywriting.syntax.resolver import resolve
 
 _OPTIONAL: dict[str, Frame] = {"sort": {"key": None}}
 """The optional parameters of functions in the prelude, with their defaults. A default is a captured
-variable, so that an argument takes its place.
+variable, which an argument replaces.
 """
 
 
 @cache
 def prelude_unit() -> Unit:
-    """Return the prelude. Its functions can stop in their middle like functions of any script."""
+    """Return the prelude. Its functions can stop and be resumed, as functions of any script can."""
     script = parse(Source(f"<{PRELUDE}>", text_of(PRELUDE)))
     resolve(script)
     return Unit(script, {"std": PRELUDE}, LANGUAGE)

@@ -1,1 +1,1 @@
-"""Values, and scripts that run: trees as closures, which can stop and be resumed."""
+"""Runs scripts: compiles trees to closures, which can stop and be resumed, and defines values."""

@@ -1,5 +1,7 @@
-"""Scripts that are ready to run: a unit for each text, with a code for its top level and for each
-function. A code is compiled when it first runs.
+"""Scripts that are ready to run: units and codes.
+
+Each text is a unit, which has a code for its top level and one for each function. A code is
+compiled when it first runs.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ value that it was waiting for, or RETRY if the construct itself was blocked.
 
 
 class Signal:
-    """The reason why a block ends early; for a `return`, a tuple of its value takes its place."""
+    """The reason why a block ends early; for a `return`, it is a tuple of the value instead."""
 
     __slots__ = ("name",)
 
@@ -49,8 +51,8 @@ class Language(NamedTuple):
 
 
 class Unit:
-    """A text and its codes. `origin` is JSON, maybe with references, that tells where the text is;
-    units with equal origins are equal.
+    """A text and its codes. `origin` says in JSON, maybe with references, from where to load the
+    text; units with equal origins are equal.
     """
 
     __slots__ = ("_names", "codes", "language", "origin", "source", "version")
@@ -75,8 +77,8 @@ class Unit:
 
 
 class Code:
-    """A function, or the top level of a script. `points`: how to resume it at each place where it
-    may stop, by number; `checks`: whether values fit such a place.
+    """A function, or the top level of a script. It may stop at numbered points. `points` contains
+    for each the function that resumes it, `checks` the function that checks its saved values.
     """
 
     __slots__ = ("assigned", "checks", "free", "function", "name", "number", "parameters", "points",
@@ -99,13 +101,13 @@ class Code:
         return self.run(frame)
 
     def compile(self) -> None:
-        """Compile it, so that it can run and be resumed."""
+        """Compile this code, so that it can run and be resumed."""
         if self.run == self._first_run:
             self.run = self.unit.language.compile_body(self)
 
     def point(self, check: Callable[[tuple[Any, ...]], bool]) -> int:
-        """Add a place where this code may stop and return its number; `check` tells whether values
-        fit the place.
+        """Add a point where this code may stop, and return its number. `check` returns whether
+        saved values fit the point.
         """
         self.checks.append(check)
         self.points.append(_unset)

@@ -1,8 +1,9 @@
 """Compiles expressions to closures.
 
-A construct that may stop in its middle catches `Blocked`, adds the values that it has computed so
-far, with the number of a point of its code, and re-raises it. The resumption of that point
-continues from there. An effect comes last, once all values are there: so it happens exactly once.
+A script stops by the exception `Blocked`. A construct that is half evaluated catches it, adds the
+values that it has computed so far and the number of a point of its code, and re-raises it. The
+resumption of that point continues with these values. A construct first computes all its values,
+then has its effect: so the effect happens exactly once.
 """
 
 from __future__ import annotations
@@ -94,9 +95,9 @@ def _located(code: Code, start: int, evaluate: Evaluation) -> Evaluation:
 
 
 def strict(code: Code, start: int, operands: list[tree.Expression], apply: Apply) -> Evaluation:
-    """Evaluate operands in order, then apply an action to them. If the action stops within a
-    function of a script, this construct keeps no values: the value of that function will be its
-    own.
+    """Evaluate operands in order, then apply an action to them. If the action calls a function of a
+    script, and the function stops, this construct saves no values: its value is then the value
+    that the function returns.
     """
     evaluations = [compile_expression(code, operand) for operand in operands]
     if len(evaluations) == 1:
@@ -182,9 +183,9 @@ def _index(code: Code, start: int, target: tree.Expression, index: tree.Expressi
 
 # --- operators ------------------------------------------------------------------------------------
 
-# Fast versions for the most frequent case: integers, with a variable on the left and a variable or
-# a constant on the right, maybe as the value of an assignment. Without them, loops spend most of
-# their time on calls of closures.
+# Fast versions for the most frequent case: operands that are integers, with a variable on the left
+# and a variable or a constant on the right, maybe as the value of an assignment. Without them,
+# loops spend most of their time on calls of closures.
 _FAST = """
 def {word}_{side}(left, right, general):
     def run(frame):
@@ -272,7 +273,7 @@ def _chain(code: Code, node: tree.Binary) -> Evaluation:
         for link in links
     ]
     source, count = code.unit.source, len(steps)
-    # Values: how many links are done, their value, and the right side of the next one if known.
+    # Values: the number of evaluated links, their value, and the right side of the next, if known.
     point = code.point(
         lambda values: (
             len(values) == 0

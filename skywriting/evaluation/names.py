@@ -1,4 +1,4 @@
-"""Looks up names that a script uses without binding them: built-in functions and values."""
+"""Looks up the built-in functions and values, whose names a script uses without binding them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ciel.skywriting.syntax.hints import hint_on_name
 
 
 def lookup(name: str, frame: Frame, code: Code, offset: int) -> Any:
-    """Return the value of a name that is in no frame; raises ScriptError."""
+    """Return the value of a name that is not in the frame; raises ScriptError."""
     known = code.unit.names
     try:
         return known[name]
@@ -31,5 +31,5 @@ def lookup(name: str, frame: Frame, code: Code, offset: int) -> Any:
 
 
 def is_bound(name: str, frame: Frame) -> bool:
-    """Tell whether a name counts as bound in the sense of §8.4: names of `modern` do not."""
+    """Return whether a name counts as bound in the sense of §8.4: names of `modern` do not."""
     return name in frame or name in ORIGINAL

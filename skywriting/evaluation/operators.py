@@ -1,4 +1,4 @@
-"""The operators, for values that are not lazy: as in Python, for operands of matching kinds."""
+"""The operators, for values that are not lazy. Operands of matching kinds behave as in Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add(left: Any, right: Any) -> Any:
         return left + right
     more = advice(left, right)
     if not more and str in (type(left), type(right)):
-        more = "; str(…) makes a string of it"
+        more = "; str(…) converts it"
     raise ScriptError(f"cannot add {brief(left)} and {brief(right)}{more}")
 
 
@@ -97,7 +97,7 @@ def _ordering(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any
             try:
                 return function(left, right)
             except TypeError:
-                raise ScriptError("these lists hold what has no order") from None
+                raise ScriptError("these lists contain items that have no order") from None
             except RecursionError:
                 raise ScriptError(_TOO_DEEP) from None
         more = advice(left, right)
@@ -155,7 +155,7 @@ def item(target: Any, index: Any) -> Any:
 
 
 def set_item(target: Any, index: Any, value: Any) -> None:
-    """Do `target[index] = value`; a list grows if needed, filled with none."""
+    """Do `target[index] = value`; a list grows if needed, and new items in between are none."""
     if type(target) is dict:
         if not isinstance(index, str | int | float):
             raise ScriptError(f"{brief(index)} cannot be a key")

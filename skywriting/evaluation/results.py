@@ -1,4 +1,4 @@
-"""Checks that a value can be the result of a task, as JSON; and measures values."""
+"""Measures values, and checks that a value can be the result of a task, which is JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ciel.skywriting.evaluation.values import Builtin, Closure, kind
 
 VALUES_MAX = 20_000_000  # twice the length of the longest list
 DEPTH_MAX = 180
-"""Readers refuse JSON that is nested 200 deep, and a result is part of other JSON."""
+"""Readers refuse JSON of more than 200 nested levels, and a result is part of other JSON."""
 INTEGER_MAX_BITS = 14_000
 """Readers also refuse integers of more than 4,300 digits."""
 
@@ -68,7 +68,7 @@ def _items(container: list[Any] | dict[Any, Any]) -> Iterator[Any]:
 
 
 def require_result(value: Any) -> Any:
-    """Return a value that can be the result of a task. Raises ScriptError for another one."""
+    """Return a value that can be the result of a task; raises ScriptError if it cannot be."""
     if type(value) is not list and type(value) is not dict:
         _require_leaf(value)
         return value

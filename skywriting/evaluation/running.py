@@ -1,4 +1,4 @@
-"""Runs scripts: calls functions, stops when a reference is missing, and resumes."""
+"""Runs scripts: calls functions, stops when an object does not exist yet, and resumes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS_MAX_DEPTH = 10_000
 
 class Finished(NamedTuple):
     """A script has ended. `value` is plain: numbers, strings, lists, dictionaries and references.
-    `has_returned`: it is the value of a `return`; otherwise it is none, since there was none.
+    `has_returned`: the script has executed a `return`; otherwise the value is none.
     """
 
     value: Any
@@ -39,14 +39,14 @@ class Finished(NamedTuple):
 class Stopped:
     """A script that waits for references: all of `refs`, or one of them if `is_any`.
 
-    Its state is its activations, the outermost first. Without any, it is `value`: a reference that
-    the script has returned and that is still to be read, or the call of a built-in.
+    Its state is its activations, the outermost first. If there are none, its state is `value`: a
+    starred reference that the script has returned and not read yet, or the call of a built-in.
     """
 
     __slots__ = ("activations", "is_any", "is_foreign", "refs", "value")
 
     def __init__(self, activations: list[Activation], blocked: Blocked, value: Any = RETRY) -> None:
-        self.is_foreign = False  # it was read from JSON, and may not fit the script
+        self.is_foreign = False  # whether it was read from JSON, and so may not fit the script
         self.activations = activations
         self.refs = blocked.refs
         self.is_any = blocked.is_any
@@ -67,8 +67,8 @@ Outcome = Finished | Stopped
 
 
 def define(code: Code, frame: Frame) -> Closure:
-    """Return a function that captures the variables that are bound now. Raises ScriptError if it
-    assigns to a name that is bound outside of it (ciel-interfaces, 8.4).
+    """Return a function that captures the variables that are bound now. Raises ScriptError if the
+    function assigns to a name that is bound outside of it (ciel-interfaces, 8.4).
     """
     for name, offset in code.assigned:
         if name in code.parameters or (name != code.name and is_bound(name, frame)):
@@ -134,7 +134,7 @@ def call_frame(run: Run, function: Closure, arguments: Sequence[Any]) -> Frame:
 def enter(run: Run, code: Code, frame: Frame, called_at: int, unit: Unit) -> Any:
     """Run a code from its beginning; `unit` is the unit of the caller."""
     if run.depth >= CALLS_MAX_DEPTH:
-        raise ScriptError(f"calls within calls, more than {CALLS_MAX_DEPTH} deep")
+        raise ScriptError(f"function calls are nested more than {CALLS_MAX_DEPTH} deep")
     run.depth += 1
     try:
         signal = code.run(frame)
@@ -167,8 +167,8 @@ def call(run: Run, spawned: SpawnedCall) -> Outcome:
 
 
 def go_on(run: Run, activations: list[Activation], value: Any) -> Outcome:
-    """Resume the innermost activation with a value, then the next one with the result of that, and
-    so on. An activation without entries has not started.
+    """Resume the innermost activation with a value, then the next one with the result, and so on.
+    An activation without entries has not started.
     """
     has_returned = True
     try:
@@ -192,7 +192,7 @@ def go_on(run: Run, activations: list[Activation], value: Any) -> Outcome:
         activations[-1].entries[:0] = blocked.entries
         return Stopped([*activations, *reversed(blocked.activations)], blocked)
     except ScriptError as error:
-        _tell(error, activations)
+        _add_calls(error, activations)
         raise
     except (RecursionError, MemoryError) as error:
         raise _exhausted(error) from None
@@ -204,7 +204,7 @@ def go_on(run: Run, activations: list[Activation], value: Any) -> Outcome:
         ) from error
 
 
-def _tell(error: ScriptError, activations: list[Activation]) -> None:
+def _add_calls(error: ScriptError, activations: list[Activation]) -> None:
     """Add the calls, and the lines of the statement, to an error."""
     for caller, called in reversed(list(pairwise(activations))):
         error.calls.append((called.code.label, caller.code.unit.source, called.called_at))

@@ -1,7 +1,7 @@
-"""Formats values: as `str` and `print` show them, and as JSON.
+"""Formats values as `str` and `print` show them, and as JSON.
 
-It does not recurse, since lists may be nested to any depth. It checks the length all the way, since
-a shared value is written as often as it occurs.
+It does not recurse, since lists may be nested to any depth. It checks the length while it writes,
+since a shared value is written as often as it occurs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ciel.skywriting.evaluation.values import (
 )
 
 _INTEGER_MAX_BITS = int(INTEGER_MAX_DIGITS * 3.3219280948873626) + 1
-_SMALL_MAX_BITS = 14_000  # below what Python refuses to turn into digits (4,300 of them)
+_SMALL_MAX_BITS = 14_000  # Python converts such integers; it refuses more than 4,300 digits
 _LONG_FROM = 1 << 63
 _LONG = 1 << 20
 
 
 class _Form(NamedTuple):
-    """A format. `again`: the text for a container within itself."""
+    """A format. `again` returns the text for a container that is within itself."""
 
     leaf: Callable[[Any], str]
     key: Callable[[Any], str]
@@ -37,7 +37,7 @@ class _Form(NamedTuple):
 
 
 def digits(number: int) -> str:
-    """Return the digits of an integer. Python refuses long ones, and takes quadratic time."""
+    """Return the digits of an integer. Python itself is slow for long ones, or refuses them."""
     bits = number.bit_length()
     if bits <= _SMALL_MAX_BITS:
         return int.__repr__(number)
@@ -49,25 +49,25 @@ def digits(number: int) -> str:
 
 
 def original(value: Any) -> str:
-    """Format a value as the original did, which is as in Python 2."""
+    """Format a value as the original Skywriting did, which is as in Python 2."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
         text = f"{value:.12g}"
         return text if not text.lstrip("-").isdigit() else f"{text}.0"
     if isinstance(value, int) and not isinstance(value, bool):
-        return digits(value)  # a long integer has its L only within a list
+        return digits(value)  # a long integer ends with L only within a list or dictionary
     return _write(value, _ORIGINAL)
 
 
 def version_2(value: Any) -> str:
-    """Format a value as in scripts of version 2: as JSON, but a string as it is."""
+    """Format a value as in scripts of version 2: a string as it is, any other value as JSON."""
     return value if isinstance(value, str) else _write(value, _TODAY)
 
 
 def to_json(value: Any, encode: Callable[[Any], str]) -> str:
-    """Format a value as JSON; `encode` formats the references in it. Raises ScriptError if it has
-    no form in JSON.
+    """Format a value as JSON; `encode` formats the references in it. Raises ScriptError if JSON
+    cannot represent the value.
     """
 
     def leaf(value: Any) -> str:
@@ -109,7 +109,7 @@ def _json_key(key: Any) -> str:
 
 
 def _opaque(value: Any) -> str:
-    """Format a reference or a function. The text of a reference depends on its id only."""
+    """Format a reference or a function. The text of a reference depends only on its id."""
     if is_reference(value):
         return f"<reference {value.id}>"
     name = value.name if isinstance(value, Builtin) else value.code.name

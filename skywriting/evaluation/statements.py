@@ -1,5 +1,7 @@
-"""Compiles statements to closures. A closure returns None, or a signal: BREAK, CONTINUE, or a tuple
-of the value of a `return`. `expressions` explains how they stop and resume.
+"""Compiles statements to closures.
+
+A closure returns None, or a signal: BREAK, CONTINUE, or a tuple of the value of a `return`.
+`expressions` explains how closures stop and resume.
 """
 
 from __future__ import annotations
@@ -70,8 +72,8 @@ def _then(code: Code, value: tree.Expression, apply: Callable[[Frame, Any], Any]
 
 
 def _return(code: Code, value: tree.Expression) -> Evaluation:
-    """Return a value; read it if it is the result of the task, since only here its place is known
-    for errors.
+    """Compile `return`. If the value is the result of the task, read it here, since only here its
+    place in the text is known for errors.
     """
     evaluate, source = compile_expression(code, value), code.unit.source
     point = code.point(lambda values: len(values) <= 1)
@@ -194,7 +196,7 @@ def _assign_item(code: Code, node: tree.Assign) -> Evaluation:
 
 
 def _append(code: Code, node: tree.Assign) -> Evaluation:
-    """Compile `name += value`, which appends an item to a list, or adds a value to another one."""
+    """Compile `name += value`, which appends an item to a list, or adds to a number or string."""
     assert isinstance(node.target, tree.Name)
     name, read = node.target.name, compile_expression(code, node.target)
 
@@ -266,7 +268,7 @@ def _while(
 ) -> Evaluation:
     test, source = compile_expression(code, condition), code.unit.source
     run_body = _block(code, body.statements)
-    # Values: whether it stopped in its body or in its test, and maybe the value of the test.
+    # Values: _BODY or _TEST, in which the loop has stopped, and maybe the value of the test.
     point = code.point(
         lambda values: (
             1 <= len(values) <= 2
@@ -391,7 +393,7 @@ def _is_position(value: Any) -> bool:
 
 
 def _from(items: list[Any], at: int) -> Iterator[Any]:
-    """Return an iterator that starts at some place of a list, and sees items that are added."""
+    """Return an iterator that starts at some place of a list, and yields items added later, too."""
     iterator = iter(items)
     if at:
         iterator.__setstate__(at)  # type: ignore[attr-defined]  # the iterators of lists have it, for pickling
@@ -425,8 +427,8 @@ def _items(value: Any, count: int) -> list[Any]:
 
 def _include(code: Code, node: tree.Include) -> Evaluation:
     evaluate, unit, start = compile_expression(code, node.what), code.unit, node.start
-    # Values: none, the script to be included, or a list, which tells that the included script has
-    # stopped. It shares our variables, and its value is not used.
+    # Values: none; the script to include; or a list, if the included script has stopped. That
+    # script shares the variables of this one, and its value is not used.
     point = code.point(lambda values: len(values) <= 1)
 
     def run(frame: Frame, what: Any = PENDING) -> None:

@@ -1,8 +1,8 @@
-"""The values of scripts: Python's integers, floats, strings, booleans, lists and dictionaries,
-None, references, and the classes that this module defines.
+"""The values of scripts.
 
-Only variables, and arguments of a script's functions, can be `Lazy`; items of lists and
-dictionaries cannot.
+They are Python's integers, floats, strings, booleans, lists, dictionaries and None, references, and
+instances of the classes that this module defines. Only variables, and arguments of a script's
+functions, can be `Lazy`; items of lists and dictionaries cannot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Reader(Protocol):
     """The part of a host that reads objects."""
 
     def read(self, ref: Reference) -> bytes | None:
-        """Return the content of an object; None if it is not there yet. Raises
+        """Return the content of an object, None if the object does not exist yet. Raises
         ReferenceFailedError.
         """
 
@@ -35,9 +35,9 @@ class Reader(Protocol):
 
 
 class Activation:
-    """A function, a script or an include that has stopped in its middle. `entries`: the point and
-    the values of each construct in progress, outermost last. `called_at`: the offset of the call,
-    in the text of the caller.
+    """A function, a script or an included script that has started and then stopped. `entries`: the
+    point and the saved values of each construct in progress, outermost last. `called_at`: the
+    offset of the call, in the text of the caller.
     """
 
     __slots__ = ("called_at", "code", "entries", "frame")
@@ -52,8 +52,8 @@ class Activation:
 
 
 class Blocked(Exception):
-    """The script has to wait for references. As this exception propagates, it collects the state
-    that is needed to resume the script, innermost first.
+    """The script must wait for the objects of references. As this exception propagates, it collects
+    the state that is needed to resume the script, innermost first.
     """
 
     def __init__(self, refs: Sequence[Reference], is_any: bool = False) -> None:
@@ -68,7 +68,7 @@ class Blocked(Exception):
         self.entries.append((point, values))
 
     def close(self, code: Code, frame: Frame, called_at: int) -> None:
-        """Make an activation of the constructs added since the last call."""
+        """Combine the constructs that were added since the last call into an activation."""
         self.activations.append(Activation(code, frame, called_at, self.entries))
         self.entries = []
 
@@ -81,7 +81,7 @@ UNREAD = _Unread()
 
 
 class Lazy:
-    """A starred reference, whose value is read when it is needed."""
+    """A starred reference, whose object is read when its value is needed."""
 
     __slots__ = ("ref", "value")
 
@@ -101,8 +101,8 @@ class Closure:
 
 
 class Builtin(NamedTuple):
-    """A built-in function. Its arguments are forced before the call, unless `is_lazy`. It may block
-    only before it has any effect.
+    """A built-in function. Unless `is_lazy`, the caller forces its arguments before the call. It
+    may raise `Blocked` only before it has any effect.
     """
 
     name: str
@@ -111,9 +111,8 @@ class Builtin(NamedTuple):
 
 
 class SpawnedCall(NamedTuple):
-    """A function that runs as a task, and its arguments, as they are at the time of the spawn. A
-    host has to write them (`continuation.encode_call`), or to run the task, before the spawning
-    script continues.
+    """A function that runs as a task, and its arguments at the time of the spawn. A host must write
+    both (`continuation.encode_call`), or run the task, before the spawning script continues.
     """
 
     function: Closure | Builtin
@@ -121,7 +120,7 @@ class SpawnedCall(NamedTuple):
 
 
 def force(value: Any, host: Reader) -> Any:
-    """Return a value, reading a lazy one. Raises Blocked, or ScriptError if it cannot be read."""
+    """Return a value; read it first if it is lazy. Raises Blocked, or ScriptError if that fails."""
     if type(value) is not Lazy:
         return value
     if value.value is UNREAD:
@@ -131,8 +130,8 @@ def force(value: Any, host: Reader) -> Any:
         except ValueError as error:
             shown = content[:60].decode(errors="backslashreplace")
             raise ScriptError(
-                f"what {value.ref.id} holds is not JSON ({error}), so * cannot read it; "
-                f"read(…) gives it as text. It begins: {shown!r}"
+                f"the content of {value.ref.id} is not JSON ({error}), so * cannot read it; "
+                f"read(…) returns it as text. It begins: {shown!r}"
             ) from None
     return value.value
 
@@ -144,11 +143,11 @@ def read(ref: Reference, host: Reader) -> bytes:
     try:
         content = host.read(ref)
     except ReferenceFailedError as error:
-        story = f" {error.details}"
-        if "\n" in story:  # set it apart from our own text
-            story = "".join(f"\n  | {line}" for line in error.details.splitlines())
+        details = f" {error.details}"
+        if "\n" in details:  # mark the lines of the task's report
+            details = "".join(f"\n  | {line}" for line in error.details.splitlines())
         raise ScriptError(
-            f"the task that was to make {ref.id} has failed ({error.reason}):{story}"
+            f"the task that should produce {ref.id} has failed ({error.reason}):{details}"
         ) from None
     if content is None:
         raise Blocked([ref])
@@ -156,7 +155,7 @@ def read(ref: Reference, host: Reader) -> bytes:
 
 
 def is_reference(value: Any) -> bool:
-    """Tell whether a value is a reference."""
+    """Return whether a value is a reference."""
     return isinstance(value, REFERENCE_TYPES)
 
 
@@ -187,5 +186,5 @@ def brief(value: Any) -> str:
 
 
 def advice(*values: Any) -> str:
-    """Return advice on values of the wrong kind, if there is a likely one."""
-    return "; * reads what it refers to" if any(map(is_reference, values)) else ""
+    """Return advice for an error message on values of the wrong kind; empty if there is none."""
+    return "; * reads its object" if any(map(is_reference, values)) else ""

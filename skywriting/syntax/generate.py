@@ -12,10 +12,11 @@ from ply import yacc
 from ciel.skywriting.syntax.lexer import TERMINALS
 from ciel.skywriting.syntax.rules import PRECEDENCE, RULES
 
-HEAD = '''"""Made from the grammar by `python -m ciel.skywriting.syntax.generate`; not to be edited.
+HEAD = '''"""Generated from the grammar by `python -m ciel.skywriting.syntax.generate`; do not edit.
 
-For each state: what to do at each token (n > 0: read it and go to state n; n < 0: apply rule -n;
-"": whatever the token is; 0: the end), and where to go after what a rule made.
+ACTIONS: for each state, the action at each token (n > 0: read it and go to state n; n < 0: apply
+rule -n; 0: the end; the key "" stands for all tokens). GOTOS: for each state, the next state after
+a rule was applied, by the symbol of that rule.
 """
 
 # ruff: noqa: E501

@@ -1,7 +1,7 @@
-"""The second pass, the parser: from tokens to a tree, or to all errors in them.
+"""The second pass, the parser: from tokens to a tree, or to all syntax errors.
 
-The tables are made by ply (`generate`, `tables`). The parser that uses them is ours: it is half as
-long as the one in ply, several times as fast, and continues after an error (`repair`). It does not
+ply generates the tables (`generate`, `tables`). The parser that uses them does not come from ply:
+it is several times as fast, half as long, and continues after an error (`repair`). It does not
 recurse, so that it can report a script that is nested too deeply.
 """
 
@@ -24,7 +24,7 @@ DEPTH_MAX = 1_000  # of the tree, where a chain of binary operators counts as on
 CHAIN_MAX = 100_000  # operators in such a chain
 _ROWS_MAX = 10 * DEPTH_MAX  # each level of the tree needs fewer than 10
 
-_READ_ALONE = 10_000  # actions from here on read a token and apply a rule to that token
+_READ_ALONE = 10_000  # an action from this number on reads a token and applies a rule to it
 
 
 # The number of symbols of each rule.
@@ -34,8 +34,8 @@ _LENGTHS = [len(text.partition(" :")[2].partition("%prec")[0].split()) for text,
 def _prepare() -> list[dict[str, int]]:
     """Return one row for each state, with its actions and gotos.
 
-    A state with the same action for all tokens has it for each of them. To read a token that is an
-    expression by itself takes one action instead of two.
+    If a state has the same action for all tokens, the row contains it for each token. A token that
+    is an expression by itself is read in one action instead of two.
     """
     rows = []
     for actions, gotos in zip(ACTIONS, GOTOS, strict=True):
@@ -59,7 +59,7 @@ class Parser:
         self.tokens = tokenize(source)
         self.problems = self.tokens.problems
         self.builder = Builder(source, self.tokens)
-        self.rows = [_ROWS[0]]  # one more than the values
+        self.rows = [_ROWS[0]]  # the stack of states, with one more entry than `values`
         self.values: list[Any] = []
         self.rules: list[tuple[str, int, Callable[[list[Any]], Any] | None]] = []
         for (text, action), length in zip(RULES, _LENGTHS, strict=True):
@@ -119,7 +119,7 @@ class Parser:
                 return Script(self.source, values[0], self.tokens.version)
 
     def accepts(self, kinds: tuple[str, ...]) -> bool:
-        """Tell whether the parser could read tokens of these kinds next."""
+        """Return whether the parser could read tokens of these kinds next."""
         rows = list(self.rows)
         for kind in kinds:
             while True:

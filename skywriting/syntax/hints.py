@@ -1,4 +1,4 @@
-"""Texts of syntax errors: the token that was found, the tokens that are expected, and hints."""
+"""Words syntax errors: the token that was found, the tokens that are expected, and hints."""
 
 from __future__ import annotations
 
@@ -140,11 +140,11 @@ def hint(
 
 
 def hint_on_name(name: str, known: Collection[str], text: str, offset: int) -> str:
-    """Return a hint on a name that is not bound."""
+    """Return a hint on a name that is not bound; empty if there is none."""
     if _is_key(text, len(text[:offset].rstrip()) - 1):
         return f'keys that are strings have quotes: "{name}"'
     if name in _INCLUDED:
-        return f'include "{_INCLUDED[name]}"; gives it'
+        return f'include "{_INCLUDED[name]}"; defines it'
     likeness = _LIKENESS_ELSEWHERE if name in _ELSEWHERE else _LIKENESS
     close = next(iter(get_close_matches(name, known, 1, likeness)), _ELSEWHERE.get(name))
     return f'did you mean "{close}"?' if close else ""
@@ -162,7 +162,7 @@ def _hint_on_structure(kinds: list[str], at: int, first: int) -> str:
     if before in (")", "else", "do") and kinds[first] in _WITH_BLOCKS:
         return "the body must be in braces: { … }"
     if before in ("if", "while", "for"):
-        return f'what follows "{before}" stands in brackets: {before} (…) {{ … }}'
+        return f'write what follows "{before}" in brackets: {before} (…) {{ … }}'
     if before == "function" and kind == NAME and at - 1 > first:
         return "a function in an expression has no name"
     return ""

@@ -1,8 +1,8 @@
 """The first pass, the lexer: from text to tokens.
 
-One regular expression splits the whole text into pieces. The kind of a piece depends on the piece
-alone, so that a table has it after the first time: a million pieces take little time. A kind is a
-word or sign of the language itself (`"while"`, `"+="`), or one of the following.
+One regular expression splits the whole text into pieces. The kind of a piece depends only on its
+text, so a table keeps the kinds of all pieces seen so far, and a million pieces take little time.
+A kind is a keyword or sign of the language (`"while"`, `"+="`), or one of the following.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DIGITS_AT_ONCE = 4_000  # Python refuses to convert more than 4,300
 
 
 class Tokens(NamedTuple):
-    """The tokens of a script, in parallel lists that end with `END`; and its comments."""
+    """The tokens of a script, in parallel lists that end with `END`, and its comments."""
 
     kinds: list[str]
     texts: list[str]
@@ -85,11 +85,11 @@ class _Kinds(dict[str, str]):
 
 
 _AT = "\0"
-"""In the text of an error, stands for the place, since a piece may occur at several places."""
+"""Stands for line and column in the text of an error, since a piece may occur at several places."""
 
 
 def tokenize(source: Source) -> Tokens:
-    """Split a script into tokens. Errors are added to `problems`, and do not end it."""
+    """Split a script into tokens; continue after errors, and add them to `problems`."""
     first = _FIRST_LINE.match(source.text)
     assert first is not None
     begin = first.end()
@@ -105,7 +105,7 @@ def tokenize(source: Source) -> Tokens:
         table["!"] = NOT_2
     pieces = _PIECES.findall(source.text, begin)
     if len(pieces) > PIECES_MAX:
-        fault = f"this script is too long: it has more than {PIECES_MAX} words and signs"
+        fault = f"this script is too long: it has more than {PIECES_MAX} tokens"
         problems.append(Problem(source, begin, fault))
         pieces = []
     kinds = list(map(table.__getitem__, pieces))
@@ -138,7 +138,7 @@ def tokenize(source: Source) -> Tokens:
 
 
 def _find_div(kinds: list[str], texts: list[str]) -> None:
-    """Tell the operator `div` from the name, which old scripts may use."""
+    """Mark each `div` that is an operator; others are names, which old scripts may use."""
     before = ";"
     for number, text in enumerate(texts):
         if text == DIV and before in _OPERAND_ENDS:
@@ -150,7 +150,7 @@ def _find_div(kinds: list[str], texts: list[str]) -> None:
 
 
 def _classify(piece: str) -> tuple[str, str]:
-    """Return the kind of a piece that is not a word of the language, and the error in it."""
+    """Return the kind of a piece that is not a keyword or sign, and the error in it, if any."""
     first = piece[0]
     if piece.isidentifier():
         return NAME, ""
@@ -206,7 +206,7 @@ def _number_fault(piece: str) -> str:
     if piece[0] == "0" and piece[1] in "0123456789":
         return f"{shown} is not a number: a number does not begin with 0"
     if "_" in piece:
-        return f"{shown} is not a number: its digits cannot be parted by _"
+        return f"{shown} is not a number: its digits cannot be separated by _"
     return f"{shown} is neither a number nor a name: a name does not begin with a digit"
 
 
@@ -227,7 +227,7 @@ def _text_fault(piece: str) -> str:
 
 
 def _is_closed(piece: str) -> bool:
-    """Tell whether a string ends with its quote, and not with an escaped one."""
+    """Return whether a string ends with its quote, and not with an escaped one."""
     if len(piece) < 2 or piece[-1] != piece[0]:
         return False
     inner = piece[1:-1]

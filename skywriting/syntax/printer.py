@@ -1,8 +1,8 @@
 """The formatter: from a tree back to text.
 
-The output depends on the tree, and on the comments and single blank lines between statements of the
-text. To format a text twice changes nothing. A comment stays before or behind its statement; a
-comment within an expression moves in front of the statement.
+The output depends on the tree, on the comments, and on the blank lines between the statements of
+the text. Formatting a formatted text changes nothing. A comment stays before or behind its
+statement; a comment within an expression moves in front of the statement.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _show_sign(sign: str) -> str:
 
 
 class _Printer:
-    """Formats one script. Of an expression with several lines, all but the first are indented."""
+    """Formats one script. In an expression of several lines, all but the first are indented."""
 
     def __init__(self, script: Script) -> None:
         self.statements = script.statements
@@ -150,11 +150,11 @@ class _Printer:
     # --- statements and comments ------------------------------------------------------------------
 
     def _has_blank(self, start: int, end: int) -> bool:
-        """Tell whether there is an empty line in a part of the text."""
+        """Return whether there is an empty line in a part of the text."""
         return self.text.count("\n", start, end) > 1
 
     def _is_beside(self, comment: Comment, at: int, following: Sequence[Statement]) -> bool:
-        """Tell whether a comment is on the line of `at`, and before the next statement."""
+        """Return whether a comment is on the line of `at`, and before the next statement."""
         offset = comment[0]
         if following and following[0].start < offset:
             return False
@@ -251,7 +251,7 @@ class _Printer:
         return _POSTFIX + 1
 
     def _laid(self, node: Expression, pad: str, taken: int) -> str:
-        """Format an expression on one line, if there is room beside the columns that are taken."""
+        """Format an expression: on one line, if it fits beside the `taken` columns."""
         if self._room(node, WIDTH - len(pad) - taken) >= 0:
             return self._inline(node, pad)
         deeper = pad + _INDENT
@@ -287,8 +287,9 @@ class _Printer:
         return f"{opening}\n{pad}{_INDENT}{inner}\n{pad}{closing}"
 
     def _room(self, node: Expression, room: int) -> int:
-        """Return how many columns of a line an expression leaves free; less than 0 if it is too
-        long. A function ends the line. It stops as soon as the result is negative.
+        """Return how many of the `room` columns an expression leaves free; less than 0 if it is too
+        long. A function counts up to the end of its line. This stops as soon as the result is
+        negative.
         """
         below_it: Sequence[Expression] = ()
         if isinstance(node, Name):
@@ -327,8 +328,8 @@ class _Printer:
         return room
 
     def _inline(self, node: Expression, pad: str, last: bool = True) -> str:
-        """Format an expression on one line, except for functions in it. `last`: the text that
-        follows cannot be read as a part of it.
+        """Format an expression on one line, except for functions in it. `last`: the parser cannot
+        take the text that follows for a part of the expression.
         """
         if isinstance(node, Name):
             return node.name

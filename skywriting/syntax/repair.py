@@ -1,9 +1,9 @@
 """Reports syntax errors, and repairs the tokens, so that the parser continues and finds all errors.
 
 It tries, in this order: to correct an obvious error (`=` in a condition, a missing `;` or bracket);
-to skip one token; to skip the statement. The next statement then starts after its `;`, before the
-`}` of the block around it, or at a `{`. It does not report errors that are consequences of another
-one.
+to skip one token; to skip the statement. The next statement then starts after the `;` of the
+skipped one, before the `}` of the block around it, or at a `{`. It does not report errors that are
+consequences of another error.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _INSERTIONS_MAX = 20
 
 
 class Repair:
-    """Repairs one text. `rows` and `values` are the stacks of the parser; `accepts` tells whether
-    it could read tokens of some kinds next, `enter` makes it continue as if it had read an empty
-    list of statements.
+    """Repairs one text. `rows` and `values` are the stacks of the parser. `accepts` returns whether
+    the parser could read tokens of some kinds next. After `enter`, it continues as if it had read
+    an empty list of statements.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Repair:
         kind = self.kinds[at]
         if len(self.problems) >= PROBLEMS_MAX:
             return None
-        if at == self.last_at:  # the repair before did not help
+        if at == self.last_at:  # the previous repair did not help
             return None if kind == END else self._give_up(at + 1)
         self.last_at = at
-        quiet = self._is_told(at)
+        quiet = self._is_reported(at)
         if kind == END and not self.values:
             if not quiet:
-                self._tell_at(0, "the script is empty: it must hold at least one statement")
+                self._report_at(0, "the script is empty: it must contain at least one statement")
             return None
         for mend in (self._assignment, self._sign, self._word, self._remainder,
                      self._empty_block, self._missing):  # fmt: skip
@@ -81,7 +81,7 @@ class Repair:
             if after is not None:
                 return after
         if not quiet:
-            self._tell_what_was_found(at)
+            self._report_unexpected(at)
         if kind == END:
             return None
         if kind in _AFTER_VALUES and self.accepts((NAME, kind)):
@@ -98,29 +98,29 @@ class Repair:
 
     # --- reporting --------------------------------------------------------------------------------
 
-    def _tell(self, at: int, message: str) -> None:
-        self._tell_at(self.offsets[at], message)
+    def _report(self, at: int, message: str) -> None:
+        self._report_at(self.offsets[at], message)
 
-    def _tell_at(self, offset: int, message: str) -> None:
+    def _report_at(self, offset: int, message: str) -> None:
         self.problems.append(Problem(self.source, offset, message))
 
-    def _is_told(self, at: int) -> bool:
-        """Tell whether this error is a consequence of an error that the lexer has reported."""
+    def _is_reported(self, at: int) -> bool:
+        """Return whether this error is a consequence of an error that the lexer has reported."""
         before = self.offsets[at - 1] if at else 0
         if self.kinds[at] == END and any(offset >= before for offset in self.faulty):
             return True
         return bool(self.kinds[at] == BAD or {before, self.offsets[at]} & self.faulty)
 
-    def _tell_what_was_found(self, at: int) -> None:
+    def _report_unexpected(self, at: int) -> None:
         kind, opening = self.kinds[at], self._open_bracket()
         found = describe(kind, self.texts[at])
         if kind == END and opening is not None:
             sign = self.kinds[opening]
-            self._tell(opening, f'this "{sign}" is never closed: the script ends without '
+            self._report(opening, f'this "{sign}" is never closed: the script ends without '
                                 f'its "{_CLOSERS[sign]}"')  # fmt: skip
             return
         if kind in _OPENERS and opening is None:
-            self._tell(at, f"found {found}, which closes nothing")
+            self._report(at, f"found {found}, which closes nothing")
             return
         message = f"found {found}, expected {expectation(lambda kind: self.accepts((kind,)))}"
         if opening is not None and self.kinds[opening] != "{" and kind not in ("=", BAD):
@@ -128,7 +128,7 @@ class Repair:
             if self.accepts((closer,)):
                 message += f" ({self._where(opening)})"
         said = hint(self.kinds, self.texts, self.offsets, at, self._first_token(at))
-        self._tell(at, f"{message}: {said}" if said else message)
+        self._report(at, f"{message}: {said}" if said else message)
 
     def _where(self, opening: int) -> str:
         line, column = self.source.place(self.offsets[opening])
@@ -174,18 +174,18 @@ class Repair:
         if self.accepts(("]", "=")):
             return None
         if not quiet:
-            self._tell(
+            self._report(
                 at, 'found "=", which assigns, and is valid in statements only: "==" compares'
             )
         self.kinds[at] = "=="
         return at
 
     def _sign(self, at: int, quiet: bool) -> int | None:
-        """Correct operators of other languages that begin with one of ours."""
+        """Correct operators of other languages that begin with an operator of Skywriting."""
         pair = self.texts[at - 1] + self.texts[at] if at else ""
         if pair in ("===", "!==", "<>") and self._end(at - 1) == self.offsets[at]:
             meant = "!=" if pair != "===" else "=="
-            self._tell(at - 1, f'there is no "{pair}": write "{meant}"')
+            self._report(at - 1, f'there is no "{pair}": write "{meant}"')
             return at + 1
         return None
 
@@ -200,7 +200,7 @@ class Repair:
             message = f'found "{kind}", which is a keyword and cannot be a name'
             if self.kinds[at - 1] == ".":
                 message += f': write ["{kind}"]'
-            self._tell(at, message)
+            self._report(at, message)
         self.kinds[at] = NAME
         return at
 
@@ -212,7 +212,7 @@ class Repair:
         is_lost = len(self.rows) in self.lost_heads
         if kind == "else" and "statement" in row:
             if not quiet and not is_lost:
-                self._tell(at, 'found "else" without an "if" before it')
+                self._report(at, 'found "else" without an "if" before it')
             return at + 1
         if kind == ";" and "statement" in row and is_lost and self.kinds[at - 1] == "}":
             return at + 1
@@ -222,7 +222,7 @@ class Repair:
         row = self.rows[-1]
         if self.kinds[at] != "}" or "statements" not in row or self.kinds[at - 1] != "{":
             return None
-        self._tell(at - 1, "this block is empty: a block must hold at least one statement")
+        self._report(at - 1, "this block is empty: a block must contain at least one statement")
         self.enter()
         return at
 
@@ -248,16 +248,16 @@ class Repair:
         else:
             return None
         if not quiet:
-            self._tell_missing(at, missing)
+            self._report_missing(at, missing)
         return self._insert(at, missing)
 
-    def _tell_missing(self, at: int, missing: list[str]) -> None:
+    def _report_missing(self, at: int, missing: list[str]) -> None:
         found = describe(self.kinds[at], self.texts[at])
         if missing == [";"]:
             message = f'missing ";" (found {found} instead)'
             if self.kinds[at - 1] == "}":
                 message += ": a statement that ends in a function or a dictionary needs one, too"
-            self._tell_at(self._end(at - 1), message)
+            self._report_at(self._end(at - 1), message)
             return
         opening = self._open_bracket()
         assert opening is not None
@@ -266,11 +266,11 @@ class Repair:
             message = (
                 f'this "{sign}" is never closed: the script ends without its "{_CLOSERS[sign]}"'
             )
-            self._tell(opening, message)
+            self._report(opening, message)
         else:
             here = self.offsets[at] if not self._is_on_next_line(at) else self._end(at - 1)
             message = f'found {found}, expected "{_CLOSERS[sign]}" ({self._where(opening)})'
-            self._tell_at(here, message)
+            self._report_at(here, message)
 
     def _wrong_bracket(self, at: int, quiet: bool) -> int | None:
         """Correct `(a]`: a wrong closing bracket."""
@@ -281,7 +281,7 @@ class Repair:
         if kind == closer or not self.accepts((closer, self.kinds[at + 1])):
             return None
         if not quiet:
-            self._tell(at, f'found "{kind}", expected "{closer}" ({self._where(opening)})')
+            self._report(at, f'found "{kind}", expected "{closer}" ({self._where(opening)})')
         self.kinds[at] = closer
         return at
 

@@ -1,8 +1,8 @@
-"""The third pass, the resolver: finds the variables that each function captures, and the errors
-that the grammar does not exclude.
+"""The third pass, the resolver: finds captured variables, and errors that the grammar permits.
 
 It walks each function separately, with a list of nodes instead of recursion. Afterwards it combines
-the names that functions read, from the inner functions to the outer ones.
+the names that functions read, from the inner functions to the outer ones. From these it derives
+which variables each function captures.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from ciel.skywriting.syntax.tree import (
 from ciel.skywriting.syntax.walking import uncollected
 
 _NOTHING = ": nothing in this script binds it"
-WARNINGS_MAX = 20  # on unbound names; for a hint, each is compared with all known names
+WARNINGS_MAX = 20  # on unbound names: the hint on each takes a comparison with all known names
 
 
 def resolve(
     script: Script, known: Collection[str] | None = None, *, may_break: bool = False
 ) -> list[Problem]:
     """Complete a tree, and return the errors in it, in order. `known`: the names that need no
-    binding; with them, the result has warnings on names that are never bound. `may_break`: loops
-    may be missing in the tree.
+    binding; if given, the result contains warnings on names that are never bound. `may_break`: the
+    parser may have skipped a loop, so a `break` outside of one is no error.
     """
     with uncollected():
         return _resolve(script, known, may_break)
@@ -84,7 +84,7 @@ def _resolve(script: Script, known: Collection[str] | None, may_break: bool) -> 
 
 
 def _never_bound(script: Script, scopes: list[_Scope], known: Collection[str]) -> list[Problem]:
-    """Return warnings on names that are never bound, of a script that includes no others."""
+    """Return warnings on names that are never bound in a script that includes no other script."""
     bound = set(known)
     for scope in scopes:
         bound.update(scope.parameters, scope.assigned, scope.defined)
@@ -200,7 +200,10 @@ class _Scope:
         else:
             self._read([target])
             what = _DESCRIPTIONS[type(target)]
-            self._refuse(target.start, f"cannot assign to {what}: only to a variable, or in one")
+            self._refuse(
+                target.start,
+                f"cannot assign to {what}: only to a variable, or to an item or field of one",
+            )
 
     def _bind(self, name: str, offset: int) -> None:
         if name not in self.assigned:

@@ -1,9 +1,9 @@
 """The grammar: its rules, and the methods that build the tree.
 
-`generate` makes `tables.py` from `PRECEDENCE` and the texts of `RULES`. The method of a rule gets a
-value for each symbol: for a token its number, otherwise the value of the symbol's own rule. The
-grammar accepts a little more than the language, to keep its rules simple; the resolver reports the
-rest, with better messages.
+`generate` writes `tables.py` from `PRECEDENCE` and the texts of `RULES`. The method of a rule gets
+one value for each symbol: for a token its number, otherwise the value that the symbol's rule has
+returned. To keep its rules simple, the grammar accepts more than the language; the resolver reports
+these errors, with better messages.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from ciel.skywriting.syntax.tree import (
     While,
 )
 
-# From the lowest to the highest; the table of the printer must agree. The operand of "last" is all
-# that follows: the body of a lambda, and the operand of `!` in version 1.
+# From the lowest to the highest; `_BINDS` in `printer` must agree. The operand of "last" extends as
+# far as possible: it is the body of a lambda, or the operand of `!` in version 1.
 PRECEDENCE = (
     ("right", "last"),
     ("left", "||"),
@@ -128,7 +128,7 @@ class Builder:
         self.at = 0
 
     def _last(self) -> int:
-        """Return the offset of the last character that was read."""
+        """Return the offset of the last character of the last token that was read."""
         last = self.at - 1
         return self.offsets[last] + len(self.texts[last]) - 1
 
@@ -251,7 +251,10 @@ class Builder:
         while isinstance(root, Index | Field):
             root = root.target
         if isinstance(root, Name) and root.start != start:
-            fault = "cannot assign to an expression in brackets: only to a variable, or in one"
+            fault = (
+                "cannot assign to an expression in brackets: "
+                "only to a variable, or to an item or field of one"
+            )
             self.problems.append(Problem(self.source, start, fault))
         return Assign(start, self.offsets[end], self.texts[at], target, value)
 

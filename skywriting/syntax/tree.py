@@ -1,5 +1,4 @@
-"""The tree of a script. The parser builds it, the resolver completes it, and the printer formats
-it.
+"""The tree of a script: the parser builds it, the resolver completes it, the printer formats it.
 
 Each node has the offset in the source that error messages show; a statement also has its first and
 its last offset.
@@ -15,8 +14,10 @@ from ciel.skywriting.errors import Source
 
 @dataclass_transform()
 class _NodeType(type):
-    """A metaclass: annotations are the slots of a class and the parameters of its constructor.
-    `dataclass` would take ten times as long, at the start of each command that reads a script.
+    """A metaclass: the annotations of a class become its slots and its constructor's parameters.
+
+    `dataclass` takes ten times as long, and each command that reads a script would pay for that
+    when it starts.
     """
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _NodeType:
@@ -124,8 +125,8 @@ class Call(Node):
 class Function(Node):
     """`function [name](parameters) {...}` or, if `is_lambda`, `lambda parameters: value`, whose
     body is a block that returns the value. The resolver numbers the functions of a script from 1,
-    in the order in which they begin. It also sets `free`, the names of outer variables that it or
-    an inner function reads, and `assigned`, the names that it assigns.
+    in the order in which they begin. It also sets `free`, the names of outer variables that the
+    function or an inner one reads, and `assigned`, the names to which the function assigns.
     """
 
     start: int
@@ -192,9 +193,7 @@ class DoWhile(Node):
 
 
 class For(Node):
-    """`for (name in iterable) {...}`, or with two names over a dictionary, or a list of
-    pairs.
-    """
+    """`for (name in iterable) {...}`; with two names, over a dictionary or a list of pairs."""
 
     start: int
     end: int
@@ -256,7 +255,7 @@ Statement = (
 
 
 class Script(Node):
-    """A whole text. `version` is 2 if its first line says `#!skywriting 2`, else 1."""
+    """A whole text. `version` is 2 if its first line is `#!skywriting 2`, else 1."""
 
     source: Source
     statements: list[Statement]

@@ -1,6 +1,4 @@
-"""Walks trees without recursion, and turns the garbage collector off for passes that create many
-objects.
-"""
+"""Walks trees without recursion, and turns off the garbage collector for passes over a script."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ from ciel.skywriting.syntax.tree import (
 
 
 def below(node: Statement | Expression) -> Iterator[Statement | Expression]:
-    """Yield the children of a node, in the order of the text (but for `do`)."""
+    """Yield the children of a node, in the order of the text, except for `do`."""
     if isinstance(node, Binary):
         yield from (node.left, node.right)
     elif isinstance(node, Call):
@@ -75,8 +73,8 @@ def below(node: Statement | Expression) -> Iterator[Statement | Expression]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Turn the garbage collector off: a pass leaves no garbage, and collections take longer than
-    it.
+    """Turn the garbage collector off: a pass leaves no garbage, and collections would take longer
+    than the pass.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -42,7 +42,7 @@ def test_a_work_directory_belongs_to_one_worker_at_a_time(
     first = cluster.start_worker("--spool", "my-spool")
     access = ("--access", str(cluster.access))
     done = home.run("ciel-worker", *access, "--store", store, "--spool", "my-spool")
-    said = f"process {first.pid} has this spool, which is one worker's alone"
+    said = f"process {first.pid} already uses this spool, and only one worker may"
     assert done.returncode == 2
     assert f"ciel-worker: '{home.path}/my-spool': {said}; name another directory\n" in done.stderr
     first.kill()

@@ -303,7 +303,7 @@ def test_a_core_is_claimed_by_one_worker_and_open_to_others(cores: list[SccStore
     cores[0].claim()
     cores[1].claim()
     with open_core(0) as again:
-        said = f"'instance={INSTANCE}': process {os.getpid()} has core 0 of it"
+        said = f"'instance={INSTANCE}': process {os.getpid()} already uses core 0 of it"
         with pytest.raises(StoreSpecError, match=f"^{said}, .* or another core"):
             again.claim()
         again.put("a", CONTENT)

@@ -17,7 +17,7 @@ from ciel.shm.requests import (
     WRITES_MAX,
     AbortWrite,
     Answer,
-    AskSiblings,
+    AskPeers,
     CommitWrite,
     LookUp,
     OpenWrite,
@@ -63,9 +63,7 @@ class Asked:
 
     @property
     def serial(self) -> int:
-        (serial,) = [
-            order.serial for order in self.orders if isinstance(order, LookUp | AskSiblings)
-        ]
+        (serial,) = [order.serial for order in self.orders if isinstance(order, LookUp | AskPeers)]
         return serial
 
 
@@ -112,7 +110,7 @@ def test_a_non_recursive_request_never_asks_on() -> None:
 def test_a_recursive_request_asks_all_siblings_and_the_first_good_answer_wins() -> None:
     asked = Asked(Load(1, "x"))
     serial = asked.serial
-    assert asked.tell("looked_up", serial, Place.NOWHERE) == [AskSiblings(serial, "x", DEADLINE_S)]
+    assert asked.tell("looked_up", serial, Place.NOWHERE) == [AskPeers(serial, "x", DEADLINE_S)]
     assert asked.requests.stages() == [Stage.ASKING]
     asked.tell("asking", serial, ["s1", "s2", "s3"])
     assert asked.tell("peer_answered", serial, "s1", NO) == []
@@ -210,7 +208,10 @@ def test_a_request_that_is_not_done_in_time_is_answered_and_its_end_is_ignored()
     (answer,) = answers(asked.tell("tick", 2.0))
     assert isinstance(answer, Fail)
     assert answer.code is Code.TIMEOUT
-    assert answer.reason == "not done in time; it was asking (s1: silent)"
+    assert (
+        answer.reason
+        == "not done in time; the daemon was still waiting for its peers (s1: no answer)"
+    )
     assert asked.tell("peer_answered", serial, "s1", OFFER) == []
     assert asked.requests.due_s() is None
 
@@ -384,7 +385,7 @@ class AnyOrder(RuleBasedStateMachine):
                 case _:
                     if isinstance(order, LookUp) and order.described:
                         self.direct.add(order.serial)  # as `ask` asks
-                    assert not (isinstance(order, AskSiblings) and order.serial in self.direct)
+                    assert not (isinstance(order, AskPeers) and order.serial in self.direct)
                     self.pending.append(order)
 
     @rule(
@@ -413,7 +414,7 @@ class AnyOrder(RuleBasedStateMachine):
         match order:
             case LookUp(serial):
                 self.requests.looked_up(serial, place)
-            case AskSiblings(serial):
+            case AskPeers(serial):
                 self.asked_siblings += [(serial, sibling) for sibling in SIBLINGS]
                 self.requests.asking(serial, SIBLINGS)
             case StartSlow(kind, name):

@@ -102,7 +102,7 @@ def test_an_instance_is_claimed_by_one_worker_and_open_to_others(tmp_path: Path)
         first.claim()
         first.claim()
         second.put("a", b"content")
-        said = f"'instance={instance_of(tmp_path)}': process {os.getpid()} has this store"
+        said = f"'instance={instance_of(tmp_path)}': process {os.getpid()} already uses this store"
         with pytest.raises(StoreSpecError, match=f"^{said}, .*; name another instance$"):
             second.claim()
         first.close()

@@ -128,7 +128,7 @@ def test_a_text_that_is_too_long_is_refused() -> None:
 
 def test_a_text_of_too_many_words_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ciel.skywriting.syntax.lexer.PIECES_MAX", 10)
-    assert "it has more than 10 words and signs" in problems_of("x = [1, 2, 3, 4];")[0].message
+    assert "it has more than 10 tokens" in problems_of("x = [1, 2, 3, 4];")[0].message
 
 
 @pytest.mark.parametrize("line", ["x = ;", "x = @3;", "f() = 3;", '"', "}", "else"])

@@ -67,5 +67,5 @@ def test_unknown_option_names_the_known_ones() -> None:
 @pytest.mark.parametrize("name", ["disk", "shm"])
 def test_store_is_found_by_name(name: str) -> None:
     (found,) = entry_points(group="ciel.stores", name=name)
-    with pytest.raises(StorageError, match="no option 'colour'"):
+    with pytest.raises(StorageError, match="unknown option 'colour'"):
         found.load()({"colour": "red"}, None)

@@ -228,7 +228,7 @@ def test_queues_are_private_to_their_user(device: str) -> None:
 
 def test_a_queue_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / f"ciel-io-{os.geteuid()}").symlink_to("/tmp")
-    with pytest.raises(TokenError, match="disk jobs of other processes are not seen"):
+    with pytest.raises(TokenError, match="cannot count the disk jobs of other processes"):
         Claim("8-0", 1, root=str(tmp_path))
 
 

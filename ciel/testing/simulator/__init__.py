@@ -1,1 +1,1 @@
-"""A simulator of whole clusters: real state machines, imaginary network, clock and disks."""
+"""A simulator of whole clusters: real state machines, with a simulated network, clock and disks."""

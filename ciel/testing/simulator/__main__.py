@@ -2,8 +2,9 @@
 
     python -m ciel.testing.simulator --seeds 1-1000 [--scenario any] [--keep-going]
 
-runs one seed after another. At the first failure it prints the history of the task concerned and
-the command that replays the run, and stops; with --keep-going it lists all failures.
+runs the simulation of one seed after another. At the first failure it prints the history of the
+task concerned and the command that replays the run, and stops. With --keep-going it lists all
+failures.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def main(arguments: list[str]) -> int:
         f"{len(seeds)} seeds in {took_s:.1f} s ({len(seeds) / took_s * 60:.0f} a minute), "
         f"{failures} failed; {tasks} tasks, {runs} runs, "
         f"{sum(r.handed_over for r in results)} results handed over, "
-        f"{sum(r.retried for r in results)} jobs tried again, "
+        f"{sum(r.retried for r in results)} jobs retried, "
         f"{sum(r.removed for r in results)} removed, "
         f"{sum(r.simulated_s for r in results):.0f} s simulated, "
-        f"{sum(r.excused for r in results)} jobs met the unsurvivable"
+        f"{sum(r.excused for r in results)} jobs hit by a fault that no engine survives"
     )
     return 1 if failures else 0
 

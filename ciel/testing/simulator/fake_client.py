@@ -1,5 +1,6 @@
-"""A client of a simulation: sends the messages of its plan, records the answers, and hands over
-results that its plan does not name again.
+"""A client of a simulation: sends the messages of its plan, and records the answers.
+
+It hands over results that its plan does not name again: the master may then forget them.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ USE_MEAN_S = 0.3  # how long the client uses a result
 
 
 class FakeClient:
-    """Plays a plan; after it has lost its connection, it connects again and repeats its
-    messages.
-    """
+    """Sends the messages of a plan. After a lost connection, it reconnects and repeats them."""
 
     def __init__(
         self, world: World[FakeWorker], plan: Plan, dial: Callable[[str], Connection]
@@ -72,8 +71,9 @@ class FakeClient:
                 self._send(message)
 
     def _all_said(self) -> Iterator[Message]:
-        """Yield the messages that bring a master to the present state, whichever of them it has
-        missed. It has the tasks whose results were handed over, or has forgotten them.
+        """Yield the messages that bring a master to the current state, whichever of them it has
+        missed. They omit the tasks whose results were handed over: the master has received these,
+        or has forgotten them.
         """
         job, wants = self.plan.job.id, {}
         for message in self._said:
@@ -96,7 +96,7 @@ class FakeClient:
         yield WatchJob(job)
 
     def cut(self, *, for_good: bool, away_s: float, silently: bool) -> None:
-        """Lose the connection; with `silently`, the master notices much later."""
+        """Lose the connection; if `silently`, the master notices that only after a timeout."""
         if self._connection is None:
             return
         timeline = self._world.timeline
@@ -164,10 +164,12 @@ class FakeClient:
             case JobChanged(summary):
                 self.summary = summary
             case RequestRefused(job, reason):
-                raise Violation(job, f"a client was refused: {reason}")
+                raise Violation(job, f"the master refused a client's request: {reason}")
 
     def _use(self, object_id: ObjectId) -> None:
-        """Hand over used results, except those that the plan may name again."""
+        """Record that a result was used. Hand over all used results that the plan does not name
+        again.
+        """
         self._used.add(object_id)
         done = {o for o in self._used if self._last_named[o] < self._steps_said}
         self._used -= done
@@ -179,7 +181,7 @@ class FakeClient:
             self._send(message)
 
     def watch(self) -> None:
-        """Subscribe to the job again, which was retried after its end."""
+        """Subscribe to the job again, after a retry of the ended job."""
         if self._said:
             self._send(WatchJob(self.plan.job.id))
 
@@ -192,9 +194,9 @@ class FakeClient:
         if self.is_gone:
             return
         if self._connection is None or self._steps_said < len(self.plan.steps):
-            yield self.plan.job.id, "its client has not said all"
+            yield self.plan.job.id, "its client has not sent all messages"
         elif self._connection.on_the_way:
-            yield self.plan.job.id, "something is on the way to or from its client"
+            yield self.plan.job.id, "a message to or from its client has not arrived"
 
 
 def _named(message: Message) -> tuple[ObjectId, ...]:

@@ -1,4 +1,4 @@
-"""The master of a simulation: the real state machine, and a service for it without sockets."""
+"""The master of a simulation: the real state machine, and a service that has no sockets."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class FakeMaster:
 
     def __init__(self, world: World[FakeWorker], machine: MasterMachine) -> None:
         self.machine = machine
-        machine.bulk.steps_per_tick = world.options.steps_per_turn
+        machine.bulk.steps_per_tick = world.options.steps_per_tick
         self._world = world
         self._links: dict[str, Connection] = {}  # of clients
         self._sessions: dict[str, PeerSession] = {}  # of workers
-        self._turn_due_s: float | None = None
+        self._tick_due_s: float | None = None
         self._ticks = 0
         self._journal_read = 0
         world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
@@ -54,12 +54,12 @@ class FakeMaster:
             before = dict(self.machine.graph.tasks) if isinstance(message, ReleaseObjects) else {}
             self.machine.client_sent(connection.name, message, self._now_s)
             self._world.witness.handed_over(self.machine, before)
-            self._end_turn_soon()
+            self._end_tick_soon()
 
         def hear_end() -> None:
             del self._links[connection.name]
             self.machine.client_gone(connection.name, self._now_s)
-            self._end_turn_soon()
+            self._end_tick_soon()
 
         connection.attach(MASTER, receive, hear_end)
 
@@ -84,7 +84,7 @@ class FakeMaster:
                 self.machine.worker_sent(connection.name, message, self._now_s)
                 witness.reported(self.machine, connection.name, message, before)
                 self._read_journal()
-            self._end_turn_soon()
+            self._end_tick_soon()
 
         def hear_end() -> None:
             session = self._sessions.get(connection.name)
@@ -92,7 +92,7 @@ class FakeMaster:
                 session.peer = None
                 self.machine.worker_cut_off(connection.name, "it ended", self._now_s)
                 self._probe(connection.name)
-                self._end_turn_soon()
+                self._end_tick_soon()
 
         connection.attach(MASTER, receive, hear_end)
 
@@ -112,9 +112,7 @@ class FakeMaster:
             self.machine.worker_heard(name, self._now_s, self._now_s)
 
     def _probe(self, name: str) -> None:
-        """Query the host of a suspected worker whether the worker has ended, unless the host is
-        down.
-        """
+        """Ask a suspected worker's host whether the worker has ended, unless the host is down."""
         self._world.timeline.after(self._world.latency_s(), self._probed, name)
 
     def _probed(self, name: str) -> None:
@@ -124,7 +122,7 @@ class FakeMaster:
         if node.facts.netloc not in self._world.serving:
             lost = partial(self.machine.worker_lost, died=True)
             self._change_workers(lost, name, "it has ended")
-            self._end_turn_soon()
+            self._end_tick_soon()
 
     def _read_journal(self) -> None:
         """Show the witness the new records of the journal."""
@@ -134,13 +132,13 @@ class FakeMaster:
         self._journal_read = len(journal)
 
     def change(self, topic: str, job_id: str) -> str:
-        """Make a change that a user requests; return the reason of a refusal, else ""."""
-        self._world.note(job_id, f"its user says: {topic}")
+        """Make a change that a user requests; return "", or the reason if it is refused."""
+        self._world.note(job_id, f"its user requests: {topic}")
         try:
             topics.change(self.machine, topic, {"job": job_id}, self._now_s)
         except CielError as error:
             return str(error)
-        self._end_turn_soon()
+        self._end_tick_soon()
         return ""
 
     @property
@@ -148,8 +146,8 @@ class FakeMaster:
         return self._world.timeline.now_s
 
     def _change_workers(self, act: Callable[..., None], *arguments: object) -> None:
-        """Call something by which the machine may declare workers dead, and close their
-        connections.
+        """Call a method that may make the machine declare workers dead; close the connections of
+        these workers.
         """
         before = dict(self.machine.workers)
         act(*arguments, self._now_s)
@@ -170,7 +168,7 @@ class FakeMaster:
                 session.peer.send(Heartbeat())
             if worker.suspicion:
                 self._probe(worker_id)
-        self._end_turn_soon()
+        self._end_tick_soon()
         self._world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
 
     def _send(self, peer: str, message: Message) -> None:
@@ -182,18 +180,18 @@ class FakeMaster:
                 message = through_wire(message, messages.TO_CLIENT)
             link.send(MASTER, message)
 
-    def _end_turn_soon(self, delay_s: float | None = None) -> None:
+    def _end_tick_soon(self, delay_s: float | None = None) -> None:
         if delay_s is None:
-            delay_s = self._world.chance.uniform(0.0, self._world.options.turn_max_s)
+            delay_s = self._world.chance.uniform(0.0, self._world.options.tick_max_s)
         due_s = self._now_s + delay_s
-        if self._turn_due_s is None or due_s < self._turn_due_s:
-            self._turn_due_s = due_s
-            self._world.timeline.at(due_s, self._end_turn, due_s)
+        if self._tick_due_s is None or due_s < self._tick_due_s:
+            self._tick_due_s = due_s
+            self._world.timeline.at(due_s, self._end_tick, due_s)
 
-    def _end_turn(self, due_s: float) -> None:
-        if due_s != self._turn_due_s:
+    def _end_tick(self, due_s: float) -> None:
+        if due_s != self._tick_due_s:
             return  # an earlier tick was scheduled since
-        self._turn_due_s = None
+        self._tick_due_s = None
         machine = self.machine
         said_before = len(machine.outbox)
         objects = machine.graph.objects
@@ -210,8 +208,8 @@ class FakeMaster:
         for peer, message in outbox:
             self._send(peer, message)
         self._ticks += 1
-        if self._ticks % self._world.options.turns_per_check == 0:
+        if self._ticks % self._world.options.ticks_per_check == 0:
             check_master(machine, self._world.witness)
         next_s = machine.due_s()
         if next_s is not None:
-            self._end_turn_soon(max(next_s - self._now_s, 0.0))
+            self._end_tick_soon(max(next_s - self._now_s, 0.0))

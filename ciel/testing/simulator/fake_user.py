@@ -1,6 +1,4 @@
-"""A user of a simulation: retries or removes jobs some time after they ended, at any moment of the
-simulation.
-"""
+"""A user of a simulation: retries or removes jobs some time after they have ended."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.world import World
 
 TRIES_MAX = 2
-AWKWARD_SHARE = 0.5  # of jobs to remove: preferably while lost results are recomputed
+AWKWARD_SHARE = 0.5  # of jobs to remove: the user prefers a moment when lost results are recomputed
 AWKWARD_INTERVAL_S = 0.05
-_TRIED_AGAIN = (JobState.FAILED, JobState.CANCELLED)
+_RETRIABLE = (JobState.FAILED, JobState.CANCELLED)
 
 
 class FakeUser:
-    """Draws at the start which jobs to retry or remove. Calls `check` with the client of a job with
-    all its results, before it removes the job.
+    """Draws at the start which jobs to retry or remove. Before it removes a job that has all its
+    results, it calls `check` with the job's client.
     """
 
     def __init__(
@@ -50,30 +48,30 @@ class FakeUser:
             if options.remove_share and world.chance.random() < options.remove_share:
                 self._doomed[job_id] = world.chance.random() < AWKWARD_SHARE
             if job_id in self._tries or job_id in self._doomed:
-                self._look_later(client)
+                self._poll_later(client)
 
-    def _look_later(self, client: FakeClient) -> None:
-        self._look_after(self._world.mean(self._world.options.after_end_mean_s), client)
+    def _poll_later(self, client: FakeClient) -> None:
+        self._poll_after(self._world.mean(self._world.options.after_end_mean_s), client)
 
-    def _look_after(self, delay_s: float, client: FakeClient) -> None:
-        self._world.timeline.after(delay_s, self._look, client)
+    def _poll_after(self, delay_s: float, client: FakeClient) -> None:
+        self._world.timeline.after(delay_s, self._poll, client)
 
-    def _look(self, client: FakeClient) -> None:
+    def _poll(self, client: FakeClient) -> None:
         machine = self._master.machine
         job = machine.jobs.get(client.plan.job.id)
         if job is not None and job.state in ENDED:
             if self._tries.get(job.spec.id):
-                self._try_again(client, job)
+                self._retry(client, job)
             elif job.spec.id in self._doomed and not (any(client.unrest()) or machine.outbox):
                 has_faults = self._world.timeline.now_s < self._world.options.faults_end_s
                 if self._doomed[job.spec.id] and has_faults and not job.unsettled:
-                    self._look_after(AWKWARD_INTERVAL_S, client)
+                    self._poll_after(AWKWARD_INTERVAL_S, client)
                 else:
                     self._remove(client, job)
                 return
-        self._look_later(client)
+        self._poll_later(client)
 
-    def _try_again(self, client: FakeClient, job: Job) -> None:
+    def _retry(self, client: FakeClient, job: Job) -> None:
         machine, witness = self._master.machine, self._world.witness
         job_id = job.spec.id
         wanted = [machine.graph.objects.nodes[object_id] for object_id in job.wanted]
@@ -87,9 +85,9 @@ class FakeUser:
         while machine.operations.is_judged(job):  # the machine may refuse it in a later slice
             machine.bulk.end_tick()
             machine.bulk.resume()
-            refusal = job.reason if job.state in _TRIED_AGAIN else ""
+            refusal = job.reason if job.state in _RETRIABLE else ""
         if (refusal and can_retry and failed and not is_final) or not (refusal or can_retry):
-            raise Violation(job_id, f"it was tried again: {refusal or 'it was not refused'}")
+            raise Violation(job_id, f"retrying it: {refusal or 'the master did not refuse it'}")
         if refusal:
             self._tries[job_id] = 0
             return
@@ -117,6 +115,7 @@ class FakeUser:
         """Return a problem for each job that is still to be retried or removed."""
         jobs = self._master.machine.jobs
         to_retry = [job_id for job_id, tries in self._tries.items() if tries]
-        failed = [j for j in to_retry if j in jobs and jobs[j].state in _TRIED_AGAIN]
+        failed = [j for j in to_retry if j in jobs and jobs[j].state in _RETRIABLE]
         doomed = [job_id for job_id in self._doomed if job_id in jobs]
-        return [(job_id, "its user is not done with it") for job_id in (*failed, *doomed)]
+        text = "its user has still to retry or remove it"
+        return [(job_id, text) for job_id in (*failed, *doomed)]

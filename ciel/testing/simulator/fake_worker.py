@@ -1,4 +1,4 @@
-"""A worker of a simulation: the real state machine, and a service without sockets and programs."""
+"""A worker of a simulation: the real state machine, and a service without sockets or processes."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ from ciel.worker.state.orders import (
 BYTES_PER_S = 1e8
 FETCH_TIMEOUT_S = 2.0
 UNANSWERED_MAX_S = 10.0
-OBEDIENT_SHARE = 0.7  # of programs: a polite signal ends them
+OBEDIENT_SHARE = 0.7  # of programs: SIGTERM ends them
 GIVEN_BACK = TaskFault(RECALLED, "the program that ran it ended")
 
 
 class GrowingObject(NamedTuple):
-    """An object that a program is writing. `ends_well`: the program succeeds, unless a fault hits
-    it.
+    """An object that a program is writing. `ends_well`: the program will succeed unless a fault
+    hits it.
     """
 
     content: bytes
@@ -69,8 +69,8 @@ class GrowingObject(NamedTuple):
 
 @dataclass
 class Run:
-    """A running program; or an attempt in the process of another attempt, `outer`, which waits for
-    it. `within`: the attempt for which this one waits.
+    """A running program, or an attempt that runs in the process of another attempt. `outer`: that
+    attempt, which waits for this one. `within`: the attempt for which this one waits.
     """
 
     order: StartAttempt
@@ -81,7 +81,7 @@ class Run:
 
 
 class FakeWorker:
-    """One life of a worker; its `store` outlives it.
+    """A worker from its start to its end; its `store` outlives it.
 
     While it is frozen, all its events wait until it is thawed.
     """
@@ -134,7 +134,7 @@ class FakeWorker:
         self.world.timeline.after(delay_s, self._live, act, *arguments)
 
     def die(self, *, silently: bool) -> None:
-        """Stop for ever; `silently` as in a power failure, else the kernel closes its
+        """Stop for good: if `silently`, as in a power failure; else the kernel closes the
         connections.
         """
         self.is_dead = True
@@ -142,7 +142,7 @@ class FakeWorker:
             self.world.powerless.add(self.facts.id)
         for object_id in list(self._followers):
             delay_s = FETCH_TIMEOUT_S if silently else self.world.latency_s()
-            self._tell_followers(object_id, None, delay_s)
+            self._notify_followers(object_id, None, delay_s)
         del self.world.serving[self.facts.netloc]
         if self.connection is not None:
             if silently:
@@ -298,17 +298,17 @@ class FakeWorker:
     def _give_up(self, ref: Reference) -> None:
         places = tuple(sorted(locations_of(ref)))
         now_s = self.world.timeline.now_s
-        self.machine.fetch_failed(ref.id, places, f"not to be had at {places}", now_s)
+        self.machine.fetch_failed(ref.id, places, f"no worker at {places} could send it", now_s)
         self._flush()
 
-    # --- growing objects---------------------------------------------------------------------------
+    # --- growing objects --------------------------------------------------------------------------
 
     def is_making(self, object_id: ObjectId) -> bool:
-        """Whether a program of this worker writes an object that can be read meanwhile."""
+        """Whether a program of this worker writes an object that others can read while it grows."""
         return object_id in self.growing and self.growing[object_id].maker in self.running
 
     def _open(self, key: Key, outcome: Outcome) -> None:
-        """A program opens its outputs for readers."""
+        """Handle a program that opens its outputs for readers."""
         if key not in self.running:
             return
         order = self.running[key].order
@@ -321,15 +321,15 @@ class FakeWorker:
             self._flush()
 
     def _close(self, key: Key, outcome: Outcome) -> None:
-        """A program has ended: its growing outputs are complete, or broken."""
+        """Handle the end of a program: its growing outputs are complete, or broken."""
         attempt = self.machine.attempts.get(key)
         is_good = outcome.fault is None and attempt is not None and attempt.ending is None
         for object_id in [o for o, growing in self.growing.items() if growing.maker == key]:
             del self.growing[object_id]
             content = dict(outcome.made).get(object_id) if is_good else None
-            self._tell_followers(object_id, content, self.world.latency_s())
+            self._notify_followers(object_id, content, self.world.latency_s())
 
-    def _tell_followers(self, object_id: ObjectId, content: bytes | None, delay_s: float) -> None:
+    def _notify_followers(self, object_id: ObjectId, content: bytes | None, delay_s: float) -> None:
         for follower, growing in self._followers.pop(object_id, ()):
             self.world.timeline.after(
                 delay_s, follower._live, follower._followed, object_id, growing, content,
@@ -343,7 +343,7 @@ class FakeWorker:
         self._flush()
 
     def _stop_following(self, object_id: ObjectId) -> None:
-        """Stop reading an object that broke elsewhere, even if the connection stands."""
+        """Stop reading a broken object of another worker, even if the connection is open."""
         growing = self.growing.get(object_id)
         if growing is not None and not self.is_making(object_id):
             for holder in self.world.serving.values():
@@ -354,13 +354,15 @@ class FakeWorker:
     def _followed(
         self, object_id: ObjectId, growing: GrowingObject, content: bytes | None, place: str
     ) -> None:
-        """An object that grew elsewhere is complete, or its connection ended before."""
+        """Handle the end of another worker's growing object: it is complete, or the connection has
+        ended before.
+        """
         if self.growing.get(object_id) is not growing:
             return  # this worker has stopped reading it
         del self.growing[object_id]
         now_s = self.world.timeline.now_s
         if content is None:
-            self.machine.fetch_failed(object_id, (place,), "its end never came", now_s)
+            self.machine.fetch_failed(object_id, (place,), "the connection ended early", now_s)
         else:
             self.store[object_id] = content
             self.machine.fetched(object_id, now_s, size_of(object_id, self.world.options))
@@ -418,7 +420,7 @@ class FakeWorker:
         memory: tuple[int, ...] | None = None,
     ) -> None:
         """Run a program. `read`: inputs that it reads while they grow. `memory`: the memory of the
-        waiting process in which it goes on.
+        waiting process that continues.
         """  # fmt: skip
         order = self.running[key].order
         failures = self.world.witness.started(key)
@@ -466,8 +468,8 @@ class FakeWorker:
             self._flush()
 
     def _begins_within(self, key: Key, child: TaskSpec, known: tuple[Reference, ...]) -> bool:
-        """Run a child inline in the process of its parent, if the parent may, chance wants it, and
-        the child is plain and has its inputs.
+        """Draw whether to run a child inline in its parent's process, if the parent may run
+        children, the child is plain, and its inputs exist. Return whether the child runs.
         """
         outer, inner = self.running[key], (child.id, 0)
         arguments = read_arguments(child.payload)
@@ -495,7 +497,7 @@ class FakeWorker:
         return True
 
     def _end_all(self, key: Key) -> None:
-        """A program with several nested attempts was killed."""
+        """Handle a kill of a program with several nested attempts."""
         while (outer := self.running[key].outer) is not None:
             key = outer
         stack: list[Key] = []
@@ -510,7 +512,7 @@ class FakeWorker:
         self._flush()
 
     def _end(self, key: Key, outcome: Outcome | None) -> None:
-        """A program has ended, by itself or (without `outcome`) by a signal."""
+        """Handle the end of a program, by itself or, without an `outcome`, by a signal."""
         found = self.running.get(key)
         if found is None:
             self._forget_waiting(key)
@@ -558,7 +560,7 @@ class FakeWorker:
         for order in self.waiting:
             if (order.spec.id, order.attempt) == key:
                 self.waiting.remove(order)
-                fault = TaskFault(reason, "it never began")
+                fault = TaskFault(reason, "it has never started")
                 self.machine.ended(key, (), fault, 0.0, self.world.timeline.now_s)
                 self._flush()
                 return

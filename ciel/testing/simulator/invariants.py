@@ -26,14 +26,14 @@ def check_worker(worker: FakeWorker) -> None:
         raise Violation(worker.facts.id, problem)
     if machine.stored.keys() != worker.store.keys():
         differing = machine.stored.keys() ^ worker.store.keys()
-        raise Violation(next(iter(differing)), f"{worker.facts.id} has wrong books on its store")
+        raise Violation(next(iter(differing)), f"{worker.facts.id} has a wrong list of its objects")
     programs = [run.order.spec for run in worker.running.values() if run.outer is None]
     slots = sum(spec.needs.slots for spec in programs)
     if slots > worker.facts.slots:
         raise Violation(worker.facts.id, f"programs for {slots} slots run on it")
     memory, total = sum(spec.needs.memory_bytes for spec in programs), worker.facts.memory_bytes
     if total and memory > total:
-        raise Violation(worker.facts.id, f"programs that ask for {memory} bytes run on it")
+        raise Violation(worker.facts.id, f"programs that request {memory} bytes run on it")
 
 
 def check_master(master: MasterMachine, witness: Witness) -> None:
@@ -47,7 +47,7 @@ def check_master(master: MasterMachine, witness: Witness) -> None:
 
 
 def _remembered(master: MasterMachine, witness: Witness) -> Problems:
-    """Yield remains of removed jobs and of results that were handed over."""
+    """Yield what the master still knows about removed jobs and results that were handed over."""
     if master.has_more:
         return
     for where, known in (
@@ -61,14 +61,14 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
         yield object_id, "it was forgotten, and is still known"
     for job_id in master.job_table.subscriptions.jobs():
         if job_id not in master.jobs:
-            yield job_id, "it was removed, and its subscriptions are remembered"
+            yield job_id, "it was removed, and still has subscriptions"
 
 
 def _assignments(master: MasterMachine, witness: Witness) -> Problems:
     for worker_id, worker in master.workers.items():
         if len(worker.assigned) + len(worker.eager) != len(witness.given[worker_id]):
-            has = f"{worker.assigned} and ahead {list(worker.eager)}"
-            yield worker_id, f"it was given {witness.given[worker_id]}, not {has}"
+            has = f"{worker.assigned} and eagerly {list(worker.eager)}"
+            yield worker_id, f"it has received {witness.given[worker_id]}, not {has}"
         for task, attempt in witness.given[worker_id]:
             node = master.graph.tasks.get(task)  # None after its job was removed
             is_current = node is not None and (node.worker, node.attempt) == (worker_id, attempt)
@@ -78,12 +78,13 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
                 and not is_ahead
                 and (task, attempt) not in witness.cancelled[worker_id]
             ):
-                yield task, f"{worker_id} has attempt {attempt}, and nobody called it off"
+                text = f"{worker_id} has attempt {attempt}, which is neither current nor cancelled"
+                yield task, text
     for task_id, node in master.graph.tasks.items():
         if node.state is ASSIGNED and node.worker is not None:
             is_known = (task_id, node.attempt) in witness.given[node.worker]
             if not is_known and node not in master.attempts.held_reports:
-                yield task_id, f"it is assigned to {node.worker}, which was not told"
+                yield task_id, f"it is assigned to {node.worker}, which has not received it"
     for problem in master.eager.problems():
         yield problem.split()[1], problem
     for node in master.attempts.held_reports:
@@ -92,7 +93,7 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
 
 
 def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -> Problems:
-    """Yield a problem for everything that must be different when all work has ended."""
+    """Yield a problem for all state that must not exist when all work has ended."""
     for job in master.jobs.values():
         if job.state not in ENDED:
             missing = [o for o in job.wanted if not master.graph.objects.nodes[o].is_settled]
@@ -101,9 +102,9 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
             if job.counts[state]:
                 known = [t for t in job.tasks if t in master.graph.tasks]
                 tasks = [t for t in known if master.graph.tasks[t].state is state]
-                yield tasks[0], f"{job} is over, its task is {state}"
+                yield tasks[0], f"{job} has ended, and its task is {state}"
     if master.outbox:
-        yield master.outbox[0][0], f"its master has not said all: {master.outbox}"
+        yield master.outbox[0][0], f"the master has not sent all messages: {master.outbox}"
     for name, left in (
         ("cancelled", list(master.cancellations._attempts)),
         ("delayed", [str(due_s) for due_s in (master.dispatcher.ready.due_s,) if due_s]),
@@ -115,7 +116,7 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
         ("streams", list(master.graph.objects.growing)),
     ):
         if left:
-            yield left[0], f"the master still remembers as {name}: {left}"
+            yield left[0], f"the master still lists as {name}: {left}"
     for worker in workers:
         yield from _unrest_of(worker, master, witness)
     yield from _misplaced(master, workers, witness)
@@ -126,22 +127,22 @@ def _unrest_of(worker: FakeWorker, master: MasterMachine, witness: Witness) -> P
     if worker.facts.id not in master.workers:
         yield worker.facts.id, "the master does not know it"
     elif master.workers[worker.facts.id].assigned or witness.given[worker.facts.id]:
-        yield worker.facts.id, "something is assigned to it"
+        yield worker.facts.id, "a task is assigned to it"
     if machine.attempts or worker.running or machine._fetching or machine.queue_length:
         yield worker.facts.id, f"it has {machine.attempts or machine._fetching}"
     if worker.processes or machine.fixed:
         yield worker.facts.id, f"it still has {worker.processes or machine.fixed}"
     if worker.facts.id in master.workers and master.workers[worker.facts.id].suspicion:
-        yield worker.facts.id, "it is suspected still"
+        yield worker.facts.id, "it is still suspected"
     if machine.reports:
-        yield worker.facts.id, f"it has not said {machine.reports}"
+        yield worker.facts.id, f"it has not sent {machine.reports}"
     if machine.slots_free != machine.slots:
         yield worker.facts.id, f"only {machine.slots_free} of its slots are free"
     for object_id in machine.stored:
         ref = master.graph.objects.reference(object_id)
         is_upload = object_id in witness.upload_places  # the client may name it late, or never
         if worker.facts.netloc not in locations_of(ref) and not is_upload:
-            yield object_id, f"{worker.facts.id} keeps it, the master knows: {ref}"
+            yield object_id, f"{worker.facts.id} stores it, but the master knows only {ref}"
 
 
 def _misplaced(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -> Problems:
@@ -150,16 +151,14 @@ def _misplaced(master: MasterMachine, workers: list[FakeWorker], witness: Witnes
         maker = node.producer
         if maker is not None and maker.state is DONE and not maker.job.spec.keep:
             if isinstance(node.ref, Concrete) and not node.holds and not node.wanters:
-                yield known_id, "nobody needs it, and it is kept"
+                yield known_id, "no task or job needs it, and it is kept"
         for place in () if node.ref is None else locations_of(node.ref):
             if known_id not in stores.get(place, ()) and known_id not in witness.upload_places:
-                yield known_id, f"the master believes it at {place}, it is not there"
+                yield known_id, f"the master lists it at {place}, which does not have it"
 
 
 def kept_after_all(master: MasterMachine, handed_over: Set[ObjectId]) -> Iterator[ObjectId]:
-    """Yield objects that were handed over and that no task needs, and that the master still
-    knows.
-    """
+    """Yield objects that were handed over, that no task needs, and that the master still knows."""
     graph = master.graph
     named = {o for task in graph.tasks.values() for o in task.spec.inputs}
     for task in graph.tasks.values():

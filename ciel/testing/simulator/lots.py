@@ -1,10 +1,10 @@
-"""Programs of a simulation that hand parts of their work to idle workers, as bundles of Python
-calls do.
+"""Programs of a simulation that hand parts of their work (*lots*) to idle workers.
 
-Each output is a lot, whose content does not depend on the task that produces it. Chance decides how
-many lots a program hands over, and in which order; whether it puts an object for a child; whether
-each lot runs alone while the program waits in its process. So two attempts of one task do different
-things, and only the names keep their results apart.
+Bundles of Python calls do the same. Each output is a lot, whose content does not depend on the task
+that produces it. Chance decides how many lots a program hands over, and in which order; whether it
+puts an object for a child; and whether each lot runs in a task of its own while the program waits
+in its process. So two attempts of one task may create different tasks and objects, and only the
+names distinguish these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Child = tuple[TaskSpec, tuple[Reference, ...]]
 
 
 class Surroundings(NamedTuple):
-    """The circumstances of a run, on which results must not depend: attempt, worker, chance."""
+    """The circumstances of a run, on which results must not depend."""
 
     attempt: int
     life: str
@@ -59,12 +59,12 @@ class Names:
         return ObjectId(f"{self.spec.id}:fixed.{around.life}.{around.attempt}:0")
 
 
-make_names = Names  # tests of the simulator replace it by names that led to wrong results
+make_names = Names  # tests of the simulator replace it by a class whose names are wrong
 
 
 def run_lots(spec: TaskSpec, around: Surroundings, memory: tuple[int, ...] | None) -> Outcome:
-    """Return the outcome of a program with lots. `memory`: a waiting process goes on, and takes the
-    lots for its outputs from its inputs, in the order that it remembers.
+    """Return the outcome of a program with lots. `memory`: if a waiting process continues, the lots
+    of its outputs, in the order that it remembers.
     """
     arguments = read_arguments(spec.payload)
     duration_s = arguments["duration_s"]

@@ -1,9 +1,9 @@
 """The options of a simulation: the cluster, its work, and the faults.
 
-The engine must survive these faults: loss and restart of any worker (with or without its store), of
-any connection, of any client; delays; frozen workers. It cannot survive two others, which
-`Witness.is_excused` recognises: a task that was on three lost workers, and an upload whose only
-holder was lost. The master itself does not fail here.
+The engine must survive these faults: loss and restart of any worker (with or without its store),
+loss of any connection or client, delays, and frozen workers. Two faults it cannot survive: the loss
+of three workers that had the same task, and the loss of the only worker that had an upload.
+`Witness.is_excused` recognises both. The master does not fail in a simulation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Options:
     spike_share: float = 0.01
     spike_mean_s: float = 0.3
     fetch_failure_share: float = 0.0
-    steps_per_turn: int = 1000  # slices of operations in one tick
-    turn_max_s: float = 0.002  # how long the master collects events in a tick
+    steps_per_tick: int = 1000  # slices of operations in one tick
+    tick_max_s: float = 0.002  # how long the master collects events in a tick
     delegates: bool = True  # eager dispatch, and inline execution of children
     through_wire: bool = True  # every message is encoded and decoded
 
@@ -86,7 +86,7 @@ class Options:
     client_back_share: float = 0.8
 
     # The checks.
-    turns_per_check: int = 1
+    ticks_per_check: int = 1
     nothing_runs_twice: bool = False
     liveness_s: float = 900.0  # all work must end within this time after the last fault
 
@@ -102,7 +102,7 @@ SCENARIOS: dict[str, Options] = {
     "outages": replace(
         _CALM, pause_interval_s=2.0, pause_mean_s=4.0, pause_max_s=10.0, cut_interval_s=2.0,
         silent_share=0.5, worker_timeout_s=60.0, twin_share=0.0, release_share=0.0,
-        growing_share=0.0, phases_max=1, nothing_runs_twice=True, steps_per_turn=1,
+        growing_share=0.0, phases_max=1, nothing_runs_twice=True, steps_per_tick=1,
     ),
     "absences": replace(
         _CALM, pause_interval_s=3.0, pause_mean_s=5.0, cut_interval_s=3.0, kill_interval_s=6.0,
@@ -169,7 +169,7 @@ SCENARIOS: dict[str, Options] = {
     ),
     "thousand": replace(
         _CALM, jobs=1, tasks_per_job=1000, task_mean_s=0.05, workers=4, growing_share=0.03,
-        phases_max=1, kill_interval_s=3.0, turns_per_check=150,
+        phases_max=1, kill_interval_s=3.0, ticks_per_check=150,
     ),
     "handed": replace(
         _CALM, tasks_per_job=20, hand_over_share=0.8, wanted_share=0.5, phases_max=5,
@@ -204,7 +204,7 @@ def options_for(scenario: str, seed: int) -> Options:
         latency_mean_s=chance.choice((0.0002, 0.001, 0.02)),
         spike_share=sometimes(0.5, 0.01, 0.1),
         fetch_failure_share=sometimes(0.3, 0.05, 0.3),
-        turn_max_s=sometimes(0.7, 0.002, 0.05),
+        tick_max_s=sometimes(0.7, 0.002, 0.05),
         jobs=chance.randint(1, 4),
         tasks_per_job=chance.choice((2, 8, 20, 40)),
         task_mean_s=chance.choice((0.01, 0.1, 0.4)),
@@ -233,7 +233,7 @@ def options_for(scenario: str, seed: int) -> Options:
         delegates=chance.random() < 0.75,
         streaming_share=sometimes(0.4, 0.2, 0.7),
         blocking_share=sometimes(0.4, 0.5, 1.0),
-        # Separate generators, so that seeds which failed once still draw the same.
+        # Separate generators, so that seeds that have failed before still draw the same options.
         choosing_share=Random(f"select {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
         within_share=Random(f"within {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
         hungry_share=Random(f"hungry {seed}").choice((0.0, 0.0, 0.3, 0.9)),
@@ -241,8 +241,8 @@ def options_for(scenario: str, seed: int) -> Options:
         policy_share=Random(f"policy {seed}").choice((0.0, 0.0, 0.5)),
         bundle_share=Random(f"bundles {seed}").choice((0.0, 0.0, 0.0, 0.2, 0.6)),
         blackout_interval_s=Random(f"blackouts {seed}").choice((0.0, 0.0, 0.0, 2.0, 5.0)),
-        steps_per_turn=Random(f"steps {seed}").choice((1000, 1000, 1, 7)),
-        turns_per_check=chance.choice(
+        steps_per_tick=Random(f"steps {seed}").choice((1000, 1000, 1, 7)),
+        ticks_per_check=chance.choice(
             (1, 8)
         ),  # faults stay visible, and fewer checks allow more seeds
     )

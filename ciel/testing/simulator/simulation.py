@@ -1,8 +1,8 @@
 """One run of a simulated cluster, from a seed.
 
-Each run has two phases, as in FoundationDB and TigerBeetle. While faults happen, nothing wrong may
-ever be done (safety; `invariants` are checked after every event-loop iteration of the master). Once
-they have stopped, all jobs must end with the right answer (liveness), and nothing may be left over.
+Each run has two phases, as in FoundationDB and TigerBeetle. While faults happen, the engine must do
+nothing wrong (safety): `invariants` are checked after the master's event-loop iterations. After the
+last fault, all jobs must end with the right results (liveness), and no state may be left over.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ciel.testing.simulator.workloads import EXECUTOR, draw_plan
 from ciel.testing.simulator.world import Connection, World
 
 REST_S = 2.0  # between checks whether all work has ended
-STORY_LINES_MAX = 80
+HISTORY_LINES_MAX = 80
 LINE_LENGTH_MAX = 400
 
 
 class Result(NamedTuple):
-    """The figures of one successful simulation."""
+    """The counts of one successful simulation."""
 
     tasks: int
     runs: int
@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
 
 class Simulation:
-    """One cluster, one seed."""
+    """The simulation of one cluster with one seed."""
 
     def __init__(
         self, seed: int, options: Options, make_master: Callable[..., MasterMachine] = MasterMachine
@@ -177,15 +177,15 @@ class Simulation:
             if timeline.now_s > deadline_s:
                 subject, text = problem
                 raise Violation(subject, f"{self.options.liveness_s:g} s after all faults, {text}")
-            look_at_s = timeline.now_s + REST_S
-            while timeline.now_s < look_at_s:
+            check_at_s = timeline.now_s + REST_S
+            while timeline.now_s < check_at_s:
                 timeline.step()
         check_master(self.master.machine, self.world.witness)
         if self.options.nothing_runs_twice:
             if lost := self.master.machine.membership.lost_count:
-                raise Violation("workers", f"{lost} were declared dead, and all were there")
+                raise Violation("workers", f"{lost} were declared dead, and none has died")
             for again in self.world.witness.remade:
-                raise Violation(again, f"{again} was made again, and nothing was lost")
+                raise Violation(again, f"{again} was recomputed, and no object was lost")
         excused = sum([self._is_excused_or_right(client) for client in self.clients])
         return Result(
             tasks=len(self.master.machine.graph.tasks),
@@ -204,8 +204,8 @@ class Simulation:
         yield from unrest(self.master.machine, self.workers, self.world.witness)
 
     def _is_excused_or_right(self, client: FakeClient) -> bool:
-        """Check the state and the results of a job; return whether an unsurvivable fault excuses
-        it.
+        """Check the state and the results of a job. Return whether a fault that the engine cannot
+        survive excuses wrong results.
         """
         plan, machine = client.plan, self.master.machine
         if plan.job.id in self.user.removed:
@@ -226,7 +226,8 @@ class Simulation:
         # The last messages of a client that left for good may be lost.
         known = set() if client.is_gone else client.handed_over.keys()
         for object_id in kept_after_all(machine, known):
-            raise Violation(object_id, "it was handed over, nobody needs it, and it is known")
+            text = "it was handed over, no task needs it, and the master still knows it"
+            raise Violation(object_id, text)
         if job.state in (JobState.COMPLETED, JobState.FAILED):
             for object_id in job.wanted:
                 self._check_object(client, object_id)
@@ -236,11 +237,11 @@ class Simulation:
         graph = self.master.machine.graph
         for parent, ordinal in graph.divergent:
             if parent in graph.tasks and graph.tasks[parent].job is job:
-                raise Violation(parent, f"its child {ordinal} was another one in another attempt")
+                raise Violation(parent, f"two attempts spawned different tasks as child {ordinal}")
         for object_id in self.world.witness.ambiguous:
             node = graph.objects.get(object_id)  # it may have been removed with its job
             if node is not None and node.producer is not None and node.producer.job is job:
-                raise Violation(object_id, "it was made again with another content")
+                raise Violation(object_id, "it was recomputed with different content")
 
     def _check_state(self, client: FakeClient, job: Job) -> None:
         plan = client.plan
@@ -260,18 +261,18 @@ class Simulation:
             believed = client.summary and client.summary.state
             if believed != job.state.value:
                 raise Violation(
-                    job.spec.id, f"its client believes it {believed}, it is {job.state}"
+                    job.spec.id, f"its client believes that it is {believed}, it is {job.state}"
                 )
             expected_wants = set(plan.wanted) - client.handed_over.keys()
             is_whole = job.state is not JobState.CANCELLED and job.spec.id not in self.user.revived
             if is_whole and set(job.wanted) != expected_wants:
-                raise Violation(job.spec.id, "it does not want what its client said")
+                raise Violation(job.spec.id, "it does not want the objects that its client wants")
 
     def _check_object(self, client: FakeClient, object_id: ObjectId) -> None:
         known = [self.master.machine.graph.objects.reference(object_id)]
         if not client.is_gone:
             if object_id not in client.settled:
-                raise Violation(object_id, "its client was never told of it")
+                raise Violation(object_id, "its client has received no report of it")
             known.append(client.settled[object_id])
         for ref in known:
             self._check_reference(client, object_id, ref)
@@ -284,11 +285,11 @@ class Simulation:
         elif isinstance(ref, Concrete):
             found = self.world.witness.content_of(object_id)
         elif not isinstance(ref, Failure):
-            raise Violation(object_id, f"it is {ref}, and its job is over")
+            raise Violation(object_id, f"it is {ref}, and its job has ended")
         if found != value:
             raise Violation(object_id, f"it is {found!r} ({ref}), it should be {value!r}")
 
-    def story_of(self, subject: str) -> list[str]:
+    def history_of(self, subject: str) -> list[str]:
         """Return all messages about a task, an object or a peer (or about all), oldest first."""
         graph = self.master.machine.graph
         node = graph.objects.get(subject)
@@ -302,11 +303,11 @@ class Simulation:
             if isinstance(what, str) or any(name in repr(what) for name in names):
                 lines.append(f"{at_s:9.4f} {who}: {_brief(what)}")
         tasks = [graph.tasks[name] for name in names if name in graph.tasks]
-        return [*lines[-STORY_LINES_MAX:], *map(repr, tasks)]
+        return [*lines[-HISTORY_LINES_MAX:], *map(repr, tasks)]
 
 
 def _brief(what: object) -> str:
-    """Return a message in one line; of a task only its id, inputs and outputs."""
+    """Return a message in one line; for a task, only its id, inputs and outputs."""
     text = str(what)
     spec = getattr(what, "spec", None)
     if isinstance(spec, TaskSpec):
@@ -316,15 +317,15 @@ def _brief(what: object) -> str:
 
 
 class SimulationError(Exception):
-    """A seed failed. The message has the history, the error, and the command that replays it."""
+    """A seed failed. The message contains the history, the error, and the command for a replay."""
 
-    def __init__(self, seed: int, scenario: str, error: Exception, story: list[str]) -> None:
+    def __init__(self, seed: int, scenario: str, error: Exception, history: list[str]) -> None:
         self.seed = seed
         self.scenario = scenario
         self.error = error
         replay = f"python -m ciel.testing.simulator --scenario {scenario} --seeds {seed}-{seed}"
         what = f"seed {seed}: {type(error).__name__}: {error}"
-        super().__init__("\n".join([*story, what, f"replay: {replay}"]))
+        super().__init__("\n".join([*history, what, f"replay: {replay}"]))
 
 
 def simulate(
@@ -335,7 +336,7 @@ def simulate(
     try:
         return simulation.run()
     except Violation as error:
-        story = simulation.story_of(error.subject)
-        raise SimulationError(seed, scenario, error, story) from error
+        history = simulation.history_of(error.subject)
+        raise SimulationError(seed, scenario, error, history) from error
     except (CielError, LookupError, AssertionError, TypeError, ValueError, AttributeError) as error:
-        raise SimulationError(seed, scenario, error, simulation.story_of("")) from error
+        raise SimulationError(seed, scenario, error, simulation.history_of("")) from error

@@ -1,6 +1,6 @@
 """Observes the machines of a simulation: sees all messages and events, and keeps its own records.
 
-It checks at once what a single step may not do; `invariants` compares its records with the
+It raises an error as soon as a single step is wrong; `invariants` compares its records with the
 machines.
 """
 
@@ -40,7 +40,7 @@ class Violation(Exception):
 
 
 class Standing(NamedTuple):
-    """The state of a task before the master took a report of it."""
+    """The state of a task before the master processed a report about it."""
 
     is_assigned: bool
     attempt: int
@@ -64,7 +64,7 @@ class Witness:
             set
         )  # objects that it read while they grew
         self._believed: set[Key] = set()
-        self._told_early: set[tuple[Key, ObjectId]] = (
+        self._reported_early: set[tuple[Key, ObjectId]] = (
             set()
         )  # complete outputs that were reported while their task ran
         self.given: defaultdict[str, set[Key]] = defaultdict(
@@ -81,9 +81,7 @@ class Witness:
     # --- workers ----------------------------------------------------------------------------------
 
     def made(self, object_id: str, content: bytes) -> None:
-        """Record the content of an object, which must be the same each time that a task produces
-        it.
-        """
+        """Record the content of an object, which must be the same whenever a task produces it."""
         if object_id in self._contents:
             self.remade.append(object_id)
         if self._contents.setdefault(object_id, content) != content:
@@ -93,8 +91,8 @@ class Witness:
         return self._contents.get(object_id)
 
     def started(self, key: Key) -> int:
-        """A program starts; return how often programs of its task have failed. A child that starts
-        inline may have started before, in another attempt of its parent.
+        """Record the start of a program; return how often programs of its task have failed. A child
+        that starts inline may have started before, in another attempt of its parent.
         """
         if key in self._started and key[1]:
             raise Violation(key[0], f"attempt {key[1]} was started twice")
@@ -102,28 +100,30 @@ class Witness:
         return self._failures[key[0]]
 
     def chose(self, spec: TaskSpec, inputs: Sequence[Reference]) -> None:
-        """A program starts with these inputs; a task with any-of inputs must have one of them."""
+        """Check the inputs with which a program starts; of any-of inputs it must have one."""
         alternatives = inputs[len(spec.needed) :]
         if alternatives and all(isinstance(ref, Future) for ref in alternatives):
-            raise Violation(spec.id, "it is started, and has nothing to choose")
+            raise Violation(spec.id, "it is started without any of its any-of inputs")
         for ref in alternatives:
             if isinstance(ref, Stream) or (isinstance(ref, Failure) and not spec.sees_errors):
-                raise Violation(spec.id, f"it is to choose, and is given {ref}")
+                raise Violation(spec.id, f"it is started with {ref} as an any-of input")
 
     def read(self, reader: Key, object_id: ObjectId, maker: Key) -> None:
-        """An attempt reads an object that another attempt is still writing."""
+        """Record that an attempt reads an object that another attempt is still writing."""
         self._read[reader].add((maker, object_id))
 
     def believed(self, report: Message) -> None:
-        """The master accepts a report: all objects that the attempt read must be complete
-        before.
+        """Check a report that the master accepts: before that, all objects that the attempt read
+        must be complete.
         """
         if isinstance(report, TaskReported) and report.fault is None:
             key = (report.task, report.attempt)
             self._believed.add(key)
             for maker, object_id in self._read[key]:
-                if maker not in self._believed and (maker, object_id) not in self._told_early:
-                    raise Violation(object_id, f"{key} counts, and {maker} had not made it")
+                if maker not in self._believed and (maker, object_id) not in self._reported_early:
+                    raise Violation(
+                        object_id, f"{key} counts, though {maker} has not completed the object"
+                    )
 
     def program_failed(self, key: Key) -> None:
         self._failures[key[0]] += 1
@@ -136,17 +136,17 @@ class Witness:
     # --- the master -------------------------------------------------------------------------------
 
     def sent(self, master: MasterMachine, worker_id: str, message: Message) -> None:
-        """The master sends a message to a worker."""
+        """Check a message that the master sends to a worker."""
         match message:
             case AssignTask(spec, attempt, _):
                 self.given[worker_id].add((spec.id, attempt))
                 graph, task_node = master.graph, master.graph.tasks[spec.id]
                 is_deferred = graph.has_more or task_node in graph.unneeded
                 if not graph.is_needed(task_node) and not is_deferred:
-                    raise Violation(spec.id, "it is to run, and nobody needs what it makes")
+                    raise Violation(spec.id, "it is assigned, though no task or job needs it")
                 state = master.jobs[spec.job].state
                 if state is JobState.CANCELLING or state is JobState.CANCELLED:
-                    raise Violation(spec.id, f"it is to run, and its job is {state}")
+                    raise Violation(spec.id, f"it is assigned, though its job is {state}")
             case CancelTask(task, 0) if (task, 0) not in master.workers[worker_id].assigned:
                 self.given[worker_id].discard((task, 0))  # the master has no such task
             case CancelTask(task, attempt):
@@ -155,19 +155,19 @@ class Witness:
                 place = master.workers[worker_id].facts.netloc
                 for object_id in objects:
                     if place in locations_of(master.graph.objects.reference(object_id)):
-                        raise Violation(object_id, f"it is dropped, and said to be at {place}")
+                        raise Violation(object_id, f"it is dropped, but still listed at {place}")
 
     def released(self, master: MasterMachine, objects: set[ObjectId]) -> None:
-        """The master drops known objects that no task needs."""
+        """Check known objects that the master drops: no task may need them."""
         active = [task for task in master.graph.tasks.values() if task.state in ACTIVE]
         needed = {object_id for task in active for object_id in task.spec.inputs}
         for object_id in objects:
             node = master.graph.objects.get(object_id)
             if object_id in needed or (node is not None and node.wanters):
-                raise Violation(object_id, "it is dropped and needed")
+                raise Violation(object_id, "it is dropped, though a task or job needs it")
 
     def standing(self, master: MasterMachine, message: Message) -> Standing | None:
-        """Return the state of the task of a report before the master takes it."""
+        """Return the state of the task of a report, before the master processes the report."""
         if not isinstance(message, TaskReported | InputsLost):
             return None
         task = master.graph.tasks.get(message.task)
@@ -178,14 +178,14 @@ class Witness:
     def reported(
         self, master: MasterMachine, worker_id: str, message: Message, before: Standing | None
     ) -> None:
-        """The master took a report; only a report of the current attempt may have changed the
-        task.
+        """Check a report that the master has processed: only a report of the current attempt may
+        have changed the task.
         """
         if isinstance(message, SpawnTask):
             maker = (message.spec.parent, message.attempt)
             for ref in message.known:
                 if not isinstance(ref, Stream | Future):
-                    self._told_early.add((maker, ref.id))
+                    self._reported_early.add((maker, ref.id))
             if message.started:
                 self.given[worker_id].add((message.spec.id, 0))
             return
@@ -199,28 +199,28 @@ class Witness:
             return
         if (before.attempt, before.worker) != (message.attempt, worker_id):
             raise Violation(
-                key[0], f"{worker_id} reported attempt {key[1]}, it counted as {before}"
+                key[0], f"{worker_id} reported attempt {key[1]}, which counted as {before}"
             )
         if key in self._counted:
             raise Violation(key[0], f"attempt {key[1]} counted twice")
         self._counted.add(key)
 
     def worker_lost(self, worker_id: str, netloc: str) -> None:
-        """The master declared a worker dead."""
+        """Record that the master has declared a worker dead."""
         self.places_lost.add(netloc)
         self.cancelled.pop(worker_id, None)
         for task, _ in self.given.pop(worker_id, ()):
             self.losses[task] += 1
 
     def forgets_job(self, master: MasterMachine, job: Job) -> None:
-        """The master is about to remove a job."""
+        """Record the tasks and objects of a job that the master will remove next."""
         own = {task_id: task for task_id, task in master.graph.tasks.items() if task.job is job}
         self.forgotten_tasks.update(job.tasks, own)
         self.forgotten_objects.update(job.uploads, job.wanted)
         self.forgotten_objects.update(*[task.outputs for task in own.values()])
 
     def handed_over(self, master: MasterMachine, before: dict[str, TaskNode]) -> None:
-        """Results were handed over; `before`: the tasks until then."""
+        """Record the tasks that are forgotten after a hand-over; `before`: the tasks before it."""
         for task_id in before.keys() - master.graph.tasks.keys():
             self.forgotten_tasks.add(task_id)
             self.forgotten_objects.update(before[task_id].outputs)
@@ -228,7 +228,7 @@ class Witness:
     # --- the end ----------------------------------------------------------------------------------
 
     def is_excused(self, master: MasterMachine, job: Job) -> bool:
-        """Whether an unsurvivable fault hit a job, so that its results may be errors.
+        """Whether a fault that the engine cannot survive hit a job, so its results may be errors.
 
         Raises Violation if the master declares a task or object of it lost without such a fault.
         """
@@ -243,17 +243,23 @@ class Witness:
             if task.state is FAILED and "WORKER_FAILED" in reasons:
                 excused = True
                 if self.losses[task_id] < WORKER_LOSSES_MAX:
-                    raise Violation(task_id, f"given up after {self.losses[task_id]} losses")
+                    raise Violation(
+                        task_id, f"the master gave it up after only {self.losses[task_id]} losses"
+                    )
             if task.state is FAILED and "OBJECT_LOST" in reasons:  # after the engine gave up on it
                 excused = excused or self.losses[task_id] >= WORKER_LOSSES_MAX
             if task.state is FAILED and "MISSING_INPUT" in reasons:
                 excused = True
                 if not self.upload_places.keys() & task.spec.inputs:
-                    raise Violation(task_id, "given up for inputs that could be made again")
+                    raise Violation(
+                        task_id, "the master gave it up, though its inputs can be recomputed"
+                    )
         for object_id, place in self.upload_places.items():
             ref = graph.objects.reference(ObjectId(object_id))
             if object_id in job.uploads and isinstance(ref, Failure):
                 excused = True
                 if place not in self.places_lost:
-                    raise Violation(object_id, f"lost, though its holder {place} was not")
+                    raise Violation(
+                        object_id, f"it counts as lost, though its worker {place} was not lost"
+                    )
         return excused

@@ -2,8 +2,8 @@
 
 Programs are functions: the outputs, children and delegations of a program depend only on its task
 and the contents of its needed inputs (any-of inputs only decide whether it runs). So `Truth` can
-evaluate a graph directly, and knows every object. A plan is the messages of one client over time;
-the simulator plays it, and repeats it after a lost connection.
+evaluate a graph directly, and knows the content of every object. A plan contains the messages of
+one client with their times; a `FakeClient` sends them, and repeats them after a lost connection.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def run(
     here: str = "nowhere:1",
 ) -> Outcome:
     """Return the outcome of a program with these contents of inputs (None: an error that it sees).
-    `is_retried`: its job was retried. `here`: where it runs, which must not matter.
+    `is_retried`: its job was retried. `here`: the address of its worker, on which results must not
+    depend.
     """
     arguments = read_arguments(spec.payload)
     duration_s = arguments["duration_s"]
@@ -107,7 +108,7 @@ def run(
 
 
 def lot_content(seed: str, lot: int) -> bytes:
-    """Return the content of one lot of a bundle (see `lots`), which every task produces alike."""
+    """Return the content of one lot of a bundle (see `lots`), whichever task produces it."""
     return blake2b(f"{seed} lot {lot}".encode(), digest_size=16).digest()
 
 
@@ -173,7 +174,7 @@ class Truth:
         self._makers: dict[str, TaskSpec] = {}
 
     def retry(self) -> None:
-        """From now on return the results after a retry of failed tasks."""
+        """Make `value` return the results after a retry of failed tasks."""
         self.is_retried = True
         self.values = {o: value for o, value in self.values.items() if o not in self._makers}
 
@@ -197,8 +198,8 @@ class Truth:
         return self.values[object_id]
 
     def makes_job_fail(self, object_id: str) -> bool:
-        """Whether a job fails that wants this object: an error, or a list that mentions an
-        error.
+        """Whether a job that wants this object fails: the object is an error, or a list that
+        mentions an error.
         """
         if self.value(object_id) is None:
             return True
@@ -234,7 +235,7 @@ class Truth:
 
 
 class Step(NamedTuple):
-    """A message of a client, `delay_s` after its last one."""
+    """A message of a client, which it sends `delay_s` after the previous one."""
 
     delay_s: float
     message: Message
@@ -313,7 +314,7 @@ def _draw_scheduling(options: Options, chance: Random) -> Scheduling:
 def _draw_task(
     options: Options, chance: Random, job: JobId, ordinal: int, pool: list[ObjectId], heals: bool
 ) -> list[TaskSpec]:
-    """Draw the next task of a graph with chains, diamonds and fans; or two tasks with the same
+    """Draw the next task of a graph with chains, diamonds and fans, or two tasks with equal
     content.
     """
     shape = chance.choices(("leaf", "chain", "diamond", "fan", "any"), (3, 3, 3, 1, 2))[0]

@@ -46,9 +46,7 @@ class Timeline:
 
 
 class World(Generic[W]):
-    """The state that all parties of one simulation share. It is generic over the type of
-    workers.
-    """
+    """The state that all parties of one simulation share; generic over the type of workers."""
 
     def __init__(self, options: Options, chance: Random, check_worker: Callable[[W], None]) -> None:
         self.options = options
@@ -68,7 +66,7 @@ class World(Generic[W]):
         return self.timeline.now_s < self.options.faults_end_s and self.chance.random() < share
 
     def happens(self, share: float) -> bool:
-        """Draw whether an event of a given share happens; a share of 0 draws nothing."""
+        """Draw whether an event happens that has this probability; 0 draws no random number."""
         return share > 0.0 and self.chance.random() < share
 
     def mean(self, mean_s: float) -> float:
@@ -129,9 +127,7 @@ class Connection:
     def attach(
         self, side: int, receive: Callable[[Any], None], hear_end: Callable[[], None]
     ) -> None:
-        """Set the functions that are called when a message arrives at `side`, and once at the
-        end.
-        """
+        """Set what `side` calls for each message that arrives, and once at the end."""
         self._receive[side] = receive
         self._hear_end[side] = hear_end
 
@@ -160,14 +156,14 @@ class Connection:
             self._hear_end[side]()
 
     def close(self, side: int) -> None:
-        """Close `side`; its peer first receives the messages under way, then the end."""
+        """Close `side`; its peer first receives the messages in flight, then the end."""
         if self._is_open[side]:
             self._is_open[side] = False
             if not self._is_cut:
                 self._schedule(1 - side, self.end)
 
     def cut(self, *, silently: bool) -> None:
-        """Lose all messages under way; with `silently`, neither side learns of it at once."""
+        """Lose all messages in flight; if `silently`, no side is notified."""
         if not self._is_cut:
             self._is_cut = True
             if not silently:
@@ -176,7 +172,7 @@ class Connection:
 
 
 def through_wire(message: Message, allowed: frozenset[type]) -> Message:
-    """Encode and decode a message, as on the wire; raises the errors of that."""
+    """Encode and decode a message, as on the wire; raises the errors of both steps."""
     fields, payload = messages.encode(message)
     return messages.decode((codec.decode(codec.encode(fields)), payload), allowed)
 
