@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Count how often each letter stands in an object: a task that talks with its worker."""
+"""Count how often each letter occurs in an object: a task that exchanges messages with its worker."""
 
 import json
 from collections import Counter
