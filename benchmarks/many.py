@@ -24,7 +24,7 @@ WATCH_INTERVAL_S = 0.025
 MANY_RUNS = 100_000
 JOBS = 10_000
 STARTS = 15
-_PAUSE = re.compile(r"nobody was served for ([0-9.]+) s")
+_PAUSE = re.compile(r"the event loop was blocked for ([0-9.]+) s")
 
 
 def resident_bytes(pids: list[int]) -> int:
