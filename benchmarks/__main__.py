@@ -1,9 +1,9 @@
 """`make bench`: prints each result with its goal; each benchmark runs in a separate process.
 
 A result that misses its goal is marked, but the command does not fail: benchmarks check speed,
-timed unit tests never do. A benchmark that cannot run here, such as that of the mount without
-libfuse, does not fail the command either. `make bench ONLY=graph` runs one of them; benchmarks that
-take minutes run only in this way. `RECORD="2026-11-22 streams"` writes the results into the
+timed unit tests never do. A benchmark that cannot run here, such as `fuse` without libfuse, does
+not fail the command either. `make bench ONLY=graph` runs one benchmark; benchmarks that take
+minutes run only in this way. `RECORD="2026-11-22 streams"` writes the results into the
 documentation (`record.py`).
 """
 
@@ -113,11 +113,11 @@ FIGURES = (
         True,
         3,
     ),
-    Figure("rings against sockets: no-op tasks", "ring", "rate_ratio_looking", "x", 1, False, 2),
+    Figure("rings against sockets: no-op tasks", "ring", "rate_ratio_polling", "x", 1, False, 2),
     Figure(
         "- time per hop through the master, with polling",
         "ring",
-        "hop_ratio_looking",
+        "hop_ratio_polling",
         "x",
         0.8,
         True,
@@ -277,7 +277,7 @@ PARTS = (
     ("released", "ended_bytes"),
     ("released", "removed_job_bytes"),
     ("released", "left_mib"),
-    ("ring", "program_hop_ratio_looking"),
+    ("ring", "program_hop_ratio_polling"),
     ("talkers", "cpu_us_worker"),
     ("talkers", "cpu_us_master"),
     ("talkers", "cpu_us_programs"),
@@ -291,7 +291,7 @@ PARTS = (
     ("scripts", "fib_tasks_per_s_off"),
     ("scripts", "deref_us_off"),
     ("scripts", "hello_first_s"),
-    ("language", "turn_us"),
+    ("language", "iteration_us"),
     ("mpb", "bare_trip_us"),
     ("mpb", "trip_ratio"),
     ("mpb", "both_ways_gb_per_s"),
@@ -370,8 +370,9 @@ print(json.dumps(dataclasses.asdict(result) if dataclasses.is_dataclass(result) 
 
 
 def run(benchmark: str) -> dict[str, float] | None:
-    """Run one benchmark in a fresh interpreter; return None if it failed, which then prints the
-    reason.
+    """Run one benchmark in a new interpreter, which prints the reason if it fails.
+
+    Return None after a failure.
     """
     print(f"measuring: {benchmark}", file=sys.stderr)
     done = subprocess.run(
@@ -384,9 +385,7 @@ def run(benchmark: str) -> dict[str, float] | None:
 
 
 def table(results: dict[str, dict[str, float]], show: Callable[[str], object]) -> None:
-    """Print the results as a Markdown table, and below it the parts that some of them consist
-    of.
-    """
+    """Print the results as a Markdown table, and below it the parts of some results."""
     show("| figure | goal | here | |")
     show("|---|---|---|---|")
     for figure in FIGURES:
