@@ -46,7 +46,7 @@ def copy_project_pages(app):
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text((ROOT / name).read_text())
     rows = [f"adr/{path.stem}" for path in sorted(Path(app.srcdir, "adr").glob("[0-9]*.md"))]
-    index = "# Decisions\n\nWhy ciel is as it is, in the order in which it was decided.\n\n"
+    index = "# Decisions\n\nThe design decisions of ciel with their reasons, in order.\n\n"
     index += "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(rows) + "\n```\n"
     Path(app.srcdir, "decisions.md").write_text(index)
     modules = subprocess.check_output([sys.executable, ROOT / ".ci/map", "--markdown"])
