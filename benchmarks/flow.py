@@ -1,6 +1,6 @@
 """Measures how soon results arrive (C4, C5).
 
-The results are those of a map, the first and all of them, and of the first call of a client while
+It measures the first result and all results of a map, and the result of a client's first call while
 another client keeps the cluster busy.
 """
 

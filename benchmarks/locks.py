@@ -55,7 +55,7 @@ def measured() -> tuple[Figures, Figures]:
 def share_of_engine(speed: Figures) -> float:
     """Return the fraction of the capacity of coarse locks that a busy engine uses.
 
-    The capacity is that of two processes. A task needs a create, some lookups and an unlink.
+    The capacity was measured with two processes. A task needs a create, some lookups and an unlink.
     """
     create, lookup, unlink = (speed[2, 1, kind] for kind in ("create", "lookup", "unlink"))
     return TASKS_PER_S * (1 / create + LOOKUPS_OF_A_TASK / lookup + 1 / unlink)

@@ -136,7 +136,7 @@ def everything(client: Client, job: str) -> Iterator[tuple[str, Callable[[], int
         )
 
 
-def look(access: str, job: str, rounds: int) -> None:
+def send_requests(access: str, job: str, rounds: int) -> None:
     """Send all requests, and print their times; runs as a separate process."""
     with Client(access=access) as client:
         things = list(everything(client, job))
@@ -164,18 +164,18 @@ def probe(location: MasterLocation, is_over: Callable[[], bool]) -> list[tuple[f
 
 
 def waits(
-    probed: list[tuple[float, float]], looked: list[tuple[str, float, float, int]]
+    probed: list[tuple[float, float]], requests: list[tuple[str, float, float, int]]
 ) -> tuple[dict[str, float], float]:
     """Return the probe's longest wait during each kind of request, and without requests."""
-    worst = dict.fromkeys((name for name, *_ in looked), 0.0)
+    worst = dict.fromkeys((name for name, *_ in requests), 0.0)
     idle = 0.0
     place = 0
     for begun_s, ended_s in probed:
-        while place < len(looked) and looked[place][2] < begun_s:
+        while place < len(requests) and requests[place][2] < begun_s:
             place += 1
         met = place
-        while met < len(looked) and looked[met][1] < ended_s:
-            name = looked[met][0]
+        while met < len(requests) and requests[met][1] < ended_s:
+            name = requests[met][0]
             worst[name] = max(worst[name], ended_s - begun_s)
             met += 1
         if met == place:
@@ -196,20 +196,20 @@ def measure(
             location = client.location
         filled_pause_s = longest_pause_s(made.directory)
         command = [sys.executable, "-m", "benchmarks.looking", access, job, str(rounds)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=made.environ) as looker:
-            assert looker.stdout is not None
-            reading = ThreadPoolExecutor(1).submit(looker.stdout.read)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=made.environ) as sender:
+            assert sender.stdout is not None
+            reading = ThreadPoolExecutor(1).submit(sender.stdout.read)
             probed = probe(location, reading.done)
-        looked = [tuple(json.loads(line)) for line in reading.result().splitlines()]
-        if looker.returncode:
+        requests = [tuple(json.loads(line)) for line in reading.result().splitlines()]
+        if sender.returncode:
             raise RuntimeError("the process that sent the requests has failed")
         made.down()
         pause_s = longest_pause_s(made.directory)
-    worst, idle_s = waits(probed, looked)
-    _print_waits(worst, looked)
+    worst, idle_s = waits(probed, requests)
+    _print_waits(worst, requests)
     longest_s = max(worst.values())
     took = {
-        name: statistics.median(end - begin for what, begin, end, _ in looked if what == name)
+        name: statistics.median(end - begin for what, begin, end, _ in requests if what == name)
         for name in worst
     }
     return {
@@ -223,9 +223,9 @@ def measure(
     }
 
 
-def _print_waits(worst: dict[str, float], looked: list[Any]) -> None:
-    sizes = {name: size for name, _, _, size in looked}
-    took = {name: max(end - begin for what, begin, end, _ in looked if what == name)
+def _print_waits(worst: dict[str, float], requests: list[Any]) -> None:
+    sizes = {name: size for name, _, _, size in requests}
+    took = {name: max(end - begin for what, begin, end, _ in requests if what == name)
             for name in worst}  # fmt: skip
     for name in sorted(worst, key=lambda name: -worst[name]):
         served = f"{sizes[name]:>10,} bytes" if sizes[name] else "not served"
@@ -237,7 +237,7 @@ def _print_waits(worst: dict[str, float], looked: list[Any]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] and not sys.argv[1].isdecimal():
-        look(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+        send_requests(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     else:
         for key, value in measure(*map(int, sys.argv[1:])).items():
             print(f"{key:16} {value:12.4f}")
