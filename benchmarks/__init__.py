@@ -1,3 +1,4 @@
-"""Benchmarks: ratios, and CPU time in microseconds, against lower bounds measured in the same run;
-`make bench` prints the table.
+"""Measures the speed of ciel; `make bench` prints the table.
+
+The figures are ratios, and CPU time in microseconds, against lower bounds from the same run.
 """

@@ -1,9 +1,9 @@
 """`make bench`: prints each result with its goal; each benchmark runs in a separate process.
 
 A result that misses its goal is marked, but the command does not fail: benchmarks check speed,
-timed unit tests never do. A benchmark that cannot run here, such as that of the mount without
-libfuse, does not fail the command either. `make bench ONLY=graph` runs one of them; benchmarks that
-take minutes run only in this way. `RECORD="2026-11-22 streams"` writes the results into the
+timed unit tests never do. A benchmark that cannot run here, such as `fuse` without libfuse, does
+not fail the command either. `make bench ONLY=graph` runs one benchmark; benchmarks that take
+minutes run only in this way. `RECORD="2026-11-22 streams"` writes the results into the
 documentation (`record.py`).
 """
 
@@ -42,45 +42,105 @@ class Figure:
 
 
 FIGURES = (
-    Figure("graph: a task at 10^6 (CPU)", "graph", "us_per_task_1e6", "us", 10, True),
-    Figure("graph: 10^6 against 10^5", "graph", "ratio_1e6_to_1e5", "x", 1.3, True, 2),
-    Figure("deciding with 200 workers, to 4", "crowd", "many_to_few", "x", 0.8, False, 2),
+    Figure("graph: CPU per task at 10^6 tasks", "graph", "us_per_task_1e6", "us", 10, True),
+    Figure("graph: 10^6 tasks against 10^5", "graph", "ratio_1e6_to_1e5", "x", 1.3, True, 2),
+    Figure("state machine: 200 workers against 4", "crowd", "many_to_few", "x", 0.8, False, 2),
     Figure("memory per waiting task", "graph", "bytes_per_waiting_task", "B", 1024, True, 0),
     Figure("control plane: no-op tasks", "control", "tasks_per_s", "/s", 30_000, False, 0),
-    Figure("control plane: CPU a task, all parties", "control", "cpu_us_total", "us", 50, True),
+    Figure("control plane: CPU per task, all processes", "control", "cpu_us_total", "us", 50, True),
     Figure("launcher against xargs -P2, /bin/true", "launcher", "ratio", "x", 1.3, False, 2),
     Figure("ciel submit -- true, cold", "cold", "median_s", "s", 0.8, True, 2),
     Figure("2,000 programs: submit against xargs -P2", "programs", "ratio", "x", 0.7, False, 2),
-    Figure("100,000 programs: their rate against that", "many", "many_to_few", "x", 0.85, False, 2),
-    Figure("memory that the last 50,000 take", "many", "grown_mib", "MiB", 4, True),
+    Figure(
+        "100,000 programs: rate against 2,000 programs", "many", "many_to_few", "x", 0.85, False, 2
+    ),
+    Figure("memory growth over the last 50,000 programs", "many", "grown_mib", "MiB", 4, True),
     Figure("ciel job list, 10,000 jobs", "many", "list_s", "s", 0.3, True, 2),
     Figure("start of a command", "many", "start_s", "s", 0.1, True, 2),
-    Figure("longest pause of a daemon meanwhile", "many", "pause_s", "s", 0.05, True, 3),
+    Figure("longest pause of a daemon with these jobs", "many", "pause_s", "s", 0.05, True, 3),
     Figure(
-        "- beyond that of a process with nothing to do", "many", "own_pause_s", "s", 0.05, True, 3
+        "- minus the longest pause of an idle process", "many", "own_pause_s", "s", 0.05, True, 3
     ),
-    Figure("looking at 10^6 tasks: others wait", "looking", "longest_wait_s", "s", 0.05, True, 4),
-    Figure("- beyond what they wait otherwise", "looking", "own_wait_s", "s", 0.05, True, 3),
-    Figure("10^6 tasks cancelled: others wait", "bulk", "own_cancel_wait_s", "s", 0.05, True, 3),
+    Figure(
+        "queries over 10^6 tasks: wait of other requests",
+        "looking",
+        "longest_wait_s",
+        "s",
+        0.05,
+        True,
+        4,
+    ),
+    Figure("- minus the wait without queries", "looking", "own_wait_s", "s", 0.05, True, 3),
+    Figure(
+        "10^6 tasks cancelled: wait of other requests",
+        "bulk",
+        "own_cancel_wait_s",
+        "s",
+        0.05,
+        True,
+        3,
+    ),
     Figure("- and removed", "bulk", "own_remove_wait_s", "s", 0.05, True, 3),
-    Figure("- 300,000 fail with their input", "bulk", "own_fail_wait_s", "s", 0.05, True, 3),
+    Figure("- 300,000 tasks fail with their input", "bulk", "own_fail_wait_s", "s", 0.05, True, 3),
     Figure(
-        "memory of a finished task, once released", "released", "released_bytes", "B", 300, True, 0
+        "memory per finished task after its release",
+        "released",
+        "released_bytes",
+        "B",
+        300,
+        True,
+        0,
     ),
-    Figure("- of one of a removed job", "released", "removed_bytes", "B", 300, True, 0),
+    Figure("- per task of a removed job", "released", "removed_bytes", "B", 300, True, 0),
     Figure("no-op tasks in warm programs", "talkers", "tasks_per_s", "/s", 12_000, False, 0),
-    Figure("- CPU a task, all processes", "talkers", "cpu_us_total", "us", 90, True),
-    Figure("chain of 1,000 of them, a hop, delegated", "talkers", "hop_us_on", "us", 120, True, 0),
+    Figure("- CPU per task, all processes", "talkers", "cpu_us_total", "us", 90, True),
+    Figure(
+        "chain of 1,000 such tasks: time per hop, delegated",
+        "talkers",
+        "hop_us_on",
+        "us",
+        120,
+        True,
+        0,
+    ),
     Figure("- not delegated", "talkers", "hop_us_off", "us", 250, True, 0),
-    Figure("first byte of a stream, of its time", "talkers", "first_byte", "", 0.2, True, 3),
-    Figure("rings against sockets: no-op tasks", "ring", "rate_ratio_looking", "x", 1, False, 2),
-    Figure("- a hop through the master, looking", "ring", "hop_ratio_looking", "x", 0.8, True, 2),
-    Figure("1 GiB by HTTP against bare Twisted, pycurl", "transfer", "ratio", "x", 0.75, False, 2),
+    Figure(
+        "first byte of a stream, fraction of its duration",
+        "talkers",
+        "first_byte",
+        "",
+        0.2,
+        True,
+        3,
+    ),
+    Figure("rings against sockets: no-op tasks", "ring", "rate_ratio_polling", "x", 1, False, 2),
+    Figure(
+        "- time per hop through the master, with polling",
+        "ring",
+        "hop_ratio_polling",
+        "x",
+        0.8,
+        True,
+        2,
+    ),
+    Figure("1 GiB by HTTP against plain Twisted, pycurl", "transfer", "ratio", "x", 0.75, False, 2),
     Figure("- into a store in memory", "transfer", "shm_gb_per_s", "GB/s", 1.5, False),
-    Figure("5,501 tasks, workers killed", "losses", "killed_to_clean", "x", 1.3, True, 2),
-    Figure("- and their objects wiped", "losses", "wiped_to_clean", "x", 1.6, True, 2),
-    Figure("- stopped for 6 s of 15 instead", "losses", "stopped_to_clean", "x", 1.25, True, 2),
-    Figure("- and programs that ran twice then", "losses", "stopped_ran_twice", "", 0, True, 0),
+    Figure("5,501 tasks: time with killed workers", "losses", "killed_to_clean", "x", 1.3, True, 2),
+    Figure(
+        "- with killed workers and deleted objects", "losses", "wiped_to_clean", "x", 1.6, True, 2
+    ),
+    Figure(
+        "- with workers stopped for 6 s of 15 s", "losses", "stopped_to_clean", "x", 1.25, True, 2
+    ),
+    Figure(
+        "- programs that ran twice with stopped workers",
+        "losses",
+        "stopped_ran_twice",
+        "",
+        0,
+        True,
+        0,
+    ),
     Figure(
         "script: fib(15), a task for every call",
         "scripts",
@@ -90,9 +150,9 @@ FIGURES = (
         False,
         0,
     ),
-    Figure("script: 1,000 dereferences, each", "scripts", "deref_us", "us", 400, True, 0),
+    Figure("script: time per dereference, of 1,000", "scripts", "deref_us", "us", 400, True, 0),
     Figure(
-        "- of 10,000, the last 1,000 against the first",
+        "- of 10,000: the last 1,000 against the first 1,000",
         "scripts",
         "deref_last_to_first",
         "x",
@@ -102,38 +162,56 @@ FIGURES = (
     ),
     Figure("sw-job hello.sw on a running cluster", "scripts", "hello_s", "s", 0.25, True, 2),
     Figure(
-        "modelled disk: many loads, no limit", "disk_jobs", "unlimited_to_alone", "x", 0.65, True, 2
+        "modelled disk: many loads without a limit",
+        "disk_jobs",
+        "unlimited_to_alone",
+        "x",
+        0.65,
+        True,
+        2,
     ),
-    Figure("- one at a time, the worst number", "disk_jobs", "one_to_alone", "x", 0.95, False, 2),
-    Figure("shmfs create + commit to tmpfs", "shmfs", "create_to_tmpfs_1", "x", 5, False),
+    Figure("- one load at a time, worst case", "disk_jobs", "one_to_alone", "x", 0.95, False, 2),
+    Figure("shmfs create + commit against tmpfs", "shmfs", "create_to_tmpfs_1", "x", 5, False),
     Figure("- two processes each", "shmfs", "create_to_tmpfs_2", "x", 5, False),
-    Figure("shmfs lookup to tmpfs open + close", "shmfs", "lookup_to_tmpfs_1", "x", 4, False),
+    Figure("shmfs lookup against tmpfs open + close", "shmfs", "lookup_to_tmpfs_1", "x", 4, False),
     Figure("- two processes each", "shmfs", "lookup_to_tmpfs_2", "x", 4, False),
     Figure("- two processes against one", "shmfs", "lookup_2_to_1", "x", 1, False, 2),
-    Figure("shmfs: 1 GiB stored, to memcpy", "shmfs", "store_to_memcpy", "x", 0.85, False, 2),
-    Figure("- and loaded", "shmfs", "load_to_memcpy", "x", 0.85, False, 2),
+    Figure("shmfs: store of 1 GiB against memcpy", "shmfs", "store_to_memcpy", "x", 0.85, False, 2),
+    Figure("- load of 1 GiB against memcpy", "shmfs", "load_to_memcpy", "x", 0.85, False, 2),
     Figure("shmfs as a directory: open + close", "fuse", "opens_per_s", "/s", 12_000, False, 0),
     Figure("- cached read", "fuse", "cached_read_gb_per_s", "GB/s", 8, False),
     Figure(
-        "1 GiB in place, used memory, to memset", "stores", "in_place_ratio", "x", 0.4, False, 2
+        "1 GiB written in place in used memory, against memset",
+        "stores",
+        "in_place_ratio",
+        "x",
+        0.4,
+        False,
+        2,
     ),
-    Figure("open an object of this host", "stores", "open_us", "us", 40, True),
-    Figure("message between two cores, there and back", "mpb", "trip_us", "us", 5, True, 2),
+    Figure("open an object of the same host", "stores", "open_us", "us", 40, True),
+    Figure("message between two cores, round trip", "mpb", "trip_us", "us", 5, True, 2),
     Figure("- messages of 1 MiB", "mpb", "one_way_gb_per_s", "GB/s", 1, False, 2),
     Figure(
-        "Python: 10,000 no-ops by submit, to a pool's", "python", "no_ops_to_pool", "x", 1, False, 2
+        "Python: rate of 10,000 no-ops, against a process pool",
+        "python",
+        "no_ops_to_pool",
+        "x",
+        1,
+        False,
+        2,
     ),
-    Figure("- to those of dask at its best", "python", "no_ops_to_dask", "x", 5, False, 1),
-    Figure("- to those of ray", "python", "no_ops_to_ray", "x", 8, False, 1),
-    Figure("- CPU a task, all processes", "python", "cpu_us", "us", 60, True),
-    Figure("- map of 100,000, chunked by itself", "python", "map_per_s", "/s", 100_000, False, 0),
-    Figure("- chain of 1,000 futures, a hop", "python", "hop_us", "us", 150, True, 0),
-    Figure("- 1,000 to 1", "python", "fan_in_s", "s", 0.08, True, 3),
-    Figure("- fib that joins in tasks", "python", "fib_per_s", "/s", 8_000, False, 0),
+    Figure("- against dask at its best", "python", "no_ops_to_dask", "x", 5, False, 1),
+    Figure("- against ray", "python", "no_ops_to_ray", "x", 8, False, 1),
+    Figure("- CPU per task, all processes", "python", "cpu_us", "us", 60, True),
+    Figure("- map of 100,000, automatic chunks", "python", "map_per_s", "/s", 100_000, False, 0),
+    Figure("- chain of 1,000 futures: time per hop", "python", "hop_us", "us", 150, True, 0),
+    Figure("- fan-in of 1,000 tasks to 1", "python", "fan_in_s", "s", 0.08, True, 3),
+    Figure("- fib that waits in tasks", "python", "fib_per_s", "/s", 8_000, False, 0),
     Figure("- fib that delegates", "python", "delegated_fib_per_s", "/s", 8_000, False, 0),
     Figure("- 10,000 results of 1 KiB", "python", "kibibytes_per_s", "/s", 12_000, False, 0),
     Figure(
-        "- 256 MiB to four readers of 0.1 s, to two C processes",
+        "- 256 MiB for four readers of 0.1 s, against two C processes",
         "python",
         "one_by_one_array_to_floor",
         "x",
@@ -151,7 +229,7 @@ FIGURES = (
         2,
     ),
     Figure(
-        "- functions that refer to a dictionary, to others: no-ops",
+        "- functions that capture a dictionary, against others: no-ops",
         "python",
         "captured_no_ops_to_free",
         "x",
@@ -159,14 +237,18 @@ FIGURES = (
         False,
         2,
     ),
-    Figure("- - a hop", "python", "captured_hops_to_free", "x", 0.9, False, 2),
-    Figure("- - one call and back", "python", "captured_calls_to_free", "x", 0.9, False, 2),
+    Figure("- - time per hop", "python", "captured_hops_to_free", "x", 0.9, False, 2),
+    Figure("- - round trip of one call", "python", "captured_calls_to_free", "x", 0.9, False, 2),
     Figure("- first result of a map, 10,000 x 50 ms", "flow", "first_s", "s", 0.15, True, 2),
-    Figure("- a map of 400 x 50 ms, to the ideal", "flow", "map_to_ideal", "x", 1.02, True, 2),
-    Figure("- a call while others have 100 x 0.5 s", "flow", "other_s", "s", 0.6, True, 2),
+    Figure("- map of 400 x 50 ms, against the ideal", "flow", "map_to_ideal", "x", 1.02, True, 2),
+    Figure(
+        "- first call while another client has 100 x 0.5 s", "flow", "other_s", "s", 0.6, True, 2
+    ),
     Figure("- import ciel", "python", "import_s", "s", 0.15, True, 2),
-    Figure("- Client() with a cluster of its own", "python", "client_s", "s", 0.7, True, 2),
-    Figure("- arguments of 1 MiB, to 0 bytes", "python", "large_to_empty", "x", 0.85, False, 2),
+    Figure("- Client() that starts a cluster", "python", "client_s", "s", 0.7, True, 2),
+    Figure(
+        "- arguments of 1 MiB, against 0 bytes", "python", "large_to_empty", "x", 0.85, False, 2
+    ),
     Figure("script: 10^6 additions against Python", "language", "loop_ratio", "x", 8, True),
     Figure("script: 100,000 lines read and resolved", "language", "parse_s", "s", 4, True),
 )
@@ -195,7 +277,7 @@ PARTS = (
     ("released", "ended_bytes"),
     ("released", "removed_job_bytes"),
     ("released", "left_mib"),
-    ("ring", "program_hop_ratio_looking"),
+    ("ring", "program_hop_ratio_polling"),
     ("talkers", "cpu_us_worker"),
     ("talkers", "cpu_us_master"),
     ("talkers", "cpu_us_programs"),
@@ -209,7 +291,7 @@ PARTS = (
     ("scripts", "fib_tasks_per_s_off"),
     ("scripts", "deref_us_off"),
     ("scripts", "hello_first_s"),
-    ("language", "turn_us"),
+    ("language", "iteration_us"),
     ("mpb", "bare_trip_us"),
     ("mpb", "trip_ratio"),
     ("mpb", "both_ways_gb_per_s"),
@@ -288,8 +370,9 @@ print(json.dumps(dataclasses.asdict(result) if dataclasses.is_dataclass(result) 
 
 
 def run(benchmark: str) -> dict[str, float] | None:
-    """Run one benchmark in a fresh interpreter; return None if it failed, which then prints the
-    reason.
+    """Run one benchmark in a new interpreter, which prints the reason if it fails.
+
+    Return None after a failure.
     """
     print(f"measuring: {benchmark}", file=sys.stderr)
     done = subprocess.run(
@@ -302,9 +385,7 @@ def run(benchmark: str) -> dict[str, float] | None:
 
 
 def table(results: dict[str, dict[str, float]], show: Callable[[str], object]) -> None:
-    """Print the results as a Markdown table, and below it the parts that some of them consist
-    of.
-    """
+    """Print the results as a Markdown table, and below it the parts of some results."""
     show("| figure | goal | here | |")
     show("|---|---|---|---|")
     for figure in FIGURES:

@@ -1,5 +1,7 @@
-"""Measures how long other clients wait while the master processes bulk operations: it cancels and
-removes a job of a million tasks, and 300,000 tasks fail together because their common input failed.
+"""Measures how long other clients wait while the master processes bulk operations.
+
+The master cancels and removes a job of a million tasks, and 300,000 tasks fail together because
+their common input failed.
 
 One process repeatedly sends requests to the master. Its longest wait, minus its longest wait on an
 idle master, is the delay that an operation causes to other clients.
@@ -41,7 +43,7 @@ def waiting_job(client: Client, count: int, gate_file: Path) -> str:
 
 
 def longest_wait_s(client: Client, do: Callable[[], object]) -> tuple[float, float]:
-    """Return the longest wait of others for the master, and the duration of the operation."""
+    """Return the longest wait of other clients, and the duration of the operation."""
     with ThreadPoolExecutor(1) as pool:
         begun_s = time.monotonic()
         doing = pool.submit(do)

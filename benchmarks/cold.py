@@ -1,6 +1,4 @@
-"""Measures a cold `ciel submit -- true` without a running cluster, from the start of the command to
-its exit.
-"""
+"""Measures `ciel submit -- true` without a running cluster, from its start to its exit."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def measure(count: int = TASKS) -> dict[str, float]:
 
 
 def no_ops(client: Client, count: int) -> None:
-    """Run so many no-ops in one job."""
+    """Run this many no-ops in one job."""
     with client.job("no-ops") as job:
         arguments: dict[str, Any] = {"args": {"inputs": []}}
         refs = []

@@ -1,6 +1,6 @@
-"""Compares how many tasks the master's machine ends in a second with 200 workers and with 4 (G13).
+"""Compares the tasks per second of the master's state machine with 200 workers and with 4 (G13).
 
-Eight workers report in each turn. The cost of a turn should depend on its reports only, and not on
+Eight workers report in each tick. The cost of a tick should depend on its reports only, and not on
 the number of workers.
 """
 
@@ -24,14 +24,14 @@ from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
 
 TASKS = 20_000
-REPORTS_A_TURN = 8
-TURN_S = 0.001
+REPORTS_PER_TICK = 8
+TICK_S = 0.001
 FEW, MANY = 4, 200
 PAIRS = 3
 
 
 def tasks_per_s(worker_count: int) -> float:
-    """Return how many tasks end in a second if only the machine limits the rate."""
+    """Return how many tasks end per second if only the state machine limits the rate."""
     machine, now_s = MasterMachine(), 1000.0
     for number in range(worker_count):
         facts = WorkerFacts(
@@ -49,23 +49,23 @@ def tasks_per_s(worker_count: int) -> float:
     machine.client_sent("client", CloseJob(JOB), now_s)
     given: deque[tuple[str, AssignTask]] = deque()
 
-    def end_turn() -> None:
+    def end_tick() -> None:
         machine.end_tick(now_s)
         given.extend((to, said) for to, said in machine.outbox if type(said) is AssignTask)
         machine.outbox.clear()
 
     while machine.has_more or not given:
-        end_turn()
+        end_tick()
     begun_s, ended = time.perf_counter(), 0
     while ended < TASKS:
-        now_s += TURN_S
-        for _ in range(min(REPORTS_A_TURN, len(given))):
+        now_s += TICK_S
+        for _ in range(min(REPORTS_PER_TICK, len(given))):
             worker, order = given.popleft()
             made = (Value.of(order.spec.outputs[0], b"x"),)
-            report = TaskReported(order.spec.id, order.attempt, made, None, TURN_S)
+            report = TaskReported(order.spec.id, order.attempt, made, None, TICK_S)
             machine.worker_sent(worker, report, now_s)
             ended += 1
-        end_turn()
+        end_tick()
     return TASKS / (time.perf_counter() - begun_s)
 
 

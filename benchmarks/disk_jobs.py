@@ -1,8 +1,11 @@
-"""Measures the best number of concurrent disk jobs (CIB-41): n loads at once, each in a separate
-process, without a limit, with one or two at a time by tokens, and with an adaptive limit.
+"""Measures the best number of concurrent disk jobs (CIB-41).
 
-The disk is a model that all processes share (`modelled_disk.c`): 105 MB/s, and 8 ms when a request
-does not follow the last one; each request is a mebibyte; the model is ten times faster than that.
+Several loads start at once, each in a separate process: without a limit, with one or two at a time
+by a semaphore, and with an adaptive limit.
+
+The disk is a model that all processes share (`modelled_disk.c`): 105 MB/s, and 8 ms for a request
+that does not follow the previous one in the same file; each request is a mebibyte. The model is ten
+times as fast as that.
 `ON_REAL_DISK=1` also loads from the disk of the temporary directory. The benchmark rewrites the
 plot and the tables of docs/measured/disk-jobs.md.
 """
@@ -62,14 +65,14 @@ class Loaders:
             process.communicate()
 
     def tell(self, number: int) -> None:
-        """Make one of them start."""
+        """Make one process start its load."""
         pipe = self._running[number].stdin
         assert pipe is not None
         pipe.write(b"\n")
         pipe.flush()
 
     def done(self) -> Iterator[int]:
-        """Yield each when it is done, until all are done."""
+        """Yield the number of each process when its load is done, until all are done."""
         left = len(self._running)
         while left:
             for key, _ in self._answers.select():
@@ -81,8 +84,10 @@ class Loaders:
 
 
 def rate_of(loaders: Loaders, sizes: list[int], policy: str, *, is_rotating: bool) -> float:
-    """Make all load at once; return the bytes per second. A number is a limit for the loaders' own
-    tokens; the adaptive limit is decided here, as in a worker.
+    """Start all loads at once; return the bytes per second.
+
+    If the policy is a number, the processes limit themselves by a semaphore. This function applies
+    the adaptive limit, as a worker does.
     """
     chosen = Policy(adapts=True) if policy == "adaptive" else Policy()
     admission: Admission[int] = Admission(chosen, is_rotating=is_rotating)
@@ -112,8 +117,9 @@ def _program() -> str:
 def modelled(
     loads: Sequence[int], policies: Sequence[str], requests: int = REQUESTS, runs: int = RUNS
 ) -> Curves:
-    """Measure on the model; return the median of some runs, in bytes per second of a disk of that
-    kind.
+    """Measure on the model; return the medians of some runs.
+
+    The unit is bytes per second of the disk that is modelled, not of the faster model.
     """
     program, device = _program(), f"0-{secrets.randbits(60)}"
     rates: Rates = {}

@@ -1,5 +1,7 @@
-"""Measures the master's machine with its frames in one process: the cost of each event, the gain of
-a second process with separate tasks, and the cost of a lock per task.
+"""Measures the master's state machine and its frames in one process.
+
+The results are the cost of each event, the gain of a second process with separate tasks, and the
+cost of a lock per task.
 
 Tasks do not depend on each other, and their results are two bytes within a reference. The benchmark
 contains no sockets and no reactor. Expected cost: reading or writing a record takes 5 us, and each
@@ -29,11 +31,11 @@ from ciel.wire.messages import FROM_CLIENT, FROM_WORKER, decode, encode
 
 TASKS = 6_000
 PAIRS = 3
-SLOTS = 512  # for each of two workers, so that all tasks of a turn are placed in it
+SLOTS = 512  # of each of two workers, so that the machine places all tasks of a tick at once
 EVENTS = (
-    "frames of descriptions read", "tasks added", "objects wanted", "turn: tasks placed",
+    "frames of descriptions read", "tasks added", "objects wanted", "end of tick: tasks placed",
     "frames to workers written", "frames of reports read", "reports taken",
-    "turn: results announced", "frames to clients written",
+    "end of tick: results announced", "frames to clients written",
 )  # fmt: skip
 
 
@@ -69,8 +71,8 @@ class Alone:
         spec = JobSpec(JOB, "", open=True, detached=False, keep=False)
         self._machine.client_sent("client", SubmitJob(spec), 0.0)
 
-    def turn(self, batch: int) -> None:
-        """Process so many tasks from their descriptions to their results, in two turns."""
+    def run_tasks(self, batch: int) -> None:
+        """Process this many tasks from their descriptions to their results, in two ticks."""
         machine, stages = self._machine, self.stages
         specs = [make_spec(self._index + number, ()) for number in range(batch)]
         self._index += batch
@@ -85,10 +87,10 @@ class Alone:
         machine.client_sent("client", wanting, 0.0)
         stages.mark("objects wanted")
         machine.end_tick(0.0)
-        stages.mark("turn: tasks placed")
-        told = self._write()
+        stages.mark("end of tick: tasks placed")
+        sent = self._write()
         stages.mark("frames to workers written")
-        reports = [(worker, _done(m)) for worker, m in told if type(m) is AssignTask]
+        reports = [(worker, _done(m)) for worker, m in sent if type(m) is AssignTask]
         assert len(reports) == batch
         data = encode_frames([encode(report) for _, report in reports])
         stages.start()
@@ -99,7 +101,7 @@ class Alone:
         stages.mark("reports taken")
         machine.end_tick(0.0)
         machine.journal.clear()
-        stages.mark("turn: results announced")
+        stages.mark("end of tick: results announced")
         self._write()
         stages.mark("frames to clients written")
 
@@ -111,7 +113,7 @@ class Alone:
         return messages
 
     def _write(self) -> list[tuple[str, Message]]:
-        """Write all messages of a turn, a frame for each peer, as at the end of a turn."""
+        """Encode all messages in the outbox, one frame for each peer, as the master does."""
         outbox = self._machine.take_outbox()
         peers: dict[str, list[Message]] = {}
         for peer, message in outbox:
@@ -135,10 +137,10 @@ def as_the_master() -> None:
 
 
 def event_us(batch: int, count: int = TASKS) -> dict[str, float]:
-    """Return the CPU time per task of each kind of event, when so many come in one turn."""
+    """Return the CPU time per task of each kind of event, for this many tasks per tick."""
     alone = Alone()
     for _ in range(count // batch):
-        alone.turn(batch)
+        alone.run_tasks(batch)
     return {name: spent / count * 1e6 for name, spent in alone.stages.spent_s.items()}
 
 
@@ -146,17 +148,19 @@ def event_us(batch: int, count: int = TASKS) -> dict[str, float]:
 
 
 def _whole(count: int) -> float:
-    """Process so many tasks, and return the CPU time."""
+    """Process this many tasks, and return the CPU time."""
     started_s = time.process_time()
     alone = Alone()
     for _ in range(count // 100):
-        alone.turn(100)
+        alone.run_tasks(100)
     return time.process_time() - started_s
 
 
 def two_processes(pairs: int = PAIRS) -> dict[str, float]:
-    """Return the speedup of two processes, each with half of the jobs, over one with all jobs: by
-    wall-clock time, and by the CPU time of the slower one, as if nothing else ran here.
+    """Return the speedup of two processes with half of the jobs each over one with all jobs.
+
+    It is measured by wall-clock time, and by the CPU time of the slower process, as if no other
+    program ran on this machine.
     """
     by_clock, by_cpu = [], []
     with multiprocessing.get_context("fork").Pool(2, as_the_master) as pool:
@@ -177,9 +181,11 @@ def two_processes(pairs: int = PAIRS) -> dict[str, float]:
 
 
 def _advance(batches: list[list[TaskSpec]], *, with_locks: bool) -> None:
-    """Put tasks through a graph. With locks, the lock of a task is held whenever the task or an
-    output of it is used: when the task is added, wanted, assigned and finished, and when an input
-    of it is finished. No lock is contended, so finer structures cannot be faster.
+    """Add tasks to a graph, assign and finish them.
+
+    With locks, this function holds the lock of a task whenever it uses the task or one of its
+    outputs: when the task is added, wanted, assigned and finished, and when one of its inputs is
+    finished. No lock is contended, so finer structures cannot be faster.
     """
     graph = TaskGraph()
     job = Job(JobSpec(JOB, "", open=True, detached=False, keep=False), 1, 0.0)
@@ -222,9 +228,11 @@ def _in_threads(shares: list[list[list[TaskSpec]]], *, with_locks: bool) -> tupl
 
 
 def threads_and_locks(batches: int = 10, pairs: int = PAIRS) -> dict[str, float]:
-    """Return the speed of one thread with locks, and of two with and without, relative to one
-    thread without locks: by wall-clock time, and by CPU time, as if nothing else ran here (an
-    interpreter runs one thread at a time). These are medians of pairs that ran next to each other.
+    """Return the speed of one thread with locks, and of two threads with and without locks.
+
+    The speed is relative to one thread without locks: by wall-clock time, and by CPU time, as if no
+    other program ran on this machine (an interpreter runs one thread at a time). The results are
+    medians of pairs that ran one after the other.
     """
     tasks = [make_batch(number * BATCH) for number in range(batches)]
     one, two = [tasks], [tasks[: batches // 2], tasks[batches // 2 :]]

@@ -1,5 +1,7 @@
-"""Measures how soon results arrive: the first result and all results of a map, and the first call
-of a client while another client keeps the cluster busy (C4, C5).
+"""Measures how soon results arrive (C4, C5).
+
+It measures the first result and all results of a map, and the result of a client's first call while
+another client keeps the cluster busy.
 """
 
 from __future__ import annotations
@@ -52,8 +54,10 @@ def first_of_another_s(cluster: ciel.LocalCluster) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Measure each figure on a new cluster. A client that closes kills the processes of its calls,
-    and a new process takes longer to start than the measured call.
+    """Measure each figure on a new cluster.
+
+    A client that closes kills the processes of its calls, and a new process takes longer to start
+    than the measured call.
     """
     with ciel.LocalCluster(workers=1, slots=SLOTS) as cluster:
         found = {"other_s": first_of_another_s(cluster)}

@@ -1,11 +1,11 @@
-"""`make check-fuse`: runs the installed ones of three file-system testers on the mount.
+"""`make check-fuse`: runs three file-system testers on the mount, if they are installed.
 
 fio (Debian) writes, and reads back with checksums. fsx (`cargo install fsx`) compares random
-operations on one file with a model. pjdfstest (a crate, too) checks the POSIX rules of each call.
-It creates a directory for each of its cases, which flat names do not allow, so it needs a change:
-its two calls of `tempdir_in` must return the directory that they get. `PJDFSTEST` is the path of
-the changed program. Only those cases count that create neither directories nor special files. No
-package contains fsstress. The command exits with 1 if a tester failed.
+operations on one file with a model. pjdfstest (also a crate) checks the POSIX rules of each call.
+It creates a directory for each of its cases, but a mount of shmfs has no directories. So it needs a
+change: its two calls of `tempdir_in` must return the directory that they get. `PJDFSTEST` is the
+path of the changed program. Only cases that create neither directories nor special files count. No
+package contains fsstress. The command exits with status 1 if a tester fails.
 """
 
 from __future__ import annotations

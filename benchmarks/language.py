@@ -1,8 +1,7 @@
-"""Measures the language alone: a loop of additions against Python's own, and the speed of reading
-scripts.
+"""Measures Skywriting alone: a loop of additions against Python's, and the speed of parsing.
 
 Expected cost: an iteration of the loop is two calls of closures, about 0.2 us; a line of a script
-has 8 tokens, for each of which the scanner takes 1 us and the parser 2.
+has 8 tokens, for each of which the lexer takes 1 us and the parser 2 us.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from ciel.skywriting.errors import Source
 from ciel.skywriting.syntax.grammar import parse
 from ciel.skywriting.syntax.resolver import resolve
 
-TURNS = 1_000_000
+ITERATIONS = 1_000_000
 ROUNDS = 7
-LOOP = f"i = 0; while (i < {TURNS}) {{ i = i + 1; }} return i;"
+LOOP = f"i = 0; while (i < {ITERATIONS}) {{ i = i + 1; }} return i;"
 LINES = 100_000
 STANZA = (
     "// one of many functions",
@@ -37,7 +36,7 @@ STANZA = (
 def python_loop() -> int:
     """Do the same as the script, in Python."""
     i = 0
-    while i < TURNS:
+    while i < ITERATIONS:
         i = i + 1
     return i
 
@@ -59,16 +58,16 @@ def measure() -> dict[str, float]:
     """Measure both, each together with its reference; return medians."""
     unit = script.load(LOOP, "loop.sw", {"text": LOOP})
     host: Any = None  # the script never uses it
-    ratios, turns_s = [], []
+    ratios, loops_s = [], []
     for _ in range(ROUNDS):
         python_s = timed(python_loop)
-        turns_s.append(timed(script.start, unit, {}, [], host))
-        ratios.append(turns_s[-1] / python_s)
+        loops_s.append(timed(script.start, unit, {}, [], host))
+        ratios.append(loops_s[-1] / python_s)
     text = text_of(LINES)
     parse_s = [timed(lambda: resolve(parse(Source("long.sw", text)))) for _ in range(3)]
     return {
         "loop_ratio": statistics.median(ratios),
-        "turn_us": statistics.median(turns_s) / TURNS * 1e6,
+        "iteration_us": statistics.median(loops_s) / ITERATIONS * 1e6,
         "parse_s": statistics.median(parse_s),
     }
 

@@ -1,5 +1,7 @@
-"""Compares coarse and fine locks (CIB-24): shmfs with the four locks of the dissertation, and with
-4 and 64 instead of each of three of them, for 1 to 8 processes that do the same at the same time.
+"""Compares coarse and fine locks of shmfs (CIB-24).
+
+Coarse locks are the four locks of the dissertation; fine locks are 4 and 64 locks instead of each
+of three of them. 1 to 8 processes do the same at the same time.
 
 Each process is bound to a core, since the kernel would otherwise place a woken process on the core
 of its waker; then nothing would be contended. The benchmark rewrites the plot and the tables of
@@ -21,8 +23,8 @@ from benchmarks.plots import line_chart, table, write_down
 from benchmarks.shmfs import rates
 
 REPEATS = {1: 5, 2: 9, 4: 3, 8: 3}
-"""Runs for each number of processes: two processes need both cores for themselves, which is not
-always the case.
+"""Runs for each number of processes. Two processes need most runs: they need both cores, and other
+programs use these at times.
 """
 SHARDS = (1, 4, 64)
 KINDS = ("create", "lookup", "mixed", "unlink", "bare")
@@ -51,8 +53,9 @@ def measured() -> tuple[Figures, Figures]:
 
 
 def share_of_engine(speed: Figures) -> float:
-    """Return the fraction of the capacity of two processes with coarse locks that a busy engine
-    uses: a create, some lookups and an unlink per task.
+    """Return the fraction of the capacity of coarse locks that a busy engine uses.
+
+    The capacity was measured with two processes. A task needs a create, some lookups and an unlink.
     """
     create, lookup, unlink = (speed[2, 1, kind] for kind in ("create", "lookup", "unlink"))
     return TASKS_PER_S * (1 / create + LOOKUPS_OF_A_TASK / lookup + 1 / unlink)
@@ -77,7 +80,7 @@ def _show(speed: Figures, waits: Figures, load: float) -> None:
     }
     cores = len(os.sched_getaffinity(0))
     chart = line_chart(
-        f"shmfs on {cores} cores", "processes", "million calls a second", series, by_doubling=True
+        f"shmfs on {cores} cores", "processes", "million calls per second", series, by_doubling=True
     )
     about = f"{cores} cores; load average before: {load:.1f}.\n\n"
     write_down("locks", "rates", about + _table(speed, ".2f", 1e6), {"locks": chart})

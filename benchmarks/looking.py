@@ -1,11 +1,10 @@
-"""Measures how long other clients wait for a master while one user reads every page, list and
-metric.
+"""Measures how long other clients wait while one user reads every page, list and metric.
 
-The master has 10,000 jobs and a million tasks. Nearly all tasks wait for one that takes a day, if
-it has a slot at all. One process requests all available information in sequence, over HTTP and as
-commands do; a second process repeatedly sends requests to the master, and records the times. Its
-longest wait during a request is an upper bound of the delay that this request caused to other
-clients; its longest wait without requests is the machine's share.
+The master has 10,000 jobs and a million tasks. Nearly all tasks wait for a task that takes a day.
+One process requests all available information in sequence, over HTTP and as commands do. A second
+process repeatedly sends requests to the master, and records the times. Its longest wait during a
+request of the first process is an upper bound of the delay that this request caused to other
+clients; its longest wait without such requests is the machine's share.
 """
 
 from __future__ import annotations
@@ -109,15 +108,16 @@ class Door:
 
 
 def everything(client: Client, job: str) -> Iterator[tuple[str, Callable[[], int]]]:
-    """List all requests, each with a function that returns the size of its response; 0 if it is not
-    served.
+    """List all requests, each with a function that sends it.
+
+    The function returns the size of the response, or 0 if the master does not serve the request.
     """
     door = Door(client.location)
 
     def page(path: str) -> int:
         status, size_bytes = door.get(path)
         if status >= 500:
-            raise RuntimeError(f"{path} was answered by {status}")
+            raise RuntimeError(f"the master answered {path} by status {status}")
         return size_bytes if status < 400 else 0
 
     def answer(topic: str, argument: Any) -> int:
@@ -136,7 +136,7 @@ def everything(client: Client, job: str) -> Iterator[tuple[str, Callable[[], int
         )
 
 
-def look(access: str, job: str, rounds: int) -> None:
+def send_requests(access: str, job: str, rounds: int) -> None:
     """Send all requests, and print their times; runs as a separate process."""
     with Client(access=access) as client:
         things = list(everything(client, job))
@@ -150,7 +150,7 @@ def look(access: str, job: str, rounds: int) -> None:
 
 
 def probe(location: MasterLocation, is_over: Callable[[], bool]) -> list[tuple[float, float]]:
-    """Send requests until `over`; return when each was sent and answered."""
+    """Send requests until `is_over` returns true; return when each was sent and answered."""
     door = Door(location)
     nothing = threading.Event()
     times_s = []
@@ -164,18 +164,18 @@ def probe(location: MasterLocation, is_over: Callable[[], bool]) -> list[tuple[f
 
 
 def waits(
-    probed: list[tuple[float, float]], looked: list[tuple[str, float, float, int]]
+    probed: list[tuple[float, float]], requests: list[tuple[str, float, float, int]]
 ) -> tuple[dict[str, float], float]:
-    """Return the longest wait of others during each kind of request, and without requests."""
-    worst = dict.fromkeys((name for name, *_ in looked), 0.0)
+    """Return the probe's longest wait during each kind of request, and without requests."""
+    worst = dict.fromkeys((name for name, *_ in requests), 0.0)
     idle = 0.0
     place = 0
     for begun_s, ended_s in probed:
-        while place < len(looked) and looked[place][2] < begun_s:
+        while place < len(requests) and requests[place][2] < begun_s:
             place += 1
         met = place
-        while met < len(looked) and looked[met][1] < ended_s:
-            name = looked[met][0]
+        while met < len(requests) and requests[met][1] < ended_s:
+            name = requests[met][0]
             worst[name] = max(worst[name], ended_s - begun_s)
             met += 1
         if met == place:
@@ -186,9 +186,7 @@ def waits(
 def measure(
     jobs: int = JOBS, each: int = TASKS_EACH, of_one: int = TASKS_OF_ONE, rounds: int = ROUNDS
 ) -> dict[str, float]:
-    """Fill a master, send the requests, and return the longest waits; print each kind of
-    request.
-    """
+    """Fill a master, send the requests, and return the longest waits; print one line per kind."""
     with scene() as made:
         access = str(made.access_file)
         with Client(access=access, environ=made.environ) as client:
@@ -198,20 +196,20 @@ def measure(
             location = client.location
         filled_pause_s = longest_pause_s(made.directory)
         command = [sys.executable, "-m", "benchmarks.looking", access, job, str(rounds)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=made.environ) as looker:
-            assert looker.stdout is not None
-            reading = ThreadPoolExecutor(1).submit(looker.stdout.read)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=made.environ) as sender:
+            assert sender.stdout is not None
+            reading = ThreadPoolExecutor(1).submit(sender.stdout.read)
             probed = probe(location, reading.done)
-        looked = [tuple(json.loads(line)) for line in reading.result().splitlines()]
-        if looker.returncode:
-            raise RuntimeError("whoever looked has failed")
+        requests = [tuple(json.loads(line)) for line in reading.result().splitlines()]
+        if sender.returncode:
+            raise RuntimeError("the process that sent the requests has failed")
         made.down()
         pause_s = longest_pause_s(made.directory)
-    worst, idle_s = waits(probed, looked)
-    _tell(worst, looked)
+    worst, idle_s = waits(probed, requests)
+    _print_waits(worst, requests)
     longest_s = max(worst.values())
     took = {
-        name: statistics.median(end - begin for what, begin, end, _ in looked if what == name)
+        name: statistics.median(end - begin for what, begin, end, _ in requests if what == name)
         for name in worst
     }
     return {
@@ -225,19 +223,21 @@ def measure(
     }
 
 
-def _tell(worst: dict[str, float], looked: list[Any]) -> None:
-    sizes = {name: size for name, _, _, size in looked}
-    took = {name: max(end - begin for what, begin, end, _ in looked if what == name)
+def _print_waits(worst: dict[str, float], requests: list[Any]) -> None:
+    sizes = {name: size for name, _, _, size in requests}
+    took = {name: max(end - begin for what, begin, end, _ in requests if what == name)
             for name in worst}  # fmt: skip
     for name in sorted(worst, key=lambda name: -worst[name]):
         served = f"{sizes[name]:>10,} bytes" if sizes[name] else "not served"
-        text = f"{name:58} others waited {worst[name] * 1e3:7.1f} ms, it took {took[name]:6.3f} s"
+        text = (
+            f"{name:58} probe waited {worst[name] * 1e3:7.1f} ms, request took {took[name]:6.3f} s"
+        )
         print(text, served, file=sys.stderr)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] and not sys.argv[1].isdecimal():
-        look(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+        send_requests(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     else:
         for key, value in measure(*map(int, sys.argv[1:])).items():
             print(f"{key:16} {value:12.4f}")

@@ -1,12 +1,12 @@
-"""Measures a job whose workers are killed, or stopped for a while: 5,000 leaves of 10 ms, 500 sums
-of ten leaves each, and one total.
+"""Measures a job whose workers are killed, or stopped for a while.
 
-Two workers have a slot each. Every 8 s one of them is killed and restarted at once on the same
-spool; then the same with an empty spool each time. Both are compared with the undisturbed runs
-before and after. So is a run in which a worker is stopped for 6 s every 15 s (at best it takes 1.25
-times as long, since a fifth of the slots is missing). Every second leaf has a result of 64 KiB,
-which is therefore in a store. A peer that was measured on such a machine took 2.9 times as long
-(Dask 2026.8.0).
+The job has 5,000 leaves of 10 ms, 500 sums of ten leaves each, and one total. Two workers have a
+slot each. In the first run, one of them is killed every 8 s, and restarted at once with the same
+work directory; in the second run, with an empty work directory. In the third run, a worker is
+stopped for 6 s every 15 s. At best, that run takes 1.25 times as long, since a fifth of the slots
+is missing. Each run is compared with the undisturbed runs before and after it. Every second leaf
+has a result of 64 KiB, which is therefore in a store. Dask 2026.8.0 took 2.9 times as long on such
+a machine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Measures the cost of a single-threaded master, and when finer structures would be useful
-(CIB-55).
+"""Measures the cost of a single-threaded master, and the gain of finer structures (CIB-55).
 
-The figures are its CPU time per task by kind of event (`finer.py`), the share of a task's time that
-remains for the task in a real cluster, the load of the master meanwhile, and the gain of a second
-process or of finer locks. The benchmark rewrites the plot and the tables of
+The figures are the master's CPU time per task by kind of event (`finer.py`), the fraction of a
+slot's time that tasks get in a real cluster, the load of the master in that cluster, and the gain
+of a second process or of finer locks. The benchmark rewrites the plot and the tables of
 docs/measured/master.md.
 """
 
@@ -24,7 +23,7 @@ from benchmarks.talkers import add
 from ciel.client.client import Client
 from ciel.client.cluster import LocalCluster
 
-BATCHES = (1, 10, 100)  # tasks of one turn
+BATCHES = (1, 10, 100)  # tasks per tick
 TASK_MS = (1, 10, 100)
 SLOTS = (2, 4, 8)  # of a real cluster; programs that sleep need no core each
 MORE_SLOTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -61,7 +60,7 @@ def idle_busy(seconds: float = 3.0) -> float:
 
 
 class Cell:
-    """Tasks of one length on so many slots of a real cluster."""
+    """Tasks of one duration on this many slots of a real cluster."""
 
     def __init__(self, client: Client, command: list[str], slots: int, task_ms: int) -> None:
         seconds = task_ms / 1e3
@@ -83,7 +82,7 @@ class Cell:
 
 
 def no_op_us() -> dict[str, float]:
-    """Return the CPU time of each party per task, when a further task is always available."""
+    """Return the CPU time of each process per task, when a further task is always available."""
     with LocalCluster(workers=2, slots=1) as cluster, Client(cluster) as client:
         no_ops(client, 2_000)
         pids = daemons_of(os.getpid())
@@ -119,7 +118,7 @@ def _show(
     rows = [[name, *(f"{events[b][name]:.1f}" for b in BATCHES)] for name in finer.EVENTS]
     rows.append(["all", *(f"{sum(events[b].values()):.1f}" for b in BATCHES)])
     about = f"{len(os.sched_getaffinity(0))} cores; load average before: {load:.1f}.\n\n"
-    head = ["us of CPU a task", *(f"{batch} a turn" for batch in BATCHES)]
+    head = ["us of CPU per task", *(f"{batch} per tick" for batch in BATCHES)]
     busy = {f"{ms} ms": [(s, _busy(s, ms, no_op["master_us"])) for s in MORE_SLOTS]
             for ms in TASK_MS}  # fmt: skip
     for ms in TASK_MS:
@@ -130,13 +129,13 @@ def _show(
     write_down("master", "events", about + table(head, rows), {"master": chart})
     names = ["master", "worker", "client"]
     cost = [*(f"{no_op[f'{name}_us']:.0f}" for name in names), f"{no_op['idle_busy']:.1%}"]
-    write_down("master", "no-ops", table([*names, "master with nothing to do"], [cost]), {})
+    write_down("master", "no-ops", table([*names, "idle master"], [cost]), {})
     rows = [
         [f"{c.task_ms} ms", str(c.slots), f"{c.tasks_per_s:,.0f}", f"{c.own_share:.0%}",
          f"{c.master_us:.0f}", f"{c.master_busy:.1%}"]
         for c in found
     ]  # fmt: skip
-    head = ["task", "slots", "tasks/s", "a slot's time that is the task's", "master's us a task",
+    head = ["task", "slots", "tasks/s", "share of a slot's time", "us of the master per task",
             "master busy"]  # fmt: skip
     write_down("master", "engine", table(head, rows), {})
     master_us = no_op["master_us"]
@@ -151,7 +150,7 @@ def _show(
         [text, f"{ratios[f'{name}_by_cpu']:.2f}", f"{ratios[f'{name}_by_clock']:.2f}"]
         for name, text in WAYS.items()
     ]
-    head = ["how fast, against one thread of one process", "by CPU time", "by the clock"]
+    head = ["speed relative to one thread of one process", "by CPU time", "by wall-clock time"]
     write_down("master", "finer", table(head, rows), {})
 
 

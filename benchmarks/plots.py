@@ -1,5 +1,7 @@
-"""Creates the plots and tables of docs/measured: line charts as SVG (a few series over numbers, on
-a light or dark background), and tables between marks in the text of a page.
+"""Creates the plots and tables of docs/measured.
+
+Plots are line charts in SVG for light and dark backgrounds; tables are written between marks in the
+text of a page.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ DOCS = Path(__file__).parent.parent / "docs" / "measured"
 
 
 def write_down(page: str, mark: str, content: str, charts: Mapping[str, str]) -> None:
-    """Replace the text of a page between the marks of that name, and charts by their names; do
-    nothing if there is no such page, as in an installed tree.
+    """Replace the text of a page between the marks of that name, and charts by their names.
+
+    Do nothing if the page does not exist, as in an installed tree.
     """
     text = DOCS / f"{page}.md"
     if not text.exists():
@@ -43,8 +46,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def line_chart(
     title: str, x_name: str, y_name: str, series: Mapping[str, Points], *, by_doubling: bool = False
 ) -> str:
-    """Draw each series as a line with its name at its end; y starts at zero. `by_doubling`: each
-    doubling of x takes the same width.
+    """Draw each series as a line with its name at its end; y starts at zero.
+
+    With `by_doubling`, each doubling of x takes the same width.
     """
     scale: Callable[[float], float] = log2 if by_doubling else float
     xs = sorted({x for points in series.values() for x, _ in points})

@@ -1,5 +1,4 @@
-"""Compares thousands of ordinary programs with `ciel submit --array` on a running cluster and with
-`xargs -P2`.
+"""Compares `ciel submit --array` on a running cluster with `xargs -P2`, for thousands of programs.
 
 The program appends one byte to a file, so that its runs can be counted. The client's start is part
 of the time. Expected cost of a run in addition to the program's own start (about 750 us of CPU): 30
@@ -40,8 +39,9 @@ CIEL = Path(sys.executable).with_name("ciel")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Runs per second, as medians; `ratio` is the median of the ratios of pairs. CPU time in
-    microseconds per run, of everything except the program.
+    """Runs per second, as medians; `ratio` is the median of the ratios of pairs.
+
+    CPU time is in microseconds per run, of all processes except the program.
     """
 
     ciel_per_s: float
@@ -52,9 +52,7 @@ class Measurement:
 
 
 class Scene:
-    """A cluster of `ciel up` with the program to run; its spool is in the file system of
-    `directory`.
-    """
+    """A cluster of `ciel up` with the program to run; its work directory is in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -127,7 +125,7 @@ class Scene:
 
 @contextmanager
 def scene(where: str | None = None) -> Iterator[Scene]:
-    """Start a cluster whose spool is in `where`, by default the directory for temporary files."""
+    """Start a cluster with its files in `where`, by default the directory for temporary files."""
     with tempfile.TemporaryDirectory(prefix="ciel-bench-", dir=where) as directory:
         made = Scene(Path(directory))
         made.ciel(

@@ -1,10 +1,9 @@
-"""Compares Python functions as tasks on two slots, client included, with other systems that run
-them.
+"""Compares ciel's Python API on two slots with other systems that run Python functions.
 
-Competitors run in alternation, in the same process, with the same functions; ratios are medians of
-the ratios of pairs. The lower bound for the array is in `shared_map.c`. Expected cost of a no-op:
-it is sent together with hundreds of others in a task, so that packing a call and reading its result
-in the client (10 us together), and running it in the program (5 us), are nearly all.
+The systems run in alternation, with a client in the same process and the same functions; ratios are
+medians of the ratios of pairs. The lower bound for the array is in `shared_map.c`. Expected cost of
+a no-op: one task carries hundreds of calls, so nearly all of the cost is to pack a call and read
+its result in the client (10 us together), and to run it in the program (5 us).
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ from ciel.testing.c_programs import compiled
 
 PAIRS = 3
 SLOW_TASKS = 2000
-"""The number of calls for other systems with a graph, which need a minute for as many as the rest
-runs.
-"""
+"""The number of calls for other systems with a graph, which need a minute for `peers.TASKS`."""
 ARRAY_PAIRS = 5
 ARGUMENT_BYTES = 1 << 20
 ARGUMENT_TASKS = 2000
@@ -55,8 +52,9 @@ print(import_s - start_s, client_s - import_s, result_s - client_s)
 
 
 def tree_cpu_s() -> float:
-    """Return the CPU time so far of this process and of all processes below it, including those
-    that ended and were reaped.
+    """Return the CPU time so far of this process and of all its descendants.
+
+    It includes descendants that have ended and were reaped.
     """
     used, parents = {}, {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -74,7 +72,7 @@ def tree_cpu_s() -> float:
 
 @contextmanager
 def opened(store: str = "disk") -> Iterator[peers.Pool]:
-    """Ours: start a cluster with a worker of two slots, and connect a client."""
+    """Start a cluster of ciel with a worker of two slots, and connect a client."""
     with (
         ciel.LocalCluster(workers=1, slots=peers.PROCESSES, store=store) as cluster,
         ciel.Client(cluster) as client,
@@ -124,8 +122,9 @@ def small(ours: peers.Pool) -> dict[str, float]:
 
 
 def captured(ours: peers.Pool) -> dict[str, float]:
-    """Compare calls of functions that refer to a small dictionary with calls of functions that
-    refer to nothing; all of them are pickled by value.
+    """Compare calls of functions that capture a small dictionary with calls of other functions.
+
+    The other functions capture nothing; the client pickles all of them by value.
     """
     settings: dict[str, Any] = {"rate": 1, "name": "x", "steps": [1, 2, 3]}
 
@@ -199,8 +198,9 @@ def trees(ours: peers.Pool) -> dict[str, float]:
 
 
 def large_arguments(client: ciel.Client) -> dict[str, float]:
-    """Compare tasks that all read 1 MiB with tasks that get an empty value: as an object, and
-    within the call.
+    """Compare tasks that all read an object of 1 MiB with tasks that read an empty value.
+
+    The empty value is an object in one case, and part of the call in the other.
     """
 
     def tasks_s(content: Any, size_bytes: int) -> float:
@@ -228,16 +228,19 @@ def library() -> str:
 
 
 def arrays() -> dict[str, float]:
-    """Return the time of producing an array and reading it four times, and the lower bound: in a
-    store with huge pages that recycles memory, and in a store with small pages.
+    """Return the time of producing an array and reading it four times, and the lower bound.
+
+    Measure a store with huge pages that recycles memory, and a store with small pages.
     """
     found = arrays_in("shm:capacity=2GiB,arena=yes", "")
     return found | arrays_in("shm:capacity=2GiB", "small_pages_")
 
 
 def arrays_in(store: str, prefix: str) -> dict[str, float]:
-    """Return all figures on arrays in one store: for readers that sum as fast as memory can be
-    read, so that all other costs are visible, and for readers with a plain loop.
+    """Return all figures on arrays in one store.
+
+    Some readers sum as fast as memory can be read, so that all other costs are visible. Other
+    readers use a plain loop.
     """
     found: dict[str, float] = {}
     with opened(store) as ours:
@@ -280,8 +283,9 @@ def array_pairs(
 
 
 def starts() -> dict[str, float]:
-    """Return the times that a program needs to load ciel, then to start a client with its own
-    cluster, and then to get a first result.
+    """Return the times that a program needs to start.
+
+    It loads ciel, then starts a client with its own cluster, and then gets a first result.
     """
     rows = []
     with tempfile.TemporaryDirectory() as state:
@@ -300,12 +304,12 @@ def starts() -> dict[str, float]:
 
 
 def measure() -> dict[str, float]:
-    """Measure all of it."""
+    """Measure everything."""
     found = starts()
     with opened() as ours:
         found |= small(ours) | captured(ours) | trees(ours) | graphs(ours)
     gc.collect()
-    # otherwise a collection of the objects loaded for peers would occur during one of the two kinds
+    # otherwise the collector might scan the objects of the peers during one of the two kinds
     gc.freeze()
     with ciel.LocalCluster(workers=1, slots=2) as cluster, ciel.Client(cluster) as client:
         found |= large_arguments(client)

@@ -1,5 +1,6 @@
-"""The functions that the tasks of `python.py` call: their programs import this module, and no other
-of the benchmarks.
+"""The functions that the tasks of `python.py` call.
+
+The processes of these tasks import this module, and no other module of the benchmarks.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def plain_fib(n: int) -> int:
 
 
 def array_in_store(count: int, value: float) -> Any:
-    """Create an array in the store, where others can read it without a copy."""
+    """Create an array in the store, where other tasks can read it without a copy."""
     made = ciel.empty(count, "float64")
     made.fill(value)
     return made
@@ -87,7 +88,7 @@ def total(numbers: Any, library: str) -> float:
 
 
 def total_one_by_one(numbers: Any, library: str) -> float:
-    """Sum in C by a plain loop, as that lower bound does."""
+    """Sum in C by a plain loop, as the lower bound `one-by-one` does."""
     return _added_up(ctypes.CDLL(library).total_one_by_one, numbers)
 
 

@@ -1,6 +1,6 @@
-"""Other systems that run Python functions in two processes, each behind the same few calls; and the
-workloads that they and ours run.
+"""Other systems that run Python functions in two processes, and the workloads to compare.
 
+Each system is wrapped in the same interface, `Pool`.
 The standard library's pool is always available; joblib, dask (in its best configuration, with
 `worker-saturation: inf`) and ray are used if they are installed.
 """
@@ -31,8 +31,9 @@ READERS = 4
 
 @dataclass(frozen=True)
 class Pool:
-    """Two processes that execute calls. `takes_futures`: as arguments; otherwise the results are
-    passed.
+    """Two processes that execute calls.
+
+    If `takes_futures` is false, the workloads pass results as arguments instead of futures.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Pool:
     gather: Callable[[list[Any]], list[Any]]
     takes_futures: bool = True
     map: Callable[[Callable[[int], int], Sequence[int]], int] | None = None
-    """Call a function for each element; return how many results came."""
+    """Calls a function for each element; returns the number of results."""
 
 
 # --- workloads ------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def chain_s(pool: Pool, hops: int = HOPS) -> float:
 
 
 def fan_in_s(pool: Pool, count: int = JOINED) -> float:
-    """Return the time until one call has the results of many others."""
+    """Return the time until one call has the results of many calls."""
     start_s = time.perf_counter()
     parts = [pool.submit(calls.same, number) for number in range(count)]
     if pool.takes_futures:

@@ -1,5 +1,4 @@
-"""Writes results into the documentation: the table of the README, and the history in
-docs/performance.md.
+"""Writes results into the table of the README, and into the history in docs/performance.md.
 
 `make bench RECORD="2026-11-22 streams"` writes the measured values into both. In the README it
 replaces the values of existing rows; the history gets a column of that name, or the column of that
@@ -25,9 +24,7 @@ Rows = dict[Key, list[str]]
 
 
 def keys(texts: Iterable[str]) -> list[Key]:
-    """Name rows by their texts; a row that begins with a dash belongs to the last row without
-    one.
-    """
+    """Name rows by their texts; a row with a dash belongs to the last row without a dash."""
     found: list[Key] = []
     parent = ""
     for text in texts:
@@ -37,8 +34,9 @@ def keys(texts: Iterable[str]) -> list[Key]:
 
 
 def read_table(page: str, head: tuple[str, ...]) -> tuple[str, list[str], Rows, str]:
-    """Return the text before the table with this first line, its header, its rows, and the text
-    after it. Raises ValueError if there is no such table.
+    """Return the text before a table, the table's header and rows, and the text after it.
+
+    `head` is the start of the table's first line. Raises ValueError if the page has no such table.
     """
     before, mark, rest = page.partition(f"| {' | '.join(head[:2])} |")
     if not mark:
@@ -48,7 +46,7 @@ def read_table(page: str, head: tuple[str, ...]) -> tuple[str, list[str], Rows, 
     names = keys(without_marks(line[0]) for line in lines[2:])
     rows = dict(zip(names, lines[2:], strict=True))
     if len(rows) != len(names):
-        raise ValueError("two rows have one name")
+        raise ValueError("two rows have the same name")
     return before, lines[0], rows, end + after
 
 
@@ -77,8 +75,9 @@ def in_readme(page: str, order: list[Key], measured: Mapping[Key, list[str]]) ->
 
 
 def in_history(page: str, order: list[Key], measured: Mapping[Key, list[str]], column: str) -> str:
-    """Return the history with this column; rows that the benchmarks do not have now are kept, at
-    the end.
+    """Return the history with this column.
+
+    Rows of benchmarks that no longer exist stay, at the end of the table.
     """
     before, head, rows, after = read_table(page, HISTORY_HEAD)
     if column not in head:
@@ -94,8 +93,9 @@ def in_history(page: str, order: list[Key], measured: Mapping[Key, list[str]], c
 
 
 def record(order: list[Key], measured: Mapping[Key, list[str]], column: str) -> None:
-    """Write results into both pages: for each row its goal, its value and whether the value meets
-    the goal.
+    """Write results into both pages.
+
+    `measured` has, for each row, its goal, its value, and whether the value meets the goal.
     """
     README.write_text(in_readme(README.read_text(), order, measured))
     HISTORY.write_text(in_history(HISTORY.read_text(), order, measured, column))

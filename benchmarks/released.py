@@ -37,7 +37,7 @@ def no_ops(job: Job, count: int) -> list[Reference]:
 
 
 def release(client: Client, tasks: int) -> None:
-    """Run so many tasks in one job, each of which is released when it is done."""
+    """Run this many tasks in one job, and release each task when it is done."""
     with client.job("released") as job:
         for _ in range(tasks // AT_ONCE):
             refs = no_ops(job, AT_ONCE)
@@ -47,7 +47,7 @@ def release(client: Client, tasks: int) -> None:
 
 
 def end(client: Client, tasks: int) -> list[str]:
-    """Run so many tasks in jobs that keep their results; return the jobs."""
+    """Run this many tasks in jobs that keep their results; return the jobs."""
     jobs: list[str] = []
     for _ in range(tasks // AT_ONCE):
         with client.job("ended", detached=True) as job:
@@ -57,13 +57,13 @@ def end(client: Client, tasks: int) -> list[str]:
 
 
 def remove(client: Client, tasks: int) -> None:
-    """Run so many tasks in jobs, and remove the jobs."""
+    """Run this many tasks in jobs, and remove the jobs."""
     for job_id in end(client, tasks):
         client.remove_job(job_id)
 
 
 def begin_and_remove(client: Client, jobs: int) -> None:
-    """Start so many jobs of one task, and remove them when all have ended."""
+    """Start this many jobs of one task, and remove them when all have ended."""
     begun = []
     for _ in range(jobs):
         with client.job("brief", detached=True) as job:
@@ -74,7 +74,7 @@ def begin_and_remove(client: Client, jobs: int) -> None:
 
 
 def grown(do: Callable[[], object], pids: list[int]) -> int:
-    """Return the growth of processes, in bytes, when an action runs for the second time."""
+    """Return how many bytes processes grow when an action runs for the second time."""
     do()
     before = resident_bytes(pids)
     do()
@@ -82,7 +82,7 @@ def grown(do: Callable[[], object], pids: list[int]) -> int:
 
 
 def measure(tasks: int = TASKS, jobs: int = JOBS) -> dict[str, float]:
-    """Measure everything on one cluster, the case that keeps least first."""
+    """Measure everything on one cluster; the case that retains the least memory comes first."""
     with LocalCluster(workers=1, slots=2) as cluster, Client(cluster) as client:
         daemons = daemons_of(os.getpid())
         pids = daemons["master"] + daemons["worker"]

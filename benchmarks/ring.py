@@ -1,11 +1,12 @@
-"""Compares control messages over shared memory with sockets: no-op tasks per second, and the time
-of a hop of a chain.
+"""Compares control messages over shared memory with sockets.
+
+The figures are no-op tasks per second, and the time per hop of a chain.
 
 Three clusters run at once and alternate, a few hundred milliseconds each: sockets, rings, and rings
-that poll before they sleep. Every ratio is of two neighbours in time. Two clusters with the same
-options differ by up to 5 % for their whole life (because of the addresses of their memory and the
-hashes of their names), so five sets of clusters run nine rounds each, and the result is the median
-of all rounds.
+that poll before they sleep. Every ratio compares two measurements next to each other in time. Two
+clusters with the same options differ by up to 5 % for their whole life (because of the addresses of
+their memory and the hashes of their names), so five sets of clusters run nine rounds each, and the
+result is the median of all rounds.
 
 Expected cost: the bytes and their processing are the same. For a hop through the master, a ring
 without polling saves the copies into and out of the kernel (2 us), and spends as much on checks
@@ -36,7 +37,7 @@ SPIN_US = 300
 WAYS = {
     "socket": ("--channel", "socket"),
     "ring": ("--channel", "ring", "--spin", "0"),
-    "looking": ("--channel", "ring", "--spin", str(SPIN_US)),
+    "polling": ("--channel", "ring", "--spin", str(SPIN_US)),
 }
 Measure = Callable[[Client], float]
 
@@ -71,8 +72,9 @@ def chain(client: Client) -> float:
 
 
 def in_turns(clients: dict[str, Client], what: Measure) -> dict[str, list[float]]:
-    """Measure all in alternation, ROUNDS times; forwards and backwards, so that none is always
-    first.
+    """Measure all clusters in alternation, ROUNDS times.
+
+    The order is forwards and backwards in turn, so that no cluster is always first.
     """
     found: dict[str, list[float]] = {name: [] for name in clients}
     for client in clients.values():
@@ -87,7 +89,7 @@ def in_turns(clients: dict[str, Client], what: Measure) -> dict[str, list[float]
 def figures(label: str, found: dict[str, list[float]]) -> dict[str, float]:
     """Return the medians in microseconds, and the medians of the ratios to sockets."""
     result = {f"{label}_us_{name}": statistics.median(v) * 1e6 for name, v in found.items()}
-    for name in ("ring", "looking"):
+    for name in ("ring", "polling"):
         ratios = [mine / theirs for mine, theirs in zip(found[name], found["socket"], strict=True)]
         result[f"{label}_ratio_{name}"] = statistics.median(ratios)
     return result
@@ -119,7 +121,7 @@ def measure() -> dict[str, float]:
     with program() as command:
         by_programs: Measure = lambda client: program_chain(client, command, HOPS)  # noqa: E731
         results |= compared(True, {"task": no_ops, "program_hop": by_programs})
-    for name in ("ring", "looking"):
+    for name in ("ring", "polling"):
         results[f"rate_ratio_{name}"] = 1 / results.pop(f"task_ratio_{name}")
     return results
 

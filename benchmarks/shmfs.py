@@ -1,6 +1,6 @@
-"""Measures shmfs from C: small files against tmpfs, coarse locks against fine ones, and 1 GiB
-against memcpy.
+"""Measures shmfs from C: small files against tmpfs, and 1 GiB against memcpy.
 
+It also compares coarse and fine locks.
 Pairs are interleaved; each program creates its own image and removes it. Expected cost: create and
 commit are two transactions of about fifteen log records, six locks without contention, and two
 lines each of an inode, an entry and a bucket: about 0.8 us. A lookup is a hash, a bucket, an entry:
@@ -27,12 +27,12 @@ CORE = tuple(
 
 
 def program() -> Path:
-    """Return the program that measures, with the optimisation of the real ones."""
+    """Return the program that measures, compiled with the same optimisation as the tools."""
     return compiled("shmfs_speed", ("../benchmarks/shmfs_speed.c", *CORE), (), ("-O2",))
 
 
 def rates(*arguments: object) -> list[float]:
-    """Run it once."""
+    """Run the program once; return the numbers that it prints."""
     done = subprocess.run(
         [str(program()), *map(str, arguments)], capture_output=True, text=True, check=True
     )
@@ -40,8 +40,10 @@ def rates(*arguments: object) -> list[float]:
 
 
 def measure(pairs: int = PAIRS) -> dict[str, float]:
-    """Return medians of rates, medians of the ratios of adjacent runs (`…_to_tmpfs_…`,
-    `…_to_memcpy`), and ratios of medians.
+    """Return medians of rates, and ratios.
+
+    `…_to_tmpfs_…` and `…_to_memcpy` are medians of the ratios of adjacent runs; other ratios are
+    ratios of medians.
     """
     runs: dict[str, list[list[float]]] = {}
     for _ in range(pairs):

@@ -1,9 +1,9 @@
 """Measures recycled memory, opening an object, and moving objects to a lower level.
 
-`in_place`: 1 GiB is written in place into a segment that was an object before (`shm` with an
-arena), against a memset into anonymous pages that were touched before; in alternation, medians of
-nine. `open_us`: a committed object is opened by its id, and closed. `down_gb_per_s`: objects of 16
-MiB move from a full memory to the disk, against the same copied by `sendfile`.
+`in_place`: write 1 GiB in place into a segment that was an object before (`shm` with an arena),
+against a memset into anonymous pages that were touched before; in alternation, medians of nine.
+`open_us`: open a committed object by its id, and close it. `down_gb_per_s`: move objects of 16 MiB
+from a full memory to the disk, against copies of the same objects by `sendfile`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIECE_BYTES, PIECES = 16 << 20, 24
 
 
 def fill(view: memoryview, value: int) -> float:
-    """Fill all of it; return GB/s."""
+    """Fill a memory view; return GB/s."""
     place = (ctypes.c_char * len(view)).from_buffer(view)
     start_s = time.perf_counter()
     ctypes.memset(ctypes.addressof(place), value, len(view))
@@ -37,7 +37,7 @@ def fill(view: memoryview, value: int) -> float:
 
 
 def write_in_place(store: ShmStore, number: int) -> float:
-    """Write an object in place, from its begin to its commit; return GB/s."""
+    """Write an object in place, from `begin` to `commit`; return GB/s."""
     start_s = time.perf_counter()
     with store.begin(f"large{number}", size_hint_bytes=SIZE_BYTES) as writer:
         view = writer.view(SIZE_BYTES)
@@ -50,7 +50,7 @@ def write_in_place(store: ShmStore, number: int) -> float:
 
 
 def in_place() -> dict[str, float | str]:
-    """Return the speed of writing in place, and for comparison of fresh memory and a memset."""
+    """Return the speed of writing in place, of writing to new memory, and of a memset."""
     ours, touched = [], []
     anonymous = mmap.mmap(-1, SIZE_BYTES)
     with ShmStore(f"bench-{os.getpid()}", 8 << 30, uses_arena=True) as store:
@@ -83,7 +83,7 @@ def open_us() -> float:
 
 
 def down() -> dict[str, float]:
-    """Return the rate at which objects move to the lower level, and the possible rate."""
+    """Return the rate at which objects move to the lower level, and the rate of `sendfile`."""
     capacity_bytes = PIECES * PIECE_BYTES
     with tempfile.TemporaryDirectory() as directory:
         lower = FileStore(Path(directory, "lower"), ShelfOptions())

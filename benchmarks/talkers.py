@@ -1,6 +1,6 @@
-"""Measures interactive programs: no-op tasks in warm processes, chains of them, and the first byte
-of a stream.
+"""Measures interactive programs: no-op tasks in warm processes, chains, and streams.
 
+The figure of a stream is the time until its reader has the first byte.
 The program is the Python SDK's `serve` with one `publish`. Expected cost of a task in addition to
 the 70 us of the control plane: 15 us in the program, and in the worker 10 to read its arguments, 15
 for two calls of the program, 10 for two frames to it, and 15 for the states of an attempt.
@@ -95,9 +95,7 @@ def chain(client: Client, command: list[str], hops: int) -> float:
 
 
 def first_byte(client: Client, command: list[str]) -> float:
-    """Return the fraction of its producer's time after which a reader has the first byte of a
-    stream.
-    """
+    """Return the time until a reader has the first byte of a stream, relative to its duration."""
     with client.job("stream") as job:
         stream = add(job, command, stream=STREAM_S)
         first_s, last_s = map(float, job.read(add(job, command, stream, follow=True)).split())

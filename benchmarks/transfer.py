@@ -1,10 +1,9 @@
-"""Compares the transfer of one large object between two workers by HTTP with a bare server and a
-bare client.
+"""Compares the HTTP transfer of a large object between two workers with a plain transfer.
 
-Ours is a worker's real site, and a real fetcher into a real store: tickets, a checksum over every
-byte, reserved space, a commit. The bare variant is Twisted's own way to serve a file, and pycurl
-writing into a file, both with large buffers. Both use the same tmpfs on both ends, in alternation.
-The additional cost of ours is mostly the checksum and the reserved space, some 50 ms each for 1
+The first variant uses a worker's HTTP server, fetcher and store: tickets, a checksum over every
+byte, reserved space, a commit. In the plain variant, Twisted serves a file, and pycurl writes it to
+a file, both with large buffers. Both variants use the same tmpfs on both ends, in alternation. The
+additional cost of the first is mostly the checksum and the reserved space, some 50 ms each for 1
 GiB. A third variant fetches into a store in memory that recycles freed memory.
 """
 
@@ -47,8 +46,9 @@ OBJECT = ObjectId("large")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """GB/s, as medians; `ratio` is the median of the ratios of pairs. CPU time in seconds per GiB,
-    of both ends together.
+    """GB/s, as medians; `ratio` is the median of the ratios of pairs.
+
+    CPU time is in seconds per GiB, of both ends together.
     """
 
     ours_gb_per_s: float
@@ -60,8 +60,9 @@ class Measurement:
 
 
 class Part:
-    """One end, in a separate process: it prints a line when it is ready, and one for each line that
-    it gets.
+    """One end of a transfer, in a separate process.
+
+    It prints a line when it is ready, and a line for each line that it receives.
     """
 
     def __init__(self, *words: str) -> None:
@@ -72,7 +73,7 @@ class Part:
         self.ready = self._heard()
 
     def ask(self, line: str) -> list[float]:
-        """Make it do its part; return the time in seconds, and the CPU time that it has used."""
+        """Send a line to the process; return the time of the transfer and its CPU time so far."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -89,7 +90,7 @@ class Part:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("a part of this benchmark has ended")
+            raise RuntimeError("a process of this benchmark has ended before its transfer")
         return line.strip()
 
 
@@ -106,7 +107,7 @@ def _cpu_s() -> float:
 
 
 class Lines(LineReceiver):
-    """Lines that a part receives; an empty one only requests the CPU time."""
+    """The lines that a process receives; an empty line only requests the CPU time."""
 
     delimiter = b"\n"
 

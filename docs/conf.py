@@ -37,15 +37,16 @@ linkcheck_timeout = 30
 
 
 def copy_project_pages(app):
-    """Bring the documents that lie outside of `docs/` into its folder `project`, and generate the
-    lists of decisions and of modules.
+    """Copy the documents outside of `docs/` into its folder `project`, and generate two lists.
+
+    The lists are of the decisions and of the modules.
     """
     for name in PROJECT_PAGES:
         page = Path(app.srcdir, "project", name)
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text((ROOT / name).read_text())
     rows = [f"adr/{path.stem}" for path in sorted(Path(app.srcdir, "adr").glob("[0-9]*.md"))]
-    index = "# Decisions\n\nWhy ciel is as it is, in the order in which it was decided.\n\n"
+    index = "# Decisions\n\nThe design decisions of ciel with their reasons, in order.\n\n"
     index += "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(rows) + "\n```\n"
     Path(app.srcdir, "decisions.md").write_text(index)
     modules = subprocess.check_output([sys.executable, ROOT / ".ci/map", "--markdown"])
@@ -63,7 +64,7 @@ def resolve_links(app, docname, source):
         text, target, anchor = match[1], match[2], match[3] or ""
         path = Path(os.path.normpath(original.parent / target))
         if not path.exists():
-            return match[0]  # Sphinx says so
+            return match[0]  # Sphinx reports the broken link
         inside = path.relative_to(ROOT)
         if str(inside) in PROJECT_PAGES:
             path = Path(app.srcdir, "project", inside)

@@ -1,5 +1,4 @@
-"""Where is a word most frequent? Two stages of ordinary `grep`s: the results of the first decide
-the second.
+"""Finds the files and functions in which a word is most frequent, in two stages of tasks.
 
     python examples/search.py [WORD [DIRECTORY]]
 
@@ -33,9 +32,7 @@ def sources(directory: str = "") -> list[str]:
 
 
 def count_here(word: str, paths: list[str]) -> int:
-    """Count with plain grep, for comparison, with as many paths per command as a command line can
-    have.
-    """
+    """Count with plain grep, for comparison, with 1,000 paths per command."""
     found = 0
     for start in range(0, len(paths), 1000):
         command = ["grep", "-w", "-e", word, "--", "/dev/null", *paths[start : start + 1000]]
@@ -66,20 +63,20 @@ def main() -> int:
     """Search on the cluster, and count by plain grep; return the exit status."""
     word = sys.argv[1] if len(sys.argv) > 1 else "yield"
     paths = sources(*sys.argv[2:3])
-    print(f"looking for {word!r} in {len(paths)} files")
+    print(f"searching for {word!r} in {len(paths)} files")
     with ciel.Client(name="search", cluster_options={"workers": 2}) as client:
         start_s = time.monotonic()
         found, places = search_on_cluster(client, word, paths)
         elapsed_s = time.monotonic() - start_s
         logs = client.cluster.directory if client.cluster else None
-    print(f"the files with most of it were searched again; it stands there in:\n{places}", end="")
+    print(f"the functions with most such lines, in the files with most of them:\n{places}", end="")
     print(f"{found} lines found by two stages of tasks in {elapsed_s:.2f} s")
     expected = count_here(word, paths)
     print(f"{expected} found by plain grep")
     if logs:
         print(f"logs: {logs}")
     if found != expected:
-        print("the two differ", file=sys.stderr)
+        print("the two numbers of lines differ", file=sys.stderr)
         return 1
     return 0
 

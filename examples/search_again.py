@@ -1,9 +1,8 @@
-"""The task in the middle of `search.py`: it reads the counts of the first stage, and decides which
-files are searched again.
+"""The task in the middle of `search.py`: it chooses the files that the second stage searches.
 
-Its arguments are a word and references to texts of lines `PATH:COUNT`. The tasks that it spawns
-depend on these texts, so the graph is not known in advance. It does not wait for its children: it
-delegates its output to the last of them.
+Its arguments are a word and references to the counts of the first stage, texts of lines
+`PATH:COUNT`. The tasks that it spawns depend on these texts, so the graph is not known in advance.
+It does not wait for its children: it delegates its output to the last of them.
 """
 
 from ciel.executors.sdk import ciel_task

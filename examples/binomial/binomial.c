@@ -1,7 +1,8 @@
 /* The price of a European put by the binomial method of Jarrow and Rudd: tasks of a pipeline, in C.
  *
  *     binomial expiry     writes the values at the nodes of the day of expiry
- *     binomial back       writes those some steps earlier, while it reads the stream of later ones
+ *     binomial back       writes the values some steps earlier, while it reads the stream of later
+ *                         values
  *     binomial price      writes the only remaining value, as text
  *
  * Values are doubles, ordered from the lowest price of the share to the highest. */
@@ -66,7 +67,7 @@ static void go_back(struct ciel_input *input, struct ciel_output *output, int ch
     double *last = calloc((size_t)chunk, sizeof *last), value;
 
     if (last == NULL)
-        fail("there is no memory for so many steps");
+        fail("not enough memory for this number of steps: use a smaller CHUNK");
     for (int count = 0; read_value(input, &value); count++) {
         int known = count < chunk ? count : chunk;
 

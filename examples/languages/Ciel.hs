@@ -1,7 +1,7 @@
 -- | The protocol between a task in Haskell and its worker: JSON, in frames on two pipes. Texts are
 -- in UTF-8, a byte in each character. The module needs only Haskell 98, and also runs in Hugs.
 module Ciel
-  ( Json (..), member, elements, Worker, serve, contents, publish, spawn, tailSpawn, ask, tell
+  ( Json (..), member, elements, Worker, serve, contents, publish, spawn, tailSpawn, request, send
   ) where
 
 import Data.Char (chr, digitToInt, intToDigit, isAlphaNum, isSpace, ord)
@@ -106,80 +106,80 @@ first f (x, y) = (f x, y)
 -- | The worker: the pipe to it, and the pipe from it.
 data Worker = Worker Handle Handle
 
-tell :: Worker -> String -> [(String, Json)] -> IO ()
-tell (Worker said _) call arguments = do
+send :: Worker -> String -> [(String, Json)] -> IO ()
+send (Worker toWorker _) call arguments = do
   let text = show (List [Text call, Object arguments])
       size = length text
   hFlush stdout -- the printed text belongs to this task
-  hPutStr said [chr (size `div` 256 ^ place `mod` 256) | place <- [3, 2, 1, 0 :: Int]]
-  hPutStr said text
-  hFlush said
+  hPutStr toWorker [chr (size `div` 256 ^ place `mod` 256) | place <- [3, 2, 1, 0 :: Int]]
+  hPutStr toWorker text
+  hFlush toWorker
 
 -- | Read the next message: a call with its arguments, or Nothing at the end.
-hear :: Worker -> IO (Maybe (String, Json))
-hear (Worker _ heard) = do
-  over <- hIsEOF heard
+receive :: Worker -> IO (Maybe (String, Json))
+receive (Worker _ fromWorker) = do
+  over <- hIsEOF fromWorker
   if over
     then return Nothing
     else do
-      size <- mapM (const (hGetChar heard)) [1 .. 4 :: Int]
-      text <- mapM (const (hGetChar heard)) [1 .. foldl (\n c -> 256 * n + ord c) 0 size]
+      size <- mapM (const (hGetChar fromWorker)) [1 .. 4 :: Int]
+      text <- mapM (const (hGetChar fromWorker)) [1 .. foldl (\n c -> 256 * n + ord c) 0 size]
       case fst (value text) of
         List [Text call, arguments] -> return (Just (call, arguments))
-        other -> ioError (userError ("no call: " ++ show other))
+        other -> ioError (userError ("the worker's message is not a call: " ++ show other))
 
-ask :: Worker -> String -> [(String, Json)] -> IO Json
-ask worker call arguments = do
-  tell worker call arguments
-  heard <- hear worker
-  case heard of
+request :: Worker -> String -> [(String, Json)] -> IO Json
+request worker call arguments = do
+  send worker call arguments
+  message <- receive worker
+  case message of
     Just (_, reply) -> return reply
-    Nothing -> ioError (userError ("the worker is gone, instead of replying to " ++ call))
+    Nothing -> ioError (userError ("the worker closed the pipe without a reply to " ++ call))
 
 -- | The content of an object that exists, such as an argument of the task.
 contents :: Worker -> Json -> IO String
 contents worker ref = do
-  reply <- ask worker "open_ref" [("ref", ref)]
+  reply <- request worker "open_ref" [("ref", ref)]
   case member "filename" reply of
     Text name -> openBinaryFile name ReadMode >>= hGetContents
-    _ -> ioError (userError ("it cannot be opened: " ++ show ref))
+    _ -> ioError (userError ("the worker cannot open the object: " ++ show ref))
 
 publish :: Worker -> Int -> String -> IO ()
 publish worker number content = do
   let index = ("index", Number (show number))
-  reply <- ask worker "open_output" [index]
+  reply <- request worker "open_output" [index]
   case member "filename" reply of
     Text name -> do
       file <- openBinaryFile name WriteMode
       hPutStr file content
       hClose file
-    _ -> ioError (userError ("the worker names no file: " ++ show reply))
-  _ <- ask worker "close_output" [index]
+    _ -> ioError (userError ("the worker's reply contains no filename: " ++ show reply))
+  _ <- request worker "close_output" [index]
   return ()
 
 spawn :: Worker -> String -> [(String, Json)] -> IO Json
 spawn worker executor keywords =
-  ask worker "spawn" (("executor_name", Text executor) : keywords)
+  request worker "spawn" (("executor_name", Text executor) : keywords)
 
 -- | Create a task to which this one delegates its outputs.
 tailSpawn :: Worker -> String -> [(String, Json)] -> IO ()
 tailSpawn worker executor keywords =
-  tell worker "tail_spawn" (("executor_name", Text executor) : keywords)
+  send worker "tail_spawn" (("executor_name", Text executor) : keywords)
 
 -- | Run tasks until the worker closes the pipe.
 serve :: (Worker -> Json -> IO ()) -> IO ()
 serve run = do
   arguments <- getArgs
-  let [_, saying, _, hearing] = reverse (take 4 (reverse arguments))
-  said <- openBinaryFile saying WriteMode -- in this order: each end waits for the other
-  heard <- openBinaryFile hearing ReadMode
-  next (Worker said heard)
+  let [_, writeFifo, _, readFifo] = reverse (take 4 (reverse arguments))
+  toWorker <- openBinaryFile writeFifo WriteMode -- in this order: each end waits for the other
+  fromWorker <- openBinaryFile readFifo ReadMode
+  next (Worker toWorker fromWorker)
   where
     next worker = do
-      heard <- hear worker
-      case heard of
+      message <- receive worker
+      case message of
         Just ("start_task", task) -> do
           run worker task
-          tell worker "exit" [("keep_process", Text "may_keep")]
+          send worker "exit" [("keep_process", Text "may_keep")]
           next worker
         _ -> return ()

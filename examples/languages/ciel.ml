@@ -105,32 +105,33 @@ let parse text =
 (* --- messages --------------------------------------------------------------------------------- *)
 
 let argument place = Sys.argv.(Array.length Sys.argv - place)
-let said = open_out_bin (argument 3) (* in this order, as each open waits for the worker's *)
-let heard = open_in_bin (argument 1)
+let to_worker = open_out_bin (argument 3) (* in this order, as each open waits for the worker's *)
+let from_worker = open_in_bin (argument 1)
 
-let tell call arguments =
+let send call arguments =
   let text = print (List [ String call; Object arguments ]) in
-  output_binary_int said (String.length text);
-  output_string said text;
+  output_binary_int to_worker (String.length text);
+  output_string to_worker text;
   flush_all () (* also the printed text, which belongs to this task *)
 
-let hear () =
-  match parse (really_input_string heard (input_binary_int heard)) with
+let receive () =
+  match parse (really_input_string from_worker (input_binary_int from_worker)) with
   | List [ String call; arguments ] -> (call, arguments)
-  | other -> failwith ("no call: " ^ print other)
+  | other -> failwith ("the worker's message is not a call: " ^ print other)
 
-let ask call arguments = tell call arguments; snd (hear ())
+let request call arguments = send call arguments; snd (receive ())
 
-(* The path of an object. The task is suspended until it exists: it holds memory, but no slot. *)
+(* The path of an object. The task waits in place until the object exists: it holds memory, but no
+   slot. *)
 let rec path ref =
-  match member "filename" (ask "open_ref" [ ("ref", ref) ]) with
+  match member "filename" (request "open_ref" [ ("ref", ref) ]) with
   | String path -> path
   | _ ->
-      tell "tail_spawn"
+      send "tail_spawn"
         [ ("executor_name", String "ocaml"); ("is_fixed", Bool true);
           ("extra_dependencies", List [ ref ]) ];
-      tell "exit" [ ("keep_process", String "must_keep") ];
-      ignore (hear ());
+      send "exit" [ ("keep_process", String "must_keep") ];
+      ignore (receive ());
       path ref
 
 let contents ref =
@@ -141,29 +142,29 @@ let contents ref =
 
 (* Add an output of the task, which other tasks find only by its reference; return its number. *)
 let allocate prefix =
-  match member "index" (ask "allocate_output" [ ("prefix", String prefix) ]) with
+  match member "index" (request "allocate_output" [ ("prefix", String prefix) ]) with
   | Number index -> int_of_string index
-  | _ -> failwith "the worker gives no number"
+  | _ -> failwith "the worker's reply to allocate_output contains no index"
 
 (* Write a complete output; return a reference to it. *)
 let publish index content =
   let index = ("index", Number (string_of_int index)) in
-  (match member "filename" (ask "open_output" [ index ]) with
+  (match member "filename" (request "open_output" [ index ]) with
   | String path ->
       let file = open_out_bin path in
       output_string file content;
       close_out file
-  | _ -> failwith "the worker names no file");
-  member "ref" (ask "close_output" [ index ])
+  | _ -> failwith "the worker's reply to open_output contains no filename");
+  member "ref" (request "close_output" [ index ])
 
-let spawn executor keywords = ask "spawn" (("executor_name", String executor) :: keywords)
-let tail_spawn executor keywords = tell "tail_spawn" (("executor_name", String executor) :: keywords)
+let spawn executor keywords = request "spawn" (("executor_name", String executor) :: keywords)
+let tail_spawn executor keywords = send "tail_spawn" (("executor_name", String executor) :: keywords)
 
 (* Run tasks until the worker closes the pipe. *)
 let rec serve run =
-  match hear () with
+  match receive () with
   | "start_task", task ->
       run task;
-      tell "exit" [ ("keep_process", String "may_keep") ];
+      send "exit" [ ("keep_process", String "may_keep") ];
       serve run
   | _ | (exception End_of_file) -> ()

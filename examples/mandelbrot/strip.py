@@ -11,8 +11,9 @@ LEFT, RIGHT = -2.4, 1.2  # the real axis is in the middle of the picture
 
 
 def escape(c: complex) -> float:
-    """Return the number of steps after which a point escapes, with a smooth fraction; LIMIT if it
-    does not.
+    """Return the number of steps after which a point escapes, with a smooth fraction.
+
+    Return LIMIT if the point does not escape.
     """
     z = 0j
     for step in range(LIMIT):

@@ -1,5 +1,7 @@
-"""An array that one task produces and others read in place. `ciel.empty` returns memory of the
-store, so that the array is never copied; readers map the stored array, and cannot change it.
+"""An array that one task produces and other tasks read in place.
+
+`ciel.empty` returns memory of the store, so the array is never copied. Readers map the stored
+array.
 
     python examples/python/arrays.py [MEBIBYTES]
 """

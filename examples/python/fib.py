@@ -1,5 +1,7 @@
-"""Fibonacci numbers, where every call is a task. A task that needs two results delegates to a third
-task, and ends: it does not wait, and holds no slot.
+"""Fibonacci numbers, where every call is a task.
+
+A task that needs two results delegates to a third task, and ends: it does not wait, and holds no
+slot.
 
     python examples/python/fib.py [N]
 """

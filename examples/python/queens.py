@@ -1,6 +1,7 @@
-"""Count the ways to place N queens on a board so that they do not attack each other: a search whose
-tree is not known in advance. Each task spawns a task for each free place in the next row, and waits
-for all of them; while it waits, its slot is free for other tasks.
+"""Count the ways to place N queens on a board so that they do not attack each other.
+
+This is a search whose tree is not known in advance. Each task spawns a task for each free place in
+the next row, and waits for all of them; while it waits, its slot is free for other tasks.
 
     python examples/python/queens.py [N]
 """
@@ -24,7 +25,7 @@ def free(size: int, placed: tuple[int, ...]) -> list[int]:
 
 
 def count_here(size: int, placed: tuple[int, ...]) -> int:
-    """Count the completions without further tasks."""
+    """Count the ways to place the remaining queens, without further tasks."""
     if len(placed) == size:
         return 1
     return sum(count_here(size, (*placed, column)) for column in free(size, placed))
@@ -32,7 +33,7 @@ def count_here(size: int, placed: tuple[int, ...]) -> int:
 
 @ciel.task
 def count(size: int, placed: tuple[int, ...] = ()) -> int:
-    """Count the completions with a task for each column."""
+    """Count the ways to place the remaining queens, with a task for each column."""
     if size - len(placed) < ALONE:
         return count_here(size, placed)
     return sum(ciel.gather([count.spawn(size, (*placed, column)) for column in free(size, placed)]))

@@ -1,5 +1,7 @@
-"""The most frequent words of some files: a function for each file, then two programs that read the
-results of all these, and a last function.
+"""Prints the most frequent words of some files.
+
+A Python function reads each file, the programs `sort` and `uniq` process the results of all these
+calls, and a last function selects the words.
 
     python examples/python/words.py [FILE ...]
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Count how often each letter stands in an object: a task that talks with its worker."""
+"""A task that counts how often each letter occurs in an object."""
 
 import json
 from collections import Counter

@@ -25,9 +25,10 @@ BAD_QUERY = 3  # the exit status of the program for errors that the query's auth
 
 
 class SqlExecutor(Executor):
-    """Runs `query` on `tables`, an object of names and references to tables; the first line of a
-    table names its columns. Its output is such a table, too. `time_limit_s` is set in the
-    configuration, under `[executors.sql]`.
+    """Runs a query on tables; its output is a table, too.
+
+    `tables` is an object of names and references to tables; the first line of a table names its
+    columns. The configuration sets `time_limit_s`, under `[executors.sql]`.
     """
 
     name = "sql"

@@ -1,9 +1,9 @@
 """The functions that a script of the executor `skypy` can call.
 
-A function that needs an object which does not exist yet is interrupted, and a continuation task
-follows when the object exists. Current versions of PyPy cannot save a coroutine. So only the
-references that `spawn` returned are saved: the function is called again, and gets the same
-references. It must do the same again.
+If a function needs an object that does not exist yet, this module interrupts it, and a continuation
+task starts when the object exists. Current versions of PyPy cannot save a coroutine, so this module
+saves only the references that `spawn` returned. The continuation calls the function again, and
+`spawn` returns the same references. So the function must be deterministic.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-# arguments of a task that its continuation needs, too
+# the arguments of a task that its continuation also gets
 KEPT = ("entry_point", "entry_args", "export_json", "run_fixed")
 
 
-class LeftOff(BaseException):
+class Interrupted(BaseException):
     """The function cannot continue yet. Scripts that catch every `Exception` do not catch this."""
 
 
@@ -44,14 +44,14 @@ class Script:
         exec(compile(self.task.read(told["py_ref"]), "script", "exec"), names)
         try:
             result = names[told["entry_point"]](*told.get("entry_args", ()))
-        except LeftOff:
-            self.go_on_later()
+        except Interrupted:
+            self.continue_later()
         else:
             encoded = json.dumps(result).encode() if told["export_json"] else pickle.dumps(result)
             self.task.publish(told["ret_output"], encoded)
 
-    def go_on_later(self) -> None:
-        """Delegate to a continuation that starts when all objects exist that were needed so far."""
+    def continue_later(self) -> None:
+        """Delegate to a continuation that starts when all objects needed so far exist."""
         told = self.task.private
         lists = {"spawned": self.spawned, "needed": self.needed}
         saved = {key: [ref.array for ref in refs] for key, refs in lists.items()}
@@ -67,8 +67,9 @@ current: Script
 
 
 def spawn(name: str, *args: Any) -> ciel_task.Ref:
-    """Create a task that calls another function of the script, and return a reference to its
-    result; or the reference that was created before this function was interrupted.
+    """Create a task that calls another function of the script; return a reference to its result.
+
+    If the function was interrupted after this call, return the same reference again.
     """
     ref = next(current.again, None)
     if ref is None:
@@ -90,7 +91,7 @@ def deref_as_raw_file(ref: ciel_task.Ref) -> BinaryIO:
         current.needed.append(ref)
     opened = current.task.call("open_ref", ref=ref)
     if "filename" not in opened:
-        raise LeftOff
+        raise Interrupted
     return open(opened["filename"], "rb")
 
 
