@@ -6,15 +6,16 @@ the writer dies right afterwards. A core can fill its buffer only after the peer
 side therefore first sends an empty message, and writes nothing until the peer has taken it.
 
 After the segment there is a line for each side, in which a sleeping side announces whether it waits
-for bytes or for room. If the peer has moved some, it rings by sending a byte on the socket. No bell
-is lost. A side that sleeps (1) announces it, (2) increments its own bell in the segment, (3) checks
-once more. The peer (a) gives or takes bytes, (b) increments the same bell, as MPB does after every
-move, (c) checks whether the side sleeps. Increments of one word are ordered: if (2) comes first,
-(c) sees the sleep; if (b) comes first, (3) sees the bytes. The peer clears the announcement before
-it rings. If this clears a newer announcement by mistake, that announcement was made before the bell
-arrived, and the bell wakes the side.
+for bytes or for room. After the peer has written bytes or made room, it rings the sleeping side by
+sending a byte on the socket. No bell is lost. A side that sleeps (1) announces it, (2) increments
+its own bell in the segment, (3) checks once more. The peer (a) writes or reads bytes, (b)
+increments the same bell, as MPB does after every move, (c) checks whether the side sleeps.
+Increments of one word are ordered: if (2) comes first, (c) sees the sleep; if (b) comes first, (3)
+sees the bytes. The peer clears the announcement before it rings. If this clears a newer
+announcement by mistake, that announcement was made before the bell arrived, and the bell wakes the
+side.
 
-This channel does not poll before sleeping, and each check takes a few calls per channel.
+This channel does not poll before sleeping, because each check takes a few calls per channel.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def _check(descriptor: int) -> None:
     except OSError:
         seals = 0  # not a memfd
     if seals & SEALS != SEALS or os.fstat(descriptor).st_size != WAY_BYTES:
-        raise MpbError(FORMAT, "not memory of a message channel, or a different version")
+        raise MpbError(
+            FORMAT, "not memory of a message channel, or a different version of ciel created it"
+        )
 
 
 class MpbWay:
@@ -96,7 +99,7 @@ class MpbWay:
         self._sends: list[tuple[Request, int]] = []  # pending sends, and their lines
         self._error: MpbError | None = None
         self._is_gone = False
-        # The pieces given and bells rung at the last check whether the peer sleeps.
+        # The numbers of pieces sent and bells rung at the last check whether the peer sleeps.
         self._counted = (0, 0)
         try:
             with ExitStack() as undone:
@@ -132,7 +135,8 @@ class MpbWay:
         if send.moved_bytes < len(content):
             self._is_over(send)
             if not self._is_gone:  # there was room, so another program has written there
-                self._fail(MpbError(CORRUPT, "the peer accepts less than there is room for"))
+                text = "the buffer accepted fewer bytes than it has room for; its memory is damaged"
+                self._fail(MpbError(CORRUPT, text))
             return 0
         self._sends.append((send, -(-(len(content) + HEADS_BYTES) // LINE_BYTES)))
         self._carry_bell()
@@ -167,8 +171,8 @@ class MpbWay:
             self._core.ring(self._side)
 
     def look(self, wants: int) -> int:
-        """Make progress; return which of BYTES and ROOM are there, or a negative number if the
-        channel has failed.
+        """Make progress; return which of the wanted BYTES and ROOM are available, or a negative
+        number if the channel has failed.
         """
         try:
             self._advance()
@@ -202,9 +206,9 @@ class MpbWay:
         try:
             return self._core.test(request)
         except CoreGoneError as error:
-            if self._core.lives(self._other):  # it refused a message, or another program did
+            if self._core.lives(self._other):  # the peer, or another program, refused a message
                 self._fail(error)
-            self._is_gone = True  # its socket will show that
+            self._is_gone = True  # the peer's socket reports its end
             return False
         except MpbError as error:
             self._fail(error)
