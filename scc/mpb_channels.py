@@ -95,7 +95,7 @@ class MpbWay:
     def __init__(self, descriptor: int, side: int, bell_fd: int) -> None:
         self._side = side
         self._other = 1 - side
-        self._came = b""  # received, but not read yet
+        self._arrived = b""  # received bytes that are not read yet
         self._sends: list[tuple[Request, int]] = []  # pending sends, and their lines
         self._error: MpbError | None = None
         self._is_gone = False
@@ -139,7 +139,7 @@ class MpbWay:
                 self._fail(MpbError(CORRUPT, text))
             return 0
         self._sends.append((send, -(-(len(content) + HEADS_BYTES) // LINE_BYTES)))
-        self._carry_bell()
+        self._ring_if_asleep()
         return len(content)
 
     def read(self) -> bytes:
@@ -147,10 +147,10 @@ class MpbWay:
         self._advance()
         pieces = []
         left_bytes = READ_BYTES
-        while self._came and len(self._came) <= left_bytes:
-            pieces.append(self._came)
-            left_bytes -= len(self._came)
-            self._came = b""
+        while self._arrived and len(self._arrived) <= left_bytes:
+            pieces.append(self._arrived)
+            left_bytes -= len(self._arrived)
+            self._arrived = b""
             self._advance()
         return b"".join(pieces)
 
@@ -178,7 +178,7 @@ class MpbWay:
             self._advance()
         except CielError:
             return -1 if wants else 0
-        return wants & (bool(self._came) * BYTES | (self._room_bytes > 0) * ROOM)
+        return wants & (bool(self._arrived) * BYTES | (self._room_bytes > 0) * ROOM)
 
     @property
     def _room_bytes(self) -> int:
@@ -191,16 +191,19 @@ class MpbWay:
         if self._error is not None:
             raise self._error
         self._core.push()
-        while not self._came and self._is_over(self._receive):
-            self._came = self._receive.content
+        while not self._arrived and self._is_over(self._receive):
+            self._arrived = self._receive.content
             self._receive = self._core.irecv(MESSAGE_MAX_BYTES, self._other)
         if self._hello is not None and self._is_over(self._hello):
             self._hello = None
         if self._sends:
             self._sends = [send for send in self._sends if not self._is_over(send[0])]
-        self._carry_bell()
+        self._ring_if_asleep()
 
     def _is_over(self, request: Request) -> bool:
+        """Return whether a request has succeeded. Record it if the peer is gone; raise any other
+        error.
+        """
         if not request.is_over:
             return False
         try:
@@ -218,7 +221,7 @@ class MpbWay:
         self._error = error
         raise error
 
-    def _carry_bell(self) -> None:
+    def _ring_if_asleep(self) -> None:
         """Ring if the peer sleeps for bytes or room that have moved since the last check."""
         counters = self._core.counters()
         counted = counters["pieces_sent"], counters["rings"]
