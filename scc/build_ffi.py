@@ -38,7 +38,7 @@ def declarations(header: str) -> str:
     """Reduce a header to the text that cffi reads: no comments, no directives except numbers."""
     text = _without_comments(header)
     text = re.sub(r"^#ifdef __cplusplus\n.*?^#endif\n", "", text, flags=re.DOTALL | re.MULTILINE)
-    # A guard has no value, and a macro with arguments is not a number; the compiler knows the rest.
+    # Skip include guards, which have no value, and macros with arguments, which are not numbers.
     numbers = re.findall(r"^# *define +(\w+) +[-+(\w]", text, flags=re.MULTILINE)
     text = re.sub(r"^#(?:[^\n]*\\\n)*[^\n]*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[ *[A-Z][^\]]*\](?=[^;{]*\))", "[]", text)  # a parameter has no size
@@ -47,9 +47,10 @@ def declarations(header: str) -> str:
 
 
 def explicit_declarations(part: str, compile_program: Callable[[Path, Path], object]) -> str:
-    """Return the declarations of a part with the values of all numbers: what cffi reads when it
-    loads a library instead of a module. A program that `compile_program(source, program)` compiles
-    prints the values.
+    """Return the declarations of a part with the values of all numbers.
+
+    cffi reads them when it loads a library instead of a module. A program that
+    `compile_program(source, program)` compiles prints the values.
     """
     text = declarations((SCC / "include" / f"{part}.h").read_text())
     names = re.findall(r"^#define (\w+) \.\.\.$", text, flags=re.MULTILINE)

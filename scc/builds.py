@@ -25,8 +25,8 @@ HOME = Path(__file__).parent
 def load(part: str, build: Build = "coherent") -> Any:
     """Return the module of `part` (`shmfs`, `mpb`, `ring`), with its `ffi` and `lib`.
 
-    Where ciel was installed without the headers of Python, there is no module in C but a library,
-    whose calls take longer.
+    If ciel was installed without the headers of Python, cffi loads a shared library instead of an
+    extension module, and calls take longer.
     """
     name = f"_{part}" if build == "coherent" else f"_{part}_{build}"
     declared = HOME / f"_{part}.declarations"

@@ -8,7 +8,7 @@ from typing import Final
 from ciel.scc.ring import Lookout, Ring, make_segment
 
 CAPACITY_BYTES: Final = 128 * 1024
-"""Of each direction between daemons: holds more than a batch, and little of a core's cache."""
+"""For each direction between daemons. It holds more than a batch, and fills little of a cache."""
 
 SPIN_US: Final = 300.0
 """How long to poll before sleeping, if polling is on: longer than a peer on another core takes to

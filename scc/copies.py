@@ -51,7 +51,7 @@ class Copies:
             self.copied_bytes += size_bytes
 
     def take(self, key: tuple[int, int], file: File, size_bytes: int) -> Copy:
-        """Return the copy of a file, made if necessary. The caller ends its use by `give_back`."""
+        """Return the copy of a file; create it if necessary. The caller later calls `give_back`."""
         with self._lock:
             if (copy := self._copies.get(key)) is not None:
                 copy.users += 1
@@ -60,7 +60,7 @@ class Copies:
                 copy.users = 1
                 self._copies[key] = copy
                 return copy
-        fd = self._made(file)
+        fd = self._new_copy(file)
         with self._lock:
             self.copied_bytes += size_bytes
             if (copy := self._copies.get(key)) is not None:  # another thread was quicker
@@ -95,7 +95,7 @@ class Copies:
             self._make_room(-1)
             self._kept_max_bytes = -1
 
-    def _made(self, file: File) -> int:
+    def _new_copy(self, file: File) -> int:
         """Copy a file. If descriptors run out, drop the copies without readers first."""
         try:
             return _copied(file)

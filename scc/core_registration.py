@@ -26,7 +26,7 @@ _WORD_BYTES = 8
 
 
 class CoreRegistration:
-    """The registration of this process as a core."""
+    """Registers this process as a core."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class CoreRegistration:
         self._directory_fd = open_private(_DIRECTORY, parent_fd=parent_fd)
         try:
             with self._alone():
-                taken = self._swept()
+                taken = self._sweep()
                 if core is None:
                     free = (number for number in range(core_count) if number not in taken)
                     core = next(free, core_count)
@@ -102,7 +102,7 @@ class CoreRegistration:
                     os.close(fd)
             self._fd = self._directory_fd = -1
 
-    def _swept(self) -> dict[int, str]:
+    def _sweep(self) -> dict[int, str]:
         """Remove the names of ended incarnations; return the live incarnations, by core."""
         living = {}
         for name in os.listdir(self._directory_fd):
@@ -117,7 +117,7 @@ class CoreRegistration:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from registering and unregistering meanwhile."""
+        """Hold a lock, so that no other process registers or unregisters meanwhile."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory_fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)

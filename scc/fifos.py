@@ -44,7 +44,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FifoError(StorageError):
-    """A FIFO was not served completely; `reason` tells why."""
+    """A FIFO was not served completely; `reason` says why."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -53,8 +53,8 @@ class FifoError(StorageError):
 
 
 class Served:
-    """One FIFO. `result` is the number of bytes transferred, which is less than all if the reader
-    stopped early; or it fails with `FifoError`, or with the exception that `take` raised.
+    """One FIFO. `result` is the number of bytes transferred, which is smaller than the content if
+    the reader stopped early. It fails with `FifoError`, or with the exception that `take` raised.
     """
 
     def __init__(
@@ -237,7 +237,9 @@ class Fifos:
                     self._begin(served)
 
     def _begin(self, served: Served) -> None:
-        """A process has opened the FIFO: remove its name, and keep only our own end."""
+        """Start a transfer, because a process has opened the FIFO: remove its name, and keep only
+        our own end.
+        """
         self._unwatch(served)
         is_reading = served.take is not None
         flags = (os.O_RDONLY if is_reading else os.O_WRONLY) | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""Memory of images: allocates files completely, and maps separate runs of blocks contiguously."""
+"""Allocates the files of images completely, and maps separate runs of blocks contiguously."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def directory_name(instance: str) -> str:
 
 
 def open_instance(name: str, layout: Layout) -> tuple[int, Image]:
-    """Take a lease on an instance's directory and attach to its image, made if missing."""
+    """Take a lease on an instance's directory, and attach to its image; create it if missing."""
     geometry = layout.geometry()
     try:
         root_fd = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -117,11 +117,12 @@ def open_instance(name: str, layout: Layout) -> tuple[int, Image]:
 
 def _difference(found: Geometry, wanted: Geometry) -> str:
     differing = [
-        f"{field} is {there}, not {here}"
+        f"its {field} is {there}, not {here}"
         for field, there, here in zip(Geometry._fields, found, wanted, strict=True)
         if there != here
     ]
     text = "; ".join(differing)
     return (
-        f"all workers that share it must specify the same cores, capacity, block and shards: {text}"
+        f"the instance exists with other options ({text}); specify the same cores, capacity, "
+        "block and shards for all workers that share it, or choose another instance"
     )

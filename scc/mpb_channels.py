@@ -6,15 +6,16 @@ the writer dies right afterwards. A core can fill its buffer only after the peer
 side therefore first sends an empty message, and writes nothing until the peer has taken it.
 
 After the segment there is a line for each side, in which a sleeping side announces whether it waits
-for bytes or for room. If the peer has moved some, it rings by sending a byte on the socket. No bell
-is lost. A side that sleeps (1) announces it, (2) increments its own bell in the segment, (3) checks
-once more. The peer (a) gives or takes bytes, (b) increments the same bell, as MPB does after every
-move, (c) checks whether the side sleeps. Increments of one word are ordered: if (2) comes first,
-(c) sees the sleep; if (b) comes first, (3) sees the bytes. The peer clears the announcement before
-it rings. If this clears a newer announcement by mistake, that announcement was made before the bell
-arrived, and the bell wakes the side.
+for bytes or for room. After the peer has written bytes or made room, it rings the sleeping side by
+sending a byte on the socket. No bell is lost. A side that sleeps (1) announces it, (2) increments
+its own bell in the segment, (3) checks once more. The peer (a) writes or reads bytes, (b)
+increments the same bell, as MPB does after every move, (c) checks whether the side sleeps.
+Increments of one word are ordered: if (2) comes first, (c) sees the sleep; if (b) comes first, (3)
+sees the bytes. The peer clears the announcement before it rings. If this clears a newer
+announcement by mistake, that announcement was made before the bell arrived, and the bell wakes the
+side.
 
-This channel does not poll before sleeping, and each check takes a few calls per channel.
+This channel does not poll before sleeping, because each check takes a few calls per channel.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def _check(descriptor: int) -> None:
     except OSError:
         seals = 0  # not a memfd
     if seals & SEALS != SEALS or os.fstat(descriptor).st_size != WAY_BYTES:
-        raise MpbError(FORMAT, "not memory of a message channel, or a different version")
+        raise MpbError(
+            FORMAT, "not memory of a message channel, or a different version of ciel created it"
+        )
 
 
 class MpbWay:
@@ -92,11 +95,11 @@ class MpbWay:
     def __init__(self, descriptor: int, side: int, bell_fd: int) -> None:
         self._side = side
         self._other = 1 - side
-        self._came = b""  # received, but not read yet
+        self._arrived = b""  # received bytes that are not read yet
         self._sends: list[tuple[Request, int]] = []  # pending sends, and their lines
         self._error: MpbError | None = None
         self._is_gone = False
-        # The pieces given and bells rung at the last check whether the peer sleeps.
+        # The numbers of pieces sent and bells rung at the last check whether the peer sleeps.
         self._counted = (0, 0)
         try:
             with ExitStack() as undone:
@@ -132,10 +135,11 @@ class MpbWay:
         if send.moved_bytes < len(content):
             self._is_over(send)
             if not self._is_gone:  # there was room, so another program has written there
-                self._fail(MpbError(CORRUPT, "the peer accepts less than there is room for"))
+                text = "the buffer accepted fewer bytes than it has room for; its memory is damaged"
+                self._fail(MpbError(CORRUPT, text))
             return 0
         self._sends.append((send, -(-(len(content) + HEADS_BYTES) // LINE_BYTES)))
-        self._carry_bell()
+        self._ring_if_asleep()
         return len(content)
 
     def read(self) -> bytes:
@@ -143,10 +147,10 @@ class MpbWay:
         self._advance()
         pieces = []
         left_bytes = READ_BYTES
-        while self._came and len(self._came) <= left_bytes:
-            pieces.append(self._came)
-            left_bytes -= len(self._came)
-            self._came = b""
+        while self._arrived and len(self._arrived) <= left_bytes:
+            pieces.append(self._arrived)
+            left_bytes -= len(self._arrived)
+            self._arrived = b""
             self._advance()
         return b"".join(pieces)
 
@@ -167,14 +171,14 @@ class MpbWay:
             self._core.ring(self._side)
 
     def look(self, wants: int) -> int:
-        """Make progress; return which of BYTES and ROOM are there, or a negative number if the
-        channel has failed.
+        """Make progress; return which of the wanted BYTES and ROOM are available, or a negative
+        number if the channel has failed.
         """
         try:
             self._advance()
         except CielError:
             return -1 if wants else 0
-        return wants & (bool(self._came) * BYTES | (self._room_bytes > 0) * ROOM)
+        return wants & (bool(self._arrived) * BYTES | (self._room_bytes > 0) * ROOM)
 
     @property
     def _room_bytes(self) -> int:
@@ -187,24 +191,27 @@ class MpbWay:
         if self._error is not None:
             raise self._error
         self._core.push()
-        while not self._came and self._is_over(self._receive):
-            self._came = self._receive.content
+        while not self._arrived and self._is_over(self._receive):
+            self._arrived = self._receive.content
             self._receive = self._core.irecv(MESSAGE_MAX_BYTES, self._other)
         if self._hello is not None and self._is_over(self._hello):
             self._hello = None
         if self._sends:
             self._sends = [send for send in self._sends if not self._is_over(send[0])]
-        self._carry_bell()
+        self._ring_if_asleep()
 
     def _is_over(self, request: Request) -> bool:
+        """Return whether a request has succeeded. Record it if the peer is gone; raise any other
+        error.
+        """
         if not request.is_over:
             return False
         try:
             return self._core.test(request)
         except CoreGoneError as error:
-            if self._core.lives(self._other):  # it refused a message, or another program did
+            if self._core.lives(self._other):  # the peer, or another program, refused a message
                 self._fail(error)
-            self._is_gone = True  # its socket will show that
+            self._is_gone = True  # the peer's socket reports its end
             return False
         except MpbError as error:
             self._fail(error)
@@ -214,7 +221,7 @@ class MpbWay:
         self._error = error
         raise error
 
-    def _carry_bell(self) -> None:
+    def _ring_if_asleep(self) -> None:
         """Ring if the peer sleeps for bytes or room that have moved since the last check."""
         counters = self._core.counters()
         counted = counters["pieces_sent"], counters["rings"]

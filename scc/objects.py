@@ -27,9 +27,15 @@ from ciel.storage.errors import (
 from ciel.storage.interface import Chunk, ObjectInfo, ObjectReader, ObjectWriter
 
 _NO_SPACE = {
-    "NO_INODES": "the image has no free inode",
-    "NO_ENTRIES": "the image has no free directory entry; an object needs one for each core",
-    "LINKS": "a file of the image has the maximum number of names",
+    "NO_INODES": (
+        "the image has no free inode for another object; delete objects, or create the image with "
+        "more capacity"
+    ),
+    "NO_ENTRIES": (
+        "the image has no free directory entry for another name, and each core that holds an "
+        "object needs one; delete objects, or create the image with more capacity"
+    ),
+    "LINKS": "the object already has the maximum number of names, one for each core that holds it",
 }
 _NO_HANDLES = (
     "the image has no free handle for this worker, because too many objects are open; run fewer "
@@ -156,8 +162,8 @@ class SccReader(ObjectReader):
 
 
 class SccWriter(ObjectWriter):
-    """An object that is being written: directly into the image or, once the caller requests a path
-    or a descriptor, into an `UncommittedFile`, for which the image only reserves space.
+    """Writes an object directly into the image or, once the caller requests a path or a descriptor,
+    into an `UncommittedFile`, for which the image only reserves space.
     """
 
     def __init__(self, store: OwningStore, object_id: str, hint_bytes: int) -> None:
@@ -327,7 +333,7 @@ class SccWriter(ObjectWriter):
         self._charge()
 
     def _charge(self) -> None:
-        """Update the count of bytes that the file occupies."""
+        """Update the store's count of bytes that the file occupies."""
         assert self._file is not None
         charged_bytes = self._file.info().block_count * self._store.block_bytes
         self._store.charge(charged_bytes - self._charged_bytes)

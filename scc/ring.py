@@ -13,7 +13,7 @@ from ciel.core.errors import CielError
 from ciel.scc.builds import load
 
 CAPACITY_BYTES: Final = 64 * 1024
-"""Of each direction: holds many calls of a program; a larger call is sent in pieces."""
+"""For each direction. It holds many calls of a program; a larger call is sent in pieces."""
 
 LOOKS_PER_US: Final = 40
 """A poll with the pause before it takes about 25 ns; polling is limited by count, not by time."""

@@ -45,8 +45,8 @@ def _leave_to_parent() -> None:
         return
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for image in _attached:
-        if image._sign_fd >= 0:
-            os.dup2(nothing, image._sign_fd, inheritable=False)
+        if image._liveness_fd >= 0:
+            os.dup2(nothing, image._liveness_fd, inheritable=False)
     os.close(nothing)
 
 
@@ -62,7 +62,7 @@ class Image:
         self.build = build
         self._ffi, self._lib = module.ffi, module.lib
         self._fds = (control_fd, data_fd)
-        self._sign_fd = -1  # separate, because a mapping duplicates its descriptor
+        self._liveness_fd = -1  # separate, because a mapping duplicates its descriptor
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a file may be collected, and closed, within any call
         self._file_count, self._is_closed = 0, False
@@ -117,8 +117,8 @@ class Image:
     def _attach(self, lock_timeout_ms: int) -> None:
         ffi, lib = self._ffi, self._lib
         self._memory = _Memory(self._fds, ffi)
-        self._sign_fd = os.open(f"/proc/self/fd/{self._fds[0]}", os.O_RDWR | os.O_CLOEXEC)
-        self._memory.described.control_fd = self._sign_fd
+        self._liveness_fd = os.open(f"/proc/self/fd/{self._fds[0]}", os.O_RDWR | os.O_CLOEXEC)
+        self._memory.described.control_fd = self._liveness_fd
         options = ffi.new("struct shmfs_options *", {"lock_timeout_ms": lock_timeout_ms})
         size_bytes = lib.shmfs_size()
         storage = ffi.new("uint8_t[]", size_bytes + 64)
@@ -270,10 +270,10 @@ class Image:
         with self._lock:
             self._check(operation, call(handle))
             self._file_count += 1
-            self._share(handle)
+            self._share_handle(handle)
         return File(self, handle)
 
-    def _share(self, handle: Any) -> None:
+    def _share_handle(self, handle: Any) -> None:
         """Reuse the handle through which this process has the file open, instead of a new one."""
         key = (handle.inode, handle.generation)
         shared = self._shared.get(key)
@@ -284,8 +284,8 @@ class Image:
             self._lib.shmfs_close(self._fs, handle)
             handle.inode, handle.slot = key[0], shared[0]
 
-    def _is_shared(self, handle: Any) -> bool:
-        """Remove one user of a handle; return whether it has others."""
+    def _release_shared(self, handle: Any) -> bool:
+        """Remove one user of a shared handle; return whether it still has users."""
         key = (handle.inode, handle.generation)
         shared = self._shared.get(key)
         if shared is None or shared[0] != handle.slot:
@@ -295,12 +295,12 @@ class Image:
             del self._shared[key]
         return shared[1] > 0
 
-    def _closed(self, handle: Any) -> None:
+    def _close_handle(self, handle: Any) -> None:
         """Close a file's handle. A forked copy owns no handle."""
         if self._pid != os.getpid():
             return
         with self._lock:
-            if not self._is_shared(handle):
+            if not self._release_shared(handle):
                 self._lib.shmfs_close(self._fs, handle)
             self._file_count -= 1
             if self._is_closed and not self._file_count:
@@ -310,10 +310,10 @@ class Image:
         if self._pid == os.getpid() and self._fs is not None:
             self._lib.shmfs_detach(self._fs)
         self._fs = self._memory = None  # type: ignore[assignment]  # no later access
-        for fd in (*self._fds, self._sign_fd):
+        for fd in (*self._fds, self._liveness_fd):
             if fd >= 0:
                 os.close(fd)
-        self._sign_fd = -1
+        self._liveness_fd = -1
         self._fds = ()  # type: ignore[assignment]  # a second call closes nothing
 
     def _open_fs(self) -> Any:
@@ -442,13 +442,13 @@ class File:
         ffi, rows = image._ffi, self.rows(size_bytes)
         if len(rows) == 1:
             start = ffi.cast("char *", image._memory.described.data) + rows[0][0]
-            pinned = ffi.gc(start, lambda _: self._unused())
+            pinned = ffi.gc(start, lambda _: self._release_user())
         else:
             mapped = map_rows(image._fds[1], rows)
 
             def end(_: Any) -> None:
                 unmap(mapped, size_bytes)
-                self._unused()
+                self._release_user()
 
             pinned = ffi.gc(ffi.cast("char *", mapped), end)
         with image._lock:
@@ -459,7 +459,7 @@ class File:
         """Close the file; its views stay valid. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            self._unused()
+            self._release_user()
 
     def __enter__(self) -> Self:
         return self
@@ -480,11 +480,11 @@ class File:
             raise StoreClosedError("the file")
         return self._image._fs, self._handle
 
-    def _unused(self) -> None:
+    def _release_user(self) -> None:
         with self._image._lock:
             self._users -= 1
             if not self._users:
-                self._image._closed(self._handle)
+                self._image._close_handle(self._handle)
 
 
 class _Memory:

@@ -84,11 +84,11 @@ _COPIES_SHARE = 8  # of the capacity, for copies without readers
 def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
     """Open a store in memory that several cores share; objects that do not fit go to a disk store.
 
-    Options: `cores` (how many may share it), `capacity` and `block` (sizes), `instance` (letters,
-    digits, `_` and `-`; random by default; an existing instance is joined), `core` (the number of
-    this core; the first free one by default), `shards` (the number of locks of each kind), `build`
-    (`coherent`, `flushing` or `strict`), and `spill` (the disk: `yes` for `directory`, `no` for
-    none, or a path).
+    Options: `cores` (how many cores may share it), `capacity` and `block` (sizes), `instance`
+    (letters, digits, `_` and `-`; random by default; the store joins an existing instance), `core`
+    (the number of this core; the first free one by default), `shards` (the number of locks of each
+    kind), `build` (`coherent`, `flushing` or `strict`), and `spill` (the disk store: `yes` for
+    `directory`, `no` for none, or a path).
     """
     return with_spill(open_cores(options), options.get("spill", "yes"), directory)
 
@@ -186,7 +186,7 @@ class SccStore(ObjectStore):
 
     def checksum(self, object_id: str) -> str:
         with self._opened_file(object_id) as file:
-            return checksum_of(file.info()) or self._record(file)
+            return checksum_of(file.info()) or self._compute_checksum(file)
 
     def verify(self, object_id: str) -> ObjectInfo:
         with self._opened_file(object_id) as file:
@@ -203,7 +203,7 @@ class SccStore(ObjectStore):
             raise CannotAdoptError(object_id, path, "it is not in memory that this store shares")
         found = self._share(path.removeprefix(self.scheme), object_id, expected)
         if found is None:
-            raise CannotAdoptError(object_id, path, "missing")
+            raise CannotAdoptError(object_id, path, "it does not exist, or is not committed")
         return found
 
     def discover(self, object_id: str) -> ObjectInfo | None:
@@ -396,7 +396,8 @@ class SccStore(ObjectStore):
         self._registration.count(-1)
         return True
 
-    def _record(self, file: File) -> str:
+    def _compute_checksum(self, file: File) -> str:
+        """Return the checksum of a file's content, and store it with the file."""
         found = _digest(file)
         try:
             file.set_tag(int(found, 16))
@@ -435,7 +436,8 @@ class SccStore(ObjectStore):
             raise translated(error, object_id) from error
         with file:
             info = file.info()
-            found = ObjectInfo(object_id, info.size_bytes, checksum_of(info) or self._record(file))
+            checksum = checksum_of(info) or self._compute_checksum(file)
+            found = ObjectInfo(object_id, info.size_bytes, checksum)
             if expected is not None and found != expected:
                 reason = f"{found.size_bytes} bytes with checksum {found.checksum}"
                 raise CannotAdoptError(object_id, self.scheme + name, f"it is {reason}")
@@ -465,8 +467,8 @@ class SccStore(ObjectStore):
         raise StoreSystemError("link", errno.EBUSY)
 
 
-def _is_same(there: Info | None, info: Info) -> bool:
-    return there is not None and (there.inode, there.generation) == (info.inode, info.generation)
+def _is_same(one: Info | None, other: Info) -> bool:
+    return one is not None and (one.inode, one.generation) == (other.inode, other.generation)
 
 
 def _digest(file: File) -> str:

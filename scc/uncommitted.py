@@ -64,7 +64,7 @@ class UncommittedFile:
         return None if status is None else status.st_size
 
     def note_if_full(self) -> None:
-        """Record it if the device is full: writes of programs may have failed."""
+        """Record that the device is full, if it is: writes of programs may have failed."""
         if is_full(self._temporaries.directory_fd):
             self._fullness.note()
 

@@ -128,8 +128,8 @@ LEAVE_WITHIN_S = 10.0
 
 
 def _our_files() -> set[Path]:
-    """Return the files of clusters. Queues of disks (`ciel-io-`) stay, and counts of full memory
-    (`ciel-full.`) may.
+    """Return the files of clusters, without files that outlive a cluster: queues for disks
+    (`ciel-io-`) and counts of full memory (`ciel-full.`).
     """
     places = (Path("/dev/shm"), ("ciel-", "shmfs")), (Path(tempfile.gettempdir()), ("ciel",))
     return {
@@ -141,7 +141,7 @@ def _our_files() -> set[Path]:
 
 
 def _is_alone() -> bool:
-    """Return whether no other run of the tests is active, to which the files may belong."""
+    """Return whether no other test run is active, to which the files may belong."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
@@ -180,7 +180,7 @@ def _left_behind(files_before: set[Path]) -> list[Any]:
 
 
 def _hear_interrupts() -> None:
-    """Undo what shells do to commands in the background: make all their processes ignore Ctrl-C."""
+    """Stop ignoring SIGINT, which shells make the processes of background commands ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -243,7 +243,7 @@ class _FaultWatch:
 
 @pytest.fixture
 def in_reactor(running_reactor: ReactorThread) -> Iterator[ReactorThread]:
-    """Fail a test that leaves a delayed call or a reader behind, or makes the reactor log a
+    """Fail a test that leaves a delayed call or a reader behind, or that makes the reactor log a
     fault.
     """
     watch: Any = _FaultWatch()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TOPS = ("ciel", "executors", "scc", "shm", "skywriting", "benchmarks", "examples", "tests")
-SOURCES = sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))  # the rooms are links
+SOURCES = sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))  # follows no link
 OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "tests"]
 TESTS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "tests"]
 
@@ -18,7 +18,7 @@ FUNCTION_LINES_MAX = 70
 BANNED_WORDS = frozenset(
     ("manager", "handler", "processor", "util", "utils", "helper", "helpers", "common", "misc")
 )
-# Each is written in parts, so that this file does not find itself.
+# Each pattern is written in parts, so that it does not match this file.
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|Users|work|mnt)" r"/\w")
 SLEEP = "time.sleep("
@@ -126,7 +126,7 @@ def is_export(node: ast.stmt) -> bool:
     return False
 
 
-# --- rooms ----------------------------------------------------------------------------------------
+# --- packages at the top of the tree --------------------------------------------------------------
 
 
 @cache
@@ -147,7 +147,7 @@ def test_the_links_to_rooms_agree_with_setup_py() -> None:
 
 
 def test_a_module_is_imported_by_its_name_below_ciel_only() -> None:
-    """Imported by two names it would be there twice, with two sets of classes."""
+    """A module imported by two names exists twice, with two sets of classes."""
     top = re.compile(rf"^ *(?:from|import) (?:{'|'.join(rooms())})\b")
     found = [where for where, line in lines(SOURCES) if top.match(line)]
     assert found == []

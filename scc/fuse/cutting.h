@@ -13,7 +13,7 @@ bool survive_cutting(const struct shmfs_memory *memory);
 /* Record that the image is truncated, and print a message the first time. Async-signal-safe. */
 void note_cutting(void);
 
-/* Return whether that was recorded. From then on, values read from the image are meaningless. */
+/* Return whether the truncation was recorded. Values read from the image are then meaningless. */
 bool image_is_cut(void);
 
 #endif

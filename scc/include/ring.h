@@ -142,7 +142,7 @@ int ring_wait(struct ring *ring, struct ring_patience *patience, bool wants_room
 struct ring_watch {
     struct ring *ring;
     int32_t wants;  /* 1: bytes, 2: room, 3: both; 0: nothing */
-    int32_t found;  /* the subset of `wants` that is there, or an error */
+    int32_t found;  /* the subset of `wants` that has occurred, or an error */
 };
 
 /* Call before the loop waits. Polls while patience allows and no other event is ready, then

@@ -1,8 +1,8 @@
-/* bell.pml: a core that sleeps on a bell does not miss what the bell was rung for, as in mpb.c.
+/* bell.pml: a core that sleeps until its bell rings misses no news, as in mpb.c.
  *
- * A core polls, and sleeps if there was nothing; two other cores publish news and ring. The bell
- * counts in steps of two and is odd while the core may be asleep. Shown: when no further step is
- * possible, the core has seen everything that was published.
+ * A core polls, and sleeps if it finds no news; two other cores publish news and ring. The bell
+ * counts in steps of two and is odd while the core may be asleep. The model shows: when no further
+ * step is possible, the core has seen all published news.
  */
 #define RINGERS 2
 #define NEWS 2 /* published by each of them */

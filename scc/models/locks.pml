@@ -5,8 +5,8 @@
  * Clients take one lock, check that two words are equal, change both in a logged transaction, and
  * release the lock. Any client may die before any step, DEATHS times in all. Then either a new
  * client takes its slot and continues, or another client finds its lock and completes its
- * transaction. Shown: the words are equal whenever a client has taken the lock, two live clients
- * never own it at once, and every live client finishes (no invalid end states).
+ * transaction. The model shows: the words are equal whenever a client has taken the lock, two live
+ * clients never own it at once, and every live client finishes (no invalid end states).
  *
  * The model found that a slot must get its new generation under the recovery lock: otherwise a
  * client that has seen the old generation could replay the log of the next client.

@@ -7,8 +7,8 @@
  * The writer has the lock. It makes the number odd, changes names (here two words), and makes the
  * number even again (log.c). The reader accepts what it read if the number was even and equal
  * before and after (directory.c). Stores arrive, and loads are done, in any order that fences,
- * releases and acquires allow; stores to one word arrive in their order. Shown: accepted words
- * belong to the number. Without any of the four orderings, as the `fails` lines show, they do not.
+ * releases and acquires allow; stores to one word arrive in their order. The model shows: accepted
+ * words belong to the number. Without any one of the four orderings (`fails` lines) they may not.
  */
 #ifndef ROUNDS
 #define ROUNDS 3

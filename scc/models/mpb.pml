@@ -3,10 +3,10 @@
 /* mpb.pml: two cores that send to each other, and die, as in mpb_pieces.c.
  *
  * Both may send at the same time. Either may die at any step and restart. A receiver may refuse the
- * rest of a message. Shown: an acknowledged message was received, no message is received twice, no
- * line is overwritten that may still be read, and no core waits for ever. A message is two pieces
- * of one line each; a part of a buffer has two lines. bell.pml models the bell; so a core polls
- * here whenever there is something that it has not read.
+ * rest of a message. The model shows: an acknowledged message was received, no message is received
+ * twice, no line that may still be read is overwritten, and no core waits for ever. A message is
+ * two pieces of one line each; a part of a buffer has two lines. bell.pml models the bell; a core
+ * in this model therefore polls whenever there is a flag that it has not read.
  */
 #ifndef DEATHS
 #define DEATHS 2

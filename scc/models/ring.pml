@@ -4,14 +4,14 @@
  * A side sleeps only after it has announced the sleep and checked once more. A side that writes or
  * reads rings only if the other side has announced a sleep, once for each sleep. Stores to a
  * counter and to a sleep number are sequentially consistent in ring.c, so each is one step here; a
- * side knows of the other what it last read. A bell is a byte on a socket that never fills. The end
- * of the bell shows that the other side has closed or died. Either side may die at any step; a side
- * closes when it has sent or received everything.
+ * side uses the other side's counters as it last read them. A bell is a byte on a socket that never
+ * fills. The end of the bell shows that the other side has closed or died. Either side may die at
+ * any step; a side closes when it has sent or received everything.
  *
- * Checked (.ci/check-deep): no byte is overwritten before it is read (bytes arrive in order, tail -
- * head stays within the capacity); no side sleeps for ever while there is what it waits for, or
- * while the other side is gone (no invalid end state); and the reader gets everything that was
- * written before the writer died, so all bytes if neither side dies.
+ * The model shows (.ci/check-deep): no byte is overwritten before it is read (bytes arrive in
+ * order, tail - head stays within the capacity); no side sleeps for ever while the bytes or the
+ * room that it waits for exist, or while the other side is gone (no invalid end state); and the
+ * reader gets all bytes that were written before the writer died, so all bytes if neither dies.
  */
 #define CAPACITY 2
 #define TOTAL 4

@@ -4,7 +4,7 @@
  * the process dies. A client that can lock the byte of a slot in use has found a dead client, and
  * no other client can find the same one: it completes the dead client's transaction, releases its
  * locks, closes its handles and discards the files that it was writing. If it dies while it does
- * so, the next client continues. (CIB-23, failures S1, S5, S10)
+ * so, the next client continues. (CIB-23)
  */
 #include "core.h"
 
@@ -58,8 +58,8 @@ static int clean_up(struct shmfs *fs, uint32_t client)
     return 0;
 }
 
-/* Free files with no names and no handles: the client that was freeing them died, or got no
- * lock. */
+/* Free files with no names and no handles. The client that was freeing them died, or could not take
+ * a lock. */
 static int free_orphans(struct shmfs *fs)
 {
     for (uint32_t number = 1; number <= fs->shape.geometry.inode_count; number++) {
@@ -135,7 +135,7 @@ static int close_lost(struct shmfs *fs)
     int error = 0;
     while (fs->lost_count && error != SHMFS_ERROR_BUSY) {
         error = let_go(fs, fs->lost_slots[fs->lost_count - 1]);
-        fs->lost_count -= error != SHMFS_ERROR_BUSY; /* a damaged one would fail again */
+        fs->lost_count -= error != SHMFS_ERROR_BUSY; /* closing a damaged one would fail again */
         log_discard(fs);
         lock_drop_all(fs);
     }
@@ -235,8 +235,8 @@ static int begin(struct shmfs *fs, const struct shmfs_memory *memory,
         return SHMFS_ERROR_FORMAT;
     port_open(&fs->port, cache, (struct port_range){memory->control, memory->control_bytes},
               (struct port_range){memory->data, memory->data_bytes}, fs->options.seed);
-    /* Another image may have been here before. A reader of the magic number sees this
-     * superblock. */
+    /* The memory may have held another image, of which this core may have cached lines. After this
+     * call has read the magic number, the client reads the superblock that belongs to it. */
     const uint64_t magic = port_look64(&fs->port, memory->control);
     port_read(&fs->port, &superblock, memory->control, sizeof superblock);
     superblock.magic = magic;

@@ -1,6 +1,6 @@
 /* core.h: the interfaces between the layers of shmfs. Lower layers never call upper ones:
  *
- *   shmfs.c      public calls: check arguments, enter, do, leave
+ *   shmfs.c      public calls: check arguments, lock the client, act, release all locks
  *   client.c     attach, detach, sweep, disk jobs          copy.c   copy files in and out
  *   file.c       content of open files                     check.c  independent, trusts nothing
  *   directory.c  names                                     inode.c  files
@@ -58,7 +58,7 @@ struct shmfs {
     uint32_t group; /* the group to allocate from first */
     uint32_t handle_hint;
     bool has_orphans; /* a file could not be freed, because a lock was not available */
-    uint32_t lost_count; /* handles that the caller does not know of: see handle_lose */
+    uint32_t lost_count; /* open handles that the caller does not know of: see handle_lose */
     uint32_t lost_slots[LOST_LIMIT];
     uint32_t log_count;
     uint64_t log_groups;
@@ -308,12 +308,13 @@ bool read_only_wait(const struct shmfs *fs, uint32_t *tries);
 
 int client_sweep(struct shmfs *fs);
 
-/* Mark a handle, which a call opened for itself and had no lock to close, for the next sweep. */
+/* Mark a handle for the next sweep. A call opened it for its own use, and could not take the lock
+ * to close it. */
 void handle_lose(struct shmfs *fs, uint32_t slot);
 
 /* --- shmfs.c --------------------------------------------------------------------------------- */
 
-/* Close a file that the user of the library does not know of: now, or in the next sweep. */
+/* Close a file that a call opened for its own use: now, or in the next sweep. */
 void file_lose(struct shmfs *fs, struct shmfs_handle *handle);
 
 /* --- file.c ---------------------------------------------------------------------------------- */

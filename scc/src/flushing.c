@@ -69,7 +69,7 @@ static void over_lines(struct port *port, const void *from, size_t size_bytes, b
 }
 
 #else
-#error "this processor's way to flush a cache line is not known here"
+#error "no flush instruction is known for this processor; add one here, or use the coherent build"
 #endif
 
 void port_flush(struct port *port, const void *from, size_t size_bytes)

@@ -48,7 +48,7 @@ _Static_assert(sizeof(struct image_lock) == PORT_LINE_BYTES, "lock");
 
 /* The statistics lock guards the first line; the second line holds registers. */
 struct image_statistics {
-    uint32_t io_count; /* disk jobs under way */
+    uint32_t io_count; /* running disk jobs */
     uint8_t padding[PORT_LINE_BYTES - 4];
     uint32_t io_bell; /* incremented when a disk job ends, to wake waiting clients */
     uint32_t recovery_count;

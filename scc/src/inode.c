@@ -64,7 +64,7 @@ void inode_info(struct shmfs *fs, uint32_t number, struct shmfs_info *info)
     };
 }
 
-/* --- free ones ------------------------------------------------------------------------------- */
+/* --- free inodes ----------------------------------------------------------------------------- */
 
 /* Return a number from a free list after checking that it is free; otherwise CORRUPT. */
 static int64_t free_one(struct shmfs *fs, uint32_t group, uint32_t number)
@@ -205,7 +205,7 @@ int handle_lock(struct shmfs *fs, const struct shmfs_handle *handle, struct imag
     return error ? error : handle_inode(fs, handle, inode);
 }
 
-/* --- the end --------------------------------------------------------------------------------- */
+/* --- freeing files --------------------------------------------------------------------------- */
 
 /* Collect the runs of a chain, at most RUN_LIMIT; sets `after` to what follows them. */
 static int rows_from(struct shmfs *fs, uint32_t block, struct run *rows, uint64_t *shards,
@@ -381,7 +381,7 @@ int handle_close(struct shmfs *fs, uint32_t client, uint32_t slot, bool has_died
     return 0;
 }
 
-/* --- its blocks ------------------------------------------------------------------------------ */
+/* --- blocks of a file ------------------------------------------------------------------------ */
 
 /* Record that the runs after block `keep` are free, or all runs if `keep` is 0. */
 static int cut(struct shmfs *fs, struct image_inode *inode, uint32_t keep)

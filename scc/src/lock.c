@@ -3,11 +3,10 @@
  * A lock is one register. Its owner stores its number and generation there, so that another client
  * can find out whether the owner is still alive: each live client holds a lock on a byte of the
  * control file, which the kernel releases when the process dies; without a control file, `is_alive`
- * tells. To take a lock, a client swaps 0 for its own owner value. To wait, it polls for a while
+ * says so. To take a lock, a client swaps 0 for its own owner value. To wait, it polls for a while
  * and then sleeps on the register; it wakes now and then to check whether the owner has died. If
  * so, it completes or discards the owner's transaction (`client_recover`), and only then replaces
- * the owner value by its own. If it dies in between, the next client finds the same state. (CIB-24,
- * failures S1, S7, S10)
+ * the owner value by its own. If it dies in between, the next client finds the same state. (CIB-24)
  */
 #include "core.h"
 

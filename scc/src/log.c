@@ -6,7 +6,7 @@
  * the commit point has changed nothing. If it dies after the commit point, another client applies
  * the records; applying them more than once has the same effect as once. The client holds all locks
  * until the log is empty again, so only readers without locks can see an intermediate state, and
- * they detect it by `sequence`. (style-anchors: one commit point per operation; failures S1, S2)
+ * they detect it by `sequence`. Each operation has exactly one commit point.
  */
 #include "core.h"
 
@@ -97,7 +97,7 @@ void log_discard(struct shmfs *fs)
     clear(fs);
 }
 
-/* Return whether a record stays inside the image. A broken client may have written it. */
+/* Return whether a record changes only words of the image. A faulty client may have written it. */
 static bool is_sound(const struct shmfs *fs, const struct image_record *record)
 {
     const uint64_t place = record->place & PLACE_MASK, blocks = fs->shape.geometry.block_count;

@@ -8,7 +8,7 @@ void mpb_append(struct mpb_queue *queue, struct mpb_request *request)
     struct mpb_request **place = &queue->first;
     if (queue->last && queue->last->serial < request->serial)
         place = &queue->last->next;
-    while (*place && (*place)->serial < request->serial) /* a re-queued one keeps its place */
+    while (*place && (*place)->serial < request->serial) /* a re-queued request keeps its place */
         place = &(*place)->next;
     request->next = *place;
     *place = request;
@@ -304,7 +304,7 @@ static bool take_all(struct mpb *mpb, uint32_t core)
     return peer->got != before;
 }
 
-/* --- both ------------------------------------------------------------------------------------ */
+/* --- both directions ------------------------------------------------------------------------- */
 
 bool mpb_move(struct mpb *mpb, uint32_t core)
 {

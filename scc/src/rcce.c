@@ -169,7 +169,7 @@ static void look_and_push(struct mpb *mpb, struct patience *patience)
     mpb_push(mpb);
 }
 
-/* Return whether to check which cores are alive: now and then, and before the timeout. */
+/* Return whether to check which cores are alive: at intervals, and right before the timeout. */
 static bool is_check_due(const struct mpb *mpb, struct patience *patience)
 {
     const uint64_t now_us = port_now_us();

@@ -16,7 +16,7 @@
 #define RING_DATA_OFFSET 4096
 #define RING_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define RING_LOOKS_MIN 16u   /* fewer polls are not worthwhile */
-#define LOOKS_PER_GLANCE 256u /* 6 us, several times the cost of a glance */
+#define LOOKS_PER_GLANCE 256u /* 6 us, several times the cost of polling the loop's poller */
 
 /* --- layout in memory ------------------------------------------------------------------------ */
 
@@ -328,7 +328,7 @@ void ring_wake(struct ring *ring)
     rise(ring, &ring->out, &ring->out.words->wants);
 }
 
-/* Return which of the wanted things are there, as bits of `ring_watch.wants`, or an error. */
+/* Return which of the awaited events have occurred, as bits of `ring_watch.wants`, or an error. */
 static int32_t look(struct ring *ring, int32_t wants)
 {
     int32_t found = 0;
@@ -412,9 +412,9 @@ static uint32_t looks_of(const struct ring_patience *patience)
     return patience == NULL || patience->looks < RING_LOOKS_MIN ? 0 : patience->looks;
 }
 
-/* Now and then yield this core, above all to the peer: a scheduler may run both sides on one
- * core, where each would poll for the rest of its time slice while its peer has something to send.
- * Returns whether another event is ready that the loop waits for. */
+/* Yield this core at intervals, above all to the peer: a scheduler may run both sides on one core,
+ * where each would poll for the rest of its time slice while its peer has bytes to send. Returns
+ * whether another event is ready that the loop waits for. */
 static bool is_wanted_elsewhere(const struct ring_patience *patience, uint32_t left)
 {
     struct pollfd also = {.fd = patience->also_fd, .events = POLLIN};

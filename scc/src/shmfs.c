@@ -1,4 +1,5 @@
-/* shmfs.c: the public calls for files and names: check arguments, enter, do, leave. */
+/* shmfs.c: the public calls for files and names. Each checks its arguments, locks the client, acts,
+ * and releases all locks. */
 #include "core.h"
 
 static void enter(struct shmfs *fs)
@@ -288,8 +289,8 @@ void file_lose(struct shmfs *fs, struct shmfs_handle *handle)
 
 /* --- content --------------------------------------------------------------------------------- */
 
-/* Return what a reader may see of its file. Of an uncommitted file, another client may free
- * reserved blocks; then the lock is held on return. Fails with STALE, GONE. */
+/* Copy the fields of a reader's inode. If the file is uncommitted, another client may free its
+ * reserved blocks; the lock is then held on return. Fails with STALE, GONE. */
 static int reading(struct shmfs *fs, struct shmfs_handle *handle, struct image_inode *copy)
 {
     struct image_inode *inode;
@@ -303,7 +304,7 @@ static int reading(struct shmfs *fs, struct shmfs_handle *handle, struct image_i
     return error ? error : inode_content(fs, inode, copy);
 }
 
-/* Return what a writer may see and change of its file. Fails with STALE, COMMITTED. */
+/* Copy the fields of a writer's inode. Fails with STALE, COMMITTED. */
 static int writing(struct shmfs *fs, struct shmfs_handle *handle, struct image_inode *copy)
 {
     struct image_inode *inode;
@@ -754,7 +755,7 @@ static int list_read_only(struct shmfs *fs, uint32_t number, char *text, struct 
     struct name name;
     uint32_t inode;
     const struct image_entry *entry = entry_refresh(fs, number);
-    name_of(fs, entry, &name); /* maybe outdated; tells which group's sequence to watch */
+    name_of(fs, entry, &name); /* may be outdated; it selects the group whose sequence to watch */
     const uint32_t group = name.group;
     const uint32_t *place = &group_at(fs, group)->sequence;
     const uint32_t sequence = port_look32(&fs->port, place);
@@ -848,12 +849,12 @@ const char *shmfs_error_text(int error)
     case SHMFS_ERROR_ARGUMENT: return "invalid argument";
     case SHMFS_ERROR_NAME: return "a name has 1 to 255 bytes, and no slash";
     case SHMFS_ERROR_NOT_FOUND: return "there is no file of that name";
-    case SHMFS_ERROR_EXISTS: return "the name is taken";
+    case SHMFS_ERROR_EXISTS: return "a file of that name exists already";
     case SHMFS_ERROR_COMMITTED: return "the file is committed and can no longer change";
     case SHMFS_ERROR_WRITING: return "the file is not committed";
-    case SHMFS_ERROR_NO_BLOCKS: return "there is no room for more content";
-    case SHMFS_ERROR_NO_INODES: return "there is no room for another file";
-    case SHMFS_ERROR_NO_ENTRIES: return "there is no room for another name";
+    case SHMFS_ERROR_NO_BLOCKS: return "the image has no free blocks for more content";
+    case SHMFS_ERROR_NO_INODES: return "the image has no free inode for another file";
+    case SHMFS_ERROR_NO_ENTRIES: return "the image has no free entry for another name";
     case SHMFS_ERROR_NO_HANDLES: return "this process has too many files open";
     case SHMFS_ERROR_NO_CLIENTS: return "too many processes are attached";
     case SHMFS_ERROR_LINKS: return "the file has too many names";

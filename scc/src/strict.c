@@ -5,7 +5,7 @@
  * stores of other cores once its line was dropped and fetched again. Lines are prefetched, written
  * back and dropped at random, from a seed. So a missing flush, invalidate or fence makes a test
  * fail on an ordinary coherent machine. Like a processor's cache, this cache may outlive the client
- * that used it: see port_keeps_lines. (failures: S1, P3)
+ * that used it: see port_keeps_lines.
  */
 #include "port.h"
 
@@ -27,7 +27,7 @@ struct strict_cache {
     uint64_t random;
     struct port_range ranges[2];
     struct line lines[LINE_COUNT];
-    struct line pending[PENDING_COUNT]; /* flushed, but not yet in memory */
+    struct line pending[PENDING_COUNT]; /* lines that are flushed, but not yet in memory */
 };
 
 size_t port_cache_bytes(void)
@@ -275,7 +275,7 @@ void port_invalidate(struct port *port, const void *from, size_t size_bytes)
         if (!line)
             continue;
         if (line->is_dirty)
-            refuse("a line is dropped that was stored to and not flushed", home);
+            refuse("invalidating this line would lose a store that was not flushed", home);
         settle(cache, home);
         line->home = NULL;
     }

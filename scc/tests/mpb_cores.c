@@ -180,7 +180,7 @@ void world_join(struct world *world, uint32_t number)
         for (uint32_t other = 0; other < world->count; other++)
             if (other != number && world->pids[other])
                 kill(world->pids[other], SIGKILL);
-        fail("core", (int)number, "how it ended", status, 0);
+        fail("core", (int)number, "the process's status", status, 0);
     }
 }
 
@@ -222,6 +222,6 @@ int main(int argc, char **argv)
                               strtoull(argv[4], NULL, 10));
                 return 0;
             }
-    fprintf(stderr, "no scenario of that name\n");
+    fprintf(stderr, "there is no scenario of that name\n");
     return 2;
 }

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <sys/types.h>
 
-#define WAIT_US 20000000 /* far more than any event takes that must happen */
+#define WAIT_US 20000000 /* far more time than any expected event takes */
 
 /* One core, in its own process (or thread). */
 struct core {

@@ -10,7 +10,7 @@
 static void expect_one_of(int64_t got, int64_t wanted, int64_t or_else, int line)
 {
     if (got != wanted && got != or_else)
-        fail(__FILE__, line, "what came of it", got, wanted);
+        fail(__FILE__, line, "the result", got, wanted);
 }
 
 /* --- death at every store -------------------------------------------------------------------- */
@@ -324,7 +324,7 @@ static void run_stops(uint32_t count, uint64_t seed, uint64_t extent)
     world_start(&world, 1, halting, 0);
     int status;
     if (waitpid(world.pids[1], &status, WUNTRACED) != world.pids[1] || !WIFSTOPPED(status))
-        fail(__FILE__, __LINE__, "how it ended", status, 0);
+        fail(__FILE__, __LINE__, "the receiver's status", status, 0);
     while (*(_Atomic uint32_t *)world.oracle < 3)
         usleep(1000);
     kill(world.pids[1], SIGCONT);
@@ -333,7 +333,7 @@ static void run_stops(uint32_t count, uint64_t seed, uint64_t extent)
     world_close(&world, 4096);
 }
 
-/* --- state left by dead cores ---------------------------------------------------------------- */
+/* --- state that dead cores leave behind ------------------------------------------------------ */
 
 /* Die holding a lock, after one message was received and another one was put in the buffer. */
 static void testator(struct core *core)

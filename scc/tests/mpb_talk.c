@@ -182,7 +182,7 @@ static void barrier(struct core *core)
         EXPECT(mpb_barrier(core->mpb, 0, WAIT_US), 0);
         for (uint32_t other = 0; other < core->count; other++)
             if (come[other] < round || come[other] > round + 1)
-                fail(__FILE__, __LINE__, "the round of another", come[other], round);
+                fail(__FILE__, __LINE__, "the round of another core", come[other], round);
         if (round % 3 == 0 && (core->number | 1) < core->count) /* some pairs on their own */
             EXPECT(mpb_barrier(core->mpb, pair, WAIT_US), 0);
     }

@@ -1,4 +1,4 @@
-"""Checks that tests need every call that orders memory: without any one of them, a test must fail.
+"""Checks every call that orders memory: if one of them is omitted or weakened, a test must fail.
 
     python scc/tests/mutants.py scc/src/mpb.c scc/src/rcce.c --tests tests/scc/test_mpb.py -k strict
     python scc/tests/mutants.py --part shmfs --run 'shmfs_walk 12 300 20 0 1' scc/src/log.c
@@ -133,7 +133,7 @@ def caught_by(tests: list[str], tree: Path) -> str | None:
 
 
 def ended(command: list[str]) -> int | None:
-    """Run a program with its children; return its exit status, None if it did not end."""
+    """Run a program, then kill its children; return its exit status, None if it did not end."""
     with open(os.devnull, "w") as nowhere:
         process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere, start_new_session=True)
     try:
@@ -244,10 +244,10 @@ def main() -> None:
     parser.add_argument("--run", action="append", help="a program of scc/tests, with arguments")
     options = parser.parse_args()
     if bool(options.tests) == bool(options.run):
-        parser.error("either --tests or --run")
+        parser.error("give either --tests or --run, not both")
     act: Callable[[argparse.Namespace], int] = try_runs if options.run else try_tests
     if survivors := act(options):
-        sys.exit(f"{survivors} not caught")
+        sys.exit(f"no test catches {survivors} mutants")
 
 
 if __name__ == "__main__":

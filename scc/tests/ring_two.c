@@ -1,7 +1,7 @@
 /* ring_two: two threads that send to each other at once, or a process that is killed meanwhile.
  *
  *     ring_two threads SEED BYTES     both directions at once, in pieces of any size
- *     ring_two kill SEED ROUNDS       the peer is killed at any moment; nothing is lost, no side hangs
+ *     ring_two kill SEED ROUNDS       a peer killed at any moment: no byte is lost, no side hangs
  *     ring_two trip ROUNDS LOOKS      round trips between two processes; prints microseconds
  *
  * With -DONE_MAPPING the threads see the segment at the same addresses: a thread sanitizer does not
@@ -31,7 +31,7 @@
 #define CHECK(what)                                                                               \
     do {                                                                                          \
         if (!(what)) {                                                                            \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what);                    \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #what);                    \
             exit(1);                                                                              \
         }                                                                                         \
     } while (0)

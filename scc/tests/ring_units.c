@@ -15,7 +15,7 @@
 #define CHECK(what)                                                                               \
     do {                                                                                          \
         if (!(what)) {                                                                            \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what);                    \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #what);                    \
             exit(1);                                                                              \
         }                                                                                         \
     } while (0)

@@ -1,5 +1,5 @@
-/* shmfs_damage: every call on a damaged image ends, with an error or without, and touches no memory
- * outside; so does the check (shmfs.h; style-anchors §3.4).
+/* shmfs_damage: every call on a damaged image, and the check of it, ends with or without an error,
+ * and touches no memory outside the image.
  *
  *     shmfs_damage words SHARDS          each word of the control data, with each of some values
  *     shmfs_damage random SEED ROUNDS    a few words and bits at a time

@@ -1,5 +1,5 @@
 /* shmfs_kills: kills real processes on one image after a random time, most of them in the middle of
- * a call (failures S1, S5).
+ * a call.
  *
  *     shmfs_kills KILLS PROCESSES SHARDS
  *
@@ -144,7 +144,7 @@ static void settle(struct shmfs *fs)
     check();
     while (shmfs_list(fs, &cursor, name, &info) == 1)
         if (info.handle_count || info.is_writing)
-            fail("a handle of the dead", info.inode);
+            fail("a handle of a dead process is left", info.inode);
 }
 
 static void *thread(void *argument)

@@ -1,6 +1,6 @@
 /* shmfs_limits: space that only dead clients hold, locks that are not available in the middle of a
  * call, files with so many runs that truncating them takes several transactions, and system calls
- * that fail or are interrupted (failures S1, S5, S10).
+ * that fail or are interrupted.
  */
 #include "shmfs_watch.h"
 
@@ -347,7 +347,7 @@ static void lengthen(void)
     acted = pwrite(loaded, content, 1, BLOCK) - 1;
 }
 
-static uint32_t waits; /* lock waits that started before */
+static uint32_t waits; /* number of lock waits that had started before */
 
 /* Release the locks after the client has waited once in vain. */
 static void drop_for_second(void)

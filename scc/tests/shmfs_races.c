@@ -1,6 +1,5 @@
-/* shmfs_races: another client acts between a check and a lock, at each store of a call; closes
- * handles that are being closed; changes names that are being looked up; and ends waits (failures
- * S1, S5, S10).
+/* shmfs_races: at each store of a call, another client acts between a check and a lock, closes
+ * handles that are being closed, changes names that are being looked up, or ends a wait.
  */
 #include "shmfs_watch.h"
 
@@ -409,6 +408,6 @@ int main(void)
     if (PORT_COHERENT)
         look_while_renamed();
     woken();
-    printf("%d times in between\n", count);
+    printf("another client acted %d times in the middle of a call\n", count);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* shmfs_reuse: memory that an older image, or an older client of the same slot, has used. A core
- * must not mistake cached lines of the old state for the present state (failures S1, P3). An image
- * is not visible before it is complete.
+ * must not mistake cached lines of the old state for the present state. An image is not visible
+ * before it is complete.
  */
 #include "shmfs_watch.h"
 
@@ -63,8 +63,8 @@ static void jump(void *argument)
     __builtin_longjmp(argument, 1);
 }
 
-/* The client that makes an image dies before a store: then the old image is intact, or there is
- * none. Returns false if the new one was made before. */
+/* The client that creates an image dies before a store: then the old image is intact, or there is
+ * none. Returns false if the new image was complete before that store. */
 static bool half_made(const struct shape *shape, void *cache, uint64_t store)
 {
     static void *here[5];

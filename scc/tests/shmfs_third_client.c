@@ -1,5 +1,5 @@
 /* shmfs_third_client: locks whose owner is stopped; and clients that die in the middle of a call,
- * while a second client cleans up after them and a third client works (failures S1, S5, S10).
+ * while a second client cleans up after them and a third client works.
  */
 #include "shmfs_watch.h"
 

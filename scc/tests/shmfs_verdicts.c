@@ -1,5 +1,5 @@
-/* shmfs_verdicts: the errors that the check and the calls report for a damaged image (failure S11;
- * shmfs.h). shmfs_damage shows that they end and stay inside the memory, whatever is damaged.
+/* shmfs_verdicts: the errors that the check and the calls report for a damaged image. shmfs_damage
+ * shows that they end and stay inside the memory, whatever is damaged.
  */
 #include "shmfs_watch.h"
 
@@ -232,7 +232,7 @@ static void harmed_files(void)
     IS(shmfs_write(fs, &file, content, 3 * BLOCK, 0), 3 * BLOCK);
     IS(lock_take(clients[1], LOCK_FAT, 1), 0);
     meanwhile = harm_once;
-    IS(shmfs_truncate(fs, &file, BLOCK), SHMFS_ERROR_BUSY); /* whether it is cut is unknown */
+    IS(shmfs_truncate(fs, &file, BLOCK), SHMFS_ERROR_BUSY); /* the file may be cut or not */
     lock_drop_all(clients[1]);
     harm();
     shmfs_detach(fs);

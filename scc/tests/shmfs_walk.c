@@ -1,6 +1,5 @@
 /* shmfs_walk: several clients of one small image make random calls of every kind, checked against a
- * model; on the way, a client dies at every store of a call, alone and in pairs (failures S1, S2,
- * S5, style-anchors §3.4).
+ * model; meanwhile, clients die at every store of a call, alone and in pairs.
  *
  *     shmfs_walk SEED STEPS CRASH_EVERY PAIRS SHARDS
  *
@@ -463,7 +462,7 @@ static void experiment(const struct call *call, bool pairs)
         save(&middle);
         now = settled();
         if (now != before && now != after)
-            fail("neither the old state nor the new", (int64_t)n);
+            fail("the state is neither the old nor the new one", (int64_t)n);
         for (uint64_t m = 1; pairs; m++) {
             restore(&middle);
             const int other = call->client == 1 ? 0 : 1;

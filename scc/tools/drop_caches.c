@@ -18,8 +18,8 @@ int main(int argc, char **argv)
     int fd = open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, "3\n", 2) != 2)
         return tool_failed(&tool,
-                           "the caches are as they were: /proc/sys/vm/drop_caches cannot be written "
-                           "(%s); it takes root, outside of containers that may not",
+                           "cannot drop the caches: cannot write /proc/sys/vm/drop_caches: %s; run "
+                           "it as root, outside a container",
                            strerror(errno));
     close(fd);
     return TOOL_DONE;

@@ -99,7 +99,8 @@ static bool map(struct tool *tool, const char *path, bool is_writable, int *fd, 
     if (is_writable && status.st_blocks * 512 < status.st_size) {
         int error = posix_fallocate(*fd, 0, status.st_size);
         if (error) {
-            tool_failed(tool, "no memory is left for the whole of %s: %s", path, strerror(error));
+            tool_failed(tool, "there is not enough memory for all of %s: %s", path,
+                        strerror(error));
             return false;
         }
     }

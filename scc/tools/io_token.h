@@ -14,7 +14,7 @@
 int io_device_of(const char *path, char name[IO_DEVICE_NAME_BYTES], bool *in_memory);
 
 /* Join the queue of a path's device, and wait until fewer than `limit` of the processes that joined
- * earlier are left; 0 means no limit. Fails with -ETIMEDOUT after `timeout_ms` (negative: no
+ * earlier are in it; 0 means no limit. Fails with -ETIMEDOUT after `timeout_ms` (negative: no
  * limit). Returns a descriptor, which is the token, or a negative errno. The token is released when
  * the process dies. Do not pass it to children. */
 int io_token_take(const char *path, unsigned limit, int64_t timeout_ms);

@@ -34,7 +34,8 @@ bool tool_load(struct tool *tool, struct tool_image *image, const char *path, ui
     const char *name = slash ? slash + 1 : path;
     int token = io_token_take(path, limit, -1);
     if (token < 0 && limit) {
-        tool_failed(tool, "%s cannot wait for its disk: %s", path, strerror(-token));
+        tool_failed(tool, "%s cannot be loaded: waiting for its disk failed: %s", path,
+                    strerror(-token));
         close(fd);
         return false;
     }

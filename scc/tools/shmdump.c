@@ -84,7 +84,7 @@ static void print_file(struct tool *tool, struct tool_image *image, const char *
     printf("\n  inode %" PRIu32 ", generation %" PRIu32 ", %" PRIu64 " bytes in %" PRIu64
            " blocks%s, %" PRIu32 " links, %" PRIu32 " handles, %s, tag %016" PRIx64 "\n",
            info.inode, info.generation, info.size_bytes, info.block_count,
-           info.is_contiguous ? " in one row" : "", info.link_count, info.handle_count,
+           info.is_contiguous ? " in one run" : "", info.link_count, info.handle_count,
            info.is_committed ? "committed" : info.is_writing ? "being written" : "not committed",
            info.tag);
     print_chain(&shape, image->memory.control, info.inode);

@@ -11,7 +11,7 @@ enum {
     CHECK_PROBLEMS = 1,
     CHECK_UNREADABLE = 2,
     SHOWN_MOST = 100,
-    LOOKS = 100, /* a change in progress may look like damage; real damage stays */
+    LOOKS = 100, /* checks; a change in progress may look like damage, and real damage stays */
     LOOK_AGAIN_MS = 10,
 };
 

@@ -25,7 +25,7 @@ enum tool_status { TOOL_DONE = 0, TOOL_FAILED = 1, TOOL_USAGE = 2 };
 
 struct tool_option {
     const char *name;  /* without the dashes; NULL ends the list */
-    const char *value; /* name of its value in --help; NULL: it takes none */
+    const char *value; /* name of its value in --help; NULL: it takes no value */
     const char *text;
     const char *variable; /* environment variable used if the option is missing, or NULL */
     const char *given;    /* the value, or "" if it takes none; NULL: the option is missing */

@@ -41,7 +41,7 @@ class ModelTask:
     sees_errors: bool
     any_count: int = 0  # one of the last `any_count` inputs is enough
     status: str = (
-        "idle"  # idle, assigned, failed; "idle" tasks may have finished, and could run again
+        "idle"  # idle, assigned or failed; an idle task may have finished, and can run again
     )
 
     @property

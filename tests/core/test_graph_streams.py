@@ -328,7 +328,7 @@ def test_alternatives_become_dormant_when_an_unneeded_attempt_is_requeued() -> N
 
 
 def test_a_child_with_any_of_inputs_keeps_its_parents_alternative_running() -> None:
-    """A script that selects in a loop does this: nothing may stop between two steps of it."""
+    """A script that selects in a loop does this. Alternatives go on running between its steps."""
     a, b, either = a_choice()
     either = either._replace(mentions=Mentions.ANYTHING)
     scene = Scene(a, b, either, wanted=["either"])

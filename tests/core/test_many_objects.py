@@ -1,6 +1,4 @@
-"""Checks the memory of a million tiny objects, or a tenth of them without CIEL_LONG=1 (failures.md,
-O10).
-"""
+"""Checks the memory of a million tiny objects, or a tenth of them without CIEL_LONG=1."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from ciel.testing.homes import private_bytes
 OBJECTS = 1_000_000 if os.environ.get("CIEL_LONG") == "1" else 100_000
 OF_ONE_TASK = 1000
 BYTES_MAX = 400
-"""Covers, for each object, its id, its content and its place in the table."""
+"""For each object: its id, its content and its entry in the table."""
 
 
 def test_tiny_objects_take_little_memory_and_are_all_there() -> None:

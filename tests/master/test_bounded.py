@@ -142,7 +142,7 @@ def test_removed_jobs_leave_nothing_in_the_master() -> None:
     assert not busy.machine.jobs
     assert not busy.machine.graph.tasks
     assert not busy.machine.graph.objects.nodes
-    assert grown(busy, busy.job, 240) < 24  # times of day, which are numbers, vary
+    assert grown(busy, busy.job, 240) < 24  # cached numbers, such as times of day, vary
 
 
 def test_spans_of_remaining_jobs_keep_their_position() -> None:

@@ -18,11 +18,11 @@ from ciel.master.state.placement.dispatch import RECALL_AFTER_S, UNPLACED_MAX, D
 from ciel.master.state.workers import WorkerFacts, WorkerNode, WorkerTable
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
 
-BIG = 100 << 20  # takes a second to another host
+BIG = 100 << 20  # copying it to another host takes a second
 
 
 class Floor:
-    """Workers with a fixed credit limit, and every assignment in order."""
+    """Workers with a fixed credit, and the record of every assignment in order."""
 
     def __init__(
         self, *workers: WorkerFacts, limit: int = 1, scheduling: Scheduling = DEFAULT_SCHEDULING

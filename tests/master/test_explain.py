@@ -31,7 +31,7 @@ from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline, pla
 
 
 class Told:
-    """A machine with a job and workers, and its explanations of tasks."""
+    """A machine with a job and workers that explains its tasks."""
 
     def __init__(
         self, *tasks: TaskSpec, want: str = "", known: tuple[Reference, ...] = (),

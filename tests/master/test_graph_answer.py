@@ -1,4 +1,4 @@
-"""Tests the master's answers about the graph of a job, a page at a time."""
+"""Tests the query for the graph of a job, which the master answers in pages."""
 
 from __future__ import annotations
 

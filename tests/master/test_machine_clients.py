@@ -324,7 +324,7 @@ def test_c4_a_new_job_starts_although_many_prefetched_tasks_turn_out_long() -> N
     cluster.job(first, want=["b"], job="2" * 32)
     assert "w1: run b" in cluster.lines()
     cluster.job(second, want=["c"], job="3" * 32)
-    # limited to as many at a time as the worker has slots
+    # A worker gets at most as many tasks beyond its credit as it has slots.
     assert "w1: run c" not in cluster.lines()
     cluster.done("w1", first)
     assert "w1: run c" in cluster.lines()

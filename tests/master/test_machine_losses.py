@@ -94,7 +94,7 @@ def test_a_report_of_a_superseded_attempt_is_dropped() -> None:
 def test_a_late_result_that_differs_from_the_first_is_recorded(
     known: Reference, late: Reference, is_told: bool
 ) -> None:
-    """failures.md, W12: the first report that counts wins, and the table keeps one value."""
+    """The first report that counts wins, and the table keeps one value."""
     cluster = two()
     task = a_task("a")
     cluster.job(task, want=["a"], open=True)

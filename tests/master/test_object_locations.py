@@ -1,4 +1,4 @@
-"""Tests objects that users put into the cluster, and the machine's answers about any object."""
+"""Tests objects that users put into the cluster, and queries about any object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A link that works once becomes a cookie, with which a browser reads pages and nothing else."""
+"""Tests the link that a browser uses once to get a cookie, with which it can only read pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder of the latest messages: bounded in bytes and batches, readable."""
+"""Tests the recorder of the latest messages, which limits their bytes and batches."""
 
 from __future__ import annotations
 

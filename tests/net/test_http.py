@@ -56,7 +56,7 @@ class Item(Route):
 
 
 class Upload(Route):
-    """Accepts bodies in pieces."""
+    """Accepts bodies piece by piece, through a sink."""
 
     needs_role = Role.WORKER
     body_limit_bytes = 10_000_000

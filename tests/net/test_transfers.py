@@ -19,7 +19,7 @@ CONTENT = bytes(range(256)) * 1024
 
 
 class Holder(ThreadingHTTPServer):
-    """A worker that holds objects, and can make every mistake."""
+    """A fake worker that serves objects; the path of a request selects a fault."""
 
     daemon_threads = True
     block_on_close = False
@@ -101,7 +101,7 @@ class Shelf(BaseHTTPRequestHandler):
         self.head()
         self.wfile.write(CONTENT[:1000])
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.rfile.close()  # it holds the socket open, too
+        self.rfile.close()  # this file also keeps the socket open
         self.connection.close()
         raise ConnectionAbortedError
 

@@ -241,7 +241,7 @@ def test_shmdump_shows_where_a_file_lies(image: Image, source: Source) -> None:
     image.do("shmld", source("first", b"x" * BLOCK), source("second", b"y" * 2 * BLOCK))
     text = image.do("shmdump", "second").decode()
     assert "256 blocks of 4096 bytes" in text
-    assert "8192 bytes in 2 blocks in one row, 1 links, 0 handles, committed" in text
+    assert "8192 bytes in 2 blocks in one run, 1 links, 0 handles, committed" in text
     assert text.splitlines()[-1].startswith("  blocks: ")
     assert "broken" not in text
 

@@ -78,7 +78,7 @@ def nested(depth: int, opening: str = "[", closing: str = "]") -> bytes:
 
 
 def hidden(depth: int, closing: bytes, opening: bytes) -> bytes:
-    """Nest lists whose brackets seem to close at once, to a parser that looks into strings."""
+    """Nest lists whose brackets seem to close at once if a parser counts brackets in strings."""
     return (b"[" + closing + b",") * depth + b"0" + (b"," + opening + b"]") * depth
 
 

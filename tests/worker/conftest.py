@@ -1,4 +1,4 @@
-"""A real store, and every hand that a worker needs to act."""
+"""Fixtures for workers: a real store, workers with real programs, and state machines alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def puppet_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def start(
     in_reactor: Any, store: FileStore, tmp_path: Path, puppet_path: str
 ) -> Iterator[Callable[..., Talker]]:
-    """Start a worker; afterwards all its slots must be free, and nothing of it left."""
+    """Start workers. At the end all their slots must be free, and no descriptor may be open."""
     started: list[Talker] = []
 
     def start(**options: Any) -> Talker:
@@ -67,7 +67,7 @@ def worker(start: Callable[..., Talker]) -> Talker:
 
 @pytest.fixture
 def played() -> Iterator[Played]:
-    """A worker of one slot, of which nothing is left unsaid in the end."""
+    """A worker's machine with one slot; at the end no order or report may be left unchecked."""
     played = Played()
     yield played
     played.comes()
@@ -75,7 +75,7 @@ def played() -> Iterator[Played]:
 
 @pytest.fixture
 def two() -> Iterator[Played]:
-    """A worker of two slots."""
+    """A worker's machine with two slots."""
     played = Played(slots=2)
     yield played
     played.comes()

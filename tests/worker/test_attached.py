@@ -1,4 +1,4 @@
-"""Attached processes: which may be attached, and how the worker notices their end."""
+"""Tests attached processes: which may be attached, and how the worker notices their end."""
 
 # MemoryReactor has no annotations.
 # mypy: allow-untyped-calls
@@ -35,14 +35,14 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"\n")
-    process.stdout.read(1)  # it has its name by now
+    process.stdout.read(1)  # by now the process executes `cat`
     yield process
     process.kill()
     process.communicate()
 
 
 class Watched:
-    """An attached process, and the reports of it."""
+    """An attached process, and the reports of its end."""
 
     def __init__(self, in_reactor: Any, pid: int) -> None:
         self.told: list[Left] = []
@@ -107,13 +107,13 @@ def test_who_is_not_there_or_not_ours_is_refused(process: subprocess.Popen[bytes
         f"process {os.getpid()} is this worker; attach another process",
     )
     process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it keeps its number
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the zombie keeps its process id
     assert refusal(process.pid) == (404, f"process {process.pid} has ended")
     assert descriptors_of(os.getpid()) == before
 
 
 def test_one_of_another_user_is_refused() -> None:
-    """Also a process of this user that acts as another user."""
+    """A process of this user that acts as another user is refused as well."""
     if os.geteuid() != 0:
         assert refusal(1)[0] == 403
         return
@@ -136,7 +136,7 @@ def test_one_that_sees_other_files_is_refused(
 
 
 class Asked:
-    """A request, as far as it says where from."""
+    """A request that has only the addresses of both ends."""
 
     def __init__(self, peer: str, own: str) -> None:
         self.peer, self.own = peer, own

@@ -1,4 +1,4 @@
-"""Batch programs with a real store and a real launcher."""
+"""Tests attempts at batch programs, with a real store and a real launcher."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LARGE = b"a line of text\n" * 100_000
 
 
 class Broken(Executor):
-    """A third-party executor that raises."""
+    """A third-party executor that raises an exception."""
 
     name = "broken"
 
@@ -78,7 +78,7 @@ class Slow(Executor):
 
 
 class Thoughtful(Executor):
-    """Blocks in `begin` until the test lets it go on."""
+    """Blocks in `begin` until the test allows it to continue."""
 
     name = "thoughtful"
 
@@ -135,8 +135,8 @@ class Worker:
         self._changed = threading.Condition()
         self._number = 0
 
-    def attached_process_left(self, attached: object, details: str) -> None:
-        """There is none."""
+    def attached_process_left(self, guest: object, details: str) -> None:
+        """Do nothing, because no process is attached."""
 
     def attempt_ended(
         self,
@@ -219,8 +219,8 @@ class Worker:
         return self.end(self.begin(executor, arguments, *inputs))
 
     def run(self, *line: Any, inputs: tuple[Reference, ...] = (), **args: Any) -> Outcome:
-        """Run a program with `inputs` on its standard input; references in `line`
-        are inputs, too.
+        """Run a program with `inputs` on its standard input; references in `line` are inputs as
+        well.
         """
         listed = [*inputs, *(item for item in line if not isinstance(item, str | int))]
         listed += args.get("files", {}).values()
@@ -235,7 +235,7 @@ class Worker:
         return stored(object_id, HERE, size_bytes=len(content))
 
     def left(self) -> list[str]:
-        """The files of attempts, apart from objects and kept files."""
+        """Return the files of attempts, without objects and kept files."""
         scratch = self.path.glob("spool/scratch/*/*")
         temporaries = self.path.glob("store/incoming/*/*")
         used = [path for path in (*scratch, *temporaries) if _is_used(path)]
@@ -243,7 +243,7 @@ class Worker:
 
 
 def _is_used(path: Path) -> bool:
-    """Whether a path has content; empty ones wait for another attempt."""
+    """Return whether a path has content; an empty directory waits for another attempt."""
     try:
         return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
     except FileNotFoundError:  # just removed
@@ -337,7 +337,7 @@ def test_a_program_that_reads_only_the_beginning_has_not_failed(worker: Worker) 
 def test_an_input_that_vanishes_while_it_is_fed_fails_the_attempt(
     worker: Worker, tmp_path: Path
 ) -> None:
-    """Its program takes what came for everything and ends well."""
+    """The program takes a part of the input for all of it, and exits with status 0."""
     go = tmp_path / "go"
     refs = [worker.put("x", LARGE), worker.put("y", LARGE)]
     line = ["sh", "-c", f"while [ ! -e {go} ]; do sleep 0.01; done; wc -c"]
@@ -353,7 +353,7 @@ def test_an_input_that_vanishes_while_it_is_fed_fails_the_attempt(
 def test_a_small_input_may_vanish_from_the_store_before_it_is_read(
     worker: Worker, tmp_path: Path
 ) -> None:
-    """So does the copy of what grew elsewhere, once the master has it in the reference."""
+    """A worker deletes its copy of a stream once the master has the content in the reference."""
     go, ref = tmp_path / "go", worker.put("x", b"small")
     line = ["sh", "-c", f"while [ ! -e {go} ]; do sleep 0.01; done; cat $0", ref]
     key = worker.begin("stdinout", {"args": {"command_line": line}}, ref)
@@ -593,7 +593,7 @@ def test_closing_lets_go_of_what_runs(worker: Worker, tmp_path: Path) -> None:
     worker.in_reactor(worker.attempts.close)
     worker.in_reactor(worker.launching.close)
     assert not in_use(worker)
-    shutil.rmtree(worker.path / "spool" / "scratch")  # as the worker does with its spool
+    shutil.rmtree(worker.path / "spool" / "scratch")  # as a worker does with its work directory
 
 
 def in_use(worker: Worker) -> list[str]:

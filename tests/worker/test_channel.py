@@ -1,4 +1,4 @@
-"""Channels to real programs, which follow the protocol or do not."""
+"""Tests channels to real programs, some of which violate the protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ciel.wire.errors import EncodeError
 from ciel.wire.limits import CALL_MAX_BYTES
 from ciel.worker.interactive.channel import ProgramChannel, send_descriptor
 
-# The beginning of every program: it gets the four arguments, and opens nothing by itself.
+# The first lines of every program. They read its four arguments, and open nothing.
 PROGRAM = """
 import json, os, struct, sys, time
 _, said, _, told = sys.argv[1:]
@@ -55,7 +55,7 @@ EXIT = Call("exit", {"keep_process": "no"})
 
 
 class Conversation:
-    """A channel, what came over it, and the programs at its other end."""
+    """A channel, the calls that it received, and the programs at its other end."""
 
     def __init__(self, in_reactor: Any, directory: Path) -> None:
         self.in_reactor = in_reactor
@@ -397,7 +397,7 @@ def test_an_owner_that_fails_breaks_the_channel(running_reactor: Any, tmp_path: 
 def test_an_event_of_an_earlier_descriptor_of_the_same_number_changes_nothing(
     talk: Conversation,
 ) -> None:
-    """The reactor may have such events when descriptors are closed and opened in one tick."""
+    """The reactor may have such events if descriptors are closed and opened in one tick."""
     lost: Any = TwistedFailure(ConnectionDone())  # type: ignore[no-untyped-call]  # Twisted's own
     outgoing = talk.channel._outgoing
 

@@ -1,4 +1,6 @@
-"""Disk jobs wait for their device: by the policy of this process, and for other processes."""
+"""Tests that disk jobs wait for their device, by the policy of their process and for the jobs of
+other processes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ WITHIN_S = 20.0
 
 
 class Jobs:
-    """Disk jobs on two devices that nobody else has: `here`, and `there`."""
+    """Disk jobs on two devices, `here` and `there`, that no other test uses."""
 
     here, there = "/tmp", "/proc"  # with invented devices
 
@@ -59,7 +61,7 @@ class Jobs:
         self.changes += 1
 
     def claim(self, limit: int = 1) -> Claim:
-        """Join the line as another process does."""
+        """Join the queue of the device `here` as another process does."""
         return Claim(self.devices[self.here].name, limit)
 
     def enter(self, size_bytes: int = MIB, **options: Any) -> Entered:
@@ -74,7 +76,7 @@ class Jobs:
 
 
 class Entered:
-    """A job that was entered."""
+    """A job that has joined the queue, and its ticket once it is admitted."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -299,7 +301,7 @@ def test_people_are_told_what_each_device_does(make: Make) -> None:
 
 @pytest.fixture
 def worker(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[OneWorker]:
-    """A worker of one slot."""
+    """A worker with one slot."""
     worker = OneWorker(in_reactor, store, tmp_path, {"stdinout": StdinoutExecutor()}, slots=1)
     yield worker
     worker.stop()
@@ -307,7 +309,7 @@ def worker(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[OneWor
 
 @pytest.fixture
 def holder(in_reactor: Any, tmp_path: Path) -> Iterator[DataWorker]:
-    """Another worker, with an object."""
+    """Another worker, which holds an object."""
     with open_disk({}, tmp_path / "held") as held:
         held.put("far", bytes(20 * MIB))
         held.put("far-too", bytes(20 * MIB))

@@ -1,4 +1,4 @@
-"""The log of recent events: numbers, bounds, and requests that wait for more."""
+"""Tests the log of recent events: their numbers, its bounds, and requests that wait for events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker fetches objects from another's real site into its own real store."""
+"""Tests a worker that fetches objects from another worker's real site into its own real store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTENT = bytes(range(256)) * 10_000
 
 
 class Parties:
-    """A holder, and a fetcher with its own store."""
+    """Two workers: the holder of an object, and a fetcher with its own store."""
 
     def __init__(
         self, in_reactor: Any, own: ObjectStore, held: FileStore, path: Path, *, is_near: bool
@@ -40,7 +40,7 @@ class Parties:
         self.timed = self._fetcher.timed
 
     def fetch(self, ref: Concrete, *plans: Plan) -> tuple[Any, ...]:
-        """Fetch; return the only report."""
+        """Fetch an object; return the only report."""
         return self._fetcher.fetch(ref, *plans)
 
     def ref(self, size_bytes: int | None = len(CONTENT)) -> Concrete:
@@ -52,7 +52,7 @@ class Parties:
             return Path(reader.path).stat().st_ino
 
     def restart_daemon(self, where: Path) -> None:
-        """Have another process's place be taken, as when a worker is restarted at its address."""
+        """Replace the holder's daemon, as if its worker were restarted at the same address."""
         assert self.holders_daemon is not None
         self.in_reactor(self.holders_daemon.close)
         self._holder.serve_neighbours(where)
@@ -67,7 +67,9 @@ Make = Callable[..., Parties]
 
 @pytest.fixture
 def make(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[Make]:
-    """Make parties: whether the holder's store has a daemon, and the fetcher's own options."""
+    """Create pairs of workers. `is_near`: the holder's store has a daemon on the same host. The
+    options are for the fetcher's store.
+    """
     made: list[tuple[Parties, ObjectStore]] = []
 
     def make(*, is_near: bool = True, own: ObjectStore | None = None, **options: str) -> Parties:
@@ -110,7 +112,7 @@ def test_a_stale_copy_in_the_own_store_is_replaced(make: Make, is_near: bool) ->
     plan = LinkPlan(parties.holder) if is_near else HttpPlan(parties.holder)
     assert parties.fetch(parties.ref(), plan) == ("x", len(CONTENT))
     assert parties.own.get("x") == CONTENT
-    assert parties.fetch(parties.ref(), plan) == ("x", len(CONTENT))  # an equal one is kept
+    assert parties.fetch(parties.ref(), plan) == ("x", len(CONTENT))  # an equal copy is kept
 
 
 def test_a_neighbour_may_be_silent_until_its_end_and_its_heir_is_asked(

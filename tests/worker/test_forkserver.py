@@ -1,5 +1,5 @@
-"""Programs that a parent forks, with a real launcher on a real reactor: whatever happens to the
-parent, each program runs once, and its end is reported.
+"""Tests programs that a fork server (the parent) forks, with a real launcher and reactor: whatever
+happens to the parent, each program runs once, and its end is reported.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if sys.argv[1:] == ["serve"]:
 exec(sys.argv[-1])
 """
 WHO = "print(b'serve' in open('/proc/self/cmdline', 'rb').read().split(b'\\0'))"
-"""Prints whether it was forked."""
+"""A script that prints whether its process was forked."""
 
 
 class Forked:
-    """Runs lines of Python, and keeps the reports of their ends, by number."""
+    """Runs Python scripts, and keeps the report of each end, by launch id."""
 
     def __init__(self, in_reactor: Any, directory: Path) -> None:
         self.in_reactor = in_reactor
@@ -79,7 +79,7 @@ class Forked:
         return event
 
     def parent_pid(self) -> int:
-        """Return the number of the parent; 0 if there is none."""
+        """Return the process id of the parent; 0 if there is none."""
         for pid in self._children():
             try:
                 if os.readlink(f"/proc/{pid}/fd/1") != os.devnull:
@@ -91,7 +91,7 @@ class Forked:
         return 0
 
     def wait_for_parent(self, launches: list[int]) -> None:
-        """Wait until there is a parent, or these launches have ended without one."""
+        """Wait until there is a parent, or until these launches have ended without one."""
         ids = set(launches)
         wait_for(lambda: self.parent_pid() or self.ends.keys() >= ids, "the parent")
 

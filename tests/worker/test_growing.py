@@ -1,4 +1,4 @@
-"""Growing files, written by real programs, and their waiting readers."""
+"""Tests growing files, which real programs write, and the readers that wait for their content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_count() -> int:
 
 
 class Grown:
-    """Streams on the reactor, over a real store."""
+    """Streams on the reactor, with a real store."""
 
     def __init__(self, run: Any, store: FileStore) -> None:
         self.run = run
@@ -57,7 +57,7 @@ class Grown:
 
 
 def write(writer: ObjectWriter, content: bytes) -> None:
-    """Append to a path, as a program does."""
+    """Append to the file at the writer's path, as a program does."""
     with open(str(writer.path), "ab") as file:
         file.write(content)
 
@@ -122,7 +122,7 @@ def test_no_wake_up_is_missed_however_small_the_pieces(grown: Grown) -> None:
         for number in range(count):
             file.write(b"x")
             if number % 100 == 0:
-                time.sleep(0.003)  # so that it also waits at every stage of a look
+                time.sleep(0.003)  # so that a reader also waits at every stage of a check
     assert done.wait(10)
     assert woken[0] <= (time.monotonic() - started_s) / PACE_S + 2
 
@@ -131,7 +131,7 @@ def test_one_file_that_grows_under_two_ids_wakes_the_readers_of_both(grown: Grow
     writer, first = grown.open()
     second = grown.run(grown.streams.open, "other", writer.fileno())
     happened = [grown.when(first, 1), grown.when(second, 1)]
-    time.sleep(0.02)  # both are armed
+    time.sleep(0.02)  # by now both streams watch the file
     write(writer, b"x")
     assert [event.wait(10) for event in happened] == [True, True]
 
@@ -142,7 +142,7 @@ def test_a_writer_that_tells_needs_no_watch(grown: Grown) -> None:
     growing = grown.run(grown.streams.open, "x", writer.fileno(to_write=False), is_reported=True)
     happened = grown.when(growing, 4)
     wait_for(
-        lambda: grown.run(lambda: growing._due is None),  # asked there: no look is half done
+        lambda: grown.run(lambda: growing._due is None),  # in the reactor, between two checks
         "the look that there is when somebody comes",
     )
     writer.write(b"told")
@@ -349,7 +349,7 @@ def test_a_broken_one_leaves_the_pipe_open_and_silent(grown: Grown) -> None:
     grown.end(growing, "its program was killed")
     wait_for(lambda: piping.error is not None, "the error")
     assert "killed" in str(piping.error)
-    with pytest.raises(BlockingIOError):  # an end would be b""
+    with pytest.raises(BlockingIOError):  # at its end, a pipe returns b""
         os.read(fd, 1)
     grown.run(piping.close)
     assert os.read(fd, 1) == b""

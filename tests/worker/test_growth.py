@@ -1,4 +1,4 @@
-"""Limits on the files that running programs write."""
+"""Tests the limits on files that running programs write."""
 
 import os
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def watched() -> Watched:
 
 
 def write(output: ObjectWriter, size_bytes: int) -> None:
-    """As a program does it, by name."""
+    """Append to the output's path, as a program does."""
     Path(str(output.path)).write_bytes(bytes(size_bytes))
 
 

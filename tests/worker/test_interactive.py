@@ -1,4 +1,4 @@
-"""Interactive programs on a real worker: tasks that succeed, and processes that are kept."""
+"""Tests interactive programs on a real worker: tasks that succeed, and processes that are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ciel_tests.scenes.puppet_words import (
     waiting,
 )
 
-# --- well -----------------------------------------------------------------------------------------
+# --- tasks that succeed ---------------------------------------------------------------------------
 
 
 def test_a_program_does_its_task_and_goes(worker: Talker) -> None:
@@ -64,7 +64,7 @@ def test_calls_and_their_replies_go_both_ways(worker: Talker) -> None:
 
 
 def test_an_alternative_that_a_task_was_not_given_is_not_there_for_it(worker: Talker) -> None:
-    """Not even if it came since: nobody knows yet whether its maker will have ended well."""
+    """This holds even if it appeared later: its producer may still fail."""
     x, y = worker.put("x", b"first"), worker.put("y", b"second")
     script = f"""import sys; sys.path.insert(0, {str(SDK)!r}); import ciel_task as c
 def run(task):
@@ -80,7 +80,7 @@ c.serve(run)"""
 def test_a_small_input_may_vanish_from_the_store_before_it_is_read(
     worker: Talker, tmp_path: Path
 ) -> None:
-    """So does the copy of what grew elsewhere, once the master has it in the reference."""
+    """A worker deletes its copy of a stream once the master has the content in the reference."""
     opened, go, x = tmp_path / "opened", tmp_path / "go", worker.put("x", b"small")
     key = worker.python(
         """def run(task):
@@ -118,7 +118,7 @@ def test_what_a_program_needs_not_wait_for_is_answered_in_order(worker: Talker) 
     assert worker.content(worker.puppet(*START, *many, *GOOD)) == WELL
 
 
-# --- warm -----------------------------------------------------------------------------------------
+# --- warm programs --------------------------------------------------------------------------------
 
 
 def test_a_warm_program_serves_the_next_task_of_its_kind(worker: Talker) -> None:
@@ -163,7 +163,7 @@ def test_an_idle_program_is_told_to_go(start: Start, tmp_path: Path) -> None:
 def test_what_came_with_its_last_word_is_answered_though_nothing_follows(
     worker: Talker, tmp_path: Path
 ) -> None:
-    """With its next task, if there is one before long."""
+    """The worker sends the replies with the next task, or by themselves after a moment."""
     calls = [call[1:].encode() for call in (SAY, KEEP)]
     said = b"".join([len(call).to_bytes(4, "big") + call for call in calls])
     actions = (*START, f"x{said.hex()}", "h", f"t{tmp_path}/heard", STAY)
@@ -179,7 +179,7 @@ def test_an_idle_program_that_does_not_listen_is_killed(start: Start) -> None:
 
 
 def test_an_idle_program_that_was_killed_is_replaced(worker: Talker, tmp_path: Path) -> None:
-    """Also if nobody has noticed yet that it is gone."""
+    """This holds even if the worker has not noticed its end yet."""
     actions = (*START, f"t{tmp_path}/pid", PUBLISH, KEEP, "l")
     assert worker.content(worker.puppet(*actions)) == WELL
     for _ in range(3):
@@ -192,7 +192,7 @@ def test_an_idle_program_that_was_killed_is_replaced(worker: Talker, tmp_path: P
 
 
 def kill_and(worker: Talker, pid: int, actions: tuple[str, ...]) -> Callable[[], Key]:
-    """Return what kills a program and assigns it a task in one turn."""
+    """Return a function that kills a program and assigns it a task in one tick."""
 
     def act() -> Key:
         os.kill(pid, signal.SIGKILL)
@@ -205,7 +205,7 @@ def kill_and(worker: Talker, pid: int, actions: tuple[str, ...]) -> Callable[[],
 
 
 def is_dead(pid: int) -> bool:
-    """Whether a process has ended, be it still to be reaped."""
+    """Return whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -213,7 +213,7 @@ def is_dead(pid: int) -> bool:
 
 
 def test_a_warm_program_that_dies_of_its_task_is_not_tried_again(worker: Talker) -> None:
-    """Though it has not said a word: it has taken the task."""
+    """The program has read the task, although it has made no call."""
     script = f"""def run(task):
         if task.args:
             with open({str(worker.path / "tries")!r}, "a") as file:
@@ -280,7 +280,7 @@ def test_a_program_that_prints_without_end_does_not_fill_the_device(
     wait_for(lambda: stderr.stat().st_blocks * 512 <= 1 << 20, "the file to be cut")
 
 
-# --- going on in place ----------------------------------------------------------------------------
+# --- programs that wait in the middle of a task ---------------------------------------------------
 
 
 def test_a_program_waits_in_place_and_goes_on(start: Start) -> None:
@@ -311,7 +311,7 @@ def test_a_program_may_wait_several_times(worker: Talker) -> None:
 
 
 def test_what_a_program_opened_before_it_waits_is_still_there_after(worker: Talker) -> None:
-    """It may have the name only, and open it later."""
+    """The program may have only the path, and open the file after the wait."""
     x = Value.of(ObjectId("x"), b"content")
     script = """def run(task):
         path = task.path(task.args[0])
@@ -368,7 +368,7 @@ def test_a_program_that_would_go_on_and_then_goes_has_failed(worker: Talker) -> 
     "tail", [TAIL, 's["tail_spawn",{"executor_name":"proc","command":"x"}]'], ids=["fixed", "other"]
 )
 def test_an_output_that_is_handed_over_must_not_be_half_written(worker: Talker, tail: str) -> None:
-    """The child produces the output. A part that the parent has written would come first."""
+    """The child produces the output, so bytes that the parent has written would precede it."""
     keep = EXIT.replace('"no"', '"must_keep"') if tail == TAIL else EXIT
     fault = worker.fault(worker.puppet(*START, 'a["open_output",{"index":0}]', tail, keep, STAY))
     assert "with output 0 still open" in fault.details

@@ -1,4 +1,4 @@
-"""Interactive programs on a real worker that are killed or fail: nothing is left of them."""
+"""Tests that interactive programs that are killed or fail leave nothing on a real worker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ciel_tests.scenes.puppet_words import (
     waiting,
 )
 
-# --- cancelled ------------------------------------------------------------------------------------
+# --- cancelled and failed tasks -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("actions", [(STAY,), (*START, STAY), (*START, "i15", STAY)], ids=str)
@@ -67,7 +67,9 @@ def test_a_task_that_takes_too_long_is_ended(worker: Talker) -> None:
 def test_a_warm_program_that_is_killed_for_its_silence_is_not_replaced(
     start: Start, tmp_path: Path
 ) -> None:
-    """Pretend that it was gone before it could read its task, again and again."""
+    """If the worker assumed that the killed program had ended before it read its task, it would
+    give the task to one warm program after another.
+    """
     worker = start(slots=3)
     actions = (*OPEN, "h", f"w{tmp_path}/go", PUBLISH, KEEP, STAY)
     keys = [worker.puppet(*actions) for _ in range(3)]
@@ -82,7 +84,7 @@ def test_a_warm_program_that_is_killed_for_its_silence_is_not_replaced(
 
 
 def test_a_program_that_was_cancelled_serves_nobody_again(worker: Talker, tmp_path: Path) -> None:
-    """The signal that was sent to it may reach it in the middle of another task."""
+    """The signal of the cancellation may reach the program in the middle of another task."""
     key = worker.puppet(*START, "i15", f"t{tmp_path}/runs", f"w{tmp_path}/go", PUBLISH, KEEP, "l")
     pid_of(tmp_path / "runs")
     worker.cancel(key)
@@ -104,8 +106,8 @@ def test_what_a_failed_task_had_stored_is_deleted(worker: Talker) -> None:
 
 
 def test_what_was_there_before_outlives_a_failed_task(worker: Talker) -> None:
-    """An output that exists, as an input of other tasks, and is written again with
-    other content.
+    """An output exists, because other tasks read it, and the failed task wrote it again with other
+    content.
     """
     script = """def run(task):
         task.publish(0, b"x" * 5000)
@@ -187,7 +189,7 @@ def test_inputs_that_are_gone_are_told_of(worker: Talker) -> None:
 
 
 def test_what_nobody_has_is_told_of(worker: Talker) -> None:
-    """A reference that a program made up, or found in an object."""
+    """A program may invent a reference, or find it in an object."""
     elsewhere = '{"__ref__":["c2","elsewhere",5,["127.0.0.1:9"]]}'
     for method, more in (("open_ref", ""), ("open_ref_async", ',"chunk_size":1')):
         call = f's["{method}",{{"ref":{elsewhere}{more}}}]'
@@ -255,7 +257,7 @@ def test_a_worker_that_ends_lets_go_of_everything(
     wait_for(lambda: descriptors_of(os.getpid()) <= before, "closed descriptors")
 
 
-# --- many -----------------------------------------------------------------------------------------
+# --- many programs --------------------------------------------------------------------------------
 
 
 def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:

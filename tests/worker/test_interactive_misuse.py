@@ -1,4 +1,4 @@
-"""Interactive programs on a real worker that break the protocol: their tasks fail, and they end."""
+"""Tests interactive programs that violate the protocol: their tasks fail, and the programs end."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_attached_process_that_never_opens_its_pipes_frees_its_slot(start: St
         fault = worker.fault(key)
         assert "it did not read its first task within 0.3 s" in fault.details
         worker.expect_free()
-        assert sleeper.poll() is None  # it is not this worker's process
+        assert sleeper.poll() is None  # the worker does not kill a process that it did not start
         sleeper.kill()
 
 
@@ -113,7 +113,7 @@ def test_the_reactor_never_waits_for_a_program(start: Start) -> None:
         worker.in_reactor(lambda: None)
         longest_s = max(longest_s, time.monotonic() - asked_s)
         time.sleep(0.001)
-    assert longest_s < 5  # while the programs would stay for a minute
+    assert longest_s < 5  # the programs run for a minute
 
 
 def test_replies_that_wait_to_be_read_are_no_sign_of_deafness(start: Start) -> None:
@@ -176,7 +176,7 @@ def test_a_program_that_stays_after_its_last_word_is_killed(start: Start) -> Non
 
 
 def test_nothing_of_a_program_outlives_it(worker: Talker) -> None:
-    """Not even what keeps its end of the channel open."""
+    """This includes a daemon that keeps the program's end of the channel open."""
     begun_s = time.monotonic()
     assert worker.content(worker.puppet(*START, "d", *GOOD)) == WELL
     fault = worker.fault(worker.puppet(*START, "d", "q0"))
@@ -188,7 +188,7 @@ def test_nothing_of_a_program_outlives_it(worker: Talker) -> None:
 
 
 def test_somebody_elses_hand_on_its_channel_keeps_no_slot(start: Start, tmp_path: Path) -> None:
-    """Even if that one writes a long call, and never ends it."""
+    """This holds even if that process writes a long call, and never completes it."""
     worker = start(patience=Patience(leave_s=0.2))
     key = worker.puppet("ow", f"t{tmp_path}/runs", f"w{tmp_path}/go", "q0")
     pid_of(tmp_path / "runs")

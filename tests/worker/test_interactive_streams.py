@@ -1,4 +1,4 @@
-"""Objects that are read while they are written, both by programs of one worker."""
+"""Tests objects that one program reads while another writes them, both on one worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ciel_tests.scenes.one_worker import Talker
 
 Start = Callable[..., Talker]
 
-# Writes ten parts of that many bytes, and waits for a file after the first of them.
+# Writes ten parts of `size` bytes each. After the first part it waits until the file `go` exists.
 WRITE = """def run(task):
     size, go = task.args[:2]
     with task.open_output(0, may_stream=True, **task.kwargs) as output:
@@ -37,7 +37,7 @@ WRITE = """def run(task):
         {end}
 """
 WELL = WRITE.format(end="")
-# Reads it all; makes a file once it has read something.
+# Reads the whole stream, and creates the file `mark` after the first read.
 READ = """import hashlib
 def run(task):
     ref, mark, options = task.args
@@ -68,7 +68,7 @@ def digest(size: int) -> bytes:
 
 
 class Writing:
-    """A program that writes, up to a point."""
+    """A program that writes a part of its output, and pauses until `go_on`."""
 
     def __init__(self, worker: Talker, script: str, path: Path, size: int = 100_000) -> None:
         self.worker = worker
@@ -80,7 +80,7 @@ class Writing:
         self._go.touch()
 
     def read(self, mark: Path, options: Mapping[str, bool] = ASKING, script: str = READ) -> Key:
-        """Have another program read it; wait until it has read something."""
+        """Start a program that reads the output; wait until it has read a part."""
         inputs = (self.ref,)
         pargs = (Future(self.ref.id), str(mark), dict(options))
         key = self.worker.python(script, *pargs, inputs=inputs)
@@ -98,7 +98,7 @@ def expect_lost(worker: Talker, key: Key, object_id: str, *words: str) -> None:
         assert word in lost.details
 
 
-# --- well -----------------------------------------------------------------------------------------
+# --- complete streams -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
@@ -192,7 +192,7 @@ def test_a_stream_on_one_slot_is_read_afterwards(start: Start, tmp_path: Path) -
 def test_a_program_that_was_sent_for_what_is_to_come_reads_along(
     worker: Talker, tmp_path: Path
 ) -> None:
-    """It was assigned before anything was known of its input."""
+    """The reader was assigned before its input existed."""
     go, begin = tmp_path / "go", tmp_path / "begin"
     wait = f"while not os.path.exists({str(begin)!r}): time.sleep(0.002)\n    size"
     producer = worker.python(WELL.replace("size", wait, 1), 100_000, str(go))
@@ -207,7 +207,7 @@ def test_a_program_that_was_sent_for_what_is_to_come_reads_along(
 
 
 def test_two_pipes_of_one_object_are_both_read_to_the_end(worker: Talker, tmp_path: Path) -> None:
-    """To open it twice, or to close it once, must not look like its end to the second reader."""
+    """When one pipe is opened or closed, the reader of the second pipe must not see an end."""
     script = """def run(task):
         first = task.open_stream(task.args[0], 1, must_block=True)
         second = task.open_stream(task.args[0], 1, must_block=True)
@@ -236,7 +236,7 @@ def test_a_reader_that_leaves_is_nobodys_concern(worker: Talker, tmp_path: Path)
     worker.good(writing.key)
 
 
-# --- badly ----------------------------------------------------------------------------------------
+# --- broken streams -------------------------------------------------------------------------------
 
 BREAKS = {
     "killed": "os.kill(os.getpid(), 9)",
@@ -278,7 +278,7 @@ def test_an_ordinary_program_never_takes_what_breaks_off_for_whole(
 
 
 def test_what_is_cut_after_it_was_read_is_not_whole(in_reactor: Any, tmp_path: Path) -> None:
-    """Though nobody but its reader has looked how large it was."""
+    """Only the pipe of its reader has recorded how large the file was."""
     streams = in_reactor(Streams, in_reactor.reactor)
     with open(tmp_path / "object", "wb+") as file:
         growing = in_reactor(streams.open, "x", file.fileno())
@@ -323,7 +323,7 @@ def test_a_producer_that_is_killed_anywhere_leaves_nothing(
     assert "killed by SIGKILL" in worker.fault(producer).details
     if offset:
         expect_lost(worker, reader, ref.id)
-    else:  # it may not have opened the stream before that
+    else:  # the producer may not have opened the stream before the kill
         assert isinstance(worker.end(reader), InputsLost)
     assert worker.store.stat(ref.id) is None
     wait_for(lambda: "/incoming/" not in str(worker.left()), "no temporaries")
@@ -352,8 +352,8 @@ def test_what_broke_off_is_made_and_read_again(worker: Talker, tmp_path: Path, n
 
 
 def test_a_wrong_call_behind_one_that_waits_ends_its_task(worker: Talker, tmp_path: Path) -> None:
-    """The worker finds the error once the wait ends: in a callback, not in a call
-    of the program.
+    """The worker finds the error when the wait ends, in a callback instead of in a call of the
+    program.
     """
     wrong = {
         "no output": "task.tell('publish_string', index=7, str='')",
@@ -431,7 +431,7 @@ def test_a_reader_reads_along_with_a_producer_that_never_pauses(
 
 
 def test_a_producer_that_is_stopped_by_a_signal_is_no_end(worker: Talker, tmp_path: Path) -> None:
-    """A reader waits for it, and goes on when it does."""
+    """A reader waits while the producer is stopped, and continues with it."""
     writing = Writing(worker, WELL, tmp_path)
     (pid,) = worker.programs()
     reader = writing.read(tmp_path / "mark")

@@ -1,4 +1,4 @@
-"""The files of a failed attempt are kept up to maximum sizes."""
+"""Tests that a worker keeps the files of a failed attempt, up to maximum sizes."""
 
 import re
 from pathlib import Path

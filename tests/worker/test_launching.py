@@ -1,4 +1,4 @@
-"""A real launcher on a real reactor."""
+"""Tests starting programs with a real launcher on a real reactor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ End = ProgramExited | ProgramFailed
 
 
 class Launched:
-    """Starts shell scripts, and keeps the reports of their ends, by number."""
+    """Starts shell scripts, and keeps the report of each end, by launch id."""
 
     def __init__(self, in_reactor: Any) -> None:
         self.in_reactor = in_reactor
@@ -58,7 +58,7 @@ def launched(in_reactor: Any) -> Iterator[Launched]:
 
 
 def is_alive(pid: str) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return bool(Path("/proc", pid, "cmdline").read_bytes())
     except OSError:

@@ -1,4 +1,4 @@
-"""The life cycle of attempts, with fakes for strategies, programs and the store."""
+"""Tests the life cycle of attempts, with fakes for strategies, programs and the store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Once(Executor):
 
 
 class Strategy:
-    """Notes each start."""
+    """Records each start."""
 
     def __init__(self) -> None:
         self.started: list[tuple[Any, str]] = []
@@ -128,7 +128,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def test_an_attempt_is_cleaned_up_before_its_fault_is_reported(scene: Scene) -> None:
-    scene.lifecycle.fail(scene.attempt, FAULT, 1.0, keeps_files=True)  # it has none
+    scene.lifecycle.fail(scene.attempt, FAULT, 1.0, keeps_files=True)  # the attempt has no files
     assert scene.attempt.calls == ["clean up"]
     assert scene.reports == [(scene.attempt.key, FAULT, 7)]
     assert not scene.lifecycle.is_running(scene.attempt)

@@ -1,4 +1,4 @@
-"""Logs of jobs: files on a disk, and a site that tells when they grow."""
+"""Tests logs of jobs: files on a disk, and HTTP requests that wait until a log grows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = JobId("b" * 32)
 
 
 class Served:
-    """A worker's logs, and readers of them over HTTP."""
+    """A worker's logs, and clients that read them over HTTP."""
 
     def __init__(self, in_reactor: Any, store: FileStore, directory: Path) -> None:
         self.run = in_reactor

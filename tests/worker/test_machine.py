@@ -1,4 +1,4 @@
-"""The worker's machine in scenes: slots, inputs, ends, and the master."""
+"""Scenes with the worker's machine: slots, inputs, ends, and the connection to the master."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_programs_ask_for_no_more_memory_together_than_there_is() -> None:
     played.assign(first)
     played.comes(start(first))
     played.assign(large)
-    played.assign(small)  # which does not overtake it
+    played.assign(small)  # it does not overtake the large task
     played.comes()
     played.ended(first)
     played.comes(start(large), start(small), report(first))
@@ -245,7 +245,7 @@ def test_a_failed_fetch_ends_all_who_wait_for_it_and_names_the_places(played: Pl
     played.fetch_failed("x", THERE, BEYOND)
     losses = (("x", THERE), ("x", BEYOND))
     played.comes(lost(READS_TWO, *losses), lost(READS_X, *losses))
-    played.fetched("y")  # nobody waits any more, but the copy is there
+    played.fetched("y")  # no task waits for it any more, but the worker has the copy
     played.comes(copied("y"))
 
 
@@ -294,7 +294,7 @@ def test_inputs_that_are_gone_are_lost_here_and_the_slot_is_free(played: Played)
     played.comes(fetch("x", THERE), report(B))
 
 
-# --- calling off ----------------------------------------------------------------------------------
+# --- cancelling -----------------------------------------------------------------------------------
 
 
 def test_cancelled_while_it_fetches(played: Played) -> None:
@@ -381,7 +381,7 @@ def test_a_time_limit_kills_politely_then_by_force(played: Played) -> None:
     played.advance(0.2)
     played.comes(KillAttempt(A.id, 1, force=False))
     assert played.machine.due_s() == played.now_s + KILL_GRACE_S
-    played.cancel(limited)  # too late to be the reason
+    played.cancel(limited)  # too late: the reason stays the time limit
     played.comes()
     played.advance(KILL_GRACE_S)
     played.comes(KillAttempt(A.id, 1, force=True))
@@ -451,7 +451,7 @@ def test_what_is_left_is_not_read_if_it_was_made_elsewhere_since(played: Played)
     played.comes(copied("x", kept=True))
     played.assign(READS_X, stored("x", THERE))
     played.comes(fetch("x", THERE))
-    played.fetched("x")  # it was the same after all
+    played.fetched("x")  # its content turned out to be the same
     played.comes(start(READS_X, stored("x", THERE)))
 
 

@@ -1,5 +1,5 @@
-"""The worker's machine in scenes: children that start on their parent's worker, and
-any-of inputs.
+"""Scenes with the worker's machine: children that start on their parent's worker, and any-of
+inputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ciel_tests.scenes.worker import (
     start,
 )
 
-# --- children that begin where their parents run --------------------------------------------------
+# --- children that start on their parent's worker -------------------------------------------------
 
 
 def child_of(parent: TaskSpec, *inputs: str, executor: str = "stdinout") -> TaskSpec:
@@ -46,7 +46,7 @@ def child_of(parent: TaskSpec, *inputs: str, executor: str = "stdinout") -> Task
 
 
 def test_no_child_begins_twice_on_one_worker() -> None:
-    """Its parent may run again here; what the first run of the child made may still be in use."""
+    """The parent may run again on this worker while outputs of the first child are in use."""
     played = Played(slots=2, starts_locally="stdinout")
     for attempt in (1, 2):
         played.assign(A, attempt=attempt)
@@ -114,7 +114,7 @@ def test_a_child_that_has_begun_is_cancelled_like_any_attempt() -> None:
 
 
 def within(played: Played, parent: TaskSpec, attempt: int = 1) -> TaskSpec:
-    """Have a program begin a child within its task."""
+    """Let a program start a child inline; return the child."""
     child = child_of(parent)
     played.machine.child_started_inline((parent.id, attempt), child, (), played.now_s)
     return child
@@ -154,7 +154,7 @@ def test_nothing_begins_within_what_is_cancelled() -> None:
 
 
 def test_what_ran_within_what_was_cancelled_does_not_begin_here_beside_that() -> None:
-    """Its program may not be gone yet when the next attempt creates the same child."""
+    """The cancelled program may still run when the next attempt creates the same child."""
     played = Played(slots=3, starts_locally="stdinout")
     played.run(A)
     played.cancel(A)
@@ -196,7 +196,7 @@ def test_children_run_within_what_has_no_limits_and_runs_for_the_first_time(
 
 
 def test_no_child_runs_within_what_was_begun_here_before() -> None:
-    """Its children may be known already."""
+    """The master may know its children already."""
     played = Played(slots=2, starts_locally="stdinout")
     played.run(A)
     child = within(played, A)
@@ -208,7 +208,7 @@ def test_no_child_runs_within_what_was_begun_here_before() -> None:
     assert not order.may_run_children
 
 
-# --- choices --------------------------------------------------------------------------------------
+# --- any-of inputs --------------------------------------------------------------------------------
 
 EITHER = a_task("either", any_of=["a", "b"])
 

@@ -1,4 +1,4 @@
-"""The worker's machine in scenes: eager dispatch, launches ahead, and the time of reports."""
+"""Scenes with the worker's machine: eager dispatch, early launches, and when reports are sent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_children_of_a_running_attempt_are_reported_others_are_not(played: Playe
     played.comes(KillAttempt(A.id, 1, force=False))
 
 
-# --- the time of reports --------------------------------------------------------------------------
+# --- when reports are sent ------------------------------------------------------------------------
 
 
 def busy(played: Played, count: int) -> list[TaskSpec]:
@@ -93,7 +93,9 @@ def test_a_failure_is_told_at_once_with_what_had_to_wait(played: Played) -> None
 
 
 def test_all_is_told_before_an_attempt_begins_that_is_not_the_first(played: Played) -> None:
-    """It may be what its last worker died of, and nobody else is to be blamed."""
+    """A task that runs again may have killed its last worker. If this worker dies too, only that
+    task is to be blamed.
+    """
     first, second = busy(played, 2)
     played.assign(again := a_task("again", ordinal=7), attempt=2)
     played.assign(a_task("last", ordinal=8))
@@ -104,11 +106,11 @@ def test_all_is_told_before_an_attempt_begins_that_is_not_the_first(played: Play
     assert len(played.machine.take_reports(played.now_s)) == 1
 
 
-# --- programs that are launched ahead -------------------------------------------------------------
+# --- programs that are launched before a slot is free ---------------------------------------------
 
 
 def brief(played: Played, count: int = 40, run_s: float = 0.001) -> None:
-    """Let so many programs run, and take so long."""
+    """Let `count` programs run, each for `run_s`."""
     for number in range(count):
         spec = a_task(f"brief{number}", ordinal=number)
         played.assign(spec)
@@ -117,7 +119,7 @@ def brief(played: Played, count: int = 40, run_s: float = 0.001) -> None:
 
 
 def ordered(played: Played) -> list[tuple[str, int]]:
-    """Take the orders to start; the first output of each task, and its `at_most`."""
+    """Take the orders to start programs; return each task's first output, and its `at_most`."""
     orders = [order for order in played.machine.orders if isinstance(order, StartAttempt)]
     found: list[tuple[str, int]] = [(order.spec.outputs[0], order.at_most) for order in orders]
     played.machine.take_orders()
@@ -225,7 +227,7 @@ def test_a_successor_begins_when_what_it_waits_for_is_made_here(
 
 
 def test_a_worker_that_goes_on_tells_after_a_moment(played: Played) -> None:
-    """Each report wakes the master, which the next task in a chain has no need of."""
+    """Each report wakes the master, which the next task in a chain does not need."""
 
     def tells(number: int) -> int:
         """Return how many reports leave as a task of the chain ends."""
@@ -246,7 +248,7 @@ def test_a_worker_that_goes_on_tells_after_a_moment(played: Played) -> None:
     played.now_s = due_s
     assert len(played.machine.take_reports(due_s)) == 1
     assert tells(2) == 0
-    assert tells(3) == 2  # nothing goes on with that
+    assert tells(3) == 2  # no task continues the chain
     assert played.machine.due_s() is None
 
 
@@ -254,7 +256,7 @@ def test_a_worker_that_goes_on_tells_after_a_moment(played: Played) -> None:
 def test_a_successor_may_come_after_what_it_was_to_wait_for(
     played: Played, content: Reference
 ) -> None:
-    """Its assignment and the report crossed."""
+    """Its assignment and the report of its producer crossed on the way."""
     played.run(A)
     played.ended(A, content)
     played.comes(report(A, content))
@@ -273,7 +275,7 @@ def test_a_successor_of_nothing_here_is_given_back(played: Played) -> None:
 def test_successors_of_what_was_not_made_are_given_back(
     played: Played, fault: TaskFault | None
 ) -> None:
-    """Its maker failed, or handed its output over to another task."""
+    """The producer failed, or delegated its output to another task."""
     played.run(A)
     last = a_task("end", inputs=["out"])
     played.assign(READS_A, A_TO_COME)
@@ -316,7 +318,7 @@ def test_successors_of_what_could_not_get_its_inputs_are_given_back(played: Play
 
 
 def test_who_lacks_two_things_is_ended_once(played: Played) -> None:
-    """An input cannot be fetched, and another attempt waits for the output."""
+    """One input cannot be fetched, and the producer of the second one ends for the same reason."""
     x = stored("x", THERE)
     both = a_task("both", inputs=["x", "also"])
     played.assign(READS_X, x)
@@ -327,7 +329,7 @@ def test_who_lacks_two_things_is_ended_once(played: Played) -> None:
 
 
 def test_a_successor_waits_for_the_attempt_that_makes_its_input_still(two: Played) -> None:
-    """Another attempt at the same task was cancelled."""
+    """Another attempt at the producer was cancelled."""
     two.run(A)
     two.run(B)
     two.assign(A, attempt=2)

@@ -1,4 +1,4 @@
-"""The worker's machine in scenes: streams, and processes that wait in the middle of a task."""
+"""Scenes with the worker's machine: streams, and processes that wait in the middle of a task."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_grows_is_told_and_read_without_a_fetch(two: Played) -> None:
 def test_a_successor_that_comes_late_reads_along(two: Played) -> None:
     two.run(A)
     two.comes(opens(two, A, "a"))
-    two.assign(READS_A, A_TO_COME)  # the master had not heard of it yet
+    two.assign(READS_A, A_TO_COME)  # the master did not know the stream yet
     two.comes(start(READS_A, growing("a", HERE)))
 
 
@@ -80,7 +80,7 @@ def test_a_successor_reads_along(two: Played) -> None:
 
 
 def test_what_is_small_is_given_to_readers_that_begin_after_its_end(played: Played) -> None:
-    """It is in no store."""
+    """A small object is in no store, so the worker passes its value."""
     played.run(A)
     told = opens(played, A, "a")
     played.assign(READS_A, growing("a", HERE))
@@ -112,7 +112,7 @@ def test_readers_of_what_ended_badly_end_before_it_is_made_again(
         report(A, fault=fault),
         ends._replace(task=queued.id),
     )
-    two.ended(READS_A, stored("out", HERE))  # whatever it made of it
+    two.ended(READS_A, stored("out", HERE))  # its output is not valid
     two.comes(DeleteObjects((ObjectId("out"),)), ends._replace(task=READS_A.id))
 
 
@@ -211,7 +211,7 @@ def test_streams_of_an_attempt_that_is_cancelled_are_not_told(played: Played) ->
     played.comes(KillAttempt(A.id, 1, force=False), report(A, fault=CANCELLED))
 
 
-# --- what a program that talks leaves -------------------------------------------------------------
+# --- objects and processes that interactive programs leave ----------------------------------------
 
 
 def test_a_sweetheart_is_held_like_any_object(played: Played) -> None:
@@ -229,7 +229,7 @@ def test_a_sweetheart_is_held_like_any_object(played: Played) -> None:
 def test_what_a_child_is_told_of_is_held_before_its_maker_has_ended(two: Played) -> None:
     two.run(A)
     extra = Concrete(ObjectId(f"{A.id}:part:0"), 5000, frozenset((HERE,)))
-    foreign = stored("foreign", HERE)  # said by a program, and may be anything
+    foreign = stored("foreign", HERE)  # only a program claims that it exists
     child = a_task("child", inputs=[extra.id], parent=A)
     two.machine.spawned((A.id, 1), child, (extra, foreign), two.now_s)
     two.assign(child, extra)

@@ -1,4 +1,4 @@
-"""A worker's session with its master, with connections that only collect messages."""
+"""Tests a worker's session with its master, over connections that only collect messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_messages_wait_for_a_lost_master_and_are_sent_again() -> None:
     scene.master.send(REPORT)
     assert scene.master.is_open
     assert not scene.master.is_connected
-    assert not scene.master.opened(other)  # the session is an old one
+    assert not scene.master.opened(other)  # the old session continues
     assert scene.master.received(other, [Received(1), ORDER], 5.0) == [ORDER]
     assert back.sent == [Received(0), REPORT]
     assert scene.master.connected_at_s == 5.0
@@ -105,7 +105,7 @@ def test_requests_fail_with_the_session() -> None:
     for request in (waiting, late):
         request.addErrback(lambda failure: failures.append(failure.type))
     assert failures == [NoMasterError, NoMasterError]
-    scene.master.send(REPORT)  # nobody gets it
+    scene.master.send(REPORT)  # no master receives it
     assert scene.master.sent_counts() == {"change": 1}
 
 

@@ -1,4 +1,4 @@
-"""Memory limits, with real programs."""
+"""Tests memory limits with real programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def key_of(number: int) -> Key:
 
 
 class Programs:
-    """Starts Python programs in a directory, and watches them."""
+    """Starts Python programs in a directory, and watches their memory."""
 
     def __init__(self, in_reactor: Any, directory: Path) -> None:
         self.in_reactor = in_reactor
@@ -55,7 +55,7 @@ class Programs:
         self.watch = MemoryWatch(self.clock, self._told)
 
     def watch_in_time(self) -> None:
-        """Have the real clock say when to look."""
+        """Let the real clock, not the test, trigger the checks."""
         self.watch = MemoryWatch(self.in_reactor.reactor, self._told)
 
     def _told(self, key: Key, used_bytes: int) -> None:
@@ -89,7 +89,7 @@ class Programs:
         return number
 
     def rested(self, script: str, limit_bytes: int = LIMIT) -> int:
-        """Start a program, and wait until it says that it will take no more."""
+        """Start a program, and wait until it reports that it will take no more memory."""
         number = self.start(script, limit_bytes)
         wait_for(self.mark("resting").exists, "the program to rest")
         return number
@@ -142,7 +142,7 @@ def test_one_that_grows_as_fast_as_it_can_is_caught_in_time(programs: Programs) 
     assert used_bytes > limit_bytes
     end = programs.ends[number]
     assert isinstance(end, ProgramExited)
-    assert limit_bytes < end.max_rss_bytes < 8 * limit_bytes  # it would take twelve times as much
+    assert limit_bytes < end.max_rss_bytes < 8 * limit_bytes  # it would take 12 times its limit
 
 
 def test_one_that_keeps_within_its_limit_is_let_be(programs: Programs) -> None:
@@ -247,7 +247,7 @@ STARTING = """
 taken = take(40)
 os.mkfifo("fifo")
 opening = [(os.POSIX_SPAWN_OPEN, 0, "fifo", os.O_RDONLY, 0)]
-os.posix_spawn("/bin/true", ["true"], {}, file_actions=opening)  # waits there, as a vfork
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=opening)  # the vfork child waits there
 """
 
 
@@ -266,7 +266,7 @@ def test_nobody_looks_when_nothing_runs(programs: Programs) -> None:
     assert programs.exceeded == []
     assert programs.clock.getDelayedCalls() == []
     programs.in_reactor(programs.watch.add, key_of(0), os.getpid(), 1)
-    assert programs.clock.getDelayedCalls() == []  # what no launcher started is not watched
+    assert programs.clock.getDelayedCalls() == []  # a process that no launcher started is ignored
     programs.start("rest()")
     assert len(programs.clock.getDelayedCalls()) == 1
     programs.in_reactor(programs.watch.close)

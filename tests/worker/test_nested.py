@@ -1,5 +1,5 @@
-"""Children that run inline in their parent's program: the report of each, and the outer attempts
-after a failure.
+"""Tests children that run inline in their parent's program: the report of each child, and what
+happens to the outer attempts after a failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ciel_tests.scenes.one_worker import SDK, OneWorker
 
 
 class _Nested(ProcExecutor):
-    """Programs that get nothing but their instructions."""
+    """An executor whose programs receive only their instructions."""
 
     name = "nested"
 
@@ -60,21 +60,21 @@ def wait(task, *within):
 
 
 class Lab(OneWorker):
-    """A worker that runs such programs; they leave notes in `notes`."""
+    """A worker that runs these programs; they write files into `notes`."""
 
     notes: Path
 
     def program(
         self, script: str, *, needs: Needs = DEFAULT_NEEDS, attempt: int = 1, n_outputs: int = 1
     ) -> Key:
-        """Assign a task that does what a script says, until it ends itself."""
+        """Assign a task that runs a script; the script ends the task."""
         text = f"{HEAD}\ndef run(task):\n    {script}\nc.serve(run)"
         command = [sys.executable, "-IS", "-c", text, str(self.notes)]
         spec = self.task("nested", {"command": command}, needs=needs, n_outputs=n_outputs)
         return self.assign(spec, attempt=attempt)
 
     def spawned(self, parent: TaskId, number: int = 0) -> SpawnTask:
-        """Wait for a child of a task; return it."""
+        """Wait for a report that a task spawned a child; return the report."""
         spawned: SpawnTask = self.expect(
             lambda report: (
                 isinstance(report, SpawnTask)
@@ -84,14 +84,14 @@ class Lab(OneWorker):
         return spawned
 
     def within(self, key: Key, number: int = 0) -> Key:
-        """Wait for a child that runs within an attempt."""
+        """Wait for a child that runs inline in an attempt; return the child's key."""
         spawned = self.spawned(key[0], number)
         assert spawned.started
         assert spawned.wanted
         return (spawned.spec.id, 0)
 
     def note(self, name: str) -> str:
-        """Wait for what a program leaves."""
+        """Wait until a program has written a file into `notes`; return its text."""
         path = self.notes / name
         wait_for(lambda: path.exists() and path.read_text() != "", name)
         return path.read_text()

@@ -1,4 +1,4 @@
-"""Frames for interactive programs leave once in each tick."""
+"""Tests that a worker sends frames to interactive programs once in each tick."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ciel.worker.interactive.outgoing import HOLD_S, Outbox, OutgoingFrames
 
 
 class Channel:
-    """Collects what a program is sent, write by write."""
+    """Collects the bytes sent to a program, one item per write."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []

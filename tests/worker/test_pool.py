@@ -1,4 +1,4 @@
-"""The choice of a warm process for a task, and the end of idle ones."""
+"""Tests which warm process is chosen for a task, and when idle processes end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_only_a_process_of_the_same_kind_serves() -> None:
 
 
 def test_the_one_that_was_busy_last_serves_first() -> None:
-    """So the rest stay idle and expire."""
+    """The other processes therefore stay idle and expire."""
     pool = Pool()
     for number in (1, 2, 3):
         pool.put(number, "a", (), float(number))
@@ -32,9 +32,9 @@ def test_the_one_that_has_most_inputs_at_hand_serves_first() -> None:
     pool.put(2, "a", keys("x", "z"), 0.0)
     pool.put(3, "a", keys("q"), 0.0)
     pool.put(4, "b", keys("xyz"), 0.0)
-    assert pool.take("a", ("x", "y", "z")) == 2  # of equals, the later one
+    assert pool.take("a", ("x", "y", "z")) == 2  # of equal ones, the one that was busy last
     assert pool.take("a", ("x", "y", "z")) == 1
-    assert pool.take("a", ("x",)) == 3  # any is better than none
+    assert pool.take("a", ("x",)) == 3  # a process without the inputs is better than a new one
     assert pool.take("a", ("x",)) is None
 
 

@@ -1,4 +1,4 @@
-"""A worker's site on a real port, with requests over real connections."""
+"""Tests a worker's site on a real port, with requests over real connections."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONTENT = bytes(range(256)) * 10_000
 
 
 class Served:
-    """A worker's site, and requests to it with tickets of their own."""
+    """A worker's site, and requests to it, each with its own ticket."""
 
     def __init__(self, in_reactor: Any, store: FileStore) -> None:
         self.run = in_reactor
@@ -78,7 +78,7 @@ class Served:
         return self.ask("GET", target, headers=headers)
 
     def open_halfway(self, target: str, sent: bytes) -> socket.socket:
-        """Begin an upload that promises more than it sends."""
+        """Start an upload that announces more bytes than it sends."""
         key = KEY.derive(Role.SUBMIT)
         assert key is not None
         ticket = make_ticket(key, "POST", self.netloc, target, time.time())
@@ -151,7 +151,7 @@ def test_a_range_outside_is_refused_with_the_size(header: str, size_bytes: int) 
     assert caught.value.status == 416
 
 
-# --- objects out ----------------------------------------------------------------------------------
+# --- downloads ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [b"", b"x", CONTENT], ids=["empty", "tiny", "large"])
@@ -291,14 +291,14 @@ def test_what_was_counted_is_told_to_who_may_read(served: Served) -> None:
 
 
 def begin(served: Served, chunk: bytes = b"") -> None:
-    """Begin an upload of `x`, whose first chunk may be this."""
+    """Start an upload of `x`, with `chunk` as its first chunk unless it is empty."""
     assert served.ask("POST", "/control/upload/x")[0] == 201
     if chunk:
         assert served.ask("POST", "/control/upload/x/0", chunk)[0] == 200
 
 
 def come(served: Served) -> int:
-    """Return how much of `x` has come."""
+    """Return how many bytes of `x` have arrived."""
     status, _, body = served.ask("GET", "/control/upload/x", role=Role.READ)
     assert status == 200
     return int(json.loads(body)["offset"])
@@ -424,7 +424,7 @@ def test_an_upload_in_chunks_with_other_content_conflicts(served: Served, tmp_pa
     assert (served.store.get("x"), being_written(tmp_path)) == (CONTENT, [])
 
 
-# --- as the original has them ---------------------------------------------------------------------
+# --- routes of the original -----------------------------------------------------------------------
 
 
 def test_an_upload_without_a_name_is_given_one(served: Served) -> None:

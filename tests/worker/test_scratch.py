@@ -169,7 +169,7 @@ def test_a_line_that_has_no_end_is_broken_up(spool: Path, monkeypatch: pytest.Mo
     told: list[str] = []
     assert scratch.log_lines(0, told.append) == 10 * module.PIECES_PER_CHECK
     assert scratch.log_lines(40, told.append) == 70
-    assert scratch.log_lines(70, told.append) == 70  # there may be more of it
+    assert scratch.log_lines(70, told.append) == 70  # more of the line may follow
     assert scratch.log_lines(70, told.append, to_the_end=True) == 75
     assert told == ["x" * 10] * 7 + ["x" * 5]
 

@@ -1,4 +1,4 @@
-"""Responses to readers that take nothing: how much memory they take, and for how long."""
+"""Tests responses to clients that do not read: how much memory they take, and for how long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE_BYTES = 1 << 30
 
 
 class Reader:
-    """A request whose side of the connection is full after each piece."""
+    """A request of a client whose connection is full after each piece."""
 
     def __init__(self, clock: Clock) -> None:
         self.channel = self
@@ -30,7 +30,7 @@ class Reader:
         self.is_cut = False
         self.pieces: list[int] = []
         self._finished: Deferred[None] = Deferred()
-        self.sending = Sending(self, read, 0, SIZE_BYTES, lambda: None)  # type: ignore[arg-type]  # it stands in for one
+        self.sending = Sending(self, read, 0, SIZE_BYTES, lambda: None)  # type: ignore[arg-type]  # a fake request
 
     def notifyFinish(self) -> Deferred[None]:  # noqa: N802  # Twisted's names
         return self._finished

@@ -1,4 +1,4 @@
-"""Real programs read from feeders."""
+"""Tests stdin feeders with real programs that read from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reports of a worker about its store, and the objects that it lets the store drop."""
+"""Tests a worker's reports about its store, and which objects it allows the store to drop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ A, B = ObjectId("a"), ObjectId("b")
 
 
 class Advised(FileStore):
-    """Keeps the callbacks that it gets."""
+    """A store that records the callbacks it receives."""
 
     def advise(self, can_be_had_again: Any, dropped: Any, turn: Any) -> None:
         self.can_be_had_again, self.dropped, self.turn = can_be_had_again, dropped, turn
@@ -58,10 +58,10 @@ class DiskJobs(RealDiskJobs):
     waiting_count = 3
 
     def __init__(self) -> None:
-        """Nothing of a real one."""
+        """Initialize nothing of the real class."""
 
     def on_change(self, notify: object) -> None:
-        """Nothing ever changes."""
+        """Ignore the callback, because nothing ever changes."""
 
     def turn(self, path: Any, size_bytes: int) -> Any:
         return nullcontext()
@@ -116,7 +116,7 @@ def test_the_master_is_told_of_the_store_once_it_has_changed(store: Advised) -> 
     )  # fmt: skip
     assert second.levels[0]["objects"] == 1
     scene.service.leave_master()
-    scene.service.peer_opened(scene.peer)  # a new one knows nothing
+    scene.service.peer_opened(scene.peer)  # a new master knows nothing about the store
     assert scene.peer.sent[2] == second
     scene.close()
 
@@ -136,7 +136,7 @@ def test_only_what_came_from_others_who_are_there_may_be_dropped(store: Advised)
     scene = Scene(store)
     scene.machine.add_retained({ObjectId("made"): 5})
     scene.fetches.fetched(A, 5)
-    assert not store.can_be_had_again("a")  # nobody else is there
+    assert not store.can_be_had_again("a")  # no other worker is known
     scene.machine.master_message(MeetWorkers((Neighbour("there:1", "other"),)), 0)
     assert store.can_be_had_again("a")
     assert not store.can_be_had_again("made")

@@ -1,4 +1,4 @@
-"""Objects that grow at one worker and are read at another, over real sites and connections."""
+"""Tests objects that grow on one worker and are read on another, over real connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Make = Callable[..., DataWorker]
 
 @pytest.fixture
 def make(in_reactor: Any, tmp_path: Path) -> Iterator[Make]:
-    """Make workers, each with its own store."""
+    """Create workers, each with its own store."""
     made: list[tuple[DataWorker, FileStore]] = []
 
     def make(**options: str) -> DataWorker:
@@ -60,7 +60,7 @@ def append(path: str | None, content: bytes) -> None:
         file.write(content)
 
 
-# --- whole ones -----------------------------------------------------------------------------------
+# --- complete streams -----------------------------------------------------------------------------
 
 
 def test_an_object_is_read_at_another_worker_while_it_is_made(make: Make) -> None:
@@ -170,7 +170,7 @@ def test_one_that_still_grows_here_too_is_not_read_before_it_is_whole(make: Make
     stale.abort()
 
 
-# --- broken ones ----------------------------------------------------------------------------------
+# --- broken streams -------------------------------------------------------------------------------
 
 
 def test_a_producer_cut_anywhere_never_makes_a_whole_object(make: Make) -> None:
@@ -240,7 +240,7 @@ def test_no_room_here_breaks_the_copy_and_is_no_loss_there(make: Make) -> None:
 
 
 class Deaf:
-    """A holder that begins to answer and then neither goes on nor answers anything else."""
+    """A holder that starts to answer a request, then sends nothing more and accepts no other."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -269,7 +269,7 @@ def test_a_holder_that_is_silent_and_does_not_answer_is_given_up(
 
 
 def test_a_copy_that_is_abandoned_ends_at_once_and_is_no_object(make: Make) -> None:
-    """Its holder is there and silent, and would be waited for."""
+    """The holder is alive but silent, so without this the fetch would wait for it."""
     maker, reader = make(), make()
     writer, _ = maker.open_stream("x")
     append(writer.path, CONTENT)
@@ -280,7 +280,7 @@ def test_a_copy_that_is_abandoned_ends_at_once_and_is_no_object(make: Make) -> N
     assert places == (maker.netloc,)
     assert "its producer has failed" in details
     assert reader.store.stat("x") is None
-    reader.run(reader.fetcher.abandon, "x")  # once it is over, nothing happens
+    reader.run(reader.fetcher.abandon, "x")  # after the end, it has no effect
 
 
 def test_a_producer_may_be_silent_for_as_long_as_its_worker_answers(
@@ -302,7 +302,7 @@ def test_a_producer_may_be_silent_for_as_long_as_its_worker_answers(
 
 
 def ask(worker: DataWorker, object_id: str, method: str = "GET", fields: str = "") -> socket.socket:
-    """Send a request and return the connection."""
+    """Send a request; return the connection."""
     target = f"/data/{object_id}"
     ticket = make_ticket(KEY, method, worker.netloc, target, time.time())
     version = "1.0" if fields == "old" else "1.1"
@@ -372,7 +372,7 @@ def test_a_slow_reader_keeps_memory_flat(make: Make) -> None:
     writer.abort()
 
 
-# --- bits -----------------------------------------------------------------------------------------
+# --- flipped bits ---------------------------------------------------------------------------------
 
 
 def flip(path: str, random: Random) -> None:

@@ -1,4 +1,4 @@
-"""Uploads and pins: the decisions of the machine, and the file that stores pins."""
+"""Tests uploads and pins: the decisions of the machine, and the file that stores pins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_was_uploaded_long_ago_is_told_apart_from_what_is_new(machine: Work
     machine.uploaded(Y, 10.0)
     assert machine.uploads.unnamed(NEW_FOR_S - 1) == []
     assert machine.uploads.unnamed(NEW_FOR_S) == [X]
-    machine.uploaded(X, NEW_FOR_S)  # another upload of it
+    machine.uploaded(X, NEW_FOR_S)  # a second upload of the same object
     assert machine.uploads.unnamed(NEW_FOR_S + 10) == [Y]
     assert machine.uploads.unnamed(NEW_FOR_S + 10, older_than_s=0) == [Y, X]
 

@@ -1,4 +1,4 @@
-"""Sessions that fetch URLs from a real site into a real store."""
+"""Tests sessions that fetch URLs from a real site into a real store."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Answer(BaseHTTPRequestHandler):
         self.send_response(200 if good else 404)
         self.send_header("Content-Length", str(len(CONTENT)))
         self.end_headers()
-        with suppress(OSError):  # they have left
+        with suppress(OSError):  # the client has disconnected
             self.wfile.write(CONTENT[:1000] if self.path == "/half" else CONTENT)
 
     def log_message(self, *args: Any) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")

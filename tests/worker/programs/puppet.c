@@ -1,15 +1,16 @@
-/* A program that does what its arguments say, in order, well or badly; the last four name the FIFOs.
+/* An interactive program that performs the actions in its arguments, in their order. Actions may
+ * follow or violate the protocol. The last four arguments name the FIFOs.
  *
- *     ow or      open the FIFO to write, to read         cw cr      close them
- *     h          hear a call; at the end of all, exit    l          begin anew after `or`
- *     sTEXT      say TEXT as a call                      aTEXT      ask: say it, and hear the reply
- *     rTEXT      write TEXT as it is
- *     xHEX       write bytes                             nCOUNT     write that many letters
- *     pTEXT      print to standard output                eTEXT      print to standard error
- *     kSIGNAL    kill itself                             qSTATUS    exit
- *     zMS        sleep                                   iSIGNAL    ignore a signal
- *     tPATH      make a file, with its process id        wPATH      wait for a file
- *     d          leave a daemon that keeps all open
+ *     ow or      open the FIFO for writing, for reading   cw cr      close it
+ *     h          receive a call; exit at the end of file  l          repeat the actions after `or`
+ *     sTEXT      send TEXT as a call                      aTEXT      send TEXT, and receive the reply
+ *     rTEXT      write TEXT without a length
+ *     xHEX       write bytes                              nCOUNT     write that many letters
+ *     pTEXT      print to standard output                 eTEXT      print to standard error
+ *     kSIGNAL    send a signal to itself                  qSTATUS    exit
+ *     zMS        sleep                                    iSIGNAL    ignore a signal
+ *     tPATH      create a file with its process id        wPATH      wait for a file
+ *     d          leave a daemon that keeps all descriptors open
  */
 #define _DEFAULT_SOURCE
 #include <arpa/inet.h>
