@@ -358,8 +358,12 @@ class InteractiveAttempt(Attempt):
         self._wait(opened.growing, at_least_bytes, grown)
 
     def _wait(self, growing: Growing, at_least: float, then: Callable[[Growing], None]) -> None:
-        streams = self._place.streams
-        self._waiters = [streams.when(growing, at_least, self._late(then))]
+        def reached(growing: Growing) -> None:
+            self._waiters.remove(waiter)
+            then(growing)
+
+        waiter = self._place.streams.when(growing, at_least, self._late(reached))
+        self._waiters.append(waiter)
 
     def close_growing(self, object_id: str) -> None:
         opened = self._opened.get(object_id)
