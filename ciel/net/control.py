@@ -454,7 +454,7 @@ class ControlPeer:
 
     def _hello_timed_out(self) -> None:
         """End without a refusal: either side may have been suspended, so a retry may succeed."""
-        self._fail(RemoteProtocolError(f"no proof of a key within {HELLO_TIMEOUT_S:g} s"))
+        self._fail(RemoteProtocolError(f"no proof of a key within {self.hello_timeout_s:g} s"))
 
     def _fail_and_notify(self, error: WireError, reason: str) -> None:
         """End after an error and send the reason. This is not a refusal, so a retry may succeed."""
