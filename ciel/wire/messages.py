@@ -107,6 +107,13 @@ def _text(value: Any) -> str:
     return value
 
 
+def _printed(payload: bytes) -> str:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"printed text must be UTF-8: {error}") from None
+
+
 def _details(value: Any) -> Any:
     """Read the details of a fault: a text, or an object of texts."""
     if not isinstance(value, dict):
@@ -319,7 +326,7 @@ _SPECIAL: dict[type, Form] = {
             _text(f[4]),
             _count(f[5]),
             _count(f[6]),
-            p.decode(),
+            _printed(p),
             bool(_count(f[7]) & 1),
             bool(f[7] & 2),
         ),
@@ -354,7 +361,7 @@ _SPECIAL: dict[type, Form] = {
             _count(f[1]),
             _count(f[2]),
             _count(f[3]),
-            p.decode(),
+            _printed(p),
             bool(_count(f[4]) & 1),
             bool(f[4] & 2),
         ),

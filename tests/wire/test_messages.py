@@ -181,6 +181,18 @@ def through_the_wire(records: list[Record]) -> list[Record]:
     return received
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        (["prints", "t", 1, 0, 1, 0], b"\xff"),
+        (["printed", "j", "t", "", 0, "h:1", 0, 1, 0], b"\xff"),
+    ],
+)
+def test_printed_text_must_be_utf8(record: Record) -> None:
+    with pytest.raises(DecodeError, match="printed text must be UTF-8"):
+        decode(record, EVERYTHING)
+
+
 def test_this_file_covers_every_message() -> None:
     assert set(messages) == EVERYTHING
 
