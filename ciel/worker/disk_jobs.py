@@ -1,8 +1,8 @@
 """Admission of disk jobs: each job waits until its device has room for it (CIB-40).
 
 First the policy of this process (`core.admission`) admits the job, by its size; then the queue of
-all processes of this host (`storage.tokens`), in order of arrival. A job holds no slot and no
-thread while it waits. Jobs in memory and small jobs do not wait.
+all processes of this host (`storage.device_semaphores`), in order of arrival. A job holds no slot
+and no thread while it waits. Jobs in memory and small jobs do not wait.
 """
 
 from __future__ import annotations

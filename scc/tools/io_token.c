@@ -1,4 +1,4 @@
-/* io_token.c: the C version of ciel/storage/tokens.py. */
+/* io_token.c: the C version of ciel/storage/device_semaphores.py. */
 #include "io_token.h"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
 /* io_token.h: tokens for disk jobs. There is one queue for each device, shared by all processes of
- * a user on this host (CIB-40). ciel/storage/tokens.py uses the same queues, and explains them. */
+ * a user on this host (CIB-40). ciel/storage/device_semaphores.py uses the same queues, and explains them. */
 #ifndef SCC_IO_TOKEN_H
 #define SCC_IO_TOKEN_H
 
