@@ -66,7 +66,7 @@ def snapshot(where: Path) -> list[str]:
     """
     places = (where.parent, where.parent.parent, Path.cwd())
     around = [path for place in places for path in place.iterdir()]
-    others = ("popen-gw", ".hypothesis", ".pytest_cache")
+    others = ("popen-gw", "pytest-", ".hypothesis", ".pytest_cache")
     ours = [path for path in around if not path.name.startswith(others)]
     return sorted(map(str, (*ours, *where.rglob("*"))))
 

@@ -158,7 +158,7 @@ def test_g13_memory_of_a_removed_job_is_returned_to_the_system(tmp_path: Path) -
             ("job", "rm", "last"),
         ):
             full = private_bytes(cluster.master.pid)
-            done = cluster.home.run("ciel", *words, last)
+            done = cluster.home.run("ciel", *words, last, timeout_s=120.0)  # 150,000 tasks
             assert done.returncode == 0, done.stderr
         assert full > before + (100 << 20)
         # Without compiled modules, small objects that outlive the job keep 0.65 to 0.75 of the
