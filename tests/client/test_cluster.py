@@ -162,7 +162,7 @@ def test_one_worker_at_a_time_uses_a_named_store(state: Path, name: str) -> None
     with LocalCluster(store=spec) as cluster, Client(cluster) as client, client.job() as job:
         ref = job.run(["seq", "100000"])
         size_bytes = len(job.read(ref, 30))
-        said = f"'instance={instance}': process {cluster.workers[0].pid} has"
+        said = f"'instance={instance}': process {cluster.workers[0].pid} already uses"
         with pytest.raises(ClusterOptionError, match=f"^worker-1 could not start: {said} "):
             LocalCluster(store=spec)
         assert len(job.read(ref, 30)) == size_bytes

@@ -240,7 +240,7 @@ def test_a_long_text_becomes_an_object_of_who_spawns(dialogue: Dialogue) -> None
 @pytest.mark.parametrize(
     "method, arguments, text",
     [
-        ("spawn", HERE | {"executor_name": "stdinout"}, "no child may run"),
+        ("spawn", HERE | {"executor_name": "stdinout"}, "cannot run a child inline"),
         ("spawn", SPAWN | {"level": 3}, "'level'"),
         ("spawn", SPAWN | {"cont_text": 5}, "'cont_text'"),
         ("exit", WARM | {"value": 5}, "'value'"),

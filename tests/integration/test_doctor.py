@@ -230,7 +230,7 @@ def cluster_home(home: Home, lasting_cluster: HandCluster) -> Home:
 
 def test_clocks_that_differ(cluster_home: Home, expect: Callable[..., None]) -> None:
     with mock.patch("time.time", return_value=time.time() + 3600):
-        expect("clocks", " s behind ours", "timedatectl set-ntp true")
+        expect("clocks", " s behind this host's clock", "timedatectl set-ntp true")
 
 
 def test_versions_that_differ(cluster_home: Home, expect: Callable[..., None]) -> None:

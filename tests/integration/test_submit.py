@@ -204,7 +204,7 @@ def test_failures_of_a_handed_over_job_stay(
 
 @pytest.mark.parametrize(
     "line, said",
-    [(b"a\0\n", "line 2 holds"), (b"x" * 140_000, "line 2 is")],
+    [(b"a\0\n", "line 2 contains"), (b"x" * 140_000, "line 2 is")],
 )
 def test_a_bad_line_ends_programs_of_earlier_lines(shared: Home, line: bytes, said: str) -> None:
     mark = shared.path / f"runs-{said.split()[-1]}"

@@ -85,6 +85,28 @@ from ciel.worker.transfer.url_fetching import UrlFetching
 DEFAULT_LISTEN = "127.0.0.1:0"
 
 
+def _add_storage(add: Callable[..., object]) -> None:
+    """Add the options of the store and its disks."""
+    add(
+        "--store",
+        metavar="SPEC",
+        default=os.environ.get("CIEL_STORE") or "disk",
+        help="disk, shm or scc, options after a colon (default: CIEL_STORE, or disk)",
+    )
+    add(
+        "--io",
+        type=_io_policy,
+        metavar="N",
+        default="adaptive",
+        help="how many disk jobs run at a time on each disk: off, a number, or adaptive (default)",
+    )
+    add(
+        "--spool",
+        metavar="DIR",
+        help="the work directory, for objects and scratch files (default: a temporary directory)",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parse = Parser(
@@ -122,24 +144,7 @@ def parser() -> argparse.ArgumentParser:
         help="memory for all tasks that request some (default: the memory of the host or of the "
         "control group)",
     )
-    add(
-        "--store",
-        metavar="SPEC",
-        default=os.environ.get("CIEL_STORE") or "disk",
-        help="disk, shm or scc, options after a colon (default: CIEL_STORE, or disk)",
-    )
-    add(
-        "--io",
-        type=_io_policy,
-        metavar="N",
-        default="adaptive",
-        help="how many disk jobs run at a time on each disk: off, a number, or adaptive (default)",
-    )
-    add(
-        "--spool",
-        metavar="DIR",
-        help="the work directory, for objects and scratch files (default: a temporary directory)",
-    )
+    _add_storage(add)
     add_kill_grace(parse)
     add(
         "--no-delegation",

@@ -51,9 +51,8 @@ def retry_tasks(
 ) -> Generator[None, None, int]:
     """Reset the failed tasks on which a job's results (or `objects`) depend.
 
-    Return how many tasks may run again. A task that saw an error keeps its output. In a cancelled
-    job all cancelled tasks are reset: when their parents create them again, the graph will not add
-    them again. The caller must always call `end_retry` afterwards.
+    Return how many tasks may run again. A task that saw an error keeps its output. A cancelled job
+    has all its cancelled tasks reset. The caller must always call `end_retry` afterwards.
     """
     nodes = graph.objects.nodes
     graph.retrying.add(job)

@@ -15,7 +15,7 @@ main = serve $ \worker task -> do
 -- Asks for the size, since Hugs would need a second to read the object.
 size :: Worker -> Json -> IO Integer
 size worker ref = do
-  reply <- ask worker "open_ref" [("ref", ref)]
+  reply <- request worker "open_ref" [("ref", ref)]
   let Text path = member "filename" reply
   file <- openBinaryFile path ReadMode
   bytes <- hFileSize file
