@@ -27,6 +27,7 @@ COMMANDS = {
     "worker": ("worker", "list the workers"),
     "store": ("store", "show the contents and the activity of the workers' stores"),
     "shmfs": ("shmfs", "show shared memory as a directory"),
+    "journal": ("journal", "check and show the journal of a master"),
     "config": ("config", "show the settings, and where each is set"),
     "key": ("key", "print the key of a role, for programs that use HTTP"),
     "debug": ("debug", "examine the daemons of a cluster that hangs"),

@@ -101,6 +101,12 @@ class Change(NamedTuple):
 LEAVE = "leave"
 
 
+class StartOver(NamedTuple):
+    """The first message to a peer that wanted to resume a session which the master does not know: a
+    new session begins. The master has restarted, or has declared the peer dead.
+    """
+
+
 # --- master to client -----------------------------------------------------------------------------
 
 
@@ -312,6 +318,22 @@ class ObjectsStored(NamedTuple):
     idle: bool = False
 
 
+class AttemptsKept(NamedTuple):
+    """The attempts that a worker has from an earlier session: those that run, and those whose ends
+    the master has not confirmed. `within`: the tasks of them that run in the programs of others.
+    `cancelled`: the tasks of them that the master has cancelled. The worker's unconfirmed messages
+    follow.
+    """
+
+    attempts: tuple[tuple[TaskId, int], ...]
+    within: tuple[TaskId, ...]
+    cancelled: tuple[TaskId, ...]
+
+
+class StoreListed(NamedTuple):
+    """The worker has reported all objects that its store has kept since before it joined."""
+
+
 class TaskPrinted(NamedTuple):
     """An attempt has printed some lines; sent before its end is reported.
 
@@ -372,6 +394,32 @@ class StoresReported(NamedTuple):
     disk_waiting: int
 
 
+# --- in the journal only --------------------------------------------------------------------------
+
+
+class MasterStarted(NamedTuple):
+    """A master has started with this journal, for the `epoch`-th time. `software`: its version."""
+
+    epoch: int
+    software: str
+
+
+class WorkerSeen(NamedTuple):
+    """A worker has joined, at an address."""
+
+    worker: str
+    netloc: str
+
+
+class WorkerLeft(NamedTuple):
+    """A worker has left or was declared dead."""
+
+    worker: str
+
+
+# --- between any two ------------------------------------------------------------------------------
+
+
 class Heartbeat(NamedTuple):
     """Shows that the sender is alive; both sides send it after a time without other messages."""
 
@@ -389,17 +437,20 @@ FromClient = (
     SubmitJob | AddTask | WantObjects | ReleaseObjects | CloseJob | CancelJob | WatchJob | Ask
     | Change | Received | Heartbeat
 )  # fmt: skip
-ToClient = ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | Received | Heartbeat
-ToWorker = (
-    DescribeJob | AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Answer
-    | Received
+ToClient = (
+    ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | StartOver | Received
     | Heartbeat
+)  # fmt: skip
+ToWorker = (
+    StartOver | DescribeJob | AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers
+    | Answer | Received | Heartbeat
 )  # fmt: skip
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
-    | CopyTimed | StoresReported | Change | Received | Heartbeat
+    | CopyTimed | StoresReported | AttemptsKept | StoreListed | Change | Received | Heartbeat
 )  # fmt: skip
-Message = FromClient | ToClient | ToWorker | FromWorker
+InJournal = MasterStarted | WorkerSeen | WorkerLeft
+Message = FromClient | ToClient | ToWorker | FromWorker | InJournal
 
 HEARTBEAT_INTERVAL_S = 1.0
 LOST_AFTER_S = 3.0

@@ -16,6 +16,7 @@ from ciel.core.events import (
     Answer,
     Ask,
     AssignTask,
+    AttemptsKept,
     CancelJob,
     CancelTask,
     Change,
@@ -27,9 +28,11 @@ from ciel.core.events import (
     FromClient,
     FromWorker,
     Heartbeat,
+    InJournal,
     InputsLost,
     JobChanged,
     JobPrinted,
+    MasterStarted,
     MeetWorkers,
     Message,
     Neighbour,
@@ -40,6 +43,8 @@ from ciel.core.events import (
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
+    StartOver,
+    StoreListed,
     StoresReported,
     StreamsOpened,
     SubmitJob,
@@ -50,6 +55,8 @@ from ciel.core.events import (
     ToWorker,
     WantObjects,
     WatchJob,
+    WorkerLeft,
+    WorkerSeen,
 )
 from ciel.core.ids import check_id
 from ciel.core.refs import Reference
@@ -246,7 +253,7 @@ def _pairs(values: Iterable[Iterable[Any]]) -> list[list[Any]]:
 
 
 ID = FieldCodec(("JobId", "TaskId", "ObjectId"), _as_is, _id)
-IDS = FieldCodec(("tuple[ObjectId, ...]",), _as_is, read_ids)
+IDS = FieldCodec(("tuple[ObjectId, ...]", "tuple[TaskId, ...]"), _as_is, read_ids)
 TEXT = FieldCodec(("str",), _as_is, _text)
 TEXTS = FieldCodec(("tuple[str, ...]",), list, _read_texts)
 COUNT = FieldCodec(("int",), _as_is, _count)
@@ -278,6 +285,12 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     DiskQueued: ("disk", (COUNT, SECONDS)),
     CopyTimed: ("copied", (TEXT, COUNT, SECONDS)),
     StoresReported: ("stores", (LEVELS, COUNT)),
+    StartOver: ("start_over", ()),
+    AttemptsKept: ("kept", (ATTEMPTS, IDS, IDS)),
+    StoreListed: ("listed", ()),
+    MasterStarted: ("master_started", (COUNT, TEXT)),
+    WorkerSeen: ("worker_seen", (TEXT, TEXT)),
+    WorkerLeft: ("worker_left", (TEXT,)),
     Received: ("received", (COUNT,)),
     Heartbeat: ("alive", ()),
 }
@@ -381,6 +394,7 @@ FROM_CLIENT: frozenset[type] = frozenset(get_args(FromClient))
 TO_CLIENT: frozenset[type] = frozenset(get_args(ToClient))
 FROM_WORKER: frozenset[type] = frozenset(get_args(FromWorker))
 TO_WORKER: frozenset[type] = frozenset(get_args(ToWorker))
+IN_JOURNAL: frozenset[type] = frozenset(get_args(InJournal))
 
 
 def kind_of(message: type) -> str:

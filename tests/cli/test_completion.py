@@ -59,7 +59,7 @@ def completed(script: Path, here: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     "words, offered",
     [
-        ("ciel jo", ["job"]),
+        ("ciel jo", ["job", "journal"]),
         ("ciel job l", ["list", "log"]),
         ("ciel job list --a", ["--access", "--all"]),
         ("ciel job cancel a", ["all"]),

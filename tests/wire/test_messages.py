@@ -12,6 +12,7 @@ from ciel.core.events import (
     Answer,
     Ask,
     AssignTask,
+    AttemptsKept,
     CancelJob,
     CancelTask,
     Change,
@@ -34,6 +35,7 @@ from ciel.core.events import (
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
+    StartOver,
     StoresReported,
     StreamsOpened,
     SubmitJob,
@@ -61,6 +63,7 @@ from ciel.wire.messages import (
     FROM_CLIENT,
     FROM_WORKER,
     ID,
+    IN_JOURNAL,
     SECONDS,
     TEXT,
     TO_CLIENT,
@@ -70,7 +73,7 @@ from ciel.wire.messages import (
     encode,
 )
 
-EVERYTHING = FROM_CLIENT | FROM_WORKER | TO_CLIENT | TO_WORKER
+EVERYTHING = FROM_CLIENT | FROM_WORKER | TO_CLIENT | TO_WORKER | IN_JOURNAL
 
 SCHEDULED = (
     DEFAULT_SCHEDULING,
@@ -163,6 +166,8 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     Heartbeat: st.just(Heartbeat()),
     Received: st.builds(Received, st.integers(0, 1 << 60)),
 }
+attempts = st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)
+messages[AttemptsKept] = st.builds(AttemptsKept, attempts, several_ids, several_ids)
 of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     ID: jobs, TEXT: texts, COUNT: counts, FLAG: st.booleans(), SECONDS: seconds,
 }  # fmt: skip
@@ -323,7 +328,8 @@ def test_a_payload_that_is_not_json_is_refused_where_json_is_expected(payload: b
 
 def test_each_direction_has_its_own_messages() -> None:
     assert {Change, Received, Heartbeat} == FROM_CLIENT & FROM_WORKER
-    assert {Answer, Received, Heartbeat} == TO_CLIENT & TO_WORKER
+    assert {Answer, StartOver, Received, Heartbeat} == TO_CLIENT & TO_WORKER
+    assert not IN_JOURNAL & (FROM_CLIENT | FROM_WORKER | TO_CLIENT | TO_WORKER)
     assert {Received, Heartbeat} == FROM_WORKER & TO_WORKER
     assert {Heartbeat, Received} == FROM_CLIENT & TO_CLIENT
 

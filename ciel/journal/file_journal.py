@@ -1,0 +1,186 @@
+"""A journal in files, written by a thread of its own.
+
+The caller appends encoded records, and learns later which of them are durable. The thread writes
+everything that waits as one group and calls `fdatasync` once for it. Meanwhile the caller goes on,
+so a slow disk delays messages, but does not stop the master.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from ciel.core.events import Message
+from ciel.journal.directory import (
+    cut_tail,
+    find_files,
+    journal_path,
+    lock_directory,
+    read_groups,
+    sync_directory,
+)
+from ciel.journal.errors import JournalError
+from ciel.journal.groups import HEADER, Group, encode_records, seal
+
+ALWAYS, INTERVAL, OFF = "always", "interval", "off"
+SYNC_MODES: Final = (ALWAYS, INTERVAL, OFF)
+"""When records are made durable: before their consequences leave; once a second; when the
+operating system does it. In each mode the records survive the end of the master's process."""
+INTERVAL_S: Final = 1.0
+GROUP_BYTES: Final = 16 << 20
+"""Appends are written together up to about this size."""
+
+
+class FileJournal:
+    """The journal of one master, in a directory that no other process uses meanwhile.
+
+    `call` runs a function soon in the caller's thread. There `on_durable` is called when `durable`
+    has grown, and `on_failed` with a reason, once, when nothing more can be written.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        sync: str,
+        call: Callable[[Callable[[], object]], object],
+        *,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Lock the directory, and create it if it is missing. Raises JournalError."""
+        self.directory = directory
+        self.on_durable: Callable[[], object] = lambda: None
+        self.on_failed: Callable[[str], object] = lambda reason: None
+        self.durable = 0
+        """The number of the last append that is durable."""
+        self.cut_bytes = 0
+        """The size of an incomplete group that `groups` has cut off."""
+        self._sync = sync
+        self._call = call
+        self._wall_clock = wall_clock
+        self._fd = -1
+        self._lock_fd = lock_directory(directory)
+        self._appended = 0
+        self._written = 0  # the last append that the thread has made durable
+        self._waiting: list[bytes] = []
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._synced_at_s = 0.0
+        self._has_unsynced = False
+        self._thread = threading.Thread(target=self._run, name="ciel-journal", daemon=True)
+
+    def groups(self) -> Iterator[Group]:
+        """Cut off the incomplete end that a crash has left, and yield the groups of the earlier
+        masters. Raises JournalError.
+        """
+        paths = find_files(self.directory).paths
+        if paths:
+            self.cut_bytes = cut_tail(paths[-1])
+        yield from read_groups(self.directory)
+
+    def open(self) -> None:
+        """Begin a new file after the existing ones. Raises JournalError."""
+        path = journal_path(self.directory, find_files(self.directory).next_number)
+        try:
+            self._fd = self._create(path)
+        except OSError as error:
+            raise JournalError(path, f"cannot be created: {error.strerror}") from None
+        self._thread.start()
+
+    def append(self, records: Sequence[Message]) -> int:
+        """Store records; return the number of this append, from 1."""
+        frames = encode_records(records)
+        with self._changed:
+            self._appended += 1
+            self._waiting.append(frames)
+            self._changed.notify()
+            return self._appended
+
+    def close(self) -> None:
+        """Write what waits, update `durable`, and close the files.
+
+        Functions that the thread has passed to `call` may still be called.
+        """
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if self._fd >= 0:
+            self._thread.join()
+            os.close(self._fd)
+            self._fd = -1
+            self.durable = self._written
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._write_some():
+                pass
+        except OSError as error:
+            reason = f"the journal {self.directory} cannot be written: {error.strerror}"
+            if not self._is_closing:
+                self._call(lambda: self.on_failed(reason))
+
+    def _write_some(self) -> bool:
+        """Write what waits as one group, and report it; return False at the end."""
+        with self._changed:
+            while not self._waiting and not self._is_closing:
+                if not self._changed.wait(INTERVAL_S if self._has_unsynced else None):
+                    break
+            waiting = self._take_waiting()
+            last = self._appended - len(self._waiting)
+            is_closing = self._is_closing and not self._waiting
+        if waiting:
+            self._write(seal(b"".join(waiting), self._wall_clock()))
+        now_s = time.monotonic()
+        is_due = self._sync == INTERVAL and now_s >= self._synced_at_s + INTERVAL_S
+        if self._has_unsynced and (self._sync == ALWAYS or is_due or is_closing):
+            os.fdatasync(self._fd)
+            self._has_unsynced, self._synced_at_s = False, now_s
+        self._written = last
+        if waiting and not is_closing:
+            self._call(lambda: self._report(last))
+        return not is_closing
+
+    def _take_waiting(self) -> list[bytes]:
+        """Take as many appends as fit into a group, and at least one if there is one."""
+        taken, size_bytes = 0, 0
+        for frames in self._waiting:
+            size_bytes += len(frames)
+            if taken and size_bytes > GROUP_BYTES:
+                break
+            taken += 1
+        waiting, self._waiting = self._waiting[:taken], self._waiting[taken:]
+        return waiting
+
+    def _report(self, last: int) -> None:
+        self.durable = last
+        self.on_durable()
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._fd, left) :]
+        self._has_unsynced = self._sync != OFF
+
+    def _create(self, path: Path) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+        try:
+            os.write(fd, HEADER)
+            if self._sync != OFF:
+                os.fdatasync(fd)
+                sync_directory(self.directory)
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        return fd

@@ -1,0 +1,234 @@
+"""Tests the journal in files: its order, its lock, restarts, torn ends, and disks that fail."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.core.events import CloseJob, MasterStarted, Message
+from ciel.core.ids import JobId
+from ciel.journal.directory import find_files, journal_path, read_groups
+from ciel.journal.errors import (
+    JournalDamagedError,
+    JournalError,
+    JournalFormatError,
+    JournalInUseError,
+)
+from ciel.journal.file_journal import ALWAYS, INTERVAL, OFF, SYNC_MODES, FileJournal
+from ciel.journal.groups import HEADER
+
+
+class Owner:
+    """The thread of a master: it runs the functions that the journal's thread gives it."""
+
+    def __init__(self, directory: Path, sync: str = ALWAYS) -> None:
+        self._calls: queue.Queue[Callable[[], object]] = queue.Queue()
+        self.failures: list[str] = []
+        self.journal = FileJournal(directory, sync, self._calls.put)
+        self.journal.on_failed = self.failures.append
+        try:
+            self.before = [r for group in self.journal.groups() for r in group.records]
+            self.journal.open()
+        except BaseException:
+            self.journal.close()
+            raise
+
+    def write(self, *records: Message) -> None:
+        """Append records, and wait until they are durable."""
+        number = self.journal.append(records)
+        while self.journal.durable < number and not self.failures:
+            self._calls.get(timeout=10)()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def owner(directory: Path) -> Iterator[Owner]:
+    owner = Owner(directory)
+    yield owner
+    owner.journal.close()
+
+
+def numbered(number: int) -> Message:
+    return CloseJob(JobId(f"job-{number}"))
+
+
+def content(directory: Path) -> list[Message]:
+    return [record for group in read_groups(directory) for record in group.records]
+
+
+@pytest.mark.parametrize("sync", SYNC_MODES)
+def test_what_is_durable_is_in_the_file(directory: Path, sync: str) -> None:
+    owner = Owner(directory, sync)
+    try:
+        for number in range(50):
+            owner.write(numbered(number))
+            assert content(directory)[-1] == numbered(number)
+    finally:
+        owner.journal.close()
+    assert content(directory) == [numbered(number) for number in range(50)]
+
+
+def test_many_appends_keep_their_order_and_share_groups(owner: Owner, directory: Path) -> None:
+    for number in range(2000):
+        owner.journal.append([numbered(number)])
+    owner.write(MasterStarted(7, "x"))
+    assert content(directory) == [*map(numbered, range(2000)), MasterStarted(7, "x")]
+    assert len(list(read_groups(directory))) < 2000
+
+
+def test_a_new_master_reads_what_the_earlier_ones_wrote(directory: Path) -> None:
+    for number in range(3):
+        owner = Owner(directory)
+        assert owner.before == [numbered(earlier) for earlier in range(number)]
+        owner.write(numbered(number))
+        owner.journal.close()
+    assert len(find_files(directory).paths) == 3
+
+
+def test_two_masters_cannot_use_one_journal(owner: Owner, directory: Path) -> None:
+    with pytest.raises(JournalInUseError, match="uses it; end that master first"):
+        Owner(directory)
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 10, 30])
+def test_a_group_that_a_crash_cut_off_is_removed(directory: Path, cut_bytes: int) -> None:
+    first = Owner(directory)
+    first.write(numbered(1))
+    first.write(numbered(2))
+    first.journal.close()
+    path = journal_path(directory, 1)
+    path.write_bytes(path.read_bytes()[:-cut_bytes])
+    second = Owner(directory)
+    assert second.before == [numbered(1)]
+    assert second.journal.cut_bytes > 0
+    second.write(numbered(3))
+    second.journal.close()
+    assert content(directory) == [numbered(1), numbered(3)]
+
+
+def test_a_damaged_middle_is_named_and_nothing_is_cut(directory: Path) -> None:
+    first = Owner(directory)
+    for number in range(3):
+        first.write(numbered(number))
+    first.journal.close()
+    path = journal_path(directory, 1)
+    data = bytearray(path.read_bytes())
+    data[len(HEADER) + 30] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(
+        JournalDamagedError, match=r"at byte 16 a group does not match its checksum"
+    ):
+        Owner(directory)
+    assert path.read_bytes() == data
+
+
+def test_a_missing_file_and_a_foreign_file_are_named(directory: Path) -> None:
+    for number in range(3):
+        owner = Owner(directory)
+        owner.write(numbered(number))
+        owner.journal.close()
+    journal_path(directory, 2).unlink()
+    with pytest.raises(JournalError, match=r"the file 00000002\.journal is missing"):
+        Owner(directory)
+    journal_path(directory, 2).write_bytes(b"ciel journal 9\n\0 and so on")
+    with pytest.raises(JournalFormatError, match="the file has version 9"):
+        Owner(directory)
+
+
+def test_a_disk_without_room_ends_the_acknowledgements(tmp_path: Path) -> None:
+    """On a file that may have 4 KiB."""
+    program = """
+import queue, resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_file_journal import Owner, numbered
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+owner = Owner(Path(sys.argv[1]))
+number = 0
+while not owner.failures:
+    owner.write(numbered(number))
+    number += 1
+print(number - 1, owner.failures[0])
+"""
+    argv = [sys.executable, "-c", program, str(tmp_path / "journal"), str(Path(__file__).parent)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    acknowledged, failure = done.stdout.split(" ", 1)
+    assert failure.endswith("cannot be written: File too large\n")
+    survivor = Owner(tmp_path / "journal")
+    survivor.journal.close()
+    assert survivor.before == [numbered(number) for number in range(int(acknowledged))]
+
+
+@pytest.mark.parametrize("sync", [ALWAYS, INTERVAL, OFF])
+def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path, sync: str) -> None:
+    program = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_file_journal import Owner, numbered
+owner = Owner(Path(sys.argv[1]), sys.argv[3])
+number = 0
+while True:
+    owner.write(numbered(number))
+    print(number, flush=True)
+    number += 1
+"""
+    directory = tmp_path / "journal"
+    argv = [sys.executable, "-c", program, str(directory), str(Path(__file__).parent), sync]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        acknowledged = [int(process.stdout.readline()) for _ in range(200)]
+        time.sleep(0.05)
+        process.kill()
+        acknowledged += [int(line) for line in process.stdout]
+    survivor = Owner(directory)
+    survivor.journal.close()
+    count = len(survivor.before)
+    assert count in (len(acknowledged), len(acknowledged) + 1)
+    assert survivor.before == [numbered(number) for number in range(count)]
+
+
+def ciel(*words: str) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from ciel.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_commands_show_a_journal_and_its_damage(directory: Path) -> None:
+    owner = Owner(directory)
+    owner.write(MasterStarted(1, "x"), numbered(1))
+    owner.write(numbered(2))
+    owner.journal.close()
+    done = ciel("journal", "check", str(directory))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("00000001.journal: 3 records in 2 groups, ")
+    lines = [
+        json.loads(line) for line in ciel("journal", "dump", str(directory)).stdout.split("\n")[:-1]
+    ]
+    assert [line["kind"] for line in lines] == ["master_started", "close", "close"]
+    assert lines[0]["fields"] == [1, "x"]
+    path = journal_path(directory, 1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    done = ciel("journal", "check", str(directory))
+    assert done.returncode == 0
+    assert "; cut off by a crash at byte " in done.stdout
+    path.write_bytes(whole[:30] + b"x" + whole[31:])
+    done = ciel("journal", "check", str(directory), "--json")
+    assert done.returncode == 1
+    [facts] = json.loads(done.stdout)["files"]
+    assert facts["is_fault"]
+    assert facts["damage"]["offset"] == 16
