@@ -1,6 +1,7 @@
 """The interface of the master's journal, and a journal that stores nothing.
 
-The master calls `append` with the records of a tick before it sends any message of that tick.
+The master appends the records of a tick at its end. Messages of that tick leave when the records
+are durable.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from ciel.core.events import Message
 
 
 class Journal(Protocol):
-    """An append-only log of records; each call appends one group."""
+    """An append-only log of records; each call appends one group. `durable` is the number of the
+    last append that is durable; appends are numbered from 1.
+    """
 
-    def append(self, records: Sequence[Message]) -> None:
-        """Store records; returns when they are durable."""
+    @property
+    def durable(self) -> int: ...
+
+    def append(self, records: Sequence[Message]) -> int:
+        """Store records; return the number of this append."""
 
     def close(self) -> None: ...
 
@@ -23,8 +29,10 @@ class Journal(Protocol):
 class NullJournal:
     """Stores nothing: a restarted master starts empty."""
 
-    def append(self, records: Sequence[Message]) -> None:
-        pass
+    durable = 0
+
+    def append(self, records: Sequence[Message]) -> int:
+        return 0
 
     def close(self) -> None:
         pass

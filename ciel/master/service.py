@@ -12,8 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
@@ -21,8 +22,18 @@ from ciel.access.addresses import netloc as netloc_of
 from ciel.access.addresses import parse_url
 from ciel.access.keys import Role
 from ciel.core.errors import CielError
-from ciel.core.events import CLIENT_GRACE_S, LEAVE, Answer, Ask, Change, Message, Received
+from ciel.core.events import (
+    CLIENT_GRACE_S,
+    LEAVE,
+    Answer,
+    Ask,
+    Change,
+    Message,
+    Received,
+    StartOver,
+)
 from ciel.core.ids import ID_MAX_LENGTH, check_id
+from ciel.core.jobs import Job
 from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
 from ciel.master import attaching
 from ciel.master.journal import Journal
@@ -65,6 +76,15 @@ ProbeAddress = Callable[[Any, str, Callable[[bool], object]], None]
 log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
+class _Held(NamedTuple):
+    """The consequences of a tick, which leave when the append with this number is durable."""
+
+    append: int
+    messages: list[tuple[Peer | PeerSession, Message]]
+    ended: list[Job]
+    after: list[Callable[[], object]]
+
+
 class MasterService:
     """Owns the control connections of one master."""
 
@@ -85,7 +105,7 @@ class MasterService:
         self._journal = journal
         self._about = about  # facts for `status` that the machine does not know
         self._started_at_s = time.time()
-        self.epoch_s = machine.epoch_s = self._started_at_s - reactor.seconds()
+        self.epoch_s = machine.epoch_s = machine.epoch_s or self._started_at_s - reactor.seconds()
         """A time of this master's clock plus this is the time since the epoch."""
         self.waiters = Waiters(reactor)  # events: a job's end (by its id), and `WORKERS`
         self._workers_version = 0
@@ -101,6 +121,10 @@ class MasterService:
         self._client_count = 0
         self._queries: dict[Peer, deque[Ask | Change]] = {}  # unanswered ones
         self._answered_s = 0.0  # the time that answers took in this tick
+        self._outgoing: list[tuple[Peer | PeerSession, Message]] = []  # answers of this tick
+        self._after: list[Callable[[], object]] = []  # called when this tick is durable
+        self._appended = 0  # the number of the last append to the journal
+        self._held: deque[_Held] = deque()  # earlier ticks whose records are not durable yet
         self._frozen_tasks = 0
         self._slices = 0  # consecutive ticks that left work for the next one
         self._due: DelayedCall | None = None
@@ -115,9 +139,10 @@ class MasterService:
             self._timer.stop()
         if self._due is not None and self._due.active():
             self._due.cancel()
+        self._journal.close()
+        self.journal_durable()
         for peer in list(self._names):
             peer.close()
-        self._journal.close()
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -132,12 +157,7 @@ class MasterService:
         elif is_worker:
             self._admit_worker(peer, str(token or ""))
         else:
-            self._client_count += 1
-            name = f"client-{self._client_count}"
-            self._names[peer] = name
-            self._peers[name] = peer
-            if isinstance(token, str):
-                self._peers[name] = self._sessions[False, token] = PeerSession(name, peer, token)
+            self._admit_client(peer, token if isinstance(token, str) else None)
         self._ticks.at_end(self._end_tick)
 
     def _admit_worker(self, peer: Peer, token: str) -> None:
@@ -150,7 +170,7 @@ class MasterService:
             return
         self._end_session(facts.id, f"another worker joined as {facts.id}")
         self._names[peer] = facts.id
-        session = PeerSession(facts.id, peer, token or facts.id)
+        session = PeerSession(facts.id, peer, token or facts.id, confirms_late=True)
         self._peers[facts.id] = self._sessions[True, session.token] = session
         self.machine.worker_joined(facts, self._reactor.seconds())
         log.info(
@@ -163,10 +183,7 @@ class MasterService:
         assert peer.hello is not None
         who = "worker" if peer.hello.role is Role.WORKER else "client"
         if session is None:
-            peer.refuse(
-                f"the master does not know this {who}: it was disconnected for too long, or the "
-                "master was restarted"
-            )
+            self._start_over(peer)
         elif type(received) is not int or not session.take_confirmation(received):
             peer.refuse(f"this {who} resumed its session with impossible counts")
         elif not session.can_resume:
@@ -175,11 +192,41 @@ class MasterService:
             if session.peer is not None:  # its old connection has not ended here yet
                 del self._names[session.peer]
                 session.peer.turn_away()
+                session.peer = None
             self._names[peer] = session.name
-            session.resume(peer)
+            self._call_when_durable(partial(self._continue, session, peer))
             now_s = self._reactor.seconds()
             self.machine.worker_heard(session.name, now_s, now_s)  # ignored for clients
             log.info("{name} has reconnected", name=session.name)
+
+    def _start_over(self, peer: Peer) -> None:
+        """Begin a new session with a peer whose session this master does not know.
+
+        The master has restarted, or the peer was disconnected for too long.
+        """
+        assert peer.hello is not None
+        token = str(peer.hello.about["session"])
+        if peer.hello.role is Role.WORKER:
+            self._admit_worker(peer, token)
+        else:
+            self._admit_client(peer, token)
+        name = self._names.get(peer)
+        if name is not None:
+            self._peers[name].send(StartOver())
+
+    def _admit_client(self, peer: Peer, token: str | None) -> None:
+        self._client_count += 1
+        name = f"client-{self._client_count}"
+        self._names[peer] = name
+        self._peers[name] = peer
+        if token is not None:
+            session = PeerSession(name, peer, token, confirms_late=True)
+            self._peers[name] = self._sessions[False, token] = session
+
+    def _continue(self, session: PeerSession, peer: Peer) -> None:
+        """Resume a session; this confirms all messages that it has received."""
+        if self._names.get(peer) == session.name:  # else the connection was lost again
+            session.resume(peer)
 
     def _end_session(self, name: str, reason: str) -> None:
         """Forget the session of a worker, and close its connection, if it has one."""
@@ -219,6 +266,7 @@ class MasterService:
                     self._drop_sender(name, message, from_worker)
         if isinstance(session, PeerSession):
             session.count(counted)
+            self._call_when_durable(partial(session.may_confirm, session.received))
         self._ticks.at_end(self._end_tick)
 
     def _drop_sender(self, name: str, message: Message, from_worker: bool) -> None:
@@ -333,9 +381,11 @@ class MasterService:
         if worker:
             find = partial(attaching.change, self.machine, worker, now_s=self._reactor.seconds())
         try:
-            peer.send(Answer(ask.number, find(ask.topic, ask.argument), ""))
+            reply = Answer(ask.number, find(ask.topic, ask.argument), "")
         except CielError as error:
-            peer.send(Answer(ask.number, None, str(error)))
+            reply = Answer(ask.number, None, str(error))
+        self._outgoing.append((peer, reply))
+        self._ticks.at_end(self._end_tick)
 
     def answer(self, topic: str, argument: Any) -> Any:
         """Answer a query with a JSON value; raises UnknownQueryError."""
@@ -402,20 +452,53 @@ class MasterService:
         if self._slices or machine.has_more:
             self._manage_memory()
         if machine.journal:
-            self._journal.append(machine.take_journal())
-        if machine.outbox:
-            peers = self._peers
-            for name, message in machine.take_outbox():
-                peer = peers.get(name)
-                if peer is not None:
-                    peer.send(message)
-        for job in machine.take_ended():
-            self.waiters.notify(job.spec.id)
+            self._appended = self._journal.append(machine.take_journal())
+        messages, self._outgoing = self._outgoing, []
+        after, self._after = self._after, []
+        peers = self._peers
+        for name, message in machine.take_outbox() if machine.outbox else ():
+            peer = peers.get(name)
+            if peer is not None:
+                messages.append((peer, message))
+        tick = _Held(self._appended, messages, machine.take_ended(), after)
+        if self._held or self._appended > self._journal.durable:
+            if any(tick[1:]):
+                self._held.append(tick)
+        else:
+            self._release(tick)
         if self._workers_version != machine.workers_version:
             self._workers_version = machine.workers_version
             self.waiters.notify(WORKERS)
         can_answer = bool(self._queries) and self._can_answer()
         self._schedule(self._reactor.seconds() if can_answer else machine.due_s())
+
+    def journal_durable(self) -> None:
+        """Send the messages of ticks whose records have become durable."""
+        while self._held and self._held[0].append <= self._journal.durable:
+            self._release(self._held.popleft())
+
+    def _release(self, tick: _Held) -> None:
+        """Send the messages of a tick."""
+        for peer, message in tick.messages:
+            peer.send(message)
+        for job in tick.ended:
+            self.waiters.notify(job.spec.id)
+        for call in tick.after:
+            call()
+
+    def _call_when_durable(self, call: Callable[[], object]) -> None:
+        """Call a function when everything that has happened so far is durable."""
+        if self._held or self.machine.journal:
+            self._after.append(call)
+            self._ticks.at_end(self._end_tick)
+        else:
+            call()
+
+    def when_durable(self) -> Deferred[None]:
+        """Return a Deferred that fires when everything that has happened so far is durable."""
+        done: Deferred[None] = Deferred()
+        self._call_when_durable(lambda: done.callback(None))
+        return done
 
     def _note_bug(self, what: str, error: Exception) -> None:
         """Note that the machine raised an unexpected error: its tables may be partly changed."""

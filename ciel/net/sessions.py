@@ -37,8 +37,13 @@ results."""
 class PeerSession:
     """One end of a session; `name` is the owner's name for the other end."""
 
-    def __init__(self, name: str, peer: Peer, token: str = "") -> None:
+    def __init__(
+        self, name: str, peer: Peer, token: str = "", *, confirms_late: bool = False
+    ) -> None:
+        """`confirms_late`: received messages are confirmed only up to `may_confirm`."""
         self.name = name
+        self._confirms_late = confirms_late
+        self._confirmable = 0  # how many received messages may be confirmed
         self.token = token
         """The connecting side's identifier of the session."""
         self.peer: Peer | None = peer
@@ -101,6 +106,10 @@ class PeerSession:
         if self.peer is not None:
             self.peer.refuse("it read too slowly: too many messages waited for it")
 
+    def unconfirmed(self) -> list[Message]:
+        """Return the messages that the peer has not confirmed, in order."""
+        return [*self._sent, *self._waiting]
+
     def end(self) -> None:
         """Drop all messages, since the peer will not reconnect.
 
@@ -118,13 +127,21 @@ class PeerSession:
     def count(self, messages: int) -> None:
         """Count received messages, and confirm them if there are many."""
         self._counter.received += messages
-        if self._counter.unreported >= CONFIRM_EVERY:
+        if not self._confirms_late:
+            self.may_confirm(self._counter.received)
+
+    def may_confirm(self, total: int) -> None:
+        """Allow to confirm received messages, as their consequences are durable; confirm them if
+        there are many.
+        """
+        self._confirmable = total
+        if total - self._counter.reported >= CONFIRM_EVERY:
             self.confirm()
 
     def confirm(self) -> None:
-        """Send the number of received messages, if it changed since the last confirmation."""
-        if self._counter.unreported and self.peer is not None:
-            self.peer.send(Received(self._counter.report()))
+        """Send the number of messages that may be confirmed, if it has changed."""
+        if self._confirmable > self._counter.reported and self.peer is not None:
+            self.peer.send(Received(self._counter.report(self._confirmable)))
 
     def take_confirmation(self, count: int) -> bool:
         """Drop the messages that the peer has confirmed; False if `count` is impossible."""

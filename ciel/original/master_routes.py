@@ -149,10 +149,11 @@ class JobSubmitter(Resource):
 
         return read_in_thread(len(request.content.getbuffer()), read, with_root)
 
-    def _submit(self, request: Request, submission: submissions.Submission) -> bytes:
+    def _submit(self, request: Request, submission: submissions.Submission) -> Answer:
         if submission.spec.id in self.machine.jobs:
             raise HttpError(409, f"there is a job {submission.spec.id} already")
-        return self.reply(request, views.original_job(self.machine, self.submit(submission)))
+        reply = self.reply(request, views.original_job(self.machine, self.submit(submission)))
+        return self.once_durable(reply)
 
 
 class Jobs(JobSubmitter):

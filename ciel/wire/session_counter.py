@@ -16,14 +16,19 @@ class SessionCounter:
         self._confirmed = 0  # messages of this side that the peer has confirmed
 
     @property
+    def reported(self) -> int:
+        """How many messages the peer knows to have arrived."""
+        return self._reported
+
+    @property
     def unreported(self) -> int:
         """How many messages have arrived since the last report."""
         return self.received - self._reported
 
-    def report(self) -> int:
-        """Return the number to report to the peer, and count it as reported."""
-        self._reported = self.received
-        return self.received
+    def report(self, total: int | None = None) -> int:
+        """Return the number to report to the peer, and count it as reported: `total`, or all."""
+        self._reported = self.received if total is None else total
+        return self._reported
 
     def take_confirmation(self, total: int, sent: deque[Any]) -> bool:
         """Drop from `sent` what the peer has confirmed; False if `total` is impossible."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from ciel.core.errors import CielError
-from ciel.core.events import LEAVE, Answer, Change, Message, Received
+from ciel.core.events import LEAVE, Answer, Change, Message, Received, StartOver
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
 from ciel.wire.errors import ConnectionCutError
@@ -40,6 +41,9 @@ class MasterSession:
         self._token = ""  # of the session, also before it is open
         self._returning: Peer | None = None  # the session resumes over it once the master agrees
         self._sent_counts: dict[type, int] = {}
+        self.on_start_over: Callable[[list[Message]], object] = lambda unconfirmed: None
+        """Called when a master that has restarted begins a new session, with the messages that the
+        earlier one has not confirmed."""
         self._requests: dict[int, Deferred[Any]] = {}
         self._request_count = 0
 
@@ -95,6 +99,8 @@ class MasterSession:
                     return left
                 if peer is self._returning:
                     self._resume(session, peer, now_s)
+            elif isinstance(message, StartOver):
+                session = self._start_over(session, peer)
             elif isinstance(message, Answer):
                 self._answered(message)
             else:
@@ -108,6 +114,16 @@ class MasterSession:
         session.back_at_s = now_s
         log.info("reconnected to the master at {address}", address=peer.address)
         self._events.note("joined", peer.address)
+
+    def _start_over(self, before: PeerSession, peer: Peer) -> PeerSession:
+        """Begin a new session with a master that has restarted."""
+        self._returning = None
+        session = self._session = PeerSession("master", peer, self._token)
+        log.info("the master at {address} has restarted", address=peer.address)
+        self._events.note("joined", peer.address)
+        self.on_start_over(before.unconfirmed())
+        before.end()
+        return session
 
     def drained(self, peer: Peer) -> None:
         """Send messages that waited until the master had read earlier ones."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ciel.core.events import DescribeJob, Message
+from ciel.core.events import AttemptsKept, DescribeJob, Message, StoreListed
 from ciel.execution.environment import Callers
 from ciel.net.control import Peer
 from ciel.net.ticks import DelayedCall, Ticks
@@ -71,6 +71,7 @@ class WorkerService:
         self._due: DelayedCall | None = None
         self._due_s = 0.0
         self._is_acting = False
+        master.on_start_over = self._start_over
         self._drained: Callable[[], object] | None = None
 
     def carry_out_by(
@@ -98,6 +99,16 @@ class WorkerService:
             else:
                 self.machine.master_message(message, now_s)
         self.act()
+
+    def _start_over(self, unconfirmed: list[Message]) -> None:
+        """Offer everything to a master that has restarted: it adopts the attempts that it needs."""
+        self._master.send(self.machine.master_restarted(unconfirmed))
+        for message in unconfirmed:
+            if not isinstance(message, AttemptsKept | StoreListed):
+                self._master.send(message)
+        self.machine.master_reached()
+        self.act_soon()
+        self._store_reports.joined()
 
     def peer_drained(self, peer: Peer) -> None:
         self._master.drained(peer)

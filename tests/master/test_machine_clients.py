@@ -17,6 +17,7 @@ from ciel.core.events import (
     TaskReported,
     WantObjects,
     WatchJob,
+    WorkerSeen,
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobState
@@ -214,7 +215,7 @@ def test_the_journal_records_changes_in_order() -> None:
     cluster.job(task, want=["a"])
     cluster.done("w1", task)
     assert [type(record) for record in cluster.machine.journal] == [
-        SubmitJob, AddTask, WantObjects, CloseJob, TaskReported, JobChanged,
+        WorkerSeen, SubmitJob, AddTask, WantObjects, CloseJob, TaskReported, JobChanged,
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from ciel.core.events import (
     Neighbour,
     ObjectsStored,
     SpawnTask,
+    StoreListed,
     TaskFault,
 )
 from ciel.core.ids import ObjectId
@@ -429,18 +430,18 @@ def test_a_lost_master_ends_everything_and_hears_nothing_of_what_did_not_run() -
 
 def test_a_master_that_is_back_hears_what_is_held(played: Played) -> None:
     played.machine.master_reached()
-    played.comes()
+    played.comes(StoreListed())
     played.fetched("x")
     played.comes(copied("x"))
     played.machine.master_lost(played.now_s)
     played.machine.master_reached()
-    played.comes(copied("x", kept=True))
+    played.comes(copied("x", kept=True), StoreListed())
 
 
 def test_what_is_left_from_an_earlier_life_is_offered(played: Played) -> None:
     played.machine.add_retained({ObjectId("x"): 5000})
     played.machine.master_reached()
-    played.comes(copied("x", kept=True))
+    played.comes(copied("x", kept=True), StoreListed())
     played.assign(READS_X, stored("x", HERE))
     played.comes(start(READS_X, stored("x", HERE)))
 
@@ -448,7 +449,7 @@ def test_what_is_left_from_an_earlier_life_is_offered(played: Played) -> None:
 def test_what_is_left_is_not_read_if_it_was_made_elsewhere_since(played: Played) -> None:
     played.machine.add_retained({ObjectId("x"): 5000})
     played.machine.master_reached()
-    played.comes(copied("x", kept=True))
+    played.comes(copied("x", kept=True), StoreListed())
     played.assign(READS_X, stored("x", THERE))
     played.comes(fetch("x", THERE))
     played.fetched("x")  # its content turned out to be the same
@@ -463,9 +464,10 @@ def test_a_large_store_is_told_of_in_parts(played: Played) -> None:
     played.machine.take_orders()
     told = []
     while reports := machine.take_reports(played.now_s):
-        (said,) = reports
+        said, *listed = reports
         assert isinstance(said, ObjectsStored)
         told.append(len(said.refs))
+        assert listed == [StoreListed()][: sum(told) >= 2499]
         assert (machine.due_s() is None) == (sum(told) >= 2499)
     assert told == [1000, 1000, 499]
 
@@ -491,7 +493,48 @@ def test_only_what_is_held_is_deleted(played: Played) -> None:
     played.machine.master_message(DropObjects((x, y)), played.now_s)
     played.comes()
     played.machine.master_reached()
-    played.comes()
+    played.comes(StoreListed())
+
+
+def test_a_restarted_master_hears_of_attempts_that_run_and_of_unconfirmed_ends(
+    played: Played,
+) -> None:
+    played.run(A)
+    played.assign(B)
+    played.ended(A)
+    played.comes(start(B), report(A))
+    kept = played.machine.master_restarted([report(A)])
+    assert set(kept.attempts) == {(A.id, 1), (B.id, 1)}
+    assert (kept.within, kept.cancelled) == ((), ())
+
+
+def test_attempts_that_have_not_started_are_forgotten_with_a_restarted_master(
+    played: Played,
+) -> None:
+    played.run(A)
+    played.assign(B)
+    played.assign(READS_X, stored("x", THERE))
+    played.comes(fetch("x", THERE))
+    kept = played.machine.master_restarted([])
+    assert kept.attempts == ((A.id, 1),)
+    played.ended(A)
+    played.comes(report(A))
+    played.fetched("x")
+    played.comes(copied("x"))
+    played.assign(B)
+    played.comes(start(B))
+
+
+def test_a_restarted_master_does_not_adopt_what_the_earlier_one_cancelled(played: Played) -> None:
+    played.run(A)
+    played.cancel(A)
+    played.comes(KillAttempt(A.id, 1, force=False))
+    assert played.machine.master_restarted([]).cancelled == (A.id,)
+    played.ended(A, fault=CANCELLED)
+    end = report(A, fault=CANCELLED)
+    played.comes(end)
+    kept = played.machine.master_restarted([end])
+    assert (kept.attempts, kept.cancelled) == (((A.id, 1),), (A.id,))
 
 
 def test_what_is_whole_is_kept_when_it_is_to_be_followed_no_longer(played: Played) -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,15 @@ from ciel.cli.daemons.ports import DEFAULT_LISTEN
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.timeouts import add_worker_limits
 from ciel.cli.parsing.parser import Parser
-from ciel.master.journal import NullJournal
+from ciel.core.events import MasterStarted
+from ciel.journal.errors import JournalError
+from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
+from ciel.master.journal import Journal, NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
 from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.restoring import Restoration
 from ciel.net.control import ControlPeer
 from ciel.net.debugging import Debugging
 from ciel.net.errors import NetError
@@ -79,6 +84,19 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the access file (default: below the user's state directory)",
     )
+    add(
+        "--journal",
+        metavar="DIR",
+        help="keep a journal in this directory: a master that is started with it again continues "
+        "the jobs (default: none)",
+    )
+    add(
+        "--journal-sync",
+        choices=SYNC_MODES,
+        default=ALWAYS,
+        help="when records are written to the disk: before anything that depends on them is sent "
+        "(always, the default), once a second (interval), or when the system does it (off)",
+    )
     add_worker_limits(parse)
     add("--new-key", action="store_true", help="create a new key even if one exists")
     add(
@@ -118,10 +136,14 @@ class Master:
         ticks = Ticks(reactor)
         channels = open_channels(reactor, options)
         reactor.poll_for_s = poll_s(options, 0.0)
-        name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
         machine = MasterMachine(**self._machine_options())
-        service = self._service = MasterService(reactor, ticks, NullJournal(), about, machine)
+        machine.epoch_s = time.time() - reactor.seconds()
+        journal = self._open_journal(machine)
+        service = self._service = MasterService(reactor, ticks, journal, about, machine)
+        if isinstance(journal, FileJournal):
+            journal.on_durable = service.journal_durable
+            journal.on_failed = self.fail
         service.on_inconsistent = self._fail_inconsistent
 
         def build() -> ControlPeer:
@@ -142,7 +164,7 @@ class Master:
         )
         front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site))
         self._listeners.append(front)
-        side = listen(reactor, f"unix:@{name}", ControlFactory(build))
+        side = self._listen_locally(f"ciel-{cluster_id[:8]}", key, ControlFactory(build))
         self._listeners.append(side)
         netloc = with_port(address, front.address)
         about["url"] = f"http://{netloc}"
@@ -150,6 +172,46 @@ class Master:
         log.info("master of cluster {id} at {url}", id=cluster_id, url=about["url"])
         settle_memory()
         return {"url": about["url"], "control": str(side.address)}
+
+    def _listen_locally(self, name: str, key: Key, factory: ControlFactory) -> Listener:
+        """Listen for peers on this host, at an address that a restarted master has again, and that
+        only peers with the key can guess.
+        """
+        suffix = key.mac("local address").hex()[:16]
+        try:
+            return listen(self._reactor, f"unix:@{name}-{suffix}", factory)
+        except NetError:  # another master with this key is running, or still ending
+            return listen(self._reactor, f"unix:@{name}-{secrets.token_hex(8)}", factory)
+
+    def _open_journal(self, machine: MasterMachine) -> Journal:
+        """Restore the machine from the journal; raises JournalError."""
+        options, reactor = self._options, self._reactor
+        if options.journal is None:
+            return NullJournal()
+        journal = FileJournal(Path(options.journal), options.journal_sync, reactor.callFromThread)
+        restoration = Restoration(machine)
+        count = 0
+        try:
+            for group in journal.groups():
+                for record in group.records:
+                    restoration.apply(record, group.time_s)
+                count += len(group.records)
+            restoration.finish(reactor.seconds())
+            journal.open()
+        except BaseException:
+            journal.close()
+            raise
+        if journal.cut_bytes:
+            log.warn("journal: cut off {n} bytes that a crash left unfinished", n=journal.cut_bytes)
+        for text in restoration.skipped[:10]:
+            log.warn("journal: a record had no effect, because of a bug in ciel: {text}", text=text)
+        if count:
+            log.info(
+                "journal: restored {jobs} jobs from {count} records in {directory}",
+                jobs=len(machine.jobs), count=count, directory=journal.directory,
+            )  # fmt: skip
+        journal.append([MasterStarted(restoration.epoch + 1, ciel.__version__)])
+        return journal
 
     def _machine_options(self) -> dict[str, Any]:
         options = self._options
@@ -224,7 +286,9 @@ class Master:
             self._reactor.stop()
 
 
-START_ERRORS = (KeyError, AccessError, NetError, DaemonError, PluginError, OSError)
+START_ERRORS = (
+    KeyError, AccessError, NetError, DaemonError, PluginError, JournalError, OSError,
+)  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -42,6 +42,7 @@ from ciel.core.events import (
     Heartbeat,
     Message,
     Received,
+    StartOver,
 )
 from ciel.wire.errors import WireError
 from ciel.wire.frames import Record, encode_frames, estimate_sizes
@@ -70,6 +71,9 @@ _DIAL_S = 2.0  # for one attempt to reconnect: `close` waits for it
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5  # between attempts
 
 Deliver = Callable[[list[Message]], None]
+StartAgain = Callable[[], tuple[Sequence[Message], Sequence[Message]]]
+"""Returns the messages that a master needs which does not know this client: those to send before
+the unconfirmed ones, and those to send after them."""
 OnLost = Callable[[ClientError], None]
 Queued = tuple[Record, int]
 
@@ -82,11 +86,14 @@ class Connection:
     the connection was lost, whether the master has ended for good.
     """
 
-    def __init__(self, dialer: Dialer, line: Line, is_hopeless: Callable[[], bool]) -> None:
+    def __init__(
+        self, dialer: Dialer, line: Line, is_hopeless: Callable[[], bool], start_again: StartAgain
+    ) -> None:
         """Serve an open session; use `open_connection`."""
         self.address = dialer.address
         self.read_interval_s = 0.0
         """How long the thread may leave messages unread; waking for each message takes 0.1 ms."""
+        self._start_again = start_again
         self._dialer = dialer
         self._channel, self._session, self._early = line
         self._is_hopeless = is_hopeless
@@ -405,6 +412,11 @@ class Connection:
 
     def _resume(self, line: Line) -> None:
         """Continue over another connection: send all messages that the master does not confirm."""
+        [first] = decode_all([line.early[0]], TO_CLIENT)
+        before: Sequence[Message] = ()
+        after: Sequence[Message] = ()
+        if isinstance(first, StartOver):
+            before, after = self._start_again()
         with self._changed:
             interrupted, self._sending = self._sending, None
             ids = {id(item) for item in interrupted or ()}
@@ -413,14 +425,26 @@ class Connection:
             while self._queue and id(self._queue[0]) in ids:
                 self._queue.popleft()
             self._kept.extend(interrupted or ())  # now each is in exactly one of the lists
-            self._hand_over([line.early.pop(0)])  # how many of our messages the master has received
-            self._queue.extendleft(reversed(self._kept))
+            line.early.pop(0)
+            if isinstance(first, Received):
+                self._take_confirmation(first.total)
+            else:
+                self._counter = SessionCounter()
+                self._counter.received = 1
+            self._queue.extendleft(reversed([*_queued(before), *self._kept]))
+            self._queue.extend(_queued(after))
             self._queued_bytes = sum(size_bytes for _, size_bytes in self._queue)
             self._kept.clear()
             self._channel, self._session, self._early = line
             self._unsent = memoryview(b"")
-            self._counter.report()  # the dialer has sent it
+            if isinstance(first, Received):
+                self._counter.report()  # the dialer has sent it
             self._moved_s = time.monotonic()
+
+
+def _queued(messages: Sequence[Message]) -> list[Queued]:
+    records = encode_all(messages)
+    return list(zip(records, estimate_sizes(records), strict=True))
 
 
 def open_connection(
@@ -434,13 +458,14 @@ def open_connection(
     about: Mapping[str, Any] | None = None,
     timeout_s: float = HELLO_TIMEOUT_S,
     is_hopeless: Callable[[], bool] = lambda: False,
+    start_again: StartAgain = lambda: ((), ()),
 ) -> Connection:
     """Connect to `HOST:PORT`, `unix:@NAME` or `unix:PATH`, and prove the key.
 
     Returns or raises within about `timeout_s`: NoMasterError, NotAMasterError, AccessRefusedError.
     """
     dialer = Dialer(address, key, role, cluster_id, about)
-    connection = Connection(dialer, dialer.dial(timeout_s), is_hopeless)
+    connection = Connection(dialer, dialer.dial(timeout_s), is_hopeless, start_again)
     try:
         connection.start(deliver, on_lost)
     except BaseException:

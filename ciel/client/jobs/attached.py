@@ -18,6 +18,7 @@ from typing import Final
 
 from ciel.client.jobs.job import Job, Session
 from ciel.client.locks import Changes
+from ciel.core.events import Message, WatchJob
 from ciel.core.jobs import JobSpec, JobSummary
 from ciel.core.refs import Reference
 from ciel.wire.references import from_json
@@ -48,6 +49,10 @@ class AttachedJob(Job):
         traceback: TracebackType | None,
     ) -> None:
         """Do nothing: the job belongs to another client."""
+
+    def submission(self) -> Message:
+        """Return the message that subscribes to the job again."""
+        return WatchJob(self.id)
 
     def take_settled(self, ref: Reference) -> None:
         """Process a message about an object, even if the job wanted it before the attachment."""

@@ -114,6 +114,22 @@ class JobClient:
             raise
         register_fork(self)
 
+    def _start_again(self) -> tuple[list[Message], list[Message]]:
+        """Return what a master has to know that has restarted: the jobs of this client, and then
+        the objects that they still want.
+        """
+        with self._changed:
+            jobs = [job for job in self._jobs.values() if not job.is_over]
+            others = set(self.job_ids).difference(self._jobs)
+            watched = [
+                i for i, last in self._watched.items() if last is None or not last.ended_at_s
+            ]
+            wants = [want for job in jobs for want in job.unsettled_wants()]
+        first: list[Message] = [job.submission() for job in jobs]
+        first += [WatchJob(JobId(job_id)) for job_id in (*others, *watched)]
+        first += [WatchJob(job.id, prints=True) for job in jobs if job.is_printed]
+        return first, wants
+
     def forked(self) -> None:
         """Make every use raise ForkedError; called in a forked child."""
         forbid(self, silent=("close", "__exit__"), kept=("cluster", "location", "name"))
@@ -377,6 +393,7 @@ class JobClient:
             from ciel.client.jobs.output_forwarding import OutputForwarder
 
             self._prints = OutputForwarder(self.location.key, self._deliver_now, sink, label)
+        job.is_printed = True
         self.send(WatchJob(job.id, prints=True))
 
     def listen(self, listener: Callable[[], None], *, listens: bool = True) -> None:
@@ -507,7 +524,7 @@ class JobClient:
                 return open_connection(
                     address, self.location.key, self._deliver, self._on_lost,
                     cluster_id=self.location.cluster_id, about={"kind": "client", "name": name},
-                    is_hopeless=self._is_hopeless,
+                    is_hopeless=self._is_hopeless, start_again=self._start_again,
                 )  # fmt: skip
             except NoMasterError as error:
                 if isinstance(error, NotAMasterError) or address == addresses[-1]:

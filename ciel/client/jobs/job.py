@@ -40,6 +40,7 @@ from ciel.core.events import (
     Message,
     ReleaseObjects,
     RequestRefused,
+    SubmitJob,
     WantObjects,
     WatchJob,
 )
@@ -134,6 +135,9 @@ class Job(Shown):
         self._summary: JobSummary | None = None
         self._refusal = ""
         self._closed = False
+        self._spec = spec
+        self.is_printed = False
+        """Whether the client forwards the output of the tasks."""
 
     def __enter__(self) -> Self:
         return self
@@ -348,6 +352,24 @@ class Job(Shown):
             batch = tuple(objects[start : start + _WANTED_AT_ONCE])
             stored = [uploads[i] for i in batch if i in uploads and locations_of(uploads[i])]
             self._send(ReleaseObjects(self.id, batch, for_good, tuple(stored)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client knows that the job has ended, and waits for no object of it."""
+        is_ended = self._summary is not None and self._summary.state in _ENDED
+        return is_ended and len(self._settled) >= len(self._wanted)
+
+    def submission(self) -> Message:
+        """Return the message that makes the job known to a master that has restarted."""
+        return SubmitJob(self._spec)
+
+    def unsettled_wants(self) -> list[Message]:
+        """Return the messages that repeat the wants of objects that do not exist yet."""
+        missing = [object_id for object_id in self._wanted if object_id not in self._settled]
+        return [
+            WantObjects(self.id, tuple(missing[start : start + _WANTED_AT_ONCE]))
+            for start in range(0, len(missing), _WANTED_AT_ONCE)
+        ]
 
     def forget(self, refs: Iterable[Reference]) -> list[ObjectId]:
         """Ignore messages about these objects, although they stay wanted.

@@ -149,6 +149,10 @@ class ObjectTable:
         replaced, self.replaced = self.replaced, {}
         return replaced
 
+    def locations(self) -> list[str]:
+        """Return all locations of objects."""
+        return [place for place, held in self._held.items() if held]
+
     def held_at(self, location: str) -> list[ObjectId]:
         return list(self._held.get(location, ()))
 

@@ -426,6 +426,19 @@ class TaskGraph:
             self.streams.add_reader(task)
         return task.attempt
 
+    def restore_assigned(self, task: TaskNode) -> None:
+        """Make a task assigned as it was when it ended before a restart of its owner, in whatever
+        state it is.
+        """
+        if task.state in (FAILED, CANCELLED):
+            self.reset_failed(task)
+        elif task.state is WAITING:
+            self._set_back(task, DORMANT)
+        if task.state is DORMANT:
+            self._move(task, RUNNABLE)
+        if task.state is RUNNABLE:
+            self._move(task, ASSIGNED)
+
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
         """Publish the outputs of an attempt that succeeded.
 

@@ -113,11 +113,11 @@ class Jobs(Resource):
             size_bytes, lambda: _read(request), lambda job: self._submit(request, job)
         )
 
-    def _submit(self, request: Request, submission: Submission) -> bytes:
+    def _submit(self, request: Request, submission: Submission) -> Answer:
         found = self.submit(submission)
         request.setHeader("Location", f"/api/v1/jobs/{found.spec.id}")
         answer = {"job": views.job(found, self.service.epoch_s), "outputs": submission.outputs}
-        return request.reply(answer, 201)
+        return self.once_durable(request.reply(answer, 201))
 
 
 def _read(request: Request) -> Submission:
@@ -149,7 +149,7 @@ class OneJob(JobResource):
     def render_DELETE(self, request: Request) -> Answer:
         found = self.job(request)
         self.service.act(lambda machine, now_s: self.service.change("remove", _named(found)))
-        return self.reply_job(request, found)
+        return self.once_durable(self.reply_job(request, found))
 
 
 class JobCancel(JobResource):
@@ -159,7 +159,7 @@ class JobCancel(JobResource):
         found = self.job(request)
         reason = "cancelled by HTTP"
         self.service.act(lambda machine, now_s: machine.cancel_job(found, reason, now_s))
-        return self.reply_job(request, found)
+        return self.once_durable(self.reply_job(request, found))
 
 
 class JobRetry(JobResource):
@@ -168,7 +168,7 @@ class JobRetry(JobResource):
     def render_POST(self, request: Request) -> Answer:
         found = self.job(request)
         self.service.act(lambda machine, now_s: self.service.change("retry", _named(found)))
-        return self.reply_job(request, found)
+        return self.once_durable(self.reply_job(request, found))
 
 
 def _named(found: Job) -> dict[str, str]:

@@ -80,6 +80,10 @@ class Resource(Route):
             lambda machine, now_s: machine.submit_job(job.spec, job.tasks, job.wanted, now_s)
         )
 
+    def once_durable(self, reply: bytes) -> Deferred[bytes]:
+        """Return a reply that leaves when the change that it reports is durable."""
+        return self.service.when_durable().addCallback(lambda _: reply)
+
     def reply(self, request: Request, value: object, status: int = 200) -> bytes:
         """Respond with a value that may contain references."""
         return request.reply(to_json(value), status)

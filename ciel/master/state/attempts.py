@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ciel.core.errors import CannotCancelTaskError
-from ciel.core.events import RECALLED, CancelTask, InputsLost, TaskReported
+from ciel.core.events import RECALLED, AttemptsKept, CancelTask, InputsLost, TaskFault, TaskReported
 from ciel.core.graph.any_inputs import inputs_of
 from ciel.core.graph.failures import label
 from ciel.core.graph.lost_objects import lose
 from ciel.core.graph.nodes import Ending, TaskNode
-from ciel.core.ids import ObjectId
+from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.refs import (
     Fixed,
@@ -33,7 +33,7 @@ from ciel.core.retries import (
     after_failure,
     after_worker_loss,
 )
-from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING
+from ciel.core.tasks import ASSIGNED, DONE, FINISHED, RUNNABLE, WAITING
 from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.context import Context
@@ -104,6 +104,30 @@ class Attempts:
         worker.add_attempt(task, self._context.now_s, within=within)
         self._eager.assigned(task)
 
+    def adopt(self, worker: WorkerNode, kept: AttemptsKept) -> None:
+        """Continue the attempts of a worker that it has from before this master started, as far as
+        their tasks still have to run; cancel the others.
+        """
+        within, cancelled = set(kept.within), set(kept.cancelled)
+        for task_id, attempt in kept.attempts:
+            task = self._graph.tasks.get(task_id)
+            is_waiting = task is not None and task.state in (WAITING, RUNNABLE)
+            if task is not None and task.state is not ASSIGNED:
+                task.attempt = max(task.attempt, attempt)
+            if task_id in cancelled:
+                continue
+            if task is None or not is_waiting or task.job in self._graph.cancelling:
+                self._context.send(worker.facts.id, CancelTask(TaskId(task_id), attempt))
+                continue
+            self._graph.restore_assigned(task)
+            task.worker, task.attempt = worker.facts.id, attempt
+            if self._graph.objects.growing:
+                self._graph.streams.add_reader(task)
+            worker.add_attempt(task, self._context.now_s, within=task_id in within)
+            self._context.touch(task.job)
+            if self._delegates:
+                self._eager.assigned(task)
+
     def start_eager(self, task: TaskNode) -> bool:
         """Assign a runnable task to the worker to which it was dispatched eagerly, if any.
 
@@ -170,6 +194,22 @@ class Attempts:
         else:
             self._accept(task, worker, report)
 
+    def repeat(self, report: TaskReported) -> None:
+        """Repeat the end of a task that a journal contains; raises CielError."""
+        task = self._graph.tasks.get(report.task)
+        if task is None:
+            return  # its client has taken over the results since
+        task.attempt = max(task.attempt, report.attempt)
+        if report.fault is not None:
+            self._graph.fail(task, *report.fault)
+            return
+        if task.state is DONE:  # it ran again, since an output was lost
+            for ref in report.published:
+                self._graph.publish(ref)
+            return
+        self._graph.restore_assigned(task)
+        self._graph.finish(task, report.published)
+
     def _failed(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
         """Retry a task whose attempt failed, or fail the task."""
         assert report.fault is not None
@@ -190,7 +230,8 @@ class Attempts:
                 count = f"(attempt {task.attempt}; see `ciel task explain` for earlier attempts)"
                 details = with_text(details, f"{details_text(details)}\n{count}")
             self._graph.fail(task, verdict.reason, details)
-            context.journal.append(report)
+            fault = TaskFault(verdict.reason, details)
+            context.journal.append(report._replace(fault=fault))
 
     def _accept(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Accept a report of success: all inputs of the attempt are complete."""

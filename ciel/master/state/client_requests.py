@@ -48,6 +48,10 @@ class ClientRequests:
         except CielError as error:
             self.refuse(client, message, str(error))
 
+    def repeat(self, message: Message) -> None:
+        """Carry out a message that a journal contains; raises CielError."""
+        self._carry_out("", message)
+
     def refuse(self, client: str, message: Message, reason: str) -> None:
         """Report to a client that the master rejects a message."""
         match message:

@@ -19,6 +19,7 @@ from ciel.core.events import (
     SUSPECT_AFTER_S,
     WORKER_TIMEOUT_S,
     AddTask,
+    AttemptsKept,
     CopyTimed,
     DiskQueued,
     DropObjects,
@@ -26,6 +27,7 @@ from ciel.core.events import (
     Message,
     ObjectsStored,
     SpawnTask,
+    StoreListed,
     StoresReported,
     StreamsOpened,
     TaskPrinted,
@@ -200,6 +202,7 @@ class MasterMachine:
             case InputsLost():
                 attempts.inputs_lost(worker, message)
             case ObjectsStored(refs, kept, idle):
+                self.membership.stored(worker, refs)
                 attempts.stored(worker, refs, kept=kept, idle=idle)
             case StreamsOpened(task_id, attempt, refs):
                 task = attempts.reporting_task(worker, task_id, attempt)
@@ -210,6 +213,10 @@ class MasterMachine:
                 self.job_table.pass_on_output(worker, message)
             case DiskQueued():
                 worker.disk = message
+            case AttemptsKept():
+                attempts.adopt(worker, message)
+            case StoreListed():
+                self.membership.store_listed(worker)
             case CopyTimed():
                 self.dispatcher.learn_bandwidth(worker, message)
             case StoresReported():
@@ -322,6 +329,9 @@ class MasterMachine:
         if unlisted:  # before the tasks are sent that read other copies of these objects
             unlisted.delete()
         self._collect_runnable()
+        if self.membership.awaited:
+            self._announce()
+            return  # workers may return with attempts at these tasks
         self.dispatcher.dispatch()
         # The dispatcher may detect lost inputs, which have to be recomputed.
         while graph.runnable or graph.streams.broken_readers:
@@ -333,6 +343,11 @@ class MasterMachine:
             self.eager.check()
             self.eager.send()
         self.dispatcher.recall(self.context.now_s)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Announce results, end jobs, and delete what is not needed."""
+        graph, unlisted = self.graph, self.attempts.unlisted
         self.job_table.announce_settled()
         self.operations.hand_over_released()
         self._drop()
@@ -390,6 +405,7 @@ class MasterMachine:
         """Check for silent workers and jobs without clients; called twice a second."""
         self.context.now_s = now_s
         self.membership.check_silence()
+        self.membership.check_awaited()
         for job_id in self.job_table.subscriptions.expired(now_s):
             self.operations.cancel(self.jobs[job_id], "its client was disconnected for too long")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from ciel.core.events import SUSPECT_AFTER_S, WORKER_TIMEOUT_S
+from ciel.core.events import SUSPECT_AFTER_S, WORKER_TIMEOUT_S, WorkerLeft, WorkerSeen
 from ciel.core.graph.lost_objects import lose, lose_location
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Reference
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.context import Context
@@ -43,6 +45,11 @@ class Membership:
         self._losing: dict[str, WorkerNode] = {}  # lost workers, by address
         self.suspect_after_s = suspect_after_s
         self.timeout_s = timeout_s
+        self.awaited: dict[str, str] = {}
+        """Addresses of the workers of the master before this one that have not returned yet, by id.
+        While there are any, no task is assigned: they may have attempts at these tasks."""
+        self._await_until_s = 0.0
+        self._unlisted: dict[str, set[ObjectId]] = {}  # by worker: objects that it may have lost
         self.joined_count = 0  # since the start of the master
         self.lost_count = 0
 
@@ -62,6 +69,52 @@ class Membership:
         self._lose_rest(facts.netloc)
         self.joined_count += 1
         self._dispatcher.add_worker(WorkerNode(facts, self._context.now_s))
+        self._context.journal.append(WorkerSeen(facts.id, facts.netloc))
+        if held := self._context.graph.objects.held_at(facts.netloc):
+            self._unlisted[facts.id] = set(held)  # known from the journal
+
+    def await_workers(self, netlocs: Mapping[str, str], until_s: float) -> None:
+        """Wait until a time for the workers of the master before this one, by id."""
+        self.awaited = dict(netlocs)
+        self._await_until_s = until_s
+        if not netlocs:
+            self._lose_absent()
+
+    def stored(self, worker: WorkerNode, refs: Iterable[Reference]) -> None:
+        """Note objects that a worker still has."""
+        if (unlisted := self._unlisted.get(worker.facts.id)) is not None:
+            unlisted.difference_update([ref.id for ref in refs])
+
+    def store_listed(self, worker: WorkerNode) -> None:
+        """Mark the objects as lost that a worker had before the restart, and has no more."""
+        facts = worker.facts
+        graph = self._context.graph
+        for object_id in self._unlisted.pop(facts.id, ()):
+            if object_id not in graph.objects.fixed:
+                lose(graph, object_id, facts.netloc)
+        if self.awaited:
+            for worker_id, netloc in list(self.awaited.items()):
+                if worker_id == facts.id or netloc == facts.netloc:
+                    del self.awaited[worker_id]
+            if not self.awaited:
+                self._lose_absent()
+
+    def check_awaited(self) -> None:
+        """Stop waiting for workers that have not returned in time."""
+        if self.awaited and self._context.now_s >= self._await_until_s:
+            for worker_id in self.awaited:
+                self._context.journal.append(WorkerLeft(worker_id))
+            self.awaited.clear()
+            self._lose_absent()
+
+    def _lose_absent(self) -> None:
+        """Mark the objects as lost whose workers have not returned."""
+        objects = self._context.graph.objects
+        here = {worker.facts.netloc for worker in self._workers.values()}
+        for netloc in objects.locations():
+            if netloc not in here:
+                facts = WorkerFacts("", netloc, "", 1, frozenset())
+                self._bulk.start(self._losing_objects(WorkerNode(facts, self._context.now_s)))
 
     def heard(self, worker: WorkerNode, heard_at_s: float) -> None:
         """Note when a worker last sent something; if that is recent, stop suspecting it."""
@@ -108,6 +161,8 @@ class Membership:
         if worker is None:
             return
         self.lost_count += 1
+        self._unlisted.pop(worker_id, None)
+        self._context.journal.append(WorkerLeft(worker_id))
         self._dispatcher.remove_worker(worker)
         self._eager.worker_lost(worker)
         self._attempts.worker_lost(worker, reason, died=died)

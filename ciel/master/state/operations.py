@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from ciel.core.errors import CannotRetryError, CannotRetryTaskError, JobNotEndedError
-from ciel.core.events import JobChanged, ObjectSettled
+from ciel.core.events import CancelJob, JobChanged, ObjectSettled
 from ciel.core.graph.endings import OBJECTS_PER_STEP, failed_results, saw_error, stuck
 from ciel.core.graph.failures import label
 from ciel.core.graph.job_retry import cancel, end_retry, retry_tasks
@@ -135,6 +135,7 @@ class JobOperations:
         """Cancel a job; does nothing if it has ended."""
         if job.state is JobState.ACTIVE:
             job.open = False
+            self._context.journal.append(CancelJob(job.spec.id, reason))
         self._end_by_force(job, JobState.CANCELLED, reason)
 
     def _end_by_force(self, job: Job, state: JobState, reason: str) -> None:
@@ -142,10 +143,15 @@ class JobOperations:
             self._jobs.move(job, JobState.CANCELLING)
             self._bulk.start(self._ending_by_force(job, state, reason))
 
+    def end_now(self, job: Job, state: JobState, reason: str) -> None:
+        """Cancel or fail a job with few tasks or without attempts, at once."""
+        job.open = job.open and state is not JobState.CANCELLED
+        self._jobs.move(job, JobState.CANCELLING)
+        deque(self._ending_by_force(job, state, reason), maxlen=0)
+
     def undo(self, job: Job, reason: str) -> None:
         """Cancel and remove a new job with few tasks, at once."""
-        self._jobs.move(job, JobState.CANCELLING)
-        deque(self._ending_by_force(job, JobState.CANCELLED, reason), maxlen=0)
+        self.end_now(job, JobState.CANCELLED, reason)
         self.remove(job)
 
     def _ending_by_force(self, job: Job, state: JobState, reason: str) -> Iterator[None]:

@@ -14,6 +14,7 @@ from ciel.core.events import (
     KILL_GRACE_S,
     RECALLED,
     AssignTask,
+    AttemptsKept,
     CancelTask,
     CopyTimed,
     DropObjects,
@@ -24,6 +25,7 @@ from ciel.core.events import (
     ObjectsStored,
     RecallTasks,
     SpawnTask,
+    StoreListed,
     StreamsOpened,
     TaskFault,
     TaskPrinted,
@@ -90,6 +92,11 @@ master, which wakes the client; this costs as much as a small program.
 _STORED = Concrete | Sweetheart
 
 
+def _is_cancelled(ending: TaskFault | InputsLost | None) -> bool:
+    """Return whether an attempt ends because the master has cancelled it."""
+    return isinstance(ending, TaskFault) and ending.reason == CANCELLED.reason
+
+
 class WorkerMachine:
     """The state of a worker, and its decisions. The service reports events, with their time."""
 
@@ -128,6 +135,7 @@ class WorkerMachine:
         self._stored: dict[ObjectId, int | None] = {}  # in this store, with known sizes
         self._kept: set[ObjectId] = set()  # stored since before this master was reached
         self._to_report: deque[ObjectId] = deque()  # of `_kept`, not reported yet
+        self._is_listing = False  # the master has not been told that all were reported
         self._growing: dict[ObjectId, None] = {}  # incomplete objects that may be read
         self._fixed: dict[ObjectId, None] = {}  # of waiting processes
         self._recent: Recent[ObjectId, Value] = Recent()  # small results
@@ -243,8 +251,38 @@ class WorkerMachine:
     def master_reached(self) -> None:
         """Start to report the stored objects to a new master."""
         self._to_report = deque(self._stored)
+        self._is_listing = True
         self._kept = set(self._stored)
         self._report_retained()
+
+    def master_restarted(self, unconfirmed: Sequence[Message]) -> AttemptsKept:
+        """Continue with a master that has restarted. Attempts that run stay; those that do not are
+        forgotten, as the master assigns their tasks again. `unconfirmed`: the messages that are
+        sent again. Returns the attempts to be reported before them.
+        """
+        for attempt in list(self._attempts.values()):
+            if attempt.phase is Phase.FETCHING or attempt.phase is Phase.QUEUED:
+                self._waiting.forget(attempt.key, [ref.id for ref in attempt.inputs])
+                del self._attempts[attempt.key]
+        self._to_fetch.clear()
+        pending = [*unconfirmed, *self._reports]
+        spawned = {m.spec.id for m in pending if isinstance(m, SpawnTask)}
+        ends = {(m.task, m.attempt): m for m in pending if isinstance(m, TaskReported | InputsLost)}
+        keys = [key for key in (*self._attempts, *ends) if key[0] not in spawned]
+        kept = self._attempts.values()
+        cancelled = [a.key[0] for a in kept if a.ending is not None and _is_cancelled(a.ending)]
+        cancelled += [key[0] for key, m in ends.items() if _is_cancelled(getattr(m, "fault", None))]
+        opened = {ref.id for m in pending if isinstance(m, StreamsOpened) for ref in m.refs}
+        streams: list[FromWorker] = []
+        for attempt in kept:
+            growing = [o for o in attempt.streams if o in self._growing and o not in opened]
+            if growing and attempt.key[0] not in spawned:
+                refs = tuple([Stream(object_id, self._here) for object_id in growing])
+                streams.append(StreamsOpened(*attempt.key, refs))
+        self._reports[:0] = streams
+        self._reports_are_urgent = True
+        within = [a.key[0] for a in kept if not a.slots]
+        return AttemptsKept(tuple(keys), tuple(within), tuple(cancelled))
 
     def _report_retained(self) -> None:
         """Report some of the stored objects. Later ticks report the rest, so that each is short."""
@@ -255,6 +293,9 @@ class WorkerMachine:
                 refs.append(Concrete(object_id, self._stored[object_id], self._here))
         if refs:
             self._report(ObjectsStored(tuple(refs), kept=True))
+        if self._is_listing and not self._to_report:
+            self._is_listing = False
+            self._report(StoreListed())
 
     def master_lost(self, now_s: float) -> None:
         """End all attempts: a master that restarts does not know them."""
@@ -264,6 +305,7 @@ class WorkerMachine:
         self._end_processes(self._fixed)
         self.discard_reports()
         self._to_report.clear()
+        self._is_listing = False
         self._to_fetch.clear()
 
     def _abandon(self, objects: Iterable[ObjectId]) -> None:

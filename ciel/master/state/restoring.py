@@ -1,0 +1,114 @@
+"""Restores the state of a master from the records of its journal.
+
+Records repeat what clients asked for and what attempts reported, in their order. The restored
+machine has no workers, no clients and no running attempts: unfinished tasks wait to be assigned.
+Objects keep the locations that reports named, until workers join and report what they store.
+"""
+
+from __future__ import annotations
+
+from ciel.core.errors import CielError
+from ciel.core.events import (
+    CLIENT_GRACE_S,
+    AddTask,
+    CancelJob,
+    Change,
+    CloseJob,
+    JobChanged,
+    MasterStarted,
+    Message,
+    ReleaseObjects,
+    SubmitJob,
+    TaskReported,
+    WantObjects,
+    WorkerLeft,
+    WorkerSeen,
+)
+from ciel.core.graph.task_graph import UNBOUNDED
+from ciel.core.jobs import ENDED, JobState, JobSummary
+from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries import topics
+
+RETURN_S = 10.0
+"""How long a master that has restarted waits for its workers before it assigns tasks: they try to
+reconnect each second at least."""
+NOBODY = ""
+"""The name of a client that has no connection."""
+
+
+class Restoration:
+    """Applies records to a new machine. `epoch`: the number of starts that the journal has seen.
+    `workers`: the addresses of the workers that had joined and were not lost, by id.
+    """
+
+    def __init__(self, machine: MasterMachine) -> None:
+        self.epoch = 0
+        self.workers: dict[str, str] = {}
+        self.skipped: list[str] = []
+        """Why records had no effect, for the log: there are none unless ciel has a bug."""
+        self._machine = machine
+        self._context = machine.context
+
+    def apply(self, record: Message, time_s: float) -> None:
+        """Apply one record, which was written at a time since the epoch."""
+        context = self._context
+        context.now_s = time_s - self._machine.epoch_s
+        context.graph.steps_left = UNBOUNDED
+        try:
+            self._apply(record)
+        except CielError as error:
+            self.skipped.append(f"{type(record).__name__}: {error}")
+        context.outbox.clear()
+        context.journal.clear()
+
+    def _apply(self, record: Message) -> None:
+        machine = self._machine
+        match record:
+            case SubmitJob(spec):
+                if spec.id not in machine.jobs:
+                    machine.job_table.create(spec)
+            case AddTask(spec, known):
+                self._context.add_task(spec, known, machine.find_job(spec.job))
+            case WantObjects() | ReleaseObjects() | CloseJob() | CancelJob():
+                machine.clients.repeat(record)
+            case TaskReported():
+                machine.attempts.repeat(record)
+            case JobChanged(summary):
+                self._job_changed(summary)
+            case Change(_, topic, argument):
+                topics.change(machine, topic, argument, self._context.now_s)
+            case MasterStarted(epoch):
+                self.epoch = epoch
+            case WorkerSeen(worker, netloc):
+                self.workers[worker] = netloc
+            case WorkerLeft(worker):
+                self.workers.pop(worker, None)
+
+    def _job_changed(self, summary: JobSummary) -> None:
+        """End a job as it ended before."""
+        machine = self._machine
+        job = machine.find_job(summary.id)
+        job.number = summary.number
+        machine.job_table.count = max(machine.job_table.count, summary.number)
+        state = JobState(summary.state)
+        if state not in ENDED or job.state in ENDED:
+            return
+        if state is JobState.COMPLETED or (state is JobState.FAILED and not job.unsettled):
+            machine.job_table.end(job, state, summary.reason)
+        else:
+            machine.operations.end_now(job, state, summary.reason)
+
+    def finish(self, now_s: float) -> None:
+        """End the restoration: jobs wait for their clients, and tasks for workers."""
+        machine, context = self._machine, self._context
+        context.now_s = now_s
+        machine.job_table.ended.clear()
+        context.graph.settled.clear()
+        context.graph.steps_left = machine.bulk.steps_per_tick
+        for job in machine.jobs.values():
+            if job.state is JobState.ACTIVE:
+                context.touch(job)
+                if not (job.spec.detached and not job.open):
+                    machine.job_table.subscriptions.own(NOBODY, job)
+        machine.membership.await_workers(self.workers, now_s + RETURN_S)
+        machine.job_table.subscriptions.gone(NOBODY, machine.jobs, now_s + CLIENT_GRACE_S)

@@ -1,0 +1,184 @@
+"""Tests that a master which is restored from its journal continues the jobs in it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ciel.core.events import (
+    AttemptsKept,
+    Message,
+    ObjectsStored,
+    StoreListed,
+    SubmitJob,
+    TaskReported,
+    WantObjects,
+)
+from ciel.core.jobs import JobState
+from ciel.core.refs import Concrete
+from ciel.core.tasks import TaskSpec, TaskState
+from ciel.master.state.restoring import RETURN_S, Restoration
+from ciel.testing.builders import a_chain, a_job_spec, a_task, a_worker, place_of, stored
+from ciel.testing.simulator.options import options_for
+from ciel.testing.simulator.restored import differences
+from ciel.testing.simulator.simulation import Simulation
+from ciel_tests.scenes.master import JOB, Cluster, two
+
+A, B = a_task("a"), a_task("b")
+
+
+def restart(before: Cluster, *, finish: bool = True) -> Cluster:
+    """Return a cluster whose master has read the journal of another one."""
+    after = Cluster()
+    after.now_s = before.now_s
+    restoration = Restoration(after.machine)
+    for record in before.machine.journal:
+        restoration.apply(record, before.now_s)
+    assert restoration.skipped == []
+    restoration.finish(after.now_s)
+    after.end_turn()
+    after.machine.outbox.clear()
+    return after
+
+
+def returns(
+    cluster: Cluster, name: str, *attempts: TaskSpec, then: tuple[Message, ...] = ()
+) -> None:
+    """A worker comes back, with attempts that run and with other messages."""
+    cluster.joins(a_worker(name))
+    kept = AttemptsKept(tuple((task.id, 1) for task in attempts), (), ())
+    cluster.worker_says(name, kept, *then, StoreListed())
+
+
+def running(*tasks: TaskSpec) -> Cluster:
+    """Return a cluster of two workers that run tasks."""
+    cluster = two()
+    cluster.job(*tasks, want=[task.outputs[0] for task in tasks], detached=True)
+    cluster.lines()
+    return cluster
+
+
+def test_running_attempts_continue_and_their_tasks_do_not_run_again() -> None:
+    cluster = restart(running(A, B))
+    returns(cluster, "w1", A)
+    cluster.said()  # the other worker may still come back
+    returns(cluster, "w2", B)
+    cluster.said()
+    assert {cluster.state(A), cluster.state(B)} == {TaskState.ASSIGNED}
+    assert (cluster.slots_used("w1"), cluster.slots_used("w2")) == (1, 1)
+    cluster.done("w1", A)
+    cluster.done("w2", B)
+    assert cluster.job_of().state is JobState.COMPLETED
+
+
+def test_an_end_that_was_not_confirmed_is_reported_again_and_counts() -> None:
+    cluster = restart(running(A, B))
+    end = TaskReported(A.id, 1, (stored("a", place_of("w1")),), None, 0.1)
+    returns(cluster, "w1", A, then=(end,))
+    returns(cluster, "w2", B)
+    assert cluster.state(A) is TaskState.DONE
+    cluster.done("w2", B)
+    assert cluster.job_of().state is JobState.COMPLETED
+
+
+def test_an_end_that_the_journal_has_is_reported_again_without_effect() -> None:
+    before = running(A, B)
+    before.done("w1", A)
+    cluster = restart(before)
+    end = TaskReported(A.id, 1, (), None, 0.1)
+    returns(cluster, "w1", A, then=(end,))
+    cluster.said("w1: stop a (1)")
+    assert cluster.state(A) is TaskState.DONE
+
+
+def test_tasks_of_workers_that_do_not_return_run_elsewhere() -> None:
+    cluster = restart(running(A, B))
+    returns(cluster, "w1", A)
+    cluster.passes(RETURN_S - 1)
+    cluster.said()
+    cluster.done("w1", A)
+    cluster.passes(1)
+    assert "w1: run b" in cluster.lines()
+
+
+def test_a_worker_that_had_left_is_not_waited_for() -> None:
+    before = running(A)
+    before.loses("w2")
+    before.lines()
+    cluster = restart(before)
+    cluster.joins(a_worker("w1"))
+    cluster.worker_says("w1", StoreListed())
+    assert cluster.lines() == ["w1: run a"]
+
+
+def test_an_attempt_of_a_task_that_is_not_needed_is_stopped() -> None:
+    before = running(A, B)
+    before.machine.cancel_job(before.job_of(), "no more", before.now_s)
+    before.end_turn()
+    cluster = restart(before)
+    assert cluster.job_of().state is JobState.CANCELLED
+    returns(cluster, "w1", A)
+    cluster.said("w1: stop a (1)")
+
+
+def test_objects_that_a_returning_worker_has_lost_are_produced_again() -> None:
+    first, second = a_chain(2)
+    before = two()
+    before.job(first, second, want=["c1"], detached=True)
+    before.done("w1", first, stored("c0", place_of("w1")))
+    cluster = restart(before)
+    assert cluster.state(first) is TaskState.DONE
+    cluster.joins(a_worker("w1"))
+    cluster.joins(a_worker("w2"))
+    cluster.worker_says("w1", StoreListed())
+    cluster.worker_says("w2", StoreListed())
+    assert [line for line in cluster.lines() if "run" in line] == ["w1: run c0 again (2)"]
+
+
+def test_objects_that_are_still_there_are_not_produced_again() -> None:
+    first, second = a_chain(2)
+    before = two()
+    before.job(first, second, want=["c1"], detached=True)
+    before.done("w1", first, stored("c0", place_of("w1")))
+    cluster = restart(before)
+    held = stored("c0", place_of("w1"))
+    assert isinstance(held, Concrete)
+    cluster.joins(a_worker("w1"))
+    cluster.worker_says("w1", ObjectsStored((held,), kept=True), StoreListed())
+    returns(cluster, "w2")
+    assert [line for line in cluster.lines() if "run" in line] == ["w1: run c1"]
+
+
+def test_a_job_waits_for_its_client_to_return() -> None:
+    before = two()
+    before.job(A, want=["a"])
+    before.lines()
+    kept = restart(before)
+    kept.says(SubmitJob(a_job_spec(JOB)), WantObjects(JOB, (A.outputs[0],)))
+    returns(kept, "w1", A)
+    returns(kept, "w2")
+    kept.passes(100)
+    kept.lines()
+    kept.done("w1", A)
+    assert "client: a is there" in kept.lines()
+    dropped = restart(before)
+    dropped.passes(100)
+    assert dropped.job_of().state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("scenario", ["cancels", "bundles", "afterwards", "handed", "kills"])
+def test_a_restored_master_knows_what_the_other_one_knew(scenario: str) -> None:
+    """At random moments of a simulation, as if the master was killed there."""
+    simulation = Simulation(1, options_for(scenario, 1))
+    master, chance, found = simulation.master, random.Random(1), list[str]()
+    end_tick = master._end_tick
+
+    def end_and_compare(due_s: float) -> None:
+        end_tick(due_s)
+        if chance.random() < 0.01:
+            found.extend(differences(master.machine, master.machine.journal, master._now_s))
+
+    master._end_tick = end_and_compare  # type: ignore[method-assign]  # to compare
+    simulation.run()
+    assert found == []
