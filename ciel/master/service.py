@@ -97,8 +97,11 @@ class MasterService:
         machine: MasterMachine,
         *,
         probe_address: ProbeAddress = probe,
+        is_restored: bool = False,
     ) -> None:
+        """`is_restored`: the machine has the jobs of an earlier master; its clients may return."""
         self.machine = machine
+        self._is_restored = is_restored
         self._probe_address = probe_address
         self._reactor = reactor
         self._ticks = ticks
@@ -182,8 +185,13 @@ class MasterService:
         """Resume a session whose peer has lost its connection."""
         assert peer.hello is not None
         who = "worker" if peer.hello.role is Role.WORKER else "client"
-        if session is None:
+        if session is None and (peer.hello.role is Role.WORKER or self._is_restored):
             self._start_over(peer)
+        elif session is None:
+            peer.refuse(
+                f"the master does not know this {who}: it was disconnected for too long, or the "
+                "master was restarted without a journal"
+            )
         elif type(received) is not int or not session.take_confirmation(received):
             peer.refuse(f"this {who} resumed its session with impossible counts")
         elif not session.can_resume:

@@ -139,8 +139,10 @@ class Master:
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
         machine = MasterMachine(**self._machine_options())
         machine.epoch_s = time.time() - reactor.seconds()
-        journal = self._open_journal(machine)
-        service = self._service = MasterService(reactor, ticks, journal, about, machine)
+        journal, is_restored = self._open_journal(machine)
+        service = self._service = MasterService(
+            reactor, ticks, journal, about, machine, is_restored=is_restored
+        )
         if isinstance(journal, FileJournal):
             journal.on_durable = service.journal_durable
             journal.on_failed = self.fail
@@ -183,11 +185,14 @@ class Master:
         except NetError:  # another master with this key is running, or still ending
             return listen(self._reactor, f"unix:@{name}-{secrets.token_hex(8)}", factory)
 
-    def _open_journal(self, machine: MasterMachine) -> Journal:
-        """Restore the machine from the journal; raises JournalError."""
+    def _open_journal(self, machine: MasterMachine) -> tuple[Journal, bool]:
+        """Restore the machine from the journal; raises JournalError.
+
+        Return the journal, and whether an earlier master has written it.
+        """
         options, reactor = self._options, self._reactor
         if options.journal is None:
-            return NullJournal()
+            return NullJournal(), False
         journal = FileJournal(Path(options.journal), options.journal_sync, reactor.callFromThread)
         restoration = Restoration(machine)
         count = 0
@@ -211,7 +216,7 @@ class Master:
                 jobs=len(machine.jobs), count=count, directory=journal.directory,
             )  # fmt: skip
         journal.append([MasterStarted(restoration.epoch + 1, ciel.__version__)])
-        return journal
+        return journal, restoration.epoch > 0
 
     def _machine_options(self) -> dict[str, Any]:
         options = self._options
