@@ -47,6 +47,10 @@ def runs(cluster: HandCluster) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
+def wait_for_runs(cluster: HandCluster, count: int) -> None:
+    wait_for(lambda: len(runs(cluster)) >= count, "some tasks have run")
+
+
 def submit(cluster: HandCluster, *options: str) -> subprocess.Popen[str]:
     return cluster.home.start("ciel", "submit", *options, "--", "sh", "-c", PROGRAM)
 
@@ -54,7 +58,7 @@ def submit(cluster: HandCluster, *options: str) -> subprocess.Popen[str]:
 def test_a_waiting_submit_returns_as_if_the_master_had_not_died(cluster: HandCluster) -> None:
     waiting = submit(cluster, "--array", "1-30")
     for count in (5, 15):
-        wait_for(lambda n=count: len(runs(cluster)) >= n, "some tasks have run")
+        wait_for_runs(cluster, count)
         kill_master(cluster)
         time.sleep(0.5)
         start_master(cluster)
@@ -66,7 +70,7 @@ def test_a_waiting_submit_returns_as_if_the_master_had_not_died(cluster: HandClu
 
 def test_a_detached_job_goes_on(cluster: HandCluster) -> None:
     submit(cluster, "--detach", "--array", "1-10").communicate(timeout=30)
-    wait_for(lambda: len(runs(cluster)) >= 3, "some tasks have run")
+    wait_for_runs(cluster, 3)
     kill_master(cluster)
     time.sleep(1.5)  # meanwhile running programs end
     start_master(cluster)
@@ -88,7 +92,7 @@ def test_futures_of_a_python_program_get_their_values(cluster: HandCluster) -> N
 
     with Client(cluster.url, access=str(cluster.access)) as client:
         futures = [client.submit(work, number) for number in range(20)]
-        wait_for(lambda: len(runs(cluster)) >= 4, "some calls have run")
+        wait_for_runs(cluster, 4)
         kill_master(cluster)
         time.sleep(0.5)
         start_master(cluster)

@@ -19,11 +19,11 @@ from ciel.core.jobs import JobState
 from ciel.core.refs import Concrete
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state.restoring import RETURN_S, Restoration
-from ciel.testing.builders import a_chain, a_job_spec, a_task, a_worker, place_of, stored
+from ciel.testing.builders import JOB, a_chain, a_job_spec, a_task, a_worker, place_of, stored
 from ciel.testing.simulator.options import options_for
 from ciel.testing.simulator.restored import differences
 from ciel.testing.simulator.simulation import Simulation
-from ciel_tests.scenes.master import JOB, Cluster, two
+from ciel_tests.scenes.master import Cluster, two
 
 A, B = a_task("a"), a_task("b")
 
