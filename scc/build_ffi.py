@@ -1,4 +1,6 @@
-"""Describes the C sources to cffi, which compiles them to Python modules. Only setup.py uses it.
+"""Describes the C sources to cffi, which compiles them to Python modules.
+
+setup.py and two tests run it.
 
 The declarations for cffi are derived from the public headers, so that there is only one copy of
 them. The headers are therefore restricted to plain C: no inline functions, no attributes, no macros
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-SCC = Path(__file__).parent  # relative to setup.py, as setuptools wants it
+SCC = Path(__file__).parent  # relative, as setup.py runs this file by a relative path
 PARTS = {
     "shmfs": (
         "port", "superblock", "lock", "log", "fat", "inode", "directory", "file", "client", "copy",
@@ -35,7 +37,7 @@ def _without_comments(header: str) -> str:
 
 
 def declarations(header: str) -> str:
-    """Reduce a header to the text that cffi reads: no comments, no directives except numbers."""
+    """Reduce a header to the text that cffi reads: no comments, only `#define`s of numbers."""
     text = _without_comments(header)
     text = re.sub(r"^#ifdef __cplusplus\n.*?^#endif\n", "", text, flags=re.DOTALL | re.MULTILINE)
     # Skip include guards, which have no value, and macros with arguments, which are not numbers.

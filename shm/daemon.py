@@ -57,8 +57,8 @@ ASK_TIMEOUT_S: Final = 60.0
 """Timeout for a peer's answer; the peer may have to read a large object for its checksum."""
 
 LENT_S: Final = 5.0
-"""How long at least the daemon keeps a copy open after it has sent the path, so that the client can
-open it; at most it is twice as long."""
+"""After it has sent the path of a copy, the daemon keeps the copy open for this time at least, and
+twice this time at most, so that the client can open it."""
 
 
 def neighbour(
@@ -175,7 +175,7 @@ class Daemon:
         for due in (self._due, self._taking_back):
             if due is not None and due.active():
                 due.cancel()
-        for _ in range(2):
+        for _ in range(2):  # the first call only marks the newest copies
             self._work.take_back()
         for writer in self._writers.values():
             writer.abort()

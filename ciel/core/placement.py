@@ -1,6 +1,6 @@
 """Computes the cost of running a task on each worker, in seconds, and explains the best choice.
 
-Cost = bytes to be copied ÷ bandwidth of the path + the time until the disk of the source host is
+Cost = bytes to be copied ÷ bandwidth of the path + the time until the disk of the candidate is
 free (CIB-42) + the time until a slot is free (CIB-53). Bandwidths are recent measurements between
 the two hosts, or a guess until there are any.
 """

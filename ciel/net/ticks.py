@@ -117,7 +117,7 @@ PAUSE_NOTED_S: Final = 0.01
 class PauseGauge:
     """Records the longest time for which an event loop worked without waiting for descriptors.
 
-    The loop measures each iteration (`iteration`), so an idle process is not woken for it.
+    The event loop calls `record` after each iteration, so an idle process needs no timer.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ log = Logger(__name__)  # compiled code cannot determine its own module
 
 
 class AttemptReports:
-    """The owner of attempts (`AttemptsOwner`)."""
+    """Implements `AttemptsOwner`: passes events of attempts to the worker's state machine."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class AttemptReports:
         self._service.act_soon()
 
     def attached_process_left(self, attached: AttachedProcess, details: str) -> None:
-        """As `AttemptsOwner` says: request the failure of the job for which the process waited.
+        """Ask the master to fail the job of an attached process that left between attempts.
 
-        A process that left while it served an attempt has failed its job with the attempt.
+        If a process leaves during an attempt, the failure of the attempt fails the job.
         """
         self._machine.process_left(attached.id)
         if self._master.is_open:

@@ -17,7 +17,7 @@ from ciel.worker.service import WorkerService
 
 
 class Operations:
-    """Carries out requests. Each is an event for the worker's machine."""
+    """Carries out requests. Each is an event for the worker's state machine."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Operations:
         return self._master.is_connected
 
     def abort(self, job: str, task: str | None) -> int:
-        """End the attempts here at a task of a job, or at all its tasks; return their number."""
+        """End this worker's attempts at one task of a job, or at all; return how many."""
         count = self._machine.abort(job, task, self._service.now_s())
         self._service.act()
         return count
@@ -50,11 +50,11 @@ class Operations:
         self._service.act()
 
     def unnamed(self, older_than_s: float) -> list[ObjectId]:
-        """List old uploads that perhaps no job has ever named."""
+        """List old uploads that are not pinned; a job may have named them meanwhile."""
         return self._machine.uploads.unnamed(self._service.now_s(), older_than_s)
 
     def offer_uploads(self, older_than_s: float) -> list[ObjectId]:
-        """Offer these to the master, which orders the deletion of the unknown ones."""
+        """Report old uploads to the master, which orders the deletion of those it does not know."""
         offered = self._machine.offer_uploads(older_than_s, self._service.now_s())
         self._service.act()
         return offered

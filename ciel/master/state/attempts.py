@@ -105,8 +105,9 @@ class Attempts:
         self._eager.assigned(task)
 
     def adopt(self, worker: WorkerNode, kept: AttemptsKept) -> None:
-        """Continue the attempts of a worker that it has from before this master started, as far as
-        their tasks still have to run; cancel the others.
+        """Continue the attempts that a worker kept while the master was restarted.
+
+        Cancel those whose tasks need not run.
         """
         within, cancelled = set(kept.within), set(kept.cancelled)
         for task_id, attempt in kept.attempts:
@@ -195,7 +196,7 @@ class Attempts:
             self._accept(task, worker, report)
 
     def repeat(self, report: TaskReported) -> None:
-        """Repeat the end of a task that a journal contains; raises CielError."""
+        """Replay the end of an attempt from the journal; raises CielError."""
         task = self._graph.tasks.get(report.task)
         if task is None:
             return  # its client has taken over the results since
@@ -459,8 +460,8 @@ class Attempts:
     ) -> None:
         """Note that a worker stores objects.
 
-        A copy of a growing object is listed when its producer has completed the object. `kept`: the
-        worker stored the objects before it joined. `idle`: no client will name them.
+        The object table lists copies of a growing object once its producer has completed it.
+        `kept`: the worker stored the objects before it joined. `idle`: no client will name them.
         """
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
         if self._eager.tasks:
@@ -501,7 +502,7 @@ class Attempts:
     def _lose_copy(self, reader: WorkerNode, object_id: ObjectId, place: str) -> bool:
         """Note that a reader could not get an object from a worker.
 
-        Return whether the object table has changed since the attempt was assigned.
+        Return False if another attempt would find the same copies, and should wait before it.
 
         If the copy exists after all, it is deleted, since the table does not list it any more. It
         stays if it cannot be recomputed, or is being recomputed there.
