@@ -252,10 +252,10 @@ class Master:
 
     @staticmethod
     def hear(connection: socket.socket, session: Session) -> list[Any]:
-        """Return the next record that is neither a heartbeat nor a report of full stores."""
+        """Return the next record that is no heartbeat and says nothing about the store."""
         while True:
             for fields, _ in session.receive(connection.recv(65536)):
-                if fields[0] not in ("alive", "stores"):
+                if fields[0] not in ("alive", "stores", "listed"):
                     return list(fields)
 
 

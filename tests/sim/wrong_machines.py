@@ -281,14 +281,14 @@ def test_names_that_depend_on_the_execution_are_found_out(
 def test_what_never_ends_is_found_without_a_look_at_the_books() -> None:
     options = replace(SCENARIOS["kills"], ticks_per_check=10**9)
     with pytest.raises(Violation, match=r"900 s after all faults, <Job \d job\d active>"):
-        Simulation(2, options, ForgetsTheLost).run()
+        Simulation(3, options, ForgetsTheLost).run()
 
 
 def test_a_failure_tells_the_story_and_the_command_that_replays_it() -> None:
     with pytest.raises(SimulationError) as caught:
-        simulate(2, "kills", ForgetsTheLost)
+        simulate(3, "kills", ForgetsTheLost)
     text = str(caught.value)
     worker = re.findall(r"it is assigned to (\S+), which has not received it", text)[0]
     assert f"{worker} to: AssignTask" in text
     assert f"{worker}: was killed" in text
-    assert text.endswith("replay: python -m ciel.testing.simulator --scenario kills --seeds 2-2")
+    assert text.endswith("replay: python -m ciel.testing.simulator --scenario kills --seeds 3-3")
