@@ -103,6 +103,8 @@ class JournalReader:
     def groups(self) -> Iterator[Group]:
         """Yield the groups up to the end or the first damage; never raises for any content."""
         data = self._data
+        if not data:
+            return  # a crash cut off the header, and the next master the rest of it
         if bytes(data[: len(HEADER)]) != HEADER:
             self._end(0, self._header_fault())
             return

@@ -117,6 +117,21 @@ def test_a_group_that_a_crash_cut_off_is_removed(directory: Path, cut_bytes: int
     assert content(directory) == [numbered(1), numbered(3)]
 
 
+@pytest.mark.parametrize("size_bytes", [0, 5])
+def test_a_header_that_a_crash_cut_off_stops_no_later_master(
+    directory: Path, size_bytes: int
+) -> None:
+    first = Owner(directory)
+    first.write(numbered(1))
+    first.journal.close()
+    journal_path(directory, 2).write_bytes(HEADER[:size_bytes])
+    for number in (2, 3):
+        later = Owner(directory)
+        assert later.before == [numbered(earlier) for earlier in range(1, number)]
+        later.write(numbered(number))
+        later.journal.close()
+
+
 def test_a_damaged_middle_is_named_and_nothing_is_cut(directory: Path) -> None:
     first = Owner(directory)
     for number in range(3):
