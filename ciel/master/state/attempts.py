@@ -195,7 +195,7 @@ class Attempts:
         else:
             self._accept(task, worker, report)
 
-    def repeat(self, report: TaskReported) -> None:
+    def replay(self, report: TaskReported) -> None:
         """Replay the end of an attempt from the journal; raises CielError."""
         task = self._graph.tasks.get(report.task)
         if task is None:

@@ -48,8 +48,8 @@ class ClientRequests:
         except CielError as error:
             self.refuse(client, message, str(error))
 
-    def repeat(self, message: Message) -> None:
-        """Carry out a message that a journal contains; raises CielError."""
+    def replay(self, message: Message) -> None:
+        """Replay a message of a client from the journal; raises CielError."""
         self._carry_out("", message)
 
     def refuse(self, client: str, message: Message, reason: str) -> None:

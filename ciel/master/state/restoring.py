@@ -1,6 +1,6 @@
 """Restores the state of a master from the records of its journal.
 
-Records repeat what clients asked for and what attempts reported, in their order. The restored
+Records say what clients requested and what attempts reported, in order. The restored
 machine has no workers, no clients and no running attempts: unfinished tasks wait to be assigned.
 Objects keep the locations that reports named, until workers join and report what they store.
 """
@@ -70,9 +70,9 @@ class Restoration:
             case AddTask(spec, known):
                 self._context.add_task(spec, known, machine.find_job(spec.job))
             case WantObjects() | ReleaseObjects() | CloseJob() | CancelJob():
-                machine.clients.repeat(record)
+                machine.clients.replay(record)
             case TaskReported():
-                machine.attempts.repeat(record)
+                machine.attempts.replay(record)
             case JobChanged(summary):
                 self._job_changed(summary)
             case Change(_, topic, argument):
