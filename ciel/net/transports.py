@@ -1,9 +1,10 @@
 """Listens, connects and reconnects over TCP and abstract UNIX sockets.
 
 An address is `HOST:PORT`, or `unix:@NAME` for an abstract UNIX socket. Such sockets are not files,
-each network namespace has its own, and they disappear when their owner is killed. Port 0 means the
-first free port in 20000-32767. These ports are below the kernel's ephemeral ports, and small enough
-for Java programs that read ports as signed 16-bit numbers.
+each network namespace has its own, and they disappear when their owner is killed. Port 0 means a
+free port in 20000-32767, from a random one on: a daemon that is started again finds its port free,
+although others were started meanwhile. These ports are below the kernel's ephemeral ports, and
+small enough for Java programs that read ports as signed 16-bit numbers.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def _bind_tcp(address: Address) -> tuple[socket.socket, Address]:
         reason = f"{address.host!a}: {error.strerror}"
         raise ForeignAddressError(str(address), reason) from None
     family, host = min((family, place[0]) for family, _, _, _, place in found)  # IPv4 comes first
-    for port in (address.port,) if address.port else PORTS:
+    first = random.randrange(len(PORTS))
+    for port in (address.port,) if address.port else (*PORTS[first:], *PORTS[:first]):
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections may linger on
         try:
