@@ -1,4 +1,4 @@
-"""The conversation between an interactive program and its worker (ciel-interfaces, section 1).
+"""The conversation between an interactive program and its worker (docs/programs.md).
 
 The worker translates calls of the program into operations of the attempt, and sends replies. It
 answers calls in order, so that a program need not wait for replies that it does not need. An
