@@ -1,5 +1,5 @@
-"""Built-ins beyond what `conformance/` and `errors/` show of them: what waits, what is done once,
-what is too large.
+"""Tests which built-in functions wait for futures, run once however often a script is resumed, and
+refuse results that are too large. The scripts in `conformance/` and `errors/` test the rest.
 """
 
 from __future__ import annotations

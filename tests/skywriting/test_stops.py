@@ -1,5 +1,6 @@
-"""A script that stops at every dereference does what it does in one go: Done when 2 of the issue,
-and what a continuation may cost.
+"""Tests that a script has the same effects if it stops at every dereference.
+
+Other tests limit the cost of continuations.
 """
 
 from __future__ import annotations
