@@ -85,7 +85,7 @@ def require_references(key: str, value: Any) -> list[Reference]:
 
 
 def extra_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
-    """Read the references for which a child waits besides the references in its arguments."""
+    """Read the references for which a child waits in addition to those in its arguments."""
     return require_references("extra_dependencies", keywords.get("extra_dependencies") or [])
 
 
