@@ -35,7 +35,7 @@ TOOLS = [p for p in _TOOL_SOURCES if p.stem.startswith("shm") or p.stem == "drop
 CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p not in TOOLS)]
 
 
-# What mypyc compiles, in wheels and by `make compiled`: the packages with state machines, and the
+# mypyc compiles these in wheels and for `make compiled`: the packages with state machines, and the
 # modules that handle every task. An editable installation runs the same sources uncompiled. Modules
 # of errors are not compiled, since their classes have several bases. A compiled class must not
 # inherit from a class that is written in C or belongs to another project: the compiler does not see

@@ -2,9 +2,10 @@
 
 The master has 10,000 jobs and a million tasks. Nearly all tasks wait for a task that takes a day.
 One process requests all available information in sequence, over HTTP and as commands do. A second
-process repeatedly sends requests to the master, and records the times. Its longest wait during a
-request of the first process is an upper bound of the delay that this request caused to other
-clients; its longest wait without such requests is the machine's share.
+process, the probe, repeatedly sends small requests to the master, and measures how long it waits
+for each answer. Its longest wait during a request of the first process is an upper bound of the
+delay that this request caused to other clients. Its longest wait while the first process is idle
+shows what the host alone causes, since it runs other processes too.
 """
 
 from __future__ import annotations
@@ -127,12 +128,12 @@ def everything(client: Client, job: str) -> Iterator[tuple[str, Callable[[], int
             return 1  # the master searched, and reported that there is none
 
     for path in PATHS:
-        yield path, lambda path=path: page(path.format(job=job))  # type: ignore[misc]  # a default binds it now
+        yield path, lambda path=path: page(path.format(job=job))  # type: ignore[misc]  # a default keeps this path
     for topic, pattern in QUESTIONS:
         asked = json.loads(json.dumps(pattern).replace("{job}", job))
         yield (
             f"{topic} {json.dumps(pattern)}",
-            lambda topic=topic, asked=asked: answer(topic, asked),  # type: ignore[misc]  # likewise
+            lambda topic=topic, asked=asked: answer(topic, asked),  # type: ignore[misc]  # as above
         )
 
 

@@ -1,4 +1,4 @@
-"""The version of ciel, as it was built or installed: that of the tag, or the next one's."""
+"""The version of ciel as built or installed: from the tag of its commit, or the next version."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Parses the arguments of tasks; errors name the key and the expected value.
 
 The arguments that are common to all executors of ordinary programs are parsed into a `Program`:
-`command_line`, `files`, `env` and the options of ciel-interfaces, 6.1:
+`command_line`, `files`, `env` and these options, which have the names of the original CIEL:
 
 - `stream_output`, `pipe_output`: other tasks may read the outputs while the program writes them.
   With `pipe_output` the original CIEL kept no copy; this implementation always keeps one, so that
@@ -85,7 +85,7 @@ def require_references(key: str, value: Any) -> list[Reference]:
 
 
 def extra_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
-    """Read the references for which a child waits besides the references in its arguments."""
+    """Read the references for which a child waits in addition to those in its arguments."""
     return require_references("extra_dependencies", keywords.get("extra_dependencies") or [])
 
 

@@ -1,4 +1,4 @@
-"""The conversation between an interactive program and its worker (ciel-interfaces, section 1).
+"""The conversation between an interactive program and its worker (docs/programs.md).
 
 The worker translates calls of the program into operations of the attempt, and sends replies. It
 answers calls in order, so that a program need not wait for replies that it does not need. An
@@ -359,8 +359,11 @@ def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
             if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
                 raise BadCallError(f"'retry_on' must be a list of strings, not {value!r:.40}")
             needs[key] = tuple(value)
-        elif type(value) is not int and not (key.endswith("_s") and type(value) is float):
-            raise BadCallError(f"{key!r} must be a number, not {value!r:.40}")
+        elif key.endswith("_s"):
+            if type(value) not in (int, float):
+                raise BadCallError(f"{key!r} must be a number of seconds, not {value!r:.40}")
+        elif type(value) is not int:
+            raise BadCallError(f"{key!r} must be a whole number, not {value!r:.40}")
     return executor, Needs(**needs), keywords
 
 

@@ -1,9 +1,9 @@
 """The executor `env`, also named `environ`: passes paths of inputs and outputs in the environment.
 
-See ciel-interfaces, 6.3. The variables `INPUT_FILES` and `OUTPUT_FILES` each name a text file with
-one path a line. The output files exist and are empty; the program writes them. Arguments (`args`):
-`command_line`, `inputs`, `files` and `env` as for `stdinout`, and the options in `arguments`.
-Standard input is empty; standard output goes to the same place as standard error.
+The variables `INPUT_FILES` and `OUTPUT_FILES` each name a text file with one path a line. The
+output files exist and are empty; the program writes them. Arguments (`args`): `command_line`,
+`inputs`, `files` and `env` as for `stdinout`, and the options in `arguments`. Standard input is
+empty; standard output goes to the same place as standard error.
 """
 
 from __future__ import annotations

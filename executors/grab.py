@@ -1,4 +1,4 @@
-"""The executor `grab`: fetches URLs, each into one object (ciel-interfaces, 6.5).
+"""The executor `grab`: fetches URLs, each into one object.
 
 Arguments (`args`): `urls`, a list of strings. Each URL has one output: the JSON text of a reference
 to the fetched object. A program that stays running fetches `http`, `https`, `ftp` and `file` (a

@@ -2,7 +2,7 @@
 
 It spawns the package's first task, and delegates its own output to a `sync` task. So the result of
 a job that starts from a package is always a JSON list of references, one for each output of the
-first task (ciel-interfaces, section 4.2). Arguments: `start_handler`, the first task's executor;
+first task, as in the original CIEL. Arguments: `start_handler`, the first task's executor;
 `start_args`, its keywords as for a spawn; `package_ref`, a reference to the JSON object of the
 package's entries, if there are any.
 """

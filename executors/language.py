@@ -7,9 +7,9 @@ Each is defined by a few settings. Their programs use the protocol of `proc`.
     command = ["julia", "/opt/ciel/task.jl"]
 
 A task runs the command, in which `{binary}` is replaced by the words of the task's `binary`, as for
-OCaml and Haskell (ciel-interfaces, 6.10). `start_task` contains all keywords of the task's spawn. A
-program that requests it stays running for further tasks with the same command. The reply to a spawn
-is a list of `n_outputs` references (default: one).
+OCaml and Haskell. `start_task` contains all keywords of the task's spawn. A program that requests
+it stays running for further tasks with the same command. The reply to a spawn is a list of
+`n_outputs` references (default: one).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The executors `java` and `cso`: call a class, or a function of a shared object.
 
-See ciel-interfaces, 6.4. This module also contains `dotnet`, which is not supported.
+Both, and `dotnet`, are executors of the original CIEL. ciel does not support `dotnet`: its executor
+only explains this.
 
 A loader program opens the inputs and outputs for the called code. Its standard input contains
 strings that end in a NUL: first `IN,OUT,ARGS` (the number of each), then paths of inputs, paths of
@@ -12,8 +13,8 @@ outputs, and arguments. Its standard output goes to the same place as standard e
 - `cso`: `entry_point`, the name of a function as `sdk/c/sw_task.h` declares it, and `lib`, a list
   of references to shared objects.
 
-Both: `inputs`, a list of references; `argv`, a list of strings, numbers and references; `files`,
-`env` and the options in `arguments`.
+Both take `inputs`, a list of references; `argv`, a list of strings, numbers and references;
+`files`, `env` and the options in `arguments`.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ class DotnetExecutor(Executor):
 
     def missing(self, environ: Mapping[str, str]) -> str:
         return (
-            "ciel does not support dotnet: run the program itself by stdinout, env or proc, or set "
-            "an executor up under a name of your own (docs/executors.md)"
+            "ciel does not support dotnet: run the program itself by stdinout, env or proc, or add "
+            "an executor with another name (docs/executors.md)"
         )
 
     def begin(self, task: Task) -> Action:

@@ -1,6 +1,6 @@
 """The executor `proc`: runs an interactive program that exchanges JSON over two pipes.
 
-The program may be in any language (ciel-interfaces, section 1). `conversation` answers its calls.
+The program may be in any language (docs/programs.md). `conversation` answers its calls.
 """
 
 from __future__ import annotations

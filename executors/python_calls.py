@@ -9,8 +9,8 @@ It extends the conversation of all interactive programs by these calls:
   over. `wanted`: this task needs the child before it ends.
 - `put` creates an object from bytes. `create` opens an object of known size and digest for writing;
   if this task has created it already, `filename` is null. The ids of both derive from the content.
-- `lose` reports that an input is missing at the path that the worker gave. The attempt ends, and
-  counts as one that could not get its inputs.
+- `lose` reports that an input is missing at the path that the worker gave. The attempt ends, as
+  if the worker could not fetch this input.
 - The reply to `made` contains references to the `items`; the reply to `look` contains the most
   recent references that the worker knows.
 - `within`: from now on the program may run calls inline that other workers could run. If the
@@ -173,7 +173,8 @@ class PythonConversation(Conversation):
         if args.get("is_fixed") is True:
             needed = [self._ref(item) for item in args.get("needed", ())]
             others = [self._ref(item) for item in args.get("others", ())]
-            if needed and others:  # an available object, so that `others` are wanted, not awaited
+            # An alternative that exists already, so that the task does not wait for `others`.
+            if needed and others:
                 others.append(attempt.outputs.publish(attempt.outputs.allocate("there"), b""))
             if "timeout_s" in args:
                 others.append(self._timer(float(args["timeout_s"])))

@@ -1,7 +1,7 @@
 """The executor `swi`: runs a Skywriting script, or a continuation of one.
 
-See ciel-interfaces, sections 1.4, 1.8 and 8. Arguments: `swfile_ref` (or `sw_file_ref`), the
-script, with `start_env` and `start_args`; or `cont_ref`, a continuation; or `cont_text`, a small
+Arguments, most with the names of the original CIEL: `swfile_ref` (or `sw_file_ref`), the script,
+with `start_env` and `start_args`; or `cont_ref`, a continuation; or `cont_text`, a small
 continuation. `sw_file_name` is the display name of the script. `session_ref`, which may be null:
 the state after an earlier entry at a prompt. With it, the task has a second output, the state after
 this entry. One program that stays running serves all scripts.

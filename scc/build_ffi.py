@@ -1,6 +1,6 @@
 """Describes the C sources to cffi, which compiles them to Python modules.
 
-setup.py and two tests run it.
+setup.py builds the modules of `ciel.scc` from these descriptions; two tests read them.
 
 The declarations for cffi are derived from the public headers, so that there is only one copy of
 them. The headers are therefore restricted to plain C: no inline functions, no attributes, no macros
@@ -19,6 +19,7 @@ from pathlib import Path
 from cffi import FFI
 
 SCC = Path(__file__).parent  # relative, as setup.py runs this file by a relative path
+# The C sources of each part, which becomes one module in each build.
 PARTS = {
     "shmfs": (
         "port", "superblock", "lock", "log", "fat", "inode", "directory", "file", "client", "copy",
@@ -27,6 +28,9 @@ PARTS = {
     "mpb": ("port", "mpb", "mpb_pieces", "rcce"),
     "ring": ("port", "ring"),
 }  # fmt: skip
+# The C sources that each build adds to those of a part. `coherent`: the hardware keeps caches
+# coherent. `flushing`: the code writes back and drops cache lines, for memory that several hosts
+# map. `strict`: for tests; it simulates a core with an incoherent cache.
 BUILDS = {"coherent": (), "flushing": ("flushing",), "strict": ("strict",)}
 COHERENT_ONLY = {"ring"}
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
@@ -49,10 +53,11 @@ def declarations(header: str) -> str:
 
 
 def explicit_declarations(part: str, compile_program: Callable[[Path, Path], object]) -> str:
-    """Return the declarations of a part with the values of all numbers.
+    """Return the declarations of a part, with the value of each `#define`.
 
-    cffi reads them when it loads a library instead of a module. A program that
-    `compile_program(source, program)` compiles prints the values.
+    cffi needs the values to load a shared library: no compiler then replaces the `...` of
+    `declarations`. To find the values, this function writes a C program that prints them, and runs
+    it; `compile_program(source, program)` compiles it.
     """
     text = declarations((SCC / "include" / f"{part}.h").read_text())
     names = re.findall(r"^#define (\w+) \.\.\.$", text, flags=re.MULTILINE)

@@ -15,6 +15,7 @@ meanwhile: reading a committed object needs none.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import heapq
 import os
@@ -173,7 +174,7 @@ class Fifos:
                     fcntl.fcntl(served.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
                 served.watch = _libc.inotify_add_watch(self._inotify, path.encode(), _IN_OPEN)
                 if served.watch < 0:
-                    raise OSError(ctypes.get_errno(), "inotify has reached its limit", path)
+                    raise _cannot_watch(ctypes.get_errno(), path)
             except OSError:
                 if served.fd >= 0:
                     os.close(served.fd)
@@ -314,3 +315,11 @@ class Fifos:
             served.result.set_result(served.passed_bytes)
         else:
             served.result.set_exception(error)
+
+
+def _cannot_watch(number: int, path: str) -> OSError:
+    """Return the error of a FIFO that inotify does not watch; `number`: the errno."""
+    text = os.strerror(number)
+    if number == errno.ENOSPC:
+        text = "this user has as many inotify watches as fs.inotify.max_user_watches allows"
+    return OSError(number, f"inotify cannot watch the FIFO: {text}", path)

@@ -60,7 +60,7 @@ def serve(reactor: Any, options: argparse.Namespace) -> None:
             group=options.group,
             member=member_of_store(str(directory)),
             behind=behind,
-            turn=wait_in_queue,
+            disk_turn=wait_in_queue,
         )
         try:
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,11 +1,11 @@
-"""SHMD: the daemon of a block store (CIB-10 to CIB-14).
+"""The shared memory daemon (SHMD): lets programs and other daemons use a store (CIB-10 to CIB-14).
 
-It serves programs without a worker, and its peers: the daemons of the other stores of its group on
-this host. It requests missing objects from these peers.
+Its clients are programs that no worker started, and its peers: the daemons of the stores of the
+same group on this host. It requests missing objects from these peers.
 
-It runs on the reactor of a worker, which uses the same store directly, or in a process of its own
-(`__main__`). `requests` makes the decisions, `work` accesses the store, mostly in threads, and this
-module connects the two.
+A daemon runs inside a worker, on the same reactor and store, or as a separate process (`__main__`).
+`requests` makes the decisions, `work` accesses the store, mostly in threads, and this module
+connects the two.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ciel.shm.requests import (
     Slow,
     StartSlow,
 )
-from ciel.shm.work import Counts, Done, Turn, Work, do_not_wait, guarded
+from ciel.shm.work import Counts, DiskTurn, Done, Work, do_not_wait, guarded
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.storage.sharing import PeerObject, PeerStoreError
@@ -69,22 +69,25 @@ def neighbour(
     cluster_id: str,
     netloc: str,
     kept: Callable[[str], object],
-    turn: Turn = do_not_wait,
+    turn: DiskTurn = do_not_wait,
 ) -> Daemon:
-    """Open the daemon of a worker's store (entry point `ciel.neighbours`). The daemon calls `kept`
-    for each object that it has added to the store. `turn` makes a thread wait for a disk.
+    """Open the daemon of a worker's store (entry point `ciel.neighbours`).
+
+    The daemon calls `kept` with the id of each object that it has added to the store, so that the
+    worker retains and reports the object. `turn`: see `work.DiskTurn`.
     """
     return Daemon(
-        reactor, store, directory, group=cluster_id, member=member_of_worker(netloc), kept=kept,
-        turn=turn,
+        reactor, store, directory, group=cluster_id, member=member_of_worker(netloc), added=kept,
+        disk_turn=turn,
     )  # fmt: skip
 
 
 class Daemon:
     """Serves a block store from its construction until `close`.
 
-    `behind` is a store on a disk from which objects are loaded into the daemon's store. The
-    constructor raises `AlreadyServedError` or OSError.
+    `behind` is a store on a disk from which the daemon loads objects into its own store. The daemon
+    calls `added` with the id of each object that it has added to its store. `disk_turn`: see
+    `work.DiskTurn`. The constructor raises `AlreadyServedError` or OSError.
     """
 
     def __init__(
@@ -96,13 +99,13 @@ class Daemon:
         group: str,
         member: str,
         behind: ObjectStore | None = None,
-        kept: Callable[[str], object] = lambda object_id: None,
-        turn: Turn = do_not_wait,
+        added: Callable[[str], object] = lambda object_id: None,
+        disk_turn: DiskTurn = do_not_wait,
     ) -> None:
         self.counts = Counts()
         self._reactor = reactor
-        self._kept = kept
-        self._work = Work(store, behind, turn)
+        self._added = added
+        self._work = Work(store, behind, disk_turn)
         self._requests = Requests()
         self._connections: set[Connection] = set()
         self._writers: dict[int, ObjectWriter] = {}
@@ -162,7 +165,10 @@ class Daemon:
         }
 
     def close(self) -> None:
-        """Stop serving, and abort the open writes of clients. Running threads end by themselves."""
+        """Stop serving, and abort the open writes of clients.
+
+        Threads that copy an object stop soon; other running threads complete their call.
+        """
         if self._is_closed:
             return
         self._is_closed = self._work.is_cancelled = True
@@ -192,7 +198,7 @@ class Daemon:
     def connection_said(self, connection: Connection, message: Message) -> None:
         match message:
             case Load():
-                self.counts.loads += message.recursive
+                self.counts.loads += message.recursive  # only peers send other loads
             case Write():
                 self.counts.writes += 1
             case Commit():
@@ -298,7 +304,7 @@ class Daemon:
             return
         if result.copied_bytes is not None:
             self._count_taken(kind, result.copied_bytes)
-            self._kept(name)
+            self._added(name)
         self._requests.slow_done(kind, name, result.seen)
 
     def _opened(self, write: int, writer: ObjectWriter | Refusal) -> None:
@@ -314,7 +320,7 @@ class Daemon:
 
     def _committed(self, write: int, name: str, seen: Seen | Refusal) -> None:
         if isinstance(seen, Seen):
-            self._kept(name)
+            self._added(name)
         self._requests.write_committed(write, seen)
 
     def _count(self, request: Request, answer: Response) -> None:

@@ -39,8 +39,9 @@ _CODES: Final = {
 }
 
 
-Turn = Callable[[str, int], AbstractContextManager[object]]
-"""Waits in a thread until a path's disk is free for a job of that size in bytes (CIB-40)."""
+DiskTurn = Callable[[str, int], AbstractContextManager[object]]
+"""Returns, for a path and a number of bytes to copy, a context that holds the path's disk. Entering
+it waits in the calling thread until the jobs of other processes on this disk are done (CIB-40)."""
 
 
 def do_not_wait(path: str, size_bytes: int) -> AbstractContextManager[object]:
@@ -59,7 +60,7 @@ def wait_in_queue(path: str, size_bytes: int) -> AbstractContextManager[object]:
         log.warn("using the disk without waiting for other processes: {error}", error=error)
         return nullcontext()
     try:
-        claim.wait(TURN_TIMEOUT_S)  # after the timeout continue: the other process may be stopped
+        claim.wait(TURN_TIMEOUT_S)  # then continue: a stopped process may hold the disk
     except BaseException:
         claim.release()
         raise
@@ -107,12 +108,15 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 class Work:
-    """Operations on a store, and on the store behind it, if any. Any thread may call them."""
+    """Operations on a store, and on the store behind it, if any. Any thread may call them.
 
-    def __init__(self, store: ObjectStore, behind: ObjectStore | None, turn: Turn) -> None:
+    The store behind is on a disk; objects are loaded from it into the daemon's store.
+    """
+
+    def __init__(self, store: ObjectStore, behind: ObjectStore | None, disk_turn: DiskTurn) -> None:
         self.store = store
         self.behind = behind
-        self._turn = turn
+        self._disk_turn = disk_turn
         self._lent: list[ExitStack] = []
         self._lent_before: list[ExitStack] = []
         self.is_cancelled = False
@@ -146,7 +150,7 @@ class Work:
         # Reserve space before waiting for the disk: to make space, the store may move objects to a
         # disk, and waits for that disk, too.
         writer = self.store.begin(name, size_hint_bytes=found.size_bytes)
-        with writer, self._turn(found.path, found.size_bytes):
+        with writer, self._disk_turn(found.path, found.size_bytes):
             copy_in(self.store, name, found, writer=writer, is_cancelled=lambda: self.is_cancelled)
         return Done(self._seen(name, found.checksum), found.size_bytes)
 
@@ -156,7 +160,7 @@ class Work:
         with (
             self.behind.open(name) as reader,
             self.store.begin(name, size_hint_bytes=reader.size_bytes) as writer,
-            self._turn(reader.path or "/", reader.size_bytes),
+            self._disk_turn(reader.path or "/", reader.size_bytes),
         ):
             buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(reader.size_bytes, 1))))
             offset_bytes = 0

@@ -96,7 +96,7 @@ class ScriptError(SkywritingError):
         return self.report()
 
     def report(self) -> str:
-        """Return the full message; it begins as in the original (ciel-interfaces, 8.8)."""
+        """Return the full message; it begins as in the original Skywriting."""
         first = self.cause
         if self.lines is not None:
             first = f"Error executing statement on lines {self.lines[0]}--{self.lines[1]}: {first}"

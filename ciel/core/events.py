@@ -319,10 +319,9 @@ class ObjectsStored(NamedTuple):
 
 
 class AttemptsKept(NamedTuple):
-    """The attempts that a worker has from an earlier session: those that run, and those whose ends
-    the master has not confirmed. `within`: the tasks of them that run in the programs of others.
-    `cancelled`: the tasks of them that the master has cancelled. The worker's unconfirmed messages
-    follow.
+    """The attempts that a worker has from an earlier session: running attempts, and attempts whose
+    ends the master has not confirmed. `within`: tasks that run in the programs of other tasks.
+    `cancelled`: tasks that the master has cancelled. The worker's unconfirmed messages follow.
     """
 
     attempts: tuple[tuple[TaskId, int], ...]

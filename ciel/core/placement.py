@@ -33,9 +33,10 @@ PAIRS_MAX = 20_000
 
 
 class Bandwidths:
-    """Measured bandwidths, by source host and target host, in seconds per byte.
+    """Measured bandwidths between hosts, as seconds per byte, by source host and target host.
 
-    A moving average of seconds per byte is an average of copying times.
+    Each is a moving average. It averages seconds per byte, not bytes per second, because a cost is
+    a time: one slow copy then counts as much as it delays.
     """
 
     __slots__ = ("_s_per_byte",)
@@ -90,22 +91,29 @@ class Choice(NamedTuple):
     disk_s: float
     wait_s: float
     is_measured: bool  # at least one of the bandwidths
+    ignores_inputs: bool = False  # the options of the policy ignore where the inputs are
 
     @property
     def reason(self) -> str:
         """Describe the cost for users."""
+        slot = f"a free slot in about {self.wait_s:.3g} s"
+        if self.ignores_inputs:
+            return f"the policy's options ignore the cost of copying; this worker has {slot}"
         disk = f"a disk that is busy for about {self.disk_s:.3g} s, " if self.disk_s else ""
+        if not self.missing_bytes:
+            return f"this worker has all inputs, {disk}and {slot}"
         how = ""
         if self.is_measured and self.move_s:
             how = f", measured {self.missing_bytes / self.move_s / 1e6:.3g} MB/s"
-        return (
-            f"this worker has {self.missing_bytes} bytes to fetch (about {self.move_s:.3g} s{how})"
-            f", {disk}and a free slot in about {self.wait_s:.3g} s"
-        )
+        fetched = f"{self.missing_bytes} bytes to fetch (about {self.move_s:.3g} s{how})"
+        return f"this worker has {fetched}, {disk}and {slot}"
 
 
 class Load(NamedTuple):
-    """The size of one input, and its locations."""
+    """One input of a task, as placement sees it: its size, and the workers that store it.
+
+    A worker outside of `locations` would have to fetch `size_bytes`.
+    """
 
     size_bytes: int
     locations: frozenset[str]
@@ -142,9 +150,12 @@ def rank(
 
     `hosts` maps locations to hosts; an unknown location counts as another host.
     """
+    has_loads = bool(loads)
     if scheduling.options:
         loads, candidates = _apply_options(loads, candidates, scheduling)
     choices = [_price(loads, candidate, hosts, measured) for candidate in candidates]
+    if has_loads and not loads:
+        choices = [choice._replace(ignores_inputs=True) for choice in choices]
     choices.sort(key=lambda choice: choice.cost_s)
     return choices
 

@@ -249,8 +249,9 @@ class Attempt(ABC):
     ) -> None:
         """Delegate the promised outputs to a task that continues later in this process.
 
-        It continues once all `dependencies` and one of `any_of` are available (a fixed process,
-        ciel-interfaces 1.7). `sees_errors`: failed objects count as available. Raises BadCallError.
+        It continues once all `dependencies` and one of `any_of` are available; until then the
+        process waits on this worker (a fixed process, as in the original CIEL). `sees_errors`:
+        failed objects count as available. Raises BadCallError.
         """
         if not self._executor(executor).talks:
             raise BadCallError(

@@ -38,7 +38,7 @@ MACHINE_PREFIXES = ("CIEL_", "SSH_")
 class Caller(NamedTuple):
     """The working directory and environment that a job's programs get from the client.
 
-    Both are changes to those of one worker. `cwd`: the working directory; "": a private one. `env`:
+    Both replace or change the worker's. `cwd`: the working directory; "": a private one. `env`:
     changes to the worker's environment; None unsets a variable. `digest`: equal for two callers
     only if `cwd` and `env` are equal.
     """

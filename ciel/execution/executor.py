@@ -238,7 +238,7 @@ def mentions_of(executors: Mapping[str, Executor], name: str) -> Mentions:
 
 
 def simple_form(executor: str, keywords: dict[str, Any]) -> ChildForm:
-    """Return the form of a child for most executors (ciel-interfaces, 1.8).
+    """Return the form of a child for most executors, as the original CIEL names it.
 
     `args` is an object from which the child produces `n_outputs` outputs. Their names derive from
     the arguments, so equal children run once. Members of `args` may also be given directly, as in

@@ -1,4 +1,4 @@
-"""The outputs of one attempt at a task with an interactive program (ciel-interfaces, 1.5 and 1.6).
+"""The outputs of one attempt at a task with an interactive program (docs/programs.md).
 
 The first outputs are those that the task declares; the program may allocate more. Each output is
 published once: as content, as a file that the program writes between `open` and `close`, or as a

@@ -1,4 +1,4 @@
-"""A journal in files, written by a thread of its own.
+"""A journal in files, which a separate thread writes.
 
 The caller appends encoded records, and learns later which of them are durable. The thread writes
 everything that waits as one group and calls `fdatasync` once for it. Meanwhile the caller goes on,

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
@@ -642,6 +642,9 @@ def _is_netloc(text: str) -> bool:
     return text == netloc_of(host, port)
 
 
+_PRINTABLE: Final = f"a string of at most {ID_MAX_LENGTH} printable characters"
+
+
 def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     """Read a worker's description of itself; raises ValueError or InvalidIdError."""
     worker, netloc, host = about.get("worker"), about.get("netloc"), about.get("host")
@@ -650,23 +653,25 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     if not isinstance(netloc, str) or not _is_netloc(netloc):
         raise ValueError("its address must be HOST:PORT")
     if not isinstance(host, str) or not host.isprintable() or len(host) > ID_MAX_LENGTH:
-        raise ValueError("its host must be a string")
+        raise ValueError(f"its host must be {_PRINTABLE}")
     if type(slots) is not int or not 1 <= slots <= SLOTS_MAX:
         raise ValueError(f"its slots must be 1 to {SLOTS_MAX}")
     if not isinstance(executors, list) or not all(isinstance(item, str) for item in executors):
         raise ValueError("its executors must be a list of names")
     lacking = about.get("lacking", {})
     if not isinstance(lacking, dict) or not all(isinstance(why, str) for why in lacking.values()):
-        raise ValueError("its lacking executors must be an object of names and reasons")
+        raise ValueError(
+            "lacking must map the names of the executors that it cannot offer to the reasons"
+        )
     memory_bytes = about.get("memory_bytes", 0)
     if type(memory_bytes) is not int or not 0 <= memory_bytes <= MEMORY_MAX_BYTES:
         raise ValueError(f"its memory_bytes must be 0 to {MEMORY_MAX_BYTES}")
     hostname = about.get("hostname", "")
     if not isinstance(hostname, str) or len(hostname) > ID_MAX_LENGTH:
-        raise ValueError("the name of its host must be a string")
+        raise ValueError(f"its hostname must be a string of at most {ID_MAX_LENGTH} characters")
     spool = about.get("spool", "")
     if not isinstance(spool, str) or not spool.isprintable() or len(spool) > ID_MAX_LENGTH:
-        raise ValueError("its spool must be a string")
+        raise ValueError(f"its work directory (spool) must be {_PRINTABLE}")
     return WorkerFacts(
         str(worker), netloc, host, slots, frozenset(executors), lacking,
         memory_bytes=memory_bytes, hostname=hostname, spool=spool,

@@ -63,9 +63,9 @@ class Ticks:
         self._timer: DelayedCall | None = None
         self._is_scheduled = False  # whether `soon` was called for the end of this tick
 
-    def at_end(self, call: Callable[[], object], place: int = DECIDE) -> None:
-        """Run a call at the end of the tick; a call must always have the same phase `place`."""
-        self._due[place][call] = None
+    def at_end(self, call: Callable[[], object], phase: int = DECIDE) -> None:
+        """Run a call in a phase of the tick's end; a call must always have the same phase."""
+        self._due[phase][call] = None
         self._schedule_end()
 
     def _schedule_end(self) -> None:
@@ -87,12 +87,12 @@ class Ticks:
 
     def _end(self) -> None:
         ran: set[Callable[[], object]] = set()
-        place = DECIDE
-        while place <= SEND:
-            due = self._due[place]
+        phase = DECIDE
+        while phase <= SEND:
+            due = self._due[phase]
             waiting = [call for call in due if call not in ran] if due else None
             if not waiting:
-                place += 1
+                phase += 1
                 continue
             for call in waiting:
                 due.pop(call, None)
@@ -101,7 +101,7 @@ class Ticks:
                     call()
                 except Exception:
                     _log.failure("a call at the end of an event-loop iteration failed")
-            place = DECIDE
+            phase = DECIDE
         self._timer = None
         self._is_scheduled = False
         if any(self._due):

@@ -133,9 +133,10 @@ class Transfers:
     ) -> Deferred[TransferResult]:
         """Write the object at `url` into `sink`, from `offset_bytes` on.
 
-        `expected_size_bytes` is the size of the whole object; another size is an error. `begun` is
-        called with the header of a successful response. The transfer fails with `TransferError`, or
-        with an exception of the sink or of `begun`. Cancelling the Deferred ends it at once.
+        `expected_size_bytes` is the size of the whole object; another size is an error. The
+        transfer calls `begun` with the header of a successful response. The transfer fails with
+        `TransferError`, or with an exception of the sink or of `begun`. Cancelling the Deferred
+        ends it at once.
         """
         transfer = _Transfer(url, sink, headers or {}, offset_bytes, expected_size_bytes)
         transfer.begun = begun

@@ -1,10 +1,10 @@
 """The executor `java2`: runs tasks in an interactive JVM, which serves tasks with the same jars.
 
-See ciel-interfaces, 1.12 and 6.8. Keywords: `jar_lib`, a list of references to jars; `class_name`,
-the class to start with, or `object_ref`, a serialized task; `args`, a list of strings and numbers.
-`n_outputs`, `package_ref`, and the keywords of all interactive programs are read too. The main
-class, `com.asgow.ciel.executor.Java2Executor`, is in the Java bindings of the original CIEL, which
-must be among the jars or in the directory `CIEL_JARS_DIR` of the worker.
+It takes the same keywords as in the original CIEL: `jar_lib`, a list of references to jars;
+`class_name`, the class to start with, or `object_ref`, a serialized task; `args`, a list of strings
+and numbers. `n_outputs`, `package_ref`, and the keywords of all interactive programs are read too.
+The main class, `com.asgow.ciel.executor.Java2Executor`, is in the Java bindings of the original
+CIEL, which must be among the jars or in the directory `CIEL_JARS_DIR` of the worker.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The HTTP routes of the original CIEL on the master, for its clients.
 
-See ciel-interfaces, sections 5.1 and 5.2. These routes use JSON instead of pickle, and POST instead
-of GET for changes. Routes that only the original's workers and masters called answer with status
-410.
+These routes use JSON instead of pickle, and POST instead of GET for changes (docs/http.md). Routes
+that only the original's workers and masters called answer with status 410.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The executor `skypy`: runs scripts in a Python interpreter with continuations.
 
-See ciel-interfaces, 6.9. PyPy runs a stub, `stub.py` in the directory `CIEL_SKYPY_BASE`, with that
-directory and the SDK on its path. ciel includes neither PyPy nor a stub, except an example of a
-stub. Keywords: `pyfile_ref`, the script; `coro_ref`, a suspended coroutine, or `entry_point`, a
-function of the script, with `entry_args`; `export_json`, `run_fixed`; and `n_extra_outputs`, in
-addition to the one output of every task.
+It takes the same keywords as in the original CIEL. PyPy runs a stub, `stub.py` in the directory
+`CIEL_SKYPY_BASE`, with that directory and the SDK on its path. ciel includes neither PyPy nor a
+stub, except an example of a stub. Keywords: `pyfile_ref`, the script; `coro_ref`, a suspended
+coroutine, or `entry_point`, a function of the script, with `entry_args`; `export_json`,
+`run_fixed`; and `n_extra_outputs`, in addition to the one output of every task.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class WorkItem:
 
     @property
     def may_run_inline(self) -> bool:
-        """Whether another task's program may run it: its options need no task of its own."""
+        """Whether another task's program may run it: its options need no separate task."""
         options = self.options
         return options.needs is DEFAULT_NEEDS or (
             options.needs == DEFAULT_NEEDS and not options.python

@@ -120,7 +120,7 @@ class Problem:
     """A problem found by `check`.
 
     Codes: `checksum` (the content differs from what was committed), `writable` (a committed object
-    can be changed), `foreign` (no store created this file; it is no object), `unreadable` (the
+    can be changed), `foreign` (no store created this file), `unreadable` (the
     device fails), `output` (a program left no regular file of this user at a writer's path).
     """
 

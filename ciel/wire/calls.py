@@ -3,8 +3,8 @@
     4 bytes   length of the rest, big-endian
     JSON      list of a method and its arguments; references as `{"__ref__": [...]}`
 
-Both directions use the same format; a reply is a call of the same method (ciel-interfaces, 1.2).
-This module does not know the methods. Programs may have bugs, so every error quotes received data.
+Both directions use the same format; a reply is a call of the same method (docs/programs.md). This
+module does not know the methods. Programs may have bugs, so every error quotes received data.
 """
 
 from __future__ import annotations

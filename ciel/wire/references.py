@@ -1,7 +1,6 @@
 """Encodes references: as arrays in records, as `{"__ref__": [...]}` in arguments and results.
 
-Both have the element order of the original CIEL, so that clients written for it can read them
-(ciel-interfaces, section 2).
+Both have the element order of the original CIEL, so that clients written for it can read them.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _why(reason: object) -> str:
 def grab(task: Task) -> None:
     """Fetch each URL of a task, and publish the JSON text of a reference to its content.
 
-    Where the task has a reference in place of a URL, publish that reference.
+    If the task has a reference in place of a URL, publish that reference.
     """
     for index, source in enumerate(task.kwargs["urls"]):
         ref = _fetch(task, source) if isinstance(source, str) else source

@@ -207,7 +207,9 @@ class TaskHost:
                         raise ContinuationError(f"a script cannot be read: {name}")
                     unit = self.unit(origin, content)
                 return unit
-        raise ContinuationError(f"no script has this origin: {origin!r:.200}")
+        raise ContinuationError(
+            f"the origin of a script needs 'std', 'text' or 'ref': {origin!r:.200}"
+        )
 
     def unit(self, origin: dict[str, Any], content: bytes) -> Unit:
         """Return the unit of a script whose text is in an object. Raises SourceError."""

@@ -160,8 +160,8 @@ static inline uint8_t *mpb_buffer_at(const struct mpb *mpb, uint32_t core)
 void mpb_tell(struct mpb *mpb, struct mpb_flag *flag, uint32_t means, uint8_t count);
 struct mpb_word mpb_hear(struct mpb *mpb, const struct mpb_flag *flag);
 
-/* Return whether the last process that attached as that core is no longer alive; false if none ever
- * attached. `incarnation` is set to the incarnation of that process. */
+/* Return whether the last process that attached as that core has died; false if none ever attached.
+ * Sets `incarnation` to the incarnation of that process. */
 bool mpb_is_gone(const struct mpb *mpb, uint32_t core, uint32_t *incarnation);
 
 /* Ring a core's bell, and count it. */

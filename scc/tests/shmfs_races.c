@@ -40,7 +40,7 @@ static void create_named(void)
     acted = shmfs_create(clients[1], "theirs", 0, &theirs);
 }
 
-/* The client has a file with all blocks of one shard, and takes blocks of the other one. */
+/* The client has a file with all blocks of one shard, and takes blocks of the second shard. */
 static void reserve_more(void)
 {
     acted = shmfs_reserve(clients[2], &theirs, 52 * BLOCK);
@@ -83,7 +83,7 @@ static void set_up(enum race race, struct shmfs *fs)
     struct shmfs_handle file;
     for (int i = 0; i < 3 && race <= NO_INODE; i++)
         IS(shmfs_create(fs, NULL, 0, &file), 0);
-    for (int i = 0; i < 3 && race == LAST_ENTRY; i++) /* the last is in the other shard */
+    for (int i = 0; i < 3 && race == LAST_ENTRY; i++) /* the last is in the second shard */
         make_file(fs, text_in(fs, 0, UINT32_MAX, i), 0);
     if (race >= OPEN)
         make_file(fs, "a", 1);

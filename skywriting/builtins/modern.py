@@ -176,13 +176,13 @@ class _Rank:
 
 @define(MODERN, "__sort__", LIST, LIST, shown="sort")
 def _sort(host: Host, items: list[Any], keys: list[Any]) -> list[Any]:
-    """Sort items by keys; `sort` in `prelude.sw` calls it."""
+    """Sort items by their keys, which have the same positions. `sort` in `prelude.sw` calls it."""
     ranks = keys if _is_plain(keys) else list(map(_Rank, keys))
     return [items[i] for i in sorted(range(len(items)), key=ranks.__getitem__)]
 
 
 def _is_plain(items: list[Any]) -> bool:
-    """Return whether Python's own order, which is faster, is the same."""
+    """Whether Python orders these items as the language does, so that they need no `_Rank`."""
     kinds = set(map(type, items))
     return kinds <= {str} or kinds <= {int, float, bool}
 
@@ -231,8 +231,12 @@ def _float(host: Host, value: Any) -> float:
         raise ScriptError(f"float() finds no number in {brief(value)}") from None
     except OverflowError:
         found = math.inf
-    if not math.isfinite(found) or (type(value) is str and "_" in value):
-        raise ScriptError(f"float() finds no number in {brief(value)} that a float can hold")
+    if type(value) is str and "_" in value:  # Python would skip it
+        raise ScriptError(f"float() needs digits without underscores, not {brief(value)}")
+    if not math.isfinite(found):
+        is_word = type(value) is str and not any(map(str.isdigit, value))  # "inf" or "nan"
+        kind = "a finite number" if is_word else "a number that fits a float"
+        raise ScriptError(f"float() needs {kind}, not {brief(value)}")
     return found
 
 
@@ -251,8 +255,8 @@ def _round(host: Host, number: float, places: int | None = None) -> Any:
     """Round halves to even; without `places`, the result is an integer."""
     if places is None:
         return round(number)
-    if abs(places) > 1000:  # for an integer, Python would try
-        raise ScriptError(f"round() to {places} places is not possible")
+    if abs(places) > 1000:  # Python would compute a power of ten of that size
+        raise ScriptError(f"round() to {places} places is not possible: 1000 is the most")
     return _finite("round", round(number, places))
 
 
@@ -263,7 +267,7 @@ def _sqrt(host: Host, number: float) -> float:
     try:
         return math.sqrt(number)
     except OverflowError:
-        raise ScriptError("sqrt() of a number that is too large for a float") from None
+        raise ScriptError(f"sqrt() needs a number that fits a float, not {brief(number)}") from None
 
 
 def _finite(name: str, number: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The built-in functions of the original Skywriting (ciel-interfaces, 8.6).
+"""The built-in functions of the original Skywriting (docs/skywriting/reference.md).
 
 Newer functions are in `modern`; functions that call functions of the script are in `prelude.sw`.
 """

@@ -68,7 +68,7 @@ Outcome = Finished | Stopped
 
 def define(code: Code, frame: Frame) -> Closure:
     """Return a function that captures the variables that are bound now. Raises ScriptError if the
-    function assigns to a name that is bound outside of it (ciel-interfaces, 8.4).
+    function assigns to a name that is bound outside of it, as the original Skywriting did.
     """
     for name, offset in code.assigned:
         if name in code.parameters or (name != code.name and is_bound(name, frame)):

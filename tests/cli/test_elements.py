@@ -142,7 +142,7 @@ def test_lines_are_numbered_from_one(tmp_path: Path) -> None:
     assert lines.total == 4
 
 
-def test_b10_lines_are_bytes_and_a_carriage_return_is_one_of_them(
+def test_lines_are_bytes_and_a_carriage_return_is_one_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "lines"
@@ -154,7 +154,7 @@ def test_b10_lines_are_bytes_and_a_carriage_return_is_one_of_them(
     assert "line 1 ends with a carriage return" in said
 
 
-def test_b10_names_may_end_with_nul_and_hold_line_ends(tmp_path: Path) -> None:
+def test_names_may_end_with_nul_and_hold_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "names"
     path.write_bytes(b"a\0b\nc\r\0\0last")
     lines = Lines(str(path), b"\0")
@@ -162,7 +162,7 @@ def test_b10_names_may_end_with_nul_and_hold_line_ends(tmp_path: Path) -> None:
     assert [element.text for element in all_of(lines)] == ["a", "b\nc\r", "", "last"]
 
 
-def test_a5_variables_take_the_element_too() -> None:
+def test_variables_take_the_element_too() -> None:
     template = Template(["p"], {"X": "<{}>{#}", "Y": "{ }"})
     assert template.fill(Element(7, "x")) == (
         ["p"], {"X": "<x>7", "Y": "{ }", "CIEL_INDEX": "7", "CIEL_ELEMENT": "x"}
@@ -177,7 +177,7 @@ def test_a5_variables_take_the_element_too() -> None:
     st.integers(1, 60),
     st.integers(1, 60),
 )
-def test_b3_pieces_end_with_lines_and_are_all_there_is(
+def test_pieces_end_with_lines_and_are_all_there_is(
     lines: list[bytes], size_bytes: int, block_bytes: int
 ) -> None:
     content = b"".join([line + b"\n" for line in lines])

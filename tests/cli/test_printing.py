@@ -30,13 +30,13 @@ def test_a_table_that_is_too_wide_has_its_widest_texts_cut() -> None:
     assert table(headings, rows, 200) == table(headings, rows)
 
 
-def test_d3_no_line_of_a_table_is_wider_than_the_screen() -> None:
+def test_no_line_of_a_table_is_wider_than_the_screen() -> None:
     rows = [("x" * 30, 123456789)]
     assert table(("NAME", "NUMBER"), rows, 15) == "NAME     NUMBER\nxxx…  123456789"
     assert table(("NAME", "NUMBER"), rows, 10) == "NAME     …\nxxx…  123…"
 
 
-def test_d3_wide_letters_count_for_two_columns() -> None:
+def test_wide_letters_count_for_two_columns() -> None:
     rows = [("\u65e5\u672c\u8a9e", "a")]
     assert table(("N", "B"), rows) == "N       B\n\u65e5\u672c\u8a9e  a"
     assert table(("N", "B"), rows, 7) == "N     B\n\u65e5\u2026   a"

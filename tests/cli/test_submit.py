@@ -34,7 +34,7 @@ def test_a_range_holds_both_ends(text: str, numbers: list[int]) -> None:
         ("7,01", ["7", "01"]),
     ],
 )
-def test_a5_numbers_keep_their_leading_zeros_and_their_order(text: str, texts: list[str]) -> None:
+def test_numbers_keep_their_leading_zeros_and_their_order(text: str, texts: list[str]) -> None:
     assert [shown for _, shown in number_ranges(text)] == texts
 
 
@@ -152,9 +152,7 @@ def test_wrong_usage_is_one_line(
         (["--stderr", "p", "--help"], ["p", "--help"]),
     ],
 )
-def test_b5_the_first_word_that_is_no_option_ends_ours(
-    words: list[str], program: list[str]
-) -> None:
+def test_the_first_word_that_is_no_option_ends_ours(words: list[str], program: list[str]) -> None:
     assert parse(words).program == program
 
 

@@ -4,7 +4,7 @@ from ciel.cli.commands.task import render_explanation
 
 TASK: dict[str, Any] = {
     "job": 3, "task": "t", "name": "7", "state": "done", "runs": False, "story": [],
-    "why": ["it succeeded at attempt 1", "placed there since 0 bytes to fetch"],
+    "why": ["it succeeded at attempt 1", "placed there since this worker has all inputs"],
 }  # fmt: skip
 
 
@@ -16,7 +16,7 @@ def test_an_explanation_says_which_stores_hold_what_a_task_reads() -> None:
     ]
     assert render_explanation({**TASK, "inputs": inputs}) == (
         "task 7 of job 3 is done\n"
-        "why:\n  it succeeded at attempt 1\n  placed there since 0 bytes to fetch\n"
+        "why:\n  it succeeded at attempt 1\n  placed there since this worker has all inputs\n"
         "what it reads:\n  a: there, 5000 bytes, here:1 there:2"
     )
     assert "what it reads" not in render_explanation({**TASK, "inputs": inputs[1:]})

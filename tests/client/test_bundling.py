@@ -47,7 +47,7 @@ def test_calls_of_a_new_function_are_sent_alone() -> None:
     assert sizes([Call() for _ in range(100)]) == [1] * 100
 
 
-def test_c4_a_few_calls_show_how_long_a_function_takes_and_the_others_wait_for_that() -> None:
+def test_a_few_calls_show_how_long_a_function_takes_and_the_others_wait_for_that() -> None:
     function = Function()
     calls = [Call(function=function) for _ in range(100)]
     sent, held = bundling.hold_back(calls, 2)
@@ -57,27 +57,27 @@ def test_c4_a_few_calls_show_how_long_a_function_takes_and_the_others_wait_for_t
     assert bundling.hold_back(held, 2) == (held, [])
 
 
-def test_c4_calls_that_cannot_be_held_back_are_sent() -> None:
+def test_calls_that_cannot_be_held_back_are_sent() -> None:
     function = Function()
     calls = [Call(function=function, may_wait=False) for _ in range(100)]
     assert bundling.hold_back(calls, 2) == (calls, [])
 
 
-def test_c4_a_call_that_takes_the_result_of_one_held_back_is_held_back() -> None:
+def test_a_call_that_takes_the_result_of_one_held_back_is_held_back() -> None:
     function = Function()
     calls = [Call(function=function) for _ in range(17)]
     calls.append(Call(call_s=0.001, local=calls[-1:]))
     assert bundling.hold_back(calls, 2) == (calls[:16], calls[16:])
 
 
-def test_c5_parts_of_a_map_wait_for_one_call_that_shows_how_long_a_row_takes() -> None:
+def test_parts_of_a_map_wait_for_one_call_that_shows_how_long_a_row_takes() -> None:
     function = Function()
     calls = [Call(function=function, may_wait=False)]
     calls += [Call(function=function, divisible=True) for _ in range(4)]
     assert bundling.hold_back(calls, 2) == (calls[:1], calls[1:])
 
 
-def test_c5_a_part_of_a_map_takes_a_tenth_of_a_second() -> None:
+def test_a_part_of_a_map_takes_a_tenth_of_a_second() -> None:
     assert bundling.part_rows(100_000, 2, None) == 3125
     assert bundling.part_rows(100_000, 2, 0.005) == 24
     assert bundling.part_rows(100_000, 2, 1.0) == 1

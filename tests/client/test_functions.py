@@ -236,7 +236,7 @@ def test_a_new_object_at_the_address_of_an_old_one_is_noticed(prompt: Prompt) ->
         ("remembers", "remembered[0] = 1"),
     ],
 )
-def test_a1_a_function_is_packed_again_when_something_in_it_has_changed(
+def test_a_function_is_packed_again_when_something_in_it_has_changed(
     prompt: Prompt, name: str, typed: str
 ) -> None:
     prompt.type(CHANGED)
@@ -248,7 +248,7 @@ def test_a1_a_function_is_packed_again_when_something_in_it_has_changed(
     assert prompt.digest(name) == after
 
 
-def test_a1_a_function_whose_variables_cannot_be_compared_is_packed_once(
+def test_a_function_whose_variables_cannot_be_compared_is_packed_once(
     prompt: Prompt,
 ) -> None:
     prompt.type(CHANGED)
@@ -256,7 +256,7 @@ def test_a1_a_function_whose_variables_cannot_be_compared_is_packed_once(
     assert prompt.functions.find(prompt.names["uses_frame"], USUAL) is kept
 
 
-def test_c7_the_object_of_a_large_function_is_dropped_with_it(prompt: Prompt) -> None:
+def test_the_object_of_a_large_function_is_dropped_with_it(prompt: Prompt) -> None:
     dropped: deque[Reference] = deque()
     functions = Functions(lambda content, name: Value.of(ObjectId("1"), b""), dropped)
     prompt.type("large = functools.partial(print, 'x' * 10_000)")

@@ -184,7 +184,7 @@ def test_prints_go_to_standard_output_and_can_be_turned_off(
     assert capsys.readouterr().out == "[tell 1] heard\n"
 
 
-def test_b7_standard_error_goes_to_standard_error_and_every_line_has_its_label(
+def test_standard_error_goes_to_standard_error_and_every_line_has_its_label(
     cluster: ciel.LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def log() -> None:

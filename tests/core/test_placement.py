@@ -109,6 +109,11 @@ def test_the_reason_states_the_bytes_and_both_times() -> None:
     )
 
 
+def test_the_reason_says_that_a_worker_has_all_inputs() -> None:
+    reason = rank([Load(100_000_000, frozenset((W1,)))], [candidate(W1, 0.25)], HOSTS)[0].reason
+    assert reason == "this worker has all inputs, and a free slot in about 0.25 s"
+
+
 def test_an_input_from_another_host_waits_for_the_disk() -> None:
     held = [Load(100_000_000, frozenset((W2,)))]
     busy = Candidate(W1, "h1", 0.0, disk_s=3.0)
@@ -197,6 +202,16 @@ def test_a_worker_that_holds_nearly_as_much_as_the_best_ranks_as_equal() -> None
     assert asked(held, *both) == [W1, W2]
     assert asked(held, *both, candidate(W3), equally_local_margin=0.9) == [W2, W1]
     assert asked(held, *both, candidate(W3), equally_local_margin=1.0) == [W1]
+
+
+def test_the_reason_says_that_the_options_ignore_the_cost_of_copying() -> None:
+    margin = read_scheduling("locality", {"equally_local_margin": 0.5})
+    held = [Load(10 * MIB, frozenset((W1,)))]
+    (only,) = rank(held, [candidate(W1, 0.25), candidate(W3)], HOSTS, scheduling=margin)
+    assert only.reason == (
+        "the policy's options ignore the cost of copying; this worker has a free slot in about "
+        "0.25 s"
+    )
 
 
 def test_the_weight_of_a_sweetheart_can_be_set() -> None:

@@ -65,10 +65,10 @@ NAMED = re.compile(r"(?<![\w./@-])ciel\.([A-Z]\w*)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_e8_classes_named_in_a_document_exist(page: Path) -> None:
+def test_classes_named_in_a_document_exist(page: Path) -> None:
     assert set(NAMED.findall(page.read_text())) <= set(ciel.__all__)
 
 
 @pytest.mark.parametrize("page", [*REFERENCE.parent.glob("*.md")], ids=lambda page: page.name)
-def test_e8_pages_for_python_name_no_variables_of_programs(page: Path) -> None:
+def test_pages_for_python_name_no_variables_of_programs(page: Path) -> None:
     assert not re.findall(r"CIEL_(?:TASK|ATTEMPT|JOB)\b", page.read_text())

@@ -47,7 +47,7 @@ def test_the_environment_describes_the_task() -> None:
     }
 
 
-def test_c12_tmpdir_is_the_scratch_directory_unless_its_path_is_too_long_for_sockets() -> None:
+def test_tmpdir_is_the_scratch_directory_unless_its_path_is_too_long_for_sockets() -> None:
     found = task_environment(a_task("out"), 1, "w", f"/{'long' * 20}/", {})
     assert "TMPDIR" not in found
     found = task_environment(a_task("out"), 1, "w", "/scratch/", {"TMPDIR": "/mine"})
@@ -65,24 +65,24 @@ def test_variables_of_the_task_override_all_others() -> None:
     assert (found["CIEL_JOB"], found["X"]) == ("mine", "y")
 
 
-def test_b4_secrets_and_variables_that_describe_a_machine_are_not_sent() -> None:
+def test_secrets_and_variables_that_describe_a_machine_are_not_sent() -> None:
     kept = {"FOO": "bar", "PATH": "/opt/bin", "OMP_NUM_THREADS": "4", "VIRTUAL_ENV": "/venv"}
     stays = dict.fromkeys([*SECRETS, "HOME", "TMPDIR", "CIEL_STORE", "SSH_TTY", "HOSTNAME"], "x")
     assert travelling({**kept, **stays, "LATIN": "\udcff"}) == kept
 
 
-def test_b4_a_callers_environment_replaces_the_workers() -> None:
+def test_a_callers_environment_replaces_the_workers() -> None:
     own = {"HOME": "/root", "CIEL_STORE": "shm", "SAME": "1", "OTHER": "2", "ONLY_HERE": "3"}
     context = CallerContext("/", {"SAME": "1", "OTHER": "two", "NEW": "4", "HOME": "/theirs"})
     assert changes(context, own) == {"ONLY_HERE": None, "OTHER": "two", "NEW": "4"}
 
 
-def test_b4_named_variables_are_added_to_the_workers_environment() -> None:
+def test_named_variables_are_added_to_the_workers_environment() -> None:
     context = CallerContext("/", {"HOME": "/theirs", "SAME": "1"}, replaces_env=False)
     assert changes(context, {"HOME": "/root", "SAME": "1", "OTHER": "2"}) == {"HOME": "/theirs"}
 
 
-def test_b4_callers_differ_if_their_programs_see_different_environments() -> None:
+def test_callers_differ_if_their_programs_see_different_environments() -> None:
     callers = Callers({"A": "1"})
     contexts = {
         "first": CallerContext("/", {"A": "1"}),
@@ -97,7 +97,7 @@ def test_b4_callers_differ_if_their_programs_see_different_environments() -> Non
     assert len(set(digests.values())) == 3
 
 
-def test_b1_a_caller_is_forgotten_with_its_job_or_its_master() -> None:
+def test_a_caller_is_forgotten_with_its_job_or_its_master() -> None:
     callers = Callers({})
     callers.describe("one", CallerContext("/one", {}))
     callers.describe("two", CallerContext("/two", {}))

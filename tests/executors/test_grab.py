@@ -290,8 +290,9 @@ def test_what_is_not_there_is_named_with_the_reason(grab: Grabbing, url: str, wh
 
 
 class Ftp(threading.Thread):
-    """Serves one file to one client, as much of the protocol as that takes; says at its end what
-    it is told to.
+    """An FTP server that sends one file to one client, and then replies `last_words`.
+
+    It knows only the commands that this takes.
     """
 
     def __init__(self, last_words: bytes) -> None:

@@ -276,7 +276,7 @@ def test_replies_keep_the_order_of_calls_if_one_takes_time(talk: Begin) -> None:
         ("allocate_output", {}),
     ]
     assert [method for method, _ in one.calls(*calls)] == ["allocate_output"]
-    assert one.calls(("unknown", {})) == []  # behind the others
+    assert one.calls(("unknown", {})) == []  # queued behind the calls before it
     one.attempt.go_on()
     assert [method for method, _ in one.take()] == ["open_ref", "allocate_output"]
     assert one.attempt.logged == ["m"]

@@ -267,7 +267,7 @@ def test_who_waits_wants_the_others_as_long(dialogue: Dialogue) -> None:
     assert going_on.sees_errors
     *choice, there = going_on.alternatives
     assert choice == [others[0].outputs[0], others[2].outputs[0]]
-    assert there not in choice  # which is there, so that the others need not be
+    assert there not in choice  # this object exists, so the task need not wait for the alternatives
     assert others[1].outputs[0] in going_on.needed
 
 

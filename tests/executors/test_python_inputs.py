@@ -51,7 +51,7 @@ def test_of_what_is_not_at_hand_nothing_is_kept(cache: Cache) -> None:
     assert cache.find("a") is None
 
 
-def test_e1_a_part_may_be_written_to_and_the_object_stays_as_it_is() -> None:
+def test_a_part_may_be_written_to_and_the_object_stays_as_it_is() -> None:
     whole = stored(1 << 23)
     for offset in (0, 4097, 1 << 22):
         part = whole.part(8192, offset)

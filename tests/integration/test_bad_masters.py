@@ -199,8 +199,9 @@ def drip(connection: socket.socket) -> None:
 def waiting(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[list[tuple[str, subprocess.Popen[str]]]]:
-    """Start commands that wait while the other tests of this file run: one for a silent listener,
-    and one for a slow one.
+    """Start two commands that wait while the tests of this file run.
+
+    One has connected to a listener that sends nothing, and one to a listener that sends slowly.
     """
     home = Home(tmp_path_factory.mktemp("waiting"))
     with Listener(lambda connection: None) as silent, Listener(drip) as slow:
@@ -252,7 +253,7 @@ class Master:
 
     @staticmethod
     def hear(connection: socket.socket, session: Session) -> list[Any]:
-        """Return the next record that is no heartbeat and says nothing about the store."""
+        """Return the next record, except heartbeats and reports about the store."""
         while True:
             for fields, _ in session.receive(connection.recv(65536)):
                 if fields[0] not in ("alive", "stores", "listed"):

@@ -18,6 +18,7 @@ import pytest
 
 from ciel.access.access_file import read as read_access
 from ciel.access.keys import Role
+from ciel.core.ids import ID_MAX_LENGTH
 from ciel.testing.homes import HandCluster, Home, descriptors_of, private_bytes, wait_for
 from ciel.wire.session import Session
 from ciel_tests.clusters.peers import frame, shake_hands
@@ -111,7 +112,10 @@ WORKERS: Final[dict[str, tuple[dict[str, object], str]]] = {
     "nothing": ({}, f"{NOBODY} 'None' is not an id: it is not text"),
     "a path for a name": ({"worker": "../x"}, f"{NOBODY} '../x' is not an id: it begins with '.'"),
     "no address": ({"netloc": "../../x:1\n"}, f"{NOBODY} its address must be HOST:PORT"),
-    "no host": ({"host": "x" * 200}, f"{NOBODY} its host must be a string"),
+    "no host": (
+        {"host": "x" * 200},
+        f"{NOBODY} its host must be a string of at most {ID_MAX_LENGTH} printable characters",
+    ),
     "truth for slots": ({"slots": True}, f"{NOBODY} its slots must be 1 to 1024"),
     "too many slots": ({"slots": 10**9}, f"{NOBODY} its slots must be 1 to 1024"),
     "numbers for executors": (
@@ -120,7 +124,7 @@ WORKERS: Final[dict[str, tuple[dict[str, object], str]]] = {
     ),
     "a list of what it lacks": (
         {"lacking": ["java"]},
-        f"{NOBODY} its lacking executors must be an object of names and reasons",
+        f"{NOBODY} lacking must map the names of the executors that it cannot offer to the reasons",
     ),
 }
 

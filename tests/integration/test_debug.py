@@ -132,7 +132,7 @@ def worker_of(up: Home) -> str:
 
 
 def replayed(up: Home, path: Path, *options: str) -> tuple[dict[str, Any], str]:
-    """Replay a dump; return the state of the machine, and what was printed on standard error."""
+    """Replay a dump; return the state of the machine, and the text on standard error."""
     done = up.run("python", "-m", "ciel.testing.replay", str(path), *options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr

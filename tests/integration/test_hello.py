@@ -1,6 +1,4 @@
-"""Runs the package of the original's README on every kind of cluster (ciel-interfaces, section
-10).
-"""
+"""Runs the package in the README of the original CIEL on every kind of cluster."""
 
 import json
 from pathlib import Path

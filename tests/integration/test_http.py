@@ -41,9 +41,7 @@ def door(cluster: HandCluster) -> Door:
 
 
 class Client:
-    """A program that follows the original's steps (ciel-interfaces, 4.2), with JSON instead of
-    pickle.
-    """
+    """A client that submits a job as those of the original CIEL did, with JSON, not pickle."""
 
     def __init__(self, door: Door) -> None:
         self.door = door

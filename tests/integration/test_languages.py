@@ -416,8 +416,8 @@ def test_an_executor_that_cannot_run_is_named_with_its_missing_requirement(
         ),
         (
             "dotnet",
-            "ciel does not support dotnet: run the program itself by stdinout, env or proc, or set "
-            "an executor up under a name of your own (docs/executors.md)",
+            "ciel does not support dotnet: run the program itself by stdinout, env or proc, or add "
+            "an executor with another name (docs/executors.md)",
         ),
     ):
         with pytest.raises(JobFailedError) as caught:

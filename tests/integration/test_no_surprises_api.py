@@ -49,7 +49,7 @@ def double(value: int) -> int:
     return 2 * value
 
 
-# --- C6 -------------------------------------------------------------------------------------------
+# --- a client within a task -----------------------------------------------------------------------
 
 
 def square_sum(count: int) -> int:
@@ -67,14 +67,14 @@ def square_sum(count: int) -> int:
     return total
 
 
-def test_c6_a_client_in_a_task_uses_its_cluster_and_waiting_takes_no_slot(
+def test_a_client_in_a_task_uses_its_cluster_and_waiting_takes_no_slot(
     client: ciel.Client,
 ) -> None:
     futures = [client.submit(square_sum, 4) for _ in range(6)]  # three for each slot
     assert [future.result(WITHIN_S) for future in futures] == [14] * 6
 
 
-def test_c6_the_calls_of_a_client_in_a_task_run_in_other_slots(
+def test_the_calls_of_a_client_in_a_task_run_in_other_slots(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     def meet(own: str, other: str) -> str:
@@ -94,7 +94,7 @@ def test_c6_the_calls_of_a_client_in_a_task_run_in_other_slots(
     assert client.submit(parent).result(WITHIN_S) == ["a", "b"]
 
 
-def test_c6_a_map_in_a_task_is_ordered_and_reads_a_limited_number_of_items_ahead(
+def test_a_map_in_a_task_is_ordered_and_reads_a_limited_number_of_items_ahead(
     client: ciel.Client,
 ) -> None:
     def parent() -> tuple[list[int], list[int]]:
@@ -105,7 +105,7 @@ def test_c6_a_map_in_a_task_is_ordered_and_reads_a_limited_number_of_items_ahead
     assert client.submit(parent).result(WITHIN_S) == ([0, 2, 4, 6, 8], [0, 2, 4, 6, 8, 10])
 
 
-def test_c6_a_client_in_a_task_names_a_missing_method(client: ciel.Client) -> None:
+def test_a_client_in_a_task_names_a_missing_method(client: ciel.Client) -> None:
     def parent() -> str:
         return str(ciel.Client().job("mine"))
 
@@ -113,7 +113,7 @@ def test_c6_a_client_in_a_task_names_a_missing_method(client: ciel.Client) -> No
         client.submit(parent).result(WITHIN_S)
 
 
-def test_c6_a_global_client_becomes_the_client_of_each_task(client: ciel.Client) -> None:
+def test_a_global_client_becomes_the_client_of_each_task(client: ciel.Client) -> None:
     def parent(number: int) -> int:
         return client.submit(double, number).result()
 
@@ -122,7 +122,7 @@ def test_c6_a_global_client_becomes_the_client_of_each_task(client: ciel.Client)
         cloudpickle.loads(cloudpickle.dumps(client))
 
 
-def test_c6_tasks_can_import_a_module_with_a_client(
+def test_tasks_can_import_a_module_with_a_client(
     cluster: ciel.LocalCluster, tmp_path: Path
 ) -> None:
     code, temporary = tmp_path / "code", tmp_path / "tmp"
@@ -156,10 +156,10 @@ def _environ() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name != "CIEL_MASTER"}
 
 
-# --- E7 -------------------------------------------------------------------------------------------
+# --- functions of the client, and facts about a task ----------------------------------------------
 
 
-def test_e7_a_bounded_map_reads_only_buffersize_items_ahead(client: ciel.Client) -> None:
+def test_a_bounded_map_reads_only_buffersize_items_ahead(client: ciel.Client) -> None:
     read: list[int] = []
 
     def numbers() -> Iterator[int]:
@@ -182,7 +182,7 @@ def fail_at_one(value: int) -> int:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_e7_gather_returns_or_skips_errors_and_takes_dictionaries(
+def test_gather_returns_or_skips_errors_and_takes_dictionaries(
     client: ciel.Client, inside: bool
 ) -> None:
     def gathered() -> tuple[list[str], list[int], dict[str, int], str]:
@@ -204,7 +204,7 @@ def test_e7_gather_returns_or_skips_errors_and_takes_dictionaries(
     assert found == (["0", "KeyError(1)", "2"], [0, 2], {"a": 0, "c": 2}, "KeyError(1)")
 
 
-def test_e7_gather_of_a_client_works_like_that_of_ciel(client: ciel.Client) -> None:
+def test_gather_of_a_client_works_like_that_of_ciel(client: ciel.Client) -> None:
     named = {"a": client.submit(same, 0), "b": client.submit(fail_at_one, 1)}
     assert client.gather(named, errors="skip") == {"a": 0}
     assert client.gather({}) == {}
@@ -214,7 +214,7 @@ def test_e7_gather_of_a_client_works_like_that_of_ciel(client: ciel.Client) -> N
         client.gather(named, errors="ignore")
 
 
-def test_e7_an_async_client_closes_in_a_thread(
+def test_an_async_client_closes_in_a_thread(
     cluster: ciel.LocalCluster,
 ) -> None:
     closed_in: list[int] = []
@@ -233,7 +233,7 @@ def test_e7_an_async_client_closes_in_a_thread(
     assert threading.get_ident() not in closed_in
 
 
-def test_e7_a_task_killed_by_sigsegv_shows_the_python_stack(
+def test_a_task_killed_by_sigsegv_shows_the_python_stack(
     client: ciel.Client,
 ) -> None:
     def crash_here() -> None:
@@ -245,7 +245,7 @@ def test_e7_a_task_killed_by_sigsegv_shows_the_python_stack(
         client.submit(ciel.task(retries=0)(crash_here)).result(WITHIN_S)
 
 
-def test_e7_a_task_knows_its_id_attempt_name_and_job(client: ciel.Client, tmp_path: Path) -> None:
+def test_a_task_knows_its_id_attempt_name_and_job(client: ciel.Client, tmp_path: Path) -> None:
     def who() -> Any:
         if not (mark := tmp_path / "again").exists():
             mark.touch()
@@ -261,7 +261,7 @@ def test_e7_a_task_knows_its_id_attempt_name_and_job(client: ciel.Client, tmp_pa
         ciel.current_task()
 
 
-def test_e7_tasks_and_their_children_log_at_the_clients_level(
+def test_tasks_and_their_children_log_at_the_clients_level(
     cluster: ciel.LocalCluster,
 ) -> None:
     def child() -> None:
@@ -287,7 +287,7 @@ def test_e7_tasks_and_their_children_log_at_the_clients_level(
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_e7_a_function_may_refer_to_futures(client: ciel.Client, inside: bool) -> None:
+def test_a_function_may_refer_to_futures(client: ciel.Client, inside: bool) -> None:
     def parent() -> tuple[int, list[int]]:
         total = ciel.spawn(double, 20)
         listed = {"one": [ciel.spawn(same, 1)]}
@@ -304,7 +304,7 @@ def test_e7_a_function_may_refer_to_futures(client: ciel.Client, inside: bool) -
     assert found == (42, [41, 42, 43])
 
 
-def test_e7_futures_that_a_function_refers_to_stay_until_it_has_run(
+def test_futures_that_a_function_refers_to_stay_until_it_has_run(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     def submitted() -> Any:

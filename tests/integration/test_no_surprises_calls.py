@@ -79,7 +79,7 @@ def sees(number: int) -> list[int]:
     return seen
 
 
-# --- A1, A2 ---------------------------------------------------------------------------------------
+# --- values at the moment of the call -------------------------------------------------------------
 
 WAYS: dict[str, Callable[[ciel.Client, Any], Any]] = {
     "submit": lambda client, f: client.submit(f, 0).result(WITHIN_S),
@@ -95,13 +95,13 @@ WAYS: dict[str, Callable[[ciel.Client, Any], Any]] = {
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("way", WAYS)
-def test_a1_a_call_uses_the_values_at_the_moment_of_the_call(client: ciel.Client, way: str) -> None:
+def test_a_call_uses_the_values_at_the_moment_of_the_call(client: ciel.Client, way: str) -> None:
     for number in (1, 2, 3):
         settings["rate"] = number
         assert WAYS[way](client, rate) == number
 
 
-def test_a1_a_queued_call_uses_the_values_at_the_moment_of_the_call(client: ciel.Client) -> None:
+def test_a_queued_call_uses_the_values_at_the_moment_of_the_call(client: ciel.Client) -> None:
     futures = []
     for number in range(50):
         settings["rate"] = number
@@ -109,7 +109,7 @@ def test_a1_a_queued_call_uses_the_values_at_the_moment_of_the_call(client: ciel
     assert client.gather(futures) == list(range(50))
 
 
-def test_a1_a_spawn_uses_the_values_at_the_moment_of_the_spawn(client: ciel.Client) -> None:
+def test_a_spawn_uses_the_values_at_the_moment_of_the_spawn(client: ciel.Client) -> None:
     def parent() -> list[int]:
         first = [ciel.spawn(rate, 0), ciel.spawn(rate, 0)]
         settings["rate"] = 70
@@ -119,7 +119,7 @@ def test_a1_a_spawn_uses_the_values_at_the_moment_of_the_spawn(client: ciel.Clie
     assert client.submit(parent).result(WITHIN_S) == [7, 7, 70]
 
 
-def test_a1_backends_of_joblib_and_dask_use_current_values(client: ciel.Client) -> None:
+def test_backends_of_joblib_and_dask_use_current_values(client: ciel.Client) -> None:
     dask, joblib = pytest.importorskip("dask"), pytest.importorskip("joblib")
     for number in (1, 2):
         settings["rate"] = number
@@ -131,7 +131,7 @@ def test_a1_backends_of_joblib_and_dask_use_current_values(client: ciel.Client) 
         assert dask.compute(delayed, scheduler=ciel.dask.get) == (number,)
 
 
-def test_a2_each_call_of_a_bound_method_has_its_own_object(client: ciel.Client) -> None:
+def test_each_call_of_a_bound_method_has_its_own_object(client: ciel.Client) -> None:
     assert [client.submit(counter.inc).result(WITHIN_S) for _ in range(4)] == [1, 1, 1, 1]
     assert client.gather([client.submit(counter.inc) for _ in range(100)]) == [1] * 100
 
@@ -139,13 +139,13 @@ def test_a2_each_call_of_a_bound_method_has_its_own_object(client: ciel.Client) 
 @pytest.mark.parametrize(
     "function, expected", [(in_class, [1] * 4), (sees, [[n] for n in range(4)])]
 )
-def test_a2_rows_of_a_map_do_not_see_each_others_changes(
+def test_rows_of_a_map_do_not_see_each_others_changes(
     client: ciel.Client, function: Any, expected: list[Any]
 ) -> None:
     assert list(client.map(function, range(4), chunksize=4)) == expected
 
 
-def test_a2_each_row_of_a_map_has_its_own_copy_of_a_shared_argument(client: ciel.Client) -> None:
+def test_each_row_of_a_map_has_its_own_copy_of_a_shared_argument(client: ciel.Client) -> None:
     def append(number: int, to: list[int], also: Any) -> tuple[list[int], float]:
         to.append(number)
         also[0] += 1
@@ -156,7 +156,7 @@ def test_a2_each_row_of_a_map_has_its_own_copy_of_a_shared_argument(client: ciel
     assert list(rows) == [([number], 1.0) for number in range(3)]
 
 
-def test_a2_attributes_of_a_module_last_as_long_as_the_process(client: ciel.Client) -> None:
+def test_attributes_of_a_module_last_as_long_as_the_process(client: ciel.Client) -> None:
     def count(_: int) -> tuple[int, int]:
         sys.ciel_count = getattr(sys, "ciel_count", 0) + 1  # type: ignore[attr-defined]  # own
         return os.getpid(), sys.ciel_count  # type: ignore[attr-defined]  # set by this test
@@ -165,7 +165,7 @@ def test_a2_attributes_of_a_module_last_as_long_as_the_process(client: ciel.Clie
     assert max(number for _, number in found) >= 10
 
 
-# --- E1 -------------------------------------------------------------------------------------------
+# --- arguments and results that are written to ----------------------------------------------------
 
 
 def doubled_in_place(array: Any) -> float:
@@ -179,7 +179,7 @@ def assigned(frame: Any) -> int:
 
 
 @pytest.mark.parametrize("count", [2, 20_000, 2_000_000])
-def test_e1_arguments_may_be_written_to(client: ciel.Client, count: int) -> None:
+def test_arguments_may_be_written_to(client: ciel.Client, count: int) -> None:
     ones = np.ones(count)
     stored = client.put(ones)
     made = client.submit(np.ones, count)
@@ -189,7 +189,7 @@ def test_e1_arguments_may_be_written_to(client: ciel.Client, count: int) -> None
     assert (stored.result().sum(), made.result().sum(), ones.sum()) == (count, count, count)
 
 
-def test_e1_a_small_frame_may_be_assigned_to(client: ciel.Client) -> None:
+def test_a_small_frame_may_be_assigned_to(client: ciel.Client) -> None:
     frame = pd.DataFrame({"a": [1, 2]})
     with Pool(client=client) as pool:
         assert (
@@ -197,14 +197,14 @@ def test_e1_a_small_frame_may_be_assigned_to(client: ciel.Client) -> None:
         )
 
 
-def test_e1_a_dask_graph_may_assign(client: ciel.Client) -> None:
+def test_a_dask_graph_may_assign(client: ciel.Client) -> None:
     pytest.importorskip("dask")
     graph = {"one": (np.ones, 100_000), "two": (doubled_in_place, "one"), "sum": (np.sum, "one")}
     found = ciel.dask.get(graph, ["two", "sum"], client=client, optimize_graph=False)
     assert found == (200_000, 100_000)
 
 
-def test_e1_the_result_of_a_child_may_be_written_to(client: ciel.Client) -> None:
+def test_the_result_of_a_child_may_be_written_to(client: ciel.Client) -> None:
     def parent() -> tuple[float, float]:
         made = ciel.spawn(np.ones, 50_000)
         array = made.result()
@@ -214,7 +214,7 @@ def test_e1_the_result_of_a_child_may_be_written_to(client: ciel.Client) -> None
     assert client.submit(parent).result(WITHIN_S) == (100_000, 50_000)
 
 
-# --- A6 -------------------------------------------------------------------------------------------
+# --- exceptions that end a program ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_e1_the_result_of_a_child_may_be_written_to(client: ciel.Client) -> None
         (GeneratorExit(), "GeneratorExit"),
     ],
 )
-def test_a6_exceptions_that_end_a_program_do_not_end_the_client(
+def test_exceptions_that_end_a_program_do_not_end_the_client(
     client: ciel.Client, raised: BaseException, text: str
 ) -> None:
     def ends(_: int) -> None:
@@ -240,7 +240,7 @@ def test_a6_exceptions_that_end_a_program_do_not_end_the_client(
     assert client.submit(abs, -1).result(WITHIN_S) == 1
 
 
-# --- E3 -------------------------------------------------------------------------------------------
+# --- what can be sent, and errors if it cannot ----------------------------------------------------
 
 
 @functools.lru_cache(maxsize=100)
@@ -261,7 +261,7 @@ def uses_both(circle: Circle) -> tuple[float, float, int, int | None]:
     return circle.area, circle.area, fib(30), fib.cache_info().maxsize
 
 
-def test_e3_cached_functions_and_properties_can_be_sent(client: ciel.Client) -> None:
+def test_cached_functions_and_properties_can_be_sent(client: ciel.Client) -> None:
     assert client.submit(uses_both, Circle(2)).result(WITHIN_S) == (12, 12, 832_040, 100)
 
 
@@ -276,7 +276,7 @@ def uses_lock() -> Any:
     return locks()
 
 
-def test_e3_the_error_names_the_value_that_cannot_be_sent(client: ciel.Client) -> None:
+def test_the_error_names_the_value_that_cannot_be_sent(client: ciel.Client) -> None:
     class Holder:
         def __init__(self) -> None:
             self.inner = {"locks": [lock]}
@@ -293,7 +293,7 @@ def test_e3_the_error_names_the_value_that_cannot_be_sent(client: ciel.Client) -
             client.submit(function)
 
 
-# --- C7 -------------------------------------------------------------------------------------------
+# --- values that are released ---------------------------------------------------------------------
 
 
 def first_of(array: Any, _: int) -> tuple[float, int, int]:
@@ -309,7 +309,7 @@ def stored_bytes(root: Path) -> int:
     return found
 
 
-def test_c7_captured_values_of_functions_are_released(
+def test_captured_values_of_functions_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -337,10 +337,10 @@ def test_c7_captured_values_of_functions_are_released(
         wait_for(is_released, "the end of the objects that functions were")
 
 
-# --- C10 ------------------------------------------------------------------------------------------
+# --- calls of a killed process --------------------------------------------------------------------
 
 
-def test_c10_calls_of_a_killed_process_run_again_and_this_is_reported(
+def test_calls_of_a_killed_process_run_again_and_this_is_reported(
     cluster: ciel.LocalCluster, tmp_path: Path
 ) -> None:
     log, mark = tmp_path / "log", tmp_path / "mark"
@@ -370,7 +370,7 @@ def test_c10_calls_of_a_killed_process_run_again_and_this_is_reported(
     assert max(counts.values()) == 2
 
 
-def test_c7_dropped_values_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_values_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with (
         ciel.LocalCluster(workers=1, slots=1, store="disk") as up,
@@ -392,15 +392,15 @@ def test_c7_dropped_values_are_released(tmp_path: Path, monkeypatch: pytest.Monk
         wait_for(lambda: stored_bytes(tmp_path) < 9 << 20, "the end of all values but one")
 
 
-# --- G6: many small inputs ------------------------------------------------------------------------
+# --- many small inputs ----------------------------------------------------------------------------
 
 
-def test_g6_ten_thousand_small_values_are_inputs_of_one_call(client: ciel.Client) -> None:
+def test_ten_thousand_small_values_are_inputs_of_one_call(client: ciel.Client) -> None:
     values = [client.put(os.urandom(700)) for _ in range(10_000)]
     assert client.submit(len, values).result(60) == 10_000
 
 
-def test_g6_a_call_that_exceeds_a_message_is_refused_with_a_reason(client: ciel.Client) -> None:
+def test_a_call_that_exceeds_a_message_is_refused_with_a_reason(client: ciel.Client) -> None:
     values = [client.put(os.urandom(740)) for _ in range(15_000)]
     refused = client.submit(len, values)
     served = client.submit(abs, -1)
@@ -448,7 +448,7 @@ async def runs_a_function_with_a_loop() -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("function", [runs_a_loop, runs_a_function_with_a_loop])
-def test_e2_an_event_loop_within_a_function_can_await_tasks(
+def test_an_event_loop_within_a_function_can_await_tasks(
     client: ciel.Client, function: Callable[[], tuple[list[int], int]]
 ) -> None:
     found, ticks = client.submit(function).result(WITHIN_S)
@@ -460,7 +460,7 @@ def test_e2_an_event_loop_within_a_function_can_await_tasks(
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_e4_processes_that_a_task_starts_get_the_main_modules_definitions(
+def test_processes_that_a_task_starts_get_the_main_modules_definitions(
     method: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "swapped.py"
@@ -496,14 +496,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("address", [4, ["127.0.0.1:8000"], {"workers": 2}])
-def test_e8_an_invalid_address_is_refused_with_a_reason(address: Any) -> None:
+def test_an_invalid_address_is_refused_with_a_reason(address: Any) -> None:
     with pytest.raises(
         TypeError, match=r"takes the address .*ciel\.LocalCluster\(workers=1, slots"
     ):
         ciel.Client(address)
 
 
-def test_e8_put_on_a_closed_client_raises(cluster: ciel.LocalCluster) -> None:
+def test_put_on_a_closed_client_raises(cluster: ciel.LocalCluster) -> None:
     client = ciel.Client(cluster, environ={})
     client.close()
     for value in (b"small", bytes(1 << 20)):
@@ -521,7 +521,7 @@ def returned(value: Any) -> Any:
     return value
 
 
-def test_e8_large_bytes_keep_their_type(client: ciel.Client) -> None:
+def test_large_bytes_keep_their_type(client: ciel.Client) -> None:
     content = os.urandom(1 << 20)
     values = [content, bytearray(content), memoryview(content), memoryview(b"small")]
     expected = [("bytes", 1 << 20), ("bytearray", 1 << 20), ("memoryview", 1 << 20)]
@@ -534,7 +534,7 @@ def test_e8_large_bytes_keep_their_type(client: ciel.Client) -> None:
     assert twice.result(WITHIN_S)
 
 
-def test_e8_a_large_bytearray_may_be_written_to(client: ciel.Client) -> None:
+def test_a_large_bytearray_may_be_written_to(client: ciel.Client) -> None:
     def cleared(array: bytearray) -> bytearray:
         array[:] = bytes(len(array))
         return array

@@ -49,7 +49,7 @@ def lines_of(done: subprocess.CompletedProcess[bytes]) -> list[str]:
 # --- A: files of earlier runs, text of elements ---------------------------------------------------
 
 
-def test_a4_a_file_of_an_earlier_run_is_deleted_before_the_element_runs(shared: Home) -> None:
+def test_a_file_of_an_earlier_run_is_deleted_before_the_element_runs(shared: Home) -> None:
     command = ("ciel", "submit", "--out", "again", "--array")
     lines_of(run(shared, *command, "1-5", "echo", "old {}"))
     done = run(shared, *command, "1-3", "sh", "-c", "echo new {}; test {} != 2")
@@ -63,7 +63,7 @@ def test_a4_a_file_of_an_earlier_run_is_deleted_before_the_element_runs(shared: 
     assert not (shared.path / "again" / "2.failed").exists()
 
 
-def test_a5_zero_padding_is_kept_and_templates_work_in_variables_and_files(shared: Home) -> None:
+def test_zero_padding_is_kept_and_templates_work_in_variables_and_files(shared: Home) -> None:
     script = 'echo "{} $CIEL_ELEMENT $X"'
     command = ("ciel", "submit", "--array", "008-010", "--env", "X=<{}>")
     assert lines_of(run(shared, *command, "sh", "-c", script)) == [
@@ -73,7 +73,7 @@ def test_a5_zero_padding_is_kept_and_templates_work_in_variables_and_files(share
     assert (shared.path / "padded" / "009" / "9.txt").read_text() == "009 009 <009>\n"
 
 
-def test_a5_two_elements_are_never_written_to_one_file(shared: Home) -> None:
+def test_two_elements_are_never_written_to_one_file(shared: Home) -> None:
     command = ("ciel", "submit", "--each-line", "-", "--out", "same/{}", "echo", "{#}")
     done = run(shared, *command, stdin=b"a\nb\na\n")
     assert done.returncode == 2
@@ -82,11 +82,11 @@ def test_a5_two_elements_are_never_written_to_one_file(shared: Home) -> None:
     assert sorted(os.listdir(shared.path / "same")) == ["a-1", "a-3", "b-2"]
 
 
-# --- B3: standard input ---------------------------------------------------------------------------
+# --- standard input -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [3, 300_000], ids=["little", "much"])
-def test_b3_standard_input_is_passed_to_a_single_program(shared: Home, count: int) -> None:
+def test_standard_input_is_passed_to_a_single_program(shared: Home, count: int) -> None:
     content = "".join([f"{number}\n" for number in range(count)]).encode()
     piped = run(shared, "ciel", "submit", "cat", stdin=content)
     assert (piped.returncode, piped.stdout == content) == (0, True), piped.stderr
@@ -100,7 +100,7 @@ def test_b3_standard_input_is_passed_to_a_single_program(shared: Home, count: in
         assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == len(content)
 
 
-def test_b3_pieces_of_standard_input_are_passed_to_elements(shared: Home) -> None:
+def test_pieces_of_standard_input_are_passed_to_elements(shared: Home) -> None:
     content = "".join([f"{number}\n" for number in range(40_000)]).encode()
     counts = lines_of(
         run(shared, "ciel", "submit", "--pipe", "--block", "50K", "wc", "-l", stdin=content)
@@ -111,7 +111,7 @@ def test_b3_pieces_of_standard_input_are_passed_to_elements(shared: Home) -> Non
     assert same.stdout == content
 
 
-def test_b3_standard_input_that_an_array_does_not_read_is_reported(shared: Home) -> None:
+def test_standard_input_that_an_array_does_not_read_is_reported(shared: Home) -> None:
     (shared.path / "left").write_text("left alone\n")
     with (shared.path / "left").open("rb") as file:
         done = run(shared, "ciel", "submit", "--array", "1-2", "echo", "{}", stdin=file.fileno())
@@ -121,7 +121,7 @@ def test_b3_standard_input_that_an_array_does_not_read_is_reported(shared: Home)
 
 
 @pytest.mark.parametrize("kind", ["null", "closed", "empty", "idle"])
-def test_b3_empty_or_idle_standard_input_does_not_disturb_an_array(shared: Home, kind: str) -> None:
+def test_empty_or_idle_standard_input_does_not_disturb_an_array(shared: Home, kind: str) -> None:
     """This occurs in cron, in continuous integration, and behind ssh."""
     closed = "<&-" if kind == "closed" else ""
     command = ("sh", "-c", f"ciel submit --array 1-2 echo {{}} {closed}")
@@ -139,22 +139,22 @@ def test_b3_empty_or_idle_standard_input_does_not_disturb_an_array(shared: Home,
 
 
 @pytest.mark.parametrize("redirect", ["</dev/null", "<&-"])
-def test_b3_a_program_without_standard_input_reads_nothing(shared: Home, redirect: str) -> None:
+def test_a_program_without_standard_input_reads_nothing(shared: Home, redirect: str) -> None:
     done = run(shared, "sh", "-c", f"ciel submit cat {redirect}")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_b3_a_command_that_waits_for_standard_input_says_so(shared: Home) -> None:
+def test_a_command_that_waits_for_standard_input_says_so(shared: Home) -> None:
     process = shared.start("ciel", "submit", "cat", stdin=subprocess.PIPE)
     assert process.stderr is not None
     assert "waiting for the end of standard input, which cat will read" in process.stderr.readline()
     assert process.communicate("late\n", timeout=TIMEOUT_S)[0] == "late\n"
 
 
-# --- B5: options of the program -------------------------------------------------------------------
+# --- options of the program -----------------------------------------------------------------------
 
 
-def test_b5_options_after_the_program_belong_to_it(shared: Home) -> None:
+def test_options_after_the_program_belong_to_it(shared: Home) -> None:
     (shared.path / "sim.sh").write_text('#!/bin/sh\necho "$@"\n')
     (shared.path / "sim.sh").chmod(0o755)
     given = ("./sim.sh", "--name", "run7", "--out", "results")
@@ -164,11 +164,11 @@ def test_b5_options_after_the_program_belong_to_it(shared: Home) -> None:
     assert lines_of(run(shared, "ciel", "submit", "ls", "-d", "/"))[0] == "/"
 
 
-# --- B7, B8: output of programs -------------------------------------------------------------------
+# --- output of programs ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [10, 30_000], ids=["short", "long"])
-def test_b8_output_of_a_failed_element_is_printed_in_order(shared: Home, size: int) -> None:
+def test_output_of_a_failed_element_is_printed_in_order(shared: Home, size: int) -> None:
     script = f"head -c {size} /dev/zero | tr '\\0' {{}}; echo; test {{}} != 2"
     done = run(shared, "ciel", "submit", "--array", "1-3", "sh", "-c", script)
     assert done.returncode == 1
@@ -178,14 +178,14 @@ def test_b8_output_of_a_failed_element_is_printed_in_order(shared: Home, size: i
     assert again.returncode == 1
 
 
-def test_b8_output_of_a_program_that_timed_out_is_printed(shared: Home) -> None:
+def test_output_of_a_program_that_timed_out_is_printed(shared: Home) -> None:
     script = "echo begun; exec sleep 60"
     done = run(shared, "ciel", "submit", "--timeout", "0.5s", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (1, b"begun\n")
     assert b"longer than its limit" in done.stderr
 
 
-def test_b8_standard_error_is_shown_line_by_line_while_programs_run(shared: Home) -> None:
+def test_standard_error_is_shown_line_by_line_while_programs_run(shared: Home) -> None:
     script = "echo one >&2; until [ -e go-{} ]; do sleep 0.02; done; echo two >&2; echo out"
     script = script.replace("go-", f"{shared.path}/go-")
     process = shared.start("ciel", "submit", "--stderr", "--array", "1-2", "sh", "-c", script)
@@ -200,7 +200,7 @@ def test_b8_standard_error_is_shown_line_by_line_while_programs_run(shared: Home
     assert (single.stdout, single.stderr) == (b"", b"why\n")
 
 
-def test_b8_standard_output_is_followed_line_by_line_while_programs_run(shared: Home) -> None:
+def test_standard_output_is_followed_line_by_line_while_programs_run(shared: Home) -> None:
     script = "echo {}-one; until [ -e on-{} ]; do sleep 0.02; done; printf {}-two; test {} = 1"
     script = script.replace("on-", f"{shared.path}/on-")
     process = shared.start("ciel", "submit", "--follow", "--array", "1-2", "sh", "-c", script)
@@ -213,7 +213,7 @@ def test_b8_standard_output_is_followed_line_by_line_while_programs_run(shared: 
     assert (out, process.returncode) == ("1-two", 1)
 
 
-def test_b8_closing_the_output_of_submit_follow_ends_the_programs(shared: Home) -> None:
+def test_closing_the_output_of_submit_follow_ends_the_programs(shared: Home) -> None:
     command = "ciel submit --quiet --follow yes | head -n 1; echo ${PIPESTATUS[0]}"
     done = run(shared, "bash", "-c", command)
     assert done.stdout.split() == [b"y", b"141"]
@@ -225,7 +225,7 @@ def test_b8_closing_the_output_of_submit_follow_ends_the_programs(shared: Home) 
     assert (whole.returncode, whole.stdout) == (2, b"")
 
 
-def test_b8_another_command_can_follow_a_job_line_by_line(shared: Home) -> None:
+def test_another_command_can_follow_a_job_line_by_line(shared: Home) -> None:
     size = 30_000  # of a line without an end, which is printed with the rest
     script = f"echo {{}}-one; until [ -e also-{{}} ]; do sleep 0.02; done; printf %0{size}d 7"
     script = script.replace("also-", f"{shared.path}/also-") + "; test {} = 1"
@@ -252,7 +252,7 @@ def test_b8_another_command_can_follow_a_job_line_by_line(shared: Home) -> None:
     assert (again.stdout.decode(), again.returncode) == (f"1-one\n{rest}2-one\n{rest}", 1)
 
 
-def test_b8_lines_of_an_attempt_that_failed_are_not_printed_again(shared: Home) -> None:
+def test_lines_of_an_attempt_that_failed_are_not_printed_again(shared: Home) -> None:
     script = "echo one; until [ -e tries ]; do sleep 0.02; done; echo two; rmdir tries/first || "
     script = script.replace("tries", f"{shared.path}/tries") + "{ echo three; exit 0; }; exit 1"
     options = ("--detach", "--follow", "--retries", "1")
@@ -266,7 +266,7 @@ def test_b8_lines_of_an_attempt_that_failed_are_not_printed_again(shared: Home) 
     assert process.returncode == 0
 
 
-def test_b8_output_that_cannot_be_followed_is_printed_when_its_program_ends(shared: Home) -> None:
+def test_output_that_cannot_be_followed_is_printed_when_its_program_ends(shared: Home) -> None:
     script = "echo {}; until [ -e end-{} ]; do sleep 0.02; done; echo {}"
     script = script.replace("end-", f"{shared.path}/end-")
     command = ("ciel", "submit", "--detach", "--array", "1-2", "sh", "-c", script)
@@ -285,7 +285,7 @@ def test_b8_output_that_cannot_be_followed_is_printed_when_its_program_ends(shar
     assert process.returncode == 0
 
 
-def test_b8_a_command_that_stops_following_does_not_end_the_job(shared: Home) -> None:
+def test_a_command_that_stops_following_does_not_end_the_job(shared: Home) -> None:
     number = lines_of(run(shared, "ciel", "submit", "--detach", "--follow", "yes"))[0]
     command = f"ciel job output --follow {number} | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = run(shared, "bash", "-c", command)
@@ -305,7 +305,7 @@ def test_b8_a_command_that_stops_following_does_not_end_the_job(shared: Home) ->
     assert (stays.returncode, "cancelled by its user" in err) == (4, True)
 
 
-def test_b8_follow_is_refused_with_options_that_need_whole_outputs(shared: Home) -> None:
+def test_follow_is_refused_with_options_that_need_whole_outputs(shared: Home) -> None:
     begun = run(shared, "ciel", "submit", "--detach", "--follow", "--json", "true")
     number = json.loads(lines_of(begun)[0])["job"]["number"]
     for option in (["--json"], ["--out", "followed"]):
@@ -317,7 +317,7 @@ def test_b8_follow_is_refused_with_options_that_need_whole_outputs(shared: Home)
         assert done.stderr.decode() == said
 
 
-# --- B9: standard output that cannot be written ---------------------------------------------------
+# --- standard output that cannot be written -------------------------------------------------------
 
 
 COMMANDS = (
@@ -327,7 +327,7 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_b9_output_that_cannot_be_written_is_an_error(shared: Home, command: str) -> None:
+def test_output_that_cannot_be_written_is_an_error(shared: Home, command: str) -> None:
     full = run(shared, "sh", "-c", f"{command} >/dev/full")
     assert full.returncode == 1
     assert full.stderr.endswith(b": standard output: No space left on device\n")
@@ -339,17 +339,17 @@ def test_b9_output_that_cannot_be_written_is_an_error(shared: Home, command: str
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_b9_a_closed_pipe_is_not_reported_as_an_error(shared: Home, command: str) -> None:
+def test_a_closed_pipe_is_not_reported_as_an_error(shared: Home, command: str) -> None:
     script = f"{command} | true; echo ${{PIPESTATUS[0]}}"
     done = run(shared, "bash", "-c", script)
     assert done.stderr == b""
     assert done.stdout in (b"141\n", b"0\n")  # the second one if it was faster
 
 
-# --- B10: names as bytes --------------------------------------------------------------------------
+# --- names as bytes -------------------------------------------------------------------------------
 
 
-def test_b10_names_are_passed_as_bytes_everywhere(shared: Home) -> None:
+def test_names_are_passed_as_bytes_everywhere(shared: Home) -> None:
     name = b"caf\xe9"
     (Path(os.fsdecode(os.fsencode(shared.path) + b"/" + name))).write_bytes(b"inside\n")
     assert run(shared, "ciel", "submit", "printf", "%s", name).stdout == name
@@ -367,7 +367,7 @@ def test_b10_names_are_passed_as_bytes_everywhere(shared: Home) -> None:
     assert b"exit status 7" in failed.stderr
 
 
-def test_b10_names_may_end_with_nul(shared: Home) -> None:
+def test_names_may_end_with_nul(shared: Home) -> None:
     done = run(
         shared, "ciel", "submit", "-0", "--each-line", "-", "printf", "<%s>", "{}",
         stdin=b"a b\0c\nd\r\0",
@@ -375,14 +375,14 @@ def test_b10_names_may_end_with_nul(shared: Home) -> None:
     assert done.stdout == b"<a b><c\nd\r>"
 
 
-def test_b10_a_carriage_return_belongs_to_its_line_and_is_reported_once(shared: Home) -> None:
+def test_a_carriage_return_belongs_to_its_line_and_is_reported_once(shared: Home) -> None:
     command = ("ciel", "submit", "--each-line", "-", "printf", "<%s>", "{}")
     done = run(shared, *command, stdin=b"a\r\nb\r\n")
     assert done.stdout == b"<a\r><b\r>"
     assert done.stderr.count(b"carriage return") == 1
 
 
-# --- D3: the progress line at a terminal ----------------------------------------------------------
+# --- the progress line at a terminal --------------------------------------------------------------
 
 
 def at_terminal(home: Home, argv: Sequence[str], columns: int, **environ: str) -> str:
@@ -418,7 +418,7 @@ def drawn_lines(drawn: str) -> list[str]:
 
 
 @pytest.mark.parametrize("columns", [20, 40, 200])
-def test_d3_the_progress_line_never_wraps_and_a_summary_stays(shared: Home, columns: int) -> None:
+def test_the_progress_line_never_wraps_and_a_summary_stays(shared: Home, columns: int) -> None:
     argv = ("ciel", "submit", "--name", "a rather long name", "--array", "1-6", "sleep", "0.25")
     *pictures, last = drawn_lines(at_terminal(shared, argv, columns))
     assert len(pictures) > 2
@@ -430,14 +430,14 @@ def test_d3_the_progress_line_never_wraps_and_a_summary_stays(shared: Home, colu
         assert max(running) in (1, 2)  # of two slots
 
 
-def test_d3_colours_are_used_only_on_terminals_that_support_them(shared: Home) -> None:
+def test_colours_are_used_only_on_terminals_that_support_them(shared: Home) -> None:
     argv = ("ciel", "submit", "--array", "1-2", "sleep", "0.4")
     assert "\x1b[32m" in at_terminal(shared, argv, 100)
     assert "\x1b[32m" not in at_terminal(shared, argv, 100, NO_COLOR="1")
     assert "\x1b[32m" not in at_terminal(shared, argv, 100, TERM="dumb")
 
 
-def test_d3_the_progress_line_is_redrawn_when_the_terminal_is_resized(shared: Home) -> None:
+def test_the_progress_line_is_redrawn_when_the_terminal_is_resized(shared: Home) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     process = shared.start(

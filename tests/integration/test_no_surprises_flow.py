@@ -48,10 +48,10 @@ def wait_for_file(path: str) -> bool:
     return True
 
 
-# --- C4 -------------------------------------------------------------------------------------------
+# --- short calls and long ones --------------------------------------------------------------------
 
 
-def test_c4_a_call_waits_only_for_running_calls(
+def test_a_call_waits_only_for_running_calls(
     cluster: ciel.LocalCluster, client: ciel.Client
 ) -> None:
     def nap(number: int) -> int:
@@ -68,7 +68,7 @@ def test_c4_a_call_waits_only_for_running_calls(
         client.cancel(long)
 
 
-def test_c4_calls_of_a_quick_function_are_bundled_once_one_has_ended(
+def test_calls_of_a_quick_function_are_bundled_once_one_has_ended(
     client: ciel.Client,
 ) -> None:
     def quick(value: int) -> int:
@@ -81,7 +81,7 @@ def test_c4_calls_of_a_quick_function_are_bundled_once_one_has_ended(
     assert sum(read_summary(client.ask("jobs", {"job": job.id})[0]).counts.values()) < 500
 
 
-def test_c4_calls_that_fail_do_not_delay_others(client: ciel.Client) -> None:
+def test_calls_that_fail_do_not_delay_others(client: ciel.Client) -> None:
     def bad(value: int) -> int:
         raise KeyError(value)
 
@@ -91,7 +91,7 @@ def test_c4_calls_that_fail_do_not_delay_others(client: ciel.Client) -> None:
     assert [repr(error) for error in errors] == [f"KeyError({number})" for number in range(60)]
 
 
-def test_c4_queued_calls_can_be_arguments_of_another_client(
+def test_queued_calls_can_be_arguments_of_another_client(
     cluster: ciel.LocalCluster, client: ciel.Client, tmp_path: Path
 ) -> None:
     flag = str(tmp_path / "flag")
@@ -107,7 +107,7 @@ def test_c4_queued_calls_can_be_arguments_of_another_client(
         assert total.result(WITHIN_S) == sum(range(40))
 
 
-# --- C5 -------------------------------------------------------------------------------------------
+# --- results of a map, as they are ready ----------------------------------------------------------
 
 
 def nap_on_the_clock(number: int) -> tuple[int, float]:
@@ -125,7 +125,7 @@ def late_s(results: Iterator[tuple[int, float]]) -> list[float]:
 
 
 @pytest.mark.parametrize("how", ["client", "executor", "imap"])
-def test_c5_results_of_a_map_arrive_as_they_are_ready(client: ciel.Client, how: str) -> None:
+def test_results_of_a_map_arrive_as_they_are_ready(client: ciel.Client, how: str) -> None:
     if how == "client":
         late = late_s(client.map(nap_on_the_clock, range(200)))
     elif how == "executor":
@@ -138,7 +138,7 @@ def test_c5_results_of_a_map_arrive_as_they_are_ready(client: ciel.Client, how: 
     assert sorted(late)[100] < 0.5  # large chunks would take seconds
 
 
-def test_c5_a_map_that_becomes_slow_is_divided_again(client: ciel.Client) -> None:
+def test_a_map_that_becomes_slow_is_divided_again(client: ciel.Client) -> None:
     def mixed(number: int) -> int:
         if number >= 100:
             time.sleep(0.02)
@@ -150,7 +150,7 @@ def test_c5_a_map_that_becomes_slow_is_divided_again(client: ciel.Client) -> Non
         assert pool.map_async(mixed, range(150)).get(WITHIN_S) == list(range(150))
 
 
-def test_c5_an_exception_in_a_map_is_raised_at_its_position(client: ciel.Client) -> None:
+def test_an_exception_in_a_map_is_raised_at_its_position(client: ciel.Client) -> None:
     def risky(number: int) -> int:
         time.sleep(0.01)
         if number == 70:
@@ -163,7 +163,7 @@ def test_c5_an_exception_in_a_map_is_raised_at_its_position(client: ciel.Client)
         next(results)
 
 
-def test_c5_queued_rows_have_the_values_at_the_moment_of_the_call(client: ciel.Client) -> None:
+def test_queued_rows_have_the_values_at_the_moment_of_the_call(client: ciel.Client) -> None:
     def first(items: list[int]) -> int:
         time.sleep(0.01)
         return items[0]
@@ -175,7 +175,7 @@ def test_c5_queued_rows_have_the_values_at_the_moment_of_the_call(client: ciel.C
     assert list(results) == list(range(100))
 
 
-def test_c5_a_given_chunksize_is_used(client: ciel.Client) -> None:
+def test_a_given_chunksize_is_used(client: ciel.Client) -> None:
     def where(_: int) -> str:
         time.sleep(0.02)
         return os.environ.get("CIEL_TASK", "") + str(time.perf_counter_ns())
@@ -185,12 +185,10 @@ def test_c5_a_given_chunksize_is_used(client: ciel.Client) -> None:
     assert not any(getattr(part, "rest", ()) for part in parts)
 
 
-# --- C8 -------------------------------------------------------------------------------------------
+# --- calls that nothing needs ---------------------------------------------------------------------
 
 
-def test_c8_calls_whose_futures_were_dropped_do_not_run(
-    client: ciel.Client, tmp_path: Path
-) -> None:
+def test_calls_whose_futures_were_dropped_do_not_run(client: ciel.Client, tmp_path: Path) -> None:
     flag = str(tmp_path / "flag")
 
     def mark(number: int) -> None:
@@ -209,7 +207,7 @@ def test_c8_calls_whose_futures_were_dropped_do_not_run(
     assert len(list(tmp_path.iterdir())) < 40  # except the calls that workers already had
 
 
-def test_c8_the_call_of_a_dropped_future_runs_if_another_call_needs_it(client: ciel.Client) -> None:
+def test_the_call_of_a_dropped_future_runs_if_another_call_needs_it(client: ciel.Client) -> None:
     def slow(number: int) -> int:
         time.sleep(0.01)
         return number
@@ -219,7 +217,7 @@ def test_c8_the_call_of_a_dropped_future_runs_if_another_call_needs_it(client: c
     assert total.result(WITHIN_S) == sum(range(50))
 
 
-def test_c8_fire_and_forget_or_a_callback_keeps_a_call_running(
+def test_fire_and_forget_or_a_callback_keeps_a_call_running(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     told: list[int] = []
@@ -237,7 +235,7 @@ def test_c8_fire_and_forget_or_a_callback_keeps_a_call_running(
     wait_for(lambda: told == [31], "the callback")
 
 
-def test_c8_dropped_calls_of_an_executor_or_a_pool_run_as_in_the_standard_library(
+def test_dropped_calls_of_an_executor_or_a_pool_run_as_in_the_standard_library(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     def mark(number: int) -> None:
@@ -259,7 +257,7 @@ def test_c8_dropped_calls_of_an_executor_or_a_pool_run_as_in_the_standard_librar
     assert len(list(tmp_path.iterdir())) == 90
 
 
-def test_c8_the_result_of_a_running_call_is_released_if_its_future_was_dropped(
+def test_the_result_of_a_running_call_is_released_if_its_future_was_dropped(
     client: ciel.Client,
 ) -> None:
     def large() -> bytes:
@@ -282,7 +280,7 @@ def test_c8_the_result_of_a_running_call_is_released_if_its_future_was_dropped(
     wait_for(is_released, "the release of the result")
 
 
-def test_c8_calls_that_are_cancelled_while_they_are_sent_do_not_run(client: ciel.Client) -> None:
+def test_calls_that_are_cancelled_while_they_are_sent_do_not_run(client: ciel.Client) -> None:
     client.submit(time.sleep, 0.001).result(WITHIN_S)  # quick, so that all are sent at once
     for _ in range(5):
         futures = [client.submit(time.sleep, 300.0) for _ in range(3000)]
@@ -292,10 +290,10 @@ def test_c8_calls_that_are_cancelled_while_they_are_sent_do_not_run(client: ciel
         assert client.submit(same, 1).result(WITHIN_S) == 1
 
 
-# --- E5 -------------------------------------------------------------------------------------------
+# --- generators -----------------------------------------------------------------------------------
 
 
-def test_e5_items_that_a_task_yields_arrive_one_by_one(client: ciel.Client, tmp_path: Path) -> None:
+def test_items_that_a_task_yields_arrive_one_by_one(client: ciel.Client, tmp_path: Path) -> None:
     def items() -> Iterator[int]:
         for number in range(4):
             wait_for_file(str(tmp_path / str(number)))
@@ -309,7 +307,7 @@ def test_e5_items_that_a_task_yields_arrive_one_by_one(client: ciel.Client, tmp_
     assert found == [0, 1, 2, 3]
 
 
-def test_e5_an_exception_of_a_generator_is_raised_after_its_items(
+def test_an_exception_of_a_generator_is_raised_after_its_items(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     def items() -> Iterator[int]:
@@ -324,7 +322,7 @@ def test_e5_an_exception_of_a_generator_is_raised_after_its_items(
         next(reading)
 
 
-def test_e5_no_item_is_lost_or_repeated_when_the_worker_is_lost(tmp_path: Path) -> None:
+def test_no_item_is_lost_or_repeated_when_the_worker_is_lost(tmp_path: Path) -> None:
     def items() -> Iterator[int]:
         for number in range(6):
             if number == 3:
@@ -342,7 +340,7 @@ def test_e5_no_item_is_lost_or_repeated_when_the_worker_is_lost(tmp_path: Path) 
         assert list(reading) == [3, 4, 5]
 
 
-def test_e5_a_generator_can_be_cancelled_and_may_yield_no_items(
+def test_a_generator_can_be_cancelled_and_may_yield_no_items(
     client: ciel.Client,
 ) -> None:
     def endless() -> Iterator[int]:
@@ -364,10 +362,10 @@ def test_e5_a_generator_can_be_cancelled_and_may_yield_no_items(
     assert list(client.submit(none)) == []
 
 
-# --- H4 -------------------------------------------------------------------------------------------
+# --- time-outs ------------------------------------------------------------------------------------
 
 
-def test_h4_a_timeout_holds_while_a_lost_result_is_recomputed(tmp_path: Path) -> None:
+def test_a_timeout_holds_while_a_lost_result_is_recomputed(tmp_path: Path) -> None:
     def large(flag: str) -> bytes:
         while not os.path.exists(flag):
             time.sleep(0.01)

@@ -16,7 +16,7 @@ LATE_S = 60.0  # the program would sleep much longer
 @pytest.mark.parametrize(
     "number, why", [("STOP", "it ran longer than its limit"), ("KILL", "was killed by SIGKILL")]
 )
-def test_g12_a_program_that_signals_its_launcher_leaves_the_worker_usable(
+def test_a_program_that_signals_its_launcher_leaves_the_worker_usable(
     home: Home, number: str, why: str
 ) -> None:
     script = (

@@ -1,8 +1,7 @@
-"""Tests faults with lost workers that `tried as a user` found: results of other calls, and jobs
-that hang.
+"""Tests that each call gets its own result, whichever workers die and whatever objects they held.
 
-A0, G1, H3 and H5: each call gets its own result, whichever workers die and whatever objects they
-held.
+A user saw a call get the result of another call, a job that never ended, and an object that could
+not be read, each after a worker with results in memory was killed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def answers(readers: list[ciel.Future[tuple[int, int]]]) -> list[tuple[int, int]
 
 
 @pytest.mark.parametrize("cluster", ["shm:capacity=200MiB"], indirect=True)
-def test_a0_calls_get_their_own_results_after_workers_were_lost(cluster: LocalCluster) -> None:
+def test_calls_get_their_own_results_after_workers_were_lost(cluster: LocalCluster) -> None:
     with ciel.Client(cluster) as client:
         made = [client.submit(make, number) for number in range(96)]
         ciel.wait(made)
@@ -56,7 +55,7 @@ def test_a0_calls_get_their_own_results_after_workers_were_lost(cluster: LocalCl
         assert answers(readers) == [(number, 200_000) for number in range(96)]
 
 
-def test_g1_results_are_produced_again_after_all_workers_died(cluster: LocalCluster) -> None:
+def test_results_are_produced_again_after_all_workers_died(cluster: LocalCluster) -> None:
     with ciel.Client(cluster) as client:
         made = [client.submit(make, number) for number in range(24)]
         ciel.wait(made)
@@ -67,7 +66,7 @@ def test_g1_results_are_produced_again_after_all_workers_died(cluster: LocalClus
 
 
 @pytest.mark.parametrize("cluster", ["shm:capacity=200MiB"], indirect=True)
-def test_h3_results_are_produced_again_after_a_worker_was_killed(cluster: LocalCluster) -> None:
+def test_results_are_produced_again_after_a_worker_was_killed(cluster: LocalCluster) -> None:
     with ciel.Client(cluster) as client:
         made = [client.submit(make, number) for number in range(24)]
         ciel.wait(made)
@@ -77,7 +76,7 @@ def test_h3_results_are_produced_again_after_a_worker_was_killed(cluster: LocalC
 
 
 @pytest.mark.parametrize("cluster", ["shm:capacity=200MiB"], indirect=True)
-def test_h5_a_map_returns_all_results_although_workers_are_restarted(cluster: LocalCluster) -> None:
+def test_a_map_returns_all_results_although_workers_are_restarted(cluster: LocalCluster) -> None:
     with ciel.Client(cluster) as client:
         results = client.map(make, range(24))
         time.sleep(0.1)
@@ -123,7 +122,7 @@ if any("master" in word for word in sys.orig_argv):
 """
 
 
-def test_g2_a_report_that_makes_the_master_raise_costs_only_one_attempt(tmp_path: Path) -> None:
+def test_a_report_that_makes_the_master_raise_costs_only_one_attempt(tmp_path: Path) -> None:
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "sitecustomize.py").write_text(PLANTED)
     home = Home(tmp_path)

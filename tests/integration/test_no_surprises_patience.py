@@ -65,7 +65,7 @@ def expect_done(job: subprocess.Popen[str], name: str) -> None:
     assert (job.returncode, out) == (0, f"{name} is done\n"), complaints
 
 
-def test_c1_a_stopped_worker_is_suspected_and_its_tasks_count(home: Home) -> None:
+def test_a_stopped_worker_is_suspected_and_its_tasks_count(home: Home) -> None:
     cluster = HandCluster.start(home)
     job = submit(home, *program(home, "a", 1.0))
     await_run(home, "a")
@@ -84,7 +84,7 @@ def test_c1_a_stopped_worker_is_suspected_and_its_tasks_count(home: Home) -> Non
     cluster.stop()
 
 
-def test_c1_a_killed_worker_is_declared_dead_at_once(home: Home) -> None:
+def test_a_killed_worker_is_declared_dead_at_once(home: Home) -> None:
     cluster = HandCluster.start(home, workers=1)
     job = submit(home, *program(home, "a", 2.0))
     await_run(home, "a")
@@ -97,7 +97,7 @@ def test_c1_a_killed_worker_is_declared_dead_at_once(home: Home) -> None:
     cluster.stop()
 
 
-def test_c1_a_worker_restarted_in_the_same_directory_replaces_the_first(
+def test_a_worker_restarted_in_the_same_directory_replaces_the_first(
     home: Home,
 ) -> None:
     cluster = HandCluster.start(home, 1, "--spool", "spool")
@@ -110,7 +110,7 @@ def test_c1_a_worker_restarted_in_the_same_directory_replaces_the_first(
     cluster.stop()
 
 
-def test_g3_a_stopped_master_ends_neither_programs_nor_workers(home: Home) -> None:
+def test_a_stopped_master_ends_neither_programs_nor_workers(home: Home) -> None:
     cluster = HandCluster.start(home)
     first = submit(home, *program(home, "a", 4.0))
     second = submit(home, *program(home, "b", 11.0))
@@ -125,7 +125,7 @@ def test_g3_a_stopped_master_ends_neither_programs_nor_workers(home: Home) -> No
     cluster.stop()
 
 
-def test_g3_a_worker_with_a_wrong_key_ends_at_once(home: Home) -> None:
+def test_a_worker_with_a_wrong_key_ends_at_once(home: Home) -> None:
     cluster = HandCluster.start(home, workers=0)
     access = json.loads(cluster.access.read_text())
     wrong = home.path / "wrong.json"
@@ -137,7 +137,7 @@ def test_g3_a_worker_with_a_wrong_key_ends_at_once(home: Home) -> None:
     cluster.stop()
 
 
-def test_c1_programs_go_on_while_a_cable_is_unplugged(tmp_path: Path) -> None:
+def test_programs_go_on_while_a_cable_is_unplugged(tmp_path: Path) -> None:
     with Hosts(tmp_path) as (here, there):
         master = here.start(
             "ciel-master", "--listen", f"{here.address}:0", "--new-key", "--log", "master.log"
@@ -187,7 +187,7 @@ def expect_saved(home: Home, name: str) -> None:
     assert (home.path / f"{name}.checkpoint").read_text() == "saved\n"
 
 
-def test_c3_programs_can_write_a_checkpoint_before_they_are_killed(home: Home) -> None:
+def test_programs_can_write_a_checkpoint_before_they_are_killed(home: Home) -> None:
     cluster = HandCluster.start(home, 1)
     limited = home.run("ciel", "submit", "--timeout", "0.5", "--", *saving(home, "limited"))
     assert "it ran longer than its limit of 0.5 s" in limited.stderr
@@ -207,7 +207,7 @@ def test_c3_programs_can_write_a_checkpoint_before_they_are_killed(home: Home) -
     cluster.stop()
 
 
-def test_c3_a_task_can_set_its_grace_period(home: Home) -> None:
+def test_a_task_can_set_its_grace_period(home: Home) -> None:
     cluster = HandCluster.start(home, 1)
     options = ("--timeout", "0.2", "--kill-grace", "0.2")
     done = home.run("ciel", "submit", *options, "--", *saving(home, "a"))
@@ -216,7 +216,7 @@ def test_c3_a_task_can_set_its_grace_period(home: Home) -> None:
     cluster.stop()
 
 
-def test_c3_ciel_down_and_ctrl_c_give_programs_their_grace_period(home: Home) -> None:
+def test_ciel_down_and_ctrl_c_give_programs_their_grace_period(home: Home) -> None:
     job = submit(home, *saving(home, "interrupted"))  # on its own temporary cluster
     await_run(home, "interrupted")
     job.send_signal(signal.SIGINT)
@@ -234,7 +234,7 @@ def test_c3_ciel_down_and_ctrl_c_give_programs_their_grace_period(home: Home) ->
 # --- one cluster per host -------------------------------------------------------------------------
 
 
-def test_c9_two_commands_that_start_a_cluster_at_once_start_only_one(home: Home) -> None:
+def test_two_commands_that_start_a_cluster_at_once_start_only_one(home: Home) -> None:
     both = [home.start("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1") for _ in range(2)]
     said = sorted(each.communicate(timeout=60)[1] for each in both)
     assert [each.returncode for each in both] == [0, 0]
@@ -248,7 +248,7 @@ def test_c9_two_commands_that_start_a_cluster_at_once_start_only_one(home: Home)
 ELSEWHERE = ("unshare", "-u", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh")
 
 
-def test_c9_a_host_that_shares_the_home_does_not_touch_another_hosts_cluster(home: Home) -> None:
+def test_a_host_that_shares_the_home_does_not_touch_another_hosts_cluster(home: Home) -> None:
     if subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no host names of their own here")
     up = home.run("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1")
@@ -287,9 +287,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_c12_starting_a_master_keeps_only_ten_keys_of_ended_masters(
-    home: Home, by_hand: bool
-) -> None:
+def test_starting_a_master_keeps_only_ten_keys_of_ended_masters(home: Home, by_hand: bool) -> None:
     alive, of_alive = start_master(home)
     state = of_alive.parent.parent
     host = of_alive.parent.name.rpartition("_")[0]
@@ -315,7 +313,7 @@ def test_c12_starting_a_master_keeps_only_ten_keys_of_ended_masters(
     end(alive)
 
 
-def test_c12_starting_a_worker_keeps_files_of_only_ten_ended_workers(
+def test_starting_a_worker_keeps_files_of_only_ten_ended_workers(
     hand_cluster: HandCluster, tmp_path: Path
 ) -> None:
     home = hand_cluster.home

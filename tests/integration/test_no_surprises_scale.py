@@ -47,7 +47,7 @@ def job_ids(cluster: HandCluster) -> list[dict[str, object]]:
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
-def test_c2_a_large_array_is_cancelled_while_other_jobs_are_served(cluster: HandCluster) -> None:
+def test_a_large_array_is_cancelled_while_other_jobs_are_served(cluster: HandCluster) -> None:
     home = cluster.home
     begun = home.run("ciel", "submit", "--detach", "--array", "1-20000", "--", "sleep", "5")
     assert begun.returncode == 0, begun.stderr
@@ -76,7 +76,7 @@ def ask_by_hand(cluster: HandCluster, target: str, *lines: str) -> bytes:
     return data
 
 
-def test_g10_a_header_that_is_not_text_is_refused_with_the_documented_json(
+def test_a_header_that_is_not_text_is_refused_with_the_documented_json(
     cluster: HandCluster,
 ) -> None:
     stranger = ask_by_hand(cluster, "/api/v1/status", "Authorization: \xff", "Connection: close")
@@ -89,7 +89,7 @@ def test_g10_a_header_that_is_not_text_is_refused_with_the_documented_json(
     }
 
 
-def test_g10_a_malformed_chunk_is_refused_with_the_documented_json(cluster: HandCluster) -> None:
+def test_a_malformed_chunk_is_refused_with_the_documented_json(cluster: HandCluster) -> None:
     netloc = cluster.url.removeprefix("http://")
     host, _, port = netloc.partition(":")
     head = (
@@ -105,7 +105,7 @@ def test_g10_a_malformed_chunk_is_refused_with_the_documented_json(cluster: Hand
     assert "error" in json.loads(data.partition(b"\r\n\r\n")[2])
 
 
-def test_g8_pipelined_requests_alternate_with_other_requests(cluster: HandCluster) -> None:
+def test_pipelined_requests_alternate_with_other_requests(cluster: HandCluster) -> None:
     netloc = cluster.url.removeprefix("http://")
     host, _, port = netloc.partition(":")
     one = (
@@ -126,7 +126,7 @@ def test_g8_pipelined_requests_alternate_with_other_requests(cluster: HandCluste
     assert private_bytes(cluster.master.pid) < before + GROWTH_MAX_BYTES
 
 
-def test_g8_queries_of_a_client_that_does_not_read_need_little_memory(cluster: HandCluster) -> None:
+def test_queries_of_a_client_that_does_not_read_need_little_memory(cluster: HandCluster) -> None:
     access = read_access(cluster.access)
     host, _, port = cluster.url.removeprefix("http://").partition(":")
     for _ in range(3):
@@ -148,7 +148,7 @@ def test_g8_queries_of_a_client_that_does_not_read_need_little_memory(cluster: H
         assert private_bytes(cluster.master.pid) < before + GROWTH_MAX_BYTES
 
 
-def test_g13_memory_of_a_removed_job_is_returned_to_the_system(tmp_path: Path) -> None:
+def test_memory_of_a_removed_job_is_returned_to_the_system(tmp_path: Path) -> None:
     cluster = HandCluster.start(Home(tmp_path), workers=1)
     try:
         before = private_bytes(cluster.master.pid)
@@ -172,7 +172,7 @@ def test_g13_memory_of_a_removed_job_is_returned_to_the_system(tmp_path: Path) -
         cluster.stop()
 
 
-def test_g11_mutated_frames_of_an_authenticated_client_do_no_harm(cluster: HandCluster) -> None:
+def test_mutated_frames_of_an_authenticated_client_do_no_harm(cluster: HandCluster) -> None:
     access, chance = read_access(cluster.access), random.Random(20261124)
     host, _, port = cluster.url.removeprefix("http://").partition(":")
     whole = [["ask", 1, "jobs", 0], ["watch", "job", 0, 0], ["cancel", "job", "no reason", 0]]
@@ -192,7 +192,7 @@ def test_g11_mutated_frames_of_an_authenticated_client_do_no_harm(cluster: HandC
     assert (quick.returncode, quick.stdout) == (0, "served\n"), quick.stderr
 
 
-def test_g5_thousands_of_small_inputs_do_not_end_a_worker(tmp_path: Path) -> None:
+def test_thousands_of_small_inputs_do_not_end_a_worker(tmp_path: Path) -> None:
     def kibibyte(number: int) -> bytes:
         return number.to_bytes(2, "big") * 500
 
@@ -204,7 +204,7 @@ def test_g5_thousands_of_small_inputs_do_not_end_a_worker(tmp_path: Path) -> Non
         assert [daemon.pid for daemon in cluster.workers] == before
 
 
-def test_g4_thousands_of_objects_of_a_lost_worker_are_recomputed(
+def test_thousands_of_objects_of_a_lost_worker_are_recomputed(
     tmp_path: Path,
 ) -> None:
     def page(number: int) -> bytes:
@@ -219,7 +219,7 @@ def test_g4_thousands_of_objects_of_a_lost_worker_are_recomputed(
         assert client.gather(firsts) == list(range(3000))
 
 
-def test_g7_messages_beyond_the_buffer_of_a_connection_arrive_later_without_loss(
+def test_messages_beyond_the_buffer_of_a_connection_arrive_later_without_loss(
     cluster: HandCluster, tmp_path: Path
 ) -> None:
     """40,000 tasks fail together, and the message about each repeats 2,000 bytes of standard

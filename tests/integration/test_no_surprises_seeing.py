@@ -1,7 +1,5 @@
 """Tests what users see of their jobs: which tasks ran, where, when and how they ended; and what
 users can do then.
-
-The name of each test begins with the entry of the list of surprises that it settles.
 """
 
 from __future__ import annotations
@@ -72,10 +70,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> Iterator[
     assert not cluster.processes()
 
 
-# --- D1: where and when tasks ran, and how they ended ---------------------------------------------
+# --- where and when tasks ran, and how they ended -------------------------------------------------
 
 
-def test_d1_finished_tasks_show_command_host_times_and_exit_status(
+def test_finished_tasks_show_command_host_times_and_exit_status(
     cluster: Cluster,
 ) -> None:
     script = "case {} in 2) exit 3;; 3) kill -KILL $$;; esac; sleep 0.05"
@@ -96,7 +94,7 @@ def test_d1_finished_tasks_show_command_host_times_and_exit_status(
     assert rows[0]["run_s"] >= 0.045  # the clocks of the kernel and of the worker differ
 
 
-def test_d1_job_info_shows_this_with_names_of_hosts(cluster: Cluster) -> None:
+def test_job_info_shows_this_with_names_of_hosts(cluster: Cluster) -> None:
     number = cluster.detach("--name", "two words", "--", "sh", "-c", "exit 3", "a b")
     assert cluster.ciel("job", "wait", number)[0] == 1
     status, text, _ = cluster.ciel("job", "info", number)
@@ -113,7 +111,7 @@ def test_d1_job_info_shows_this_with_names_of_hosts(cluster: Cluster) -> None:
     assert "exit status: 3\n" in told
 
 
-def test_d1_a_job_keeps_its_description_when_its_tasks_are_forgotten(cluster: Cluster) -> None:
+def test_a_job_keeps_its_description_when_its_tasks_are_forgotten(cluster: Cluster) -> None:
     cluster.python(
         "import ciel\n"
         "def double(x): return 2 * x\n"
@@ -126,7 +124,7 @@ def test_d1_a_job_keeps_its_description_when_its_tasks_are_forgotten(cluster: Cl
     assert found["created_at_s"] <= found["ended_at_s"] <= time.time() + 1
 
 
-def test_d1_http_returns_the_same_facts(cluster: Cluster) -> None:
+def test_http_returns_the_same_facts(cluster: Cluster) -> None:
     import urllib.request
 
     number = cluster.detach("--", "echo", "hello")
@@ -141,10 +139,10 @@ def test_d1_http_returns_the_same_facts(cluster: Cluster) -> None:
     assert (row["exit_status"], row["hostname"]) == (0, host_name())
 
 
-# --- D2, F: lists ---------------------------------------------------------------------------------
+# --- lists ----------------------------------------------------------------------------------------
 
 
-def test_d2_done_failed_and_cancelled_are_counted_separately(cluster: Cluster) -> None:
+def test_done_failed_and_cancelled_are_counted_separately(cluster: Cluster) -> None:
     script = f"case {{}} in 1) ;; 2) exit 1;; *) touch {cluster.path}/began-d2; sleep 60;; esac"
     number = cluster.detach("--name", "apart", "--array", "1-9", "--", "sh", "-c", script)
     wait_for(lambda: cluster.runs("d2"), "the third element")
@@ -184,10 +182,10 @@ def test_f_a_job_can_be_selected_by_its_name_everywhere(cluster: Cluster) -> Non
     assert "no job my run; " in said
 
 
-# --- C11: cancelling and retrying -----------------------------------------------------------------
+# --- cancelling and retrying ----------------------------------------------------------------------
 
 
-def test_c11_a_cancelled_job_can_be_retried(cluster: Cluster) -> None:
+def test_a_cancelled_job_can_be_retried(cluster: Cluster) -> None:
     """The job was cancelled by Ctrl-C; finished elements stay, and the rest runs."""
     go = cluster.path / "go-c11"
     script = f"echo run >> {cluster.path}/ran-{{}}; test {{}} = 1 || test -e {go} || sleep 60"
@@ -207,7 +205,7 @@ def test_c11_a_cancelled_job_can_be_retried(cluster: Cluster) -> None:
     assert (cluster.path / "ran-1").read_text() == "run\n"
 
 
-def test_c11_a_cancelled_python_tree_can_be_retried(cluster: Cluster) -> None:
+def test_a_cancelled_python_tree_can_be_retried(cluster: Cluster) -> None:
     """The parents refer to their children, which were cancelled, too."""
     script = """\
 import os, sys, time, ciel
@@ -239,7 +237,7 @@ with ciel.Client() as client:
     assert cluster.facts("job", "info", job)["state"] == "completed"
 
 
-def test_c11_one_element_can_be_cancelled_and_the_others_go_on(cluster: Cluster) -> None:
+def test_one_element_can_be_cancelled_and_the_others_go_on(cluster: Cluster) -> None:
     go = cluster.path / "go-one"
     script = f"touch {cluster.path}/began-one-{{}}; while ! test -e {go}; do sleep 0.05; done"
     number = cluster.detach("--array", "1-3", "--", "sh", "-c", script)
@@ -255,7 +253,7 @@ def test_c11_one_element_can_be_cancelled_and_the_others_go_on(cluster: Cluster)
     assert (status, said) == (1, "ciel: task 1 cannot be cancelled: it is done\n")
 
 
-def test_c11_one_element_can_be_retried(cluster: Cluster) -> None:
+def test_one_element_can_be_retried(cluster: Cluster) -> None:
     go = cluster.path / "go-again"
     script = f"echo run >> {cluster.path}/again-{{}}; test {{}} = 1 || test -e {go}"
     number = cluster.detach("--array", "1-3", "--", "sh", "-c", script)
@@ -275,7 +273,7 @@ def test_c11_one_element_can_be_retried(cluster: Cluster) -> None:
     assert (status, said) == (1, "ciel: task 1 cannot be retried: it is done\n")
 
 
-def test_c11_down_ends_unfinished_jobs_only_with_force(home: Home) -> None:
+def test_down_ends_unfinished_jobs_only_with_force(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     url = home.run("ciel", "up").stdout.strip()
     assert home.run("ciel", "submit", "--", "true").returncode == 0
@@ -293,7 +291,7 @@ def test_c11_down_ends_unfinished_jobs_only_with_force(home: Home) -> None:
     home.expect_nothing_left()
 
 
-def test_c11_down_of_an_idle_cluster_does_not_ask(home: Home) -> None:
+def test_down_of_an_idle_cluster_does_not_ask(home: Home) -> None:
     """This holds although a client has a job open, as a notebook does."""
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     script = "import ciel, time; c = ciel.Client(); c.submit(abs, 1).result(); time.sleep(60)"
@@ -311,7 +309,7 @@ def test_c11_down_of_an_idle_cluster_does_not_ask(home: Home) -> None:
     assert done.stderr.endswith(" is down\n")
 
 
-def test_c11_down_with_force_does_not_ask(home: Home) -> None:
+def test_down_with_force_does_not_ask(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     home.run("ciel", "submit", "--detach", "--", "sleep", "1000")
     assert home.run("ciel", "down", "--force").returncode == 0
@@ -337,7 +335,7 @@ def _answered(home: Home, answer: str) -> int:
         os.close(theirs)
 
 
-def test_d1_workers_have_ids_that_begin_with_the_names_of_their_hosts(cluster: Cluster) -> None:
+def test_workers_have_ids_that_begin_with_the_names_of_their_hosts(cluster: Cluster) -> None:
     import re
 
     for worker in cluster.facts("worker", "list"):
@@ -345,7 +343,7 @@ def test_d1_workers_have_ids_that_begin_with_the_names_of_their_hosts(cluster: C
         assert worker["hostname"] == host_name()
 
 
-# --- D4: which task failed ------------------------------------------------------------------------
+# --- which task failed ----------------------------------------------------------------------------
 
 CHAIN = """\
 import ciel
@@ -366,7 +364,7 @@ with ciel.Client() as client:
 """
 
 
-def test_d4_the_failed_task_is_named_first_and_then_the_task_that_needed_it(
+def test_the_failed_task_is_named_first_and_then_the_task_that_needed_it(
     cluster: Cluster,
 ) -> None:
     chain, spawned, *explained = cluster.python(CHAIN).splitlines()
@@ -381,7 +379,7 @@ def test_d4_the_failed_task_is_named_first_and_then_the_task_that_needed_it(
     assert not any("ended well" in line for line in explained)
 
 
-def test_d4_an_error_of_a_map_names_its_element(cluster: Cluster) -> None:
+def test_an_error_of_a_map_names_its_element(cluster: Cluster) -> None:
     script = """\
 import ciel
 def inverse(number): return 1 / (number - 37)
@@ -401,10 +399,10 @@ with ciel.Executor() as executor:
     assert told[2] == told[0]
 
 
-# --- D5: correct messages -------------------------------------------------------------------------
+# --- correct messages -----------------------------------------------------------------------------
 
 
-def test_d5_a_parent_that_timed_out_is_reported_as_such(home: Home) -> None:
+def test_a_parent_that_timed_out_is_reported_as_such(home: Home) -> None:
     """The cluster is temporary; its kept files are at the reported place at once."""
     script = """\
 import os, time, ciel
@@ -432,7 +430,7 @@ with ciel.Client() as client:
     assert not place.is_symlink()
 
 
-def test_d5_down_names_the_directory_of_kept_files(home: Home) -> None:
+def test_down_names_the_directory_of_kept_files(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     assert home.run("ciel", "submit", "--scratch", "sh", "-c", "touch made; exit 1").returncode == 1
     done = home.run("ciel", "down")
@@ -441,10 +439,10 @@ def test_d5_down_names_the_directory_of_kept_files(home: Home) -> None:
     assert list(Path(place).glob("worker-1/*/scratch/made"))
 
 
-# --- D6: traces -----------------------------------------------------------------------------------
+# --- traces ---------------------------------------------------------------------------------------
 
 
-def test_d6_a_trace_has_an_event_for_each_call(cluster: Cluster) -> None:
+def test_a_trace_has_an_event_for_each_call(cluster: Cluster) -> None:
     script = """\
 import time, ciel
 def pause(number):

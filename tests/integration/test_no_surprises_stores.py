@@ -53,7 +53,7 @@ def seconds_for(store: str) -> float:
     return took_s
 
 
-def test_h6_results_that_do_not_fit_into_an_image_are_nearly_as_fast() -> None:
+def test_results_that_do_not_fit_into_an_image_are_nearly_as_fast() -> None:
     ample_s = seconds_for("scc:capacity=256MiB")
     assert seconds_for("scc:capacity=32MiB") < ample_s + STALL_S
 
@@ -66,13 +66,13 @@ def run_small(home: Home, store: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_h7_results_are_written_to_disk_if_the_device_of_an_image_is_full(
+def test_results_are_written_to_disk_if_the_device_of_an_image_is_full(
     home: Home,
 ) -> None:
     assert run_small(home, "scc:capacity=32MiB") == ["6", "6", "6"]
 
 
-def test_h7_without_a_disk_a_full_device_raises_no_space(home: Home) -> None:
+def test_without_a_disk_a_full_device_raises_no_space(home: Home) -> None:
     assert run_small(home, "scc:capacity=32MiB,spill=no") == ["NO_SPACE"] * 3
 
 
@@ -89,7 +89,7 @@ def read_six(store: str) -> list[int]:
         return client.submit(lengths, *made).result()
 
 
-def test_h7_inputs_that_do_not_fit_are_fetched_to_disk_or_raise_no_space() -> None:
+def test_inputs_that_do_not_fit_are_fetched_to_disk_or_raise_no_space() -> None:
     assert read_six("shm:capacity=20MiB") == [4] * 6
     with pytest.raises(ciel.TaskError) as found:
         read_six("shm:capacity=20MiB,spill=no")
@@ -114,7 +114,7 @@ def leave() -> None:
     os._exit(4)
 
 
-def test_g9_deep_directories_of_one_task_do_not_harm_later_tasks(tmp_path: Path) -> None:
+def test_deep_directories_of_one_task_do_not_harm_later_tasks(tmp_path: Path) -> None:
     cluster = ciel.LocalCluster(slots=1, directory=tmp_path)
     with cluster, ciel.Client(cluster, scratch=True) as client:
         for function, words in ((dig, (3000,)), (leave, ()), (leave, ())):
@@ -126,7 +126,7 @@ def test_g9_deep_directories_of_one_task_do_not_harm_later_tasks(tmp_path: Path)
 
 
 @pytest.mark.parametrize("store", ["disk", "shm", "scc:capacity=16MiB"])
-def test_h8_a_worker_whose_store_was_removed_ends_without_failing_a_task(store: str) -> None:
+def test_a_worker_whose_store_was_removed_ends_without_failing_a_task(store: str) -> None:
     cluster = ciel.LocalCluster(slots=1, store=store)
     with cluster, ciel.Client(cluster) as client:
         assert client.submit(make, 1).result() == make(1)
@@ -157,7 +157,7 @@ def use_loky() -> str:
     return path
 
 
-def test_c12_a_task_with_processes_of_joblib_leaves_nothing(tmp_path: Path) -> None:
+def test_a_task_with_processes_of_joblib_leaves_nothing(tmp_path: Path) -> None:
     def left() -> set[str]:
         """Return the names of joblib's files whose creating process has ended."""
         made = {name for name in os.listdir("/dev/shm") if "loky" in name or "joblib" in name}

@@ -82,16 +82,14 @@ def disturb(number: int) -> tuple[str | None, str]:
     return found
 
 
-def test_b1_calls_run_in_the_directory_of_their_client(
-    cluster: ciel.LocalCluster, here: Path
-) -> None:
+def test_calls_run_in_the_directory_of_their_client(cluster: ciel.LocalCluster, here: Path) -> None:
     with ciel.Client(cluster) as client:
         assert client.submit(read, "data.csv").result(WITHIN_S) == DATA
         assert client.submit(write, "out.txt", "kept").result(WITHIN_S) == str(here)
     assert (here / "out.txt").read_text() == "kept"
 
 
-def test_b1_executors_pools_and_children_run_in_that_directory_too(
+def test_executors_pools_and_children_run_in_that_directory_too(
     cluster: ciel.LocalCluster, here: Path
 ) -> None:
     @ciel.task
@@ -110,7 +108,7 @@ def test_b1_executors_pools_and_children_run_in_that_directory_too(
         assert ciel.dask.get(graph, "length") == len(DATA)
 
 
-def test_b1_calls_see_the_variables_of_their_client_but_no_secrets(
+def test_calls_see_the_variables_of_their_client_but_no_secrets(
     cluster: ciel.LocalCluster, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FRUIT", "pear")
@@ -120,7 +118,7 @@ def test_b1_calls_see_the_variables_of_their_client_but_no_secrets(
         assert [each.result(WITHIN_S) for each in found] == ["pear", None]
 
 
-def test_b1_later_calls_see_changes_of_the_clients_directory_and_environment(
+def test_later_calls_see_changes_of_the_clients_directory_and_environment(
     cluster: ciel.LocalCluster, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OLD", "1")
@@ -140,7 +138,7 @@ def test_b1_later_calls_see_changes_of_the_clients_directory_and_environment(
 
 
 @pytest.mark.parametrize("how", ["submit", "map"])
-def test_b1_a_call_does_not_see_changes_by_earlier_calls(
+def test_a_call_does_not_see_changes_by_earlier_calls(
     cluster: ciel.LocalCluster, here: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setenv("KEPT", "yes")
@@ -153,7 +151,7 @@ def test_b1_a_call_does_not_see_changes_by_earlier_calls(
         assert client.submit(variable, "KEPT").result(WITHIN_S) == "yes"
 
 
-def test_b1_clients_in_different_directories_do_not_disturb_each_other(
+def test_clients_in_different_directories_do_not_disturb_each_other(
     cluster: ciel.LocalCluster, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "other").mkdir()
@@ -169,7 +167,7 @@ def use_directory() -> tuple[str, list[str], str]:
     return found, os.listdir(ciel.task_directory()), os.getcwd()
 
 
-def test_b1_each_task_may_have_a_private_directory(cluster: ciel.LocalCluster, here: Path) -> None:
+def test_each_task_may_have_a_private_directory(cluster: ciel.LocalCluster, here: Path) -> None:
     with ciel.Client(cluster) as client:
         for _ in range(2):
             directory, files, cwd = client.submit(use_directory).result(WITHIN_S)
@@ -180,7 +178,7 @@ def test_b1_each_task_may_have_a_private_directory(cluster: ciel.LocalCluster, h
         ciel.task_directory()
 
 
-def test_b1_a_client_can_choose_the_directory_and_environment_of_its_calls(
+def test_a_client_can_choose_the_directory_and_environment_of_its_calls(
     cluster: ciel.LocalCluster, here: Path
 ) -> None:
     with ciel.Client(cluster, scratch=True, env={"ONLY": "this"}) as client:
@@ -190,7 +188,7 @@ def test_b1_a_client_can_choose_the_directory_and_environment_of_its_calls(
         ciel.Client(cluster, scratch=True, cwd=here)
 
 
-def test_b1_a_missing_directory_is_named_with_the_remedies(
+def test_a_missing_directory_is_named_with_the_remedies(
     cluster: ciel.LocalCluster, here: Path
 ) -> None:
     gone = here / "gone"
@@ -203,7 +201,7 @@ def test_b1_a_missing_directory_is_named_with_the_remedies(
                 assert part in str(caught.value)
 
 
-def test_b1_programs_run_in_the_same_directory_as_calls(
+def test_programs_run_in_the_same_directory_as_calls(
     cluster: ciel.LocalCluster, here: Path
 ) -> None:
     with ciel.Client(cluster) as client:
@@ -219,7 +217,7 @@ def test_b1_programs_run_in_the_same_directory_as_calls(
 # --- ciel submit ----------------------------------------------------------------------------------
 
 
-def test_b2_programs_run_in_the_directory_of_the_command(shared: Home, here: Path) -> None:
+def test_programs_run_in_the_directory_of_the_command(shared: Home, here: Path) -> None:
     done = submit(shared, here, "--", "sort", "-r", "data.csv")
     assert (done.returncode, done.stdout) == (0, "a,b\n1,2\n")
     script = "echo {} > made{}; pwd"
@@ -229,7 +227,7 @@ def test_b2_programs_run_in_the_directory_of_the_command(shared: Home, here: Pat
     assert "deleted" not in done.stderr
 
 
-def test_b2_files_in_a_private_directory_are_reported_as_deleted(shared: Home, here: Path) -> None:
+def test_files_in_a_private_directory_are_reported_as_deleted(shared: Home, here: Path) -> None:
     script = "echo data > out.bam; echo log > run.log"
     done = submit(shared, here, "--scratch", "--array", "1-4", "--", "sh", "-c", script)
     assert done.returncode == 0
@@ -241,9 +239,7 @@ def test_b2_files_in_a_private_directory_are_reported_as_deleted(shared: Home, h
     assert (done.stdout, done.stderr) == (DATA, "")
 
 
-def test_b2_a_program_finds_its_private_directory_in_the_environment(
-    shared: Home, here: Path
-) -> None:
+def test_a_program_finds_its_private_directory_in_the_environment(shared: Home, here: Path) -> None:
     script = 'cd "$CIEL_SCRATCH" && pwd && ls | wc -l'
     done = submit(shared, here, "--", "sh", "-c", script)
     directory, count = done.stdout.split()
@@ -251,7 +247,7 @@ def test_b2_a_program_finds_its_private_directory_in_the_environment(
     assert count == "0"
 
 
-def test_b4_the_callers_variables_reach_programs_of_an_existing_cluster(
+def test_the_callers_variables_reach_programs_of_an_existing_cluster(
     shared: Home, here: Path
 ) -> None:
     words = ["sh", "-c", "echo $FRUIT-$FRUIT_TOKEN-$CIEL_ELEMENT"]
@@ -263,14 +259,14 @@ def test_b4_the_callers_variables_reach_programs_of_an_existing_cluster(
     assert added.stdout == "pear--\n"
 
 
-def test_b4_variables_that_the_caller_lacks_are_unset(shared: Home, here: Path) -> None:
+def test_variables_that_the_caller_lacks_are_unset(shared: Home, here: Path) -> None:
     path = shared.environ["PATH"]
     done = submit(shared, here, "--", "sh", "-c", "echo $PATH; env | grep -c ^LANGUAGE=; true",
                   PATH=f"{path}:/more")  # fmt: skip
     assert done.stdout.split() == [f"{path}:/more", "0"]
 
 
-def test_b6_a_sent_script_runs_by_its_base_name(shared: Home, here: Path) -> None:
+def test_a_sent_script_runs_by_its_base_name(shared: Home, here: Path) -> None:
     (here / "sub").mkdir()
     script = here / "s.sh"
     script.write_text("#!/bin/sh\necho ran in $PWD\n")
@@ -308,7 +304,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a3_no_program_can_change_inputs_of_others(shared: Home, here: Path, change: str) -> None:
+def test_no_program_can_change_inputs_of_others(shared: Home, here: Path, change: str) -> None:
     (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))
     script = f"({change}) 2> /dev/null; true"
     words = ["--in", "big.txt", "--array", "1-4", "--", "sh", "-c", script, "sh", "big.txt"]
@@ -354,7 +350,7 @@ def submit_weak(home: Home, here: Path, *words: str) -> subprocess.CompletedProc
 
 
 @only_root
-def test_a3_changes_of_unprotected_inputs_are_detected(home: Home, here: Path) -> None:
+def test_changes_of_unprotected_inputs_are_detected(home: Home, here: Path) -> None:
     (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))
     (here / "small.txt").write_text("old\n")
     small = "echo {} >> small.txt; tr '\\n' ' ' < small.txt; echo"
@@ -373,7 +369,7 @@ def test_a3_changes_of_unprotected_inputs_are_detected(home: Home, here: Path) -
 
 
 @only_root
-def test_a3_an_input_that_another_program_removed_is_detected(home: Home, here: Path) -> None:
+def test_an_input_that_another_program_removed_is_detected(home: Home, here: Path) -> None:
     """Without this check the result would look as if the program had read an empty file."""
     (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))
     removed = here / "removed"
@@ -386,7 +382,7 @@ def test_a3_an_input_that_another_program_removed_is_detected(home: Home, here: 
 
 
 @only_root
-def test_a3_a_change_is_detected_while_its_program_runs(here: Path) -> None:
+def test_a_change_is_detected_while_its_program_runs(here: Path) -> None:
     """A program that starts meanwhile finds the input in its full size, because it is
     recomputed.
     """

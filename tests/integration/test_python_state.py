@@ -239,7 +239,7 @@ def client() -> Iterator[ciel.Client]:
     + [("executor", name, 1) for name in CALLED]
 )
 @given(steps=STEPS)
-def test_a2_random_programs_give_the_same_values_as_calls_of_copies(
+def test_random_programs_give_the_same_values_as_calls_of_copies(
     client: ciel.Client, steps: list[tuple[str, str, int]]
 ) -> None:
     with ThreadPoolExecutor(1) as pool:

@@ -315,7 +315,7 @@ def first_of(array: Any) -> float:
     return float(array[0])
 
 
-def test_e1_a_child_has_its_own_copy_of_an_argument(client: ciel.Client) -> None:
+def test_a_child_has_its_own_copy_of_an_argument(client: ciel.Client) -> None:
     assert client.submit(changes_result).result(WITHIN_S) == (7.0, 0.0, True)
 
 

@@ -88,7 +88,7 @@ def test_the_explanation_of_a_placement_contains_its_cost(client: Client) -> Non
         reader = job.run(["wc", "-c"], inputs=[stored])
         assert job.read(reader, WITHIN_S) == b"2000000\n"
         why = explained(client, job, reader)
-    assert any("0 bytes to fetch" in line and "(policy locality)" in line for line in why), why
+    assert any("has all inputs" in line and "(policy locality)" in line for line in why), why
 
 
 def test_a_job_of_a_higher_priority_and_a_short_one_overtake_a_long_one(

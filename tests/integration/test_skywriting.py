@@ -194,7 +194,7 @@ def test_each_effect_happens_once_wherever_a_script_stops(lab: Lab, tmp_path: Pa
 
 
 def test_a_value_that_was_read_is_not_read_again(lab: Lab) -> None:
-    """The original repeated this endlessly (ciel-interfaces, 9.3)."""
+    """With the original Skywriting this script looped forever."""
     ran = lab.run("""
         f = function(x) { return x + 1; };
         out = function(n) {

@@ -365,7 +365,7 @@ def test_a_missing_launcher_says_how_to_build_it(tmp_path: Path) -> None:
         Launcher.start_process(program=tmp_path / "ciel-launcher")
 
 
-def test_a3_programs_can_only_read_in_protected_directories(
+def test_programs_can_only_read_in_protected_directories(
     ends: Ends, out: Path, tmp_path: Path
 ) -> None:
     protected, other = tmp_path / "with space", tmp_path / "other"

@@ -92,7 +92,7 @@ def fail(machine: MasterMachine, now_s: float) -> None:
     raise ZeroDivisionError("by a bug")
 
 
-def test_g2_a_master_goes_on_after_an_exception_if_its_tables_agree(scene: Scene) -> None:
+def test_a_master_goes_on_after_an_exception_if_its_tables_agree(scene: Scene) -> None:
     with pytest.raises(ZeroDivisionError):
         scene.service.act(fail)
     scene.clock.advance(0)
@@ -101,7 +101,7 @@ def test_g2_a_master_goes_on_after_an_exception_if_its_tables_agree(scene: Scene
     assert [type(message) for message in scene.worker.sent].count(AssignTask) == 2
 
 
-def test_g2_a_master_whose_tables_disagree_ends_with_the_reason(scene: Scene) -> None:
+def test_a_master_whose_tables_disagree_ends_with_the_reason(scene: Scene) -> None:
     del scene.machine.graph.objects.nodes[ObjectId("a")]
     scene.says(scene.client, ReleaseObjects(JobId(JOB), (ObjectId("a"),), False))
     (reason,) = scene.ended
@@ -114,7 +114,7 @@ def test_g2_a_master_whose_tables_disagree_ends_with_the_reason(scene: Scene) ->
     ]
 
 
-def test_g2_a_worker_whose_report_raises_is_declared_dead_and_its_tasks_run_again(
+def test_a_worker_whose_report_raises_is_declared_dead_and_its_tasks_run_again(
     scene: Scene,
 ) -> None:
     nothing: Any = None  # no frame can contain that
@@ -128,7 +128,7 @@ def test_g2_a_worker_whose_report_raises_is_declared_dead_and_its_tasks_run_agai
     assert [type(message) for message in other.sent].count(AssignTask) == 1
 
 
-def test_g2_ticks_go_on_after_one_that_raised(scene: Scene) -> None:
+def test_ticks_go_on_after_one_that_raised(scene: Scene) -> None:
     scene.service.peer_closed(scene.client, "it is gone")
     del scene.machine.job_table.by_id[JOB]  # the master is to cancel it because its client is gone
     for _ in range(200):
@@ -137,7 +137,7 @@ def test_g2_ticks_go_on_after_one_that_raised(scene: Scene) -> None:
     assert scene.ended == []
 
 
-def test_g2_a_request_refused_before_any_change_is_only_answered(scene: Scene) -> None:
+def test_a_request_refused_before_any_change_is_only_answered(scene: Scene) -> None:
     def refuse(machine: MasterMachine, now_s: float) -> None:
         raise CielError("there is no such job")
 

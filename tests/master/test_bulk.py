@@ -60,7 +60,7 @@ def a_cluster(count: int) -> Cluster:
     return in_small_steps(cluster)
 
 
-def test_c2_cancelling_runs_in_slices_and_other_jobs_are_served_between_them() -> None:
+def test_cancelling_runs_in_slices_and_other_jobs_are_served_between_them() -> None:
     cluster = a_cluster(200)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     assert state_of(cluster) is JobState.CANCELLING
@@ -76,7 +76,7 @@ def test_c2_cancelling_runs_in_slices_and_other_jobs_are_served_between_them() -
     assert cluster.machine.jobs[JOB].counts[TaskState.CANCELLED] == 200
 
 
-def test_c2_no_task_of_a_job_that_is_being_cancelled_starts() -> None:
+def test_no_task_of_a_job_that_is_being_cancelled_starts() -> None:
     cluster = a_cluster(200)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     cluster.joins(a_worker("w1", slots=50))
@@ -84,7 +84,7 @@ def test_c2_no_task_of_a_job_that_is_being_cancelled_starts() -> None:
     assert not cluster.machine.workers["w1"].assigned
 
 
-def test_g4_readers_of_a_failed_input_fail_in_slices() -> None:
+def test_readers_of_a_failed_input_fail_in_slices() -> None:
     cluster = Cluster(a_worker("w1"))
     root, readers = a_task("root"), many(300, inputs=("root",))
     cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
@@ -99,7 +99,7 @@ def test_g4_readers_of_a_failed_input_fail_in_slices() -> None:
     assert cluster.machine.jobs[JOB].counts[TaskState.FAILED] == 301
 
 
-def test_g4_a_reader_may_fail_while_another_reader_of_the_object_is_processed() -> None:
+def test_a_reader_may_fail_while_another_reader_of_the_object_is_processed() -> None:
     cluster = Cluster(a_worker("w1"))
     root = a_task("root")
     makers = [a_task(f"m{n}", inputs=["root"], sees_errors=True) for n in range(150)]
@@ -113,7 +113,7 @@ def test_g4_a_reader_may_fail_while_another_reader_of_the_object_is_processed() 
     assert state_of(cluster) is JobState.FAILED
 
 
-def test_g4_readers_of_one_object_become_runnable_in_slices() -> None:
+def test_readers_of_one_object_become_runnable_in_slices() -> None:
     cluster = Cluster(a_worker("w1"))
     root, readers = a_task("root"), many(300, inputs=("root",))
     cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
@@ -124,7 +124,7 @@ def test_g4_readers_of_one_object_become_runnable_in_slices() -> None:
     assert not cluster.machine.jobs[JOB].counts[TaskState.WAITING]
 
 
-def test_g4_removing_a_job_runs_in_slices_and_leaves_nothing() -> None:
+def test_removing_a_job_runs_in_slices_and_leaves_nothing() -> None:
     cluster = a_cluster(200)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     turns(cluster)
@@ -143,7 +143,7 @@ def test_g4_removing_a_job_runs_in_slices_and_leaves_nothing() -> None:
     assert JOB in cluster.machine.jobs
 
 
-def test_g4_retrying_a_job_runs_in_slices() -> None:
+def test_retrying_a_job_runs_in_slices() -> None:
     cluster = Cluster(a_worker("w1"))
     root, readers = a_task("root"), many(200, inputs=("root",))
     cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
@@ -157,7 +157,7 @@ def test_g4_retrying_a_job_runs_in_slices() -> None:
     assert (counts[TaskState.WAITING], counts[TaskState.FAILED]) == (200, 0)
 
 
-def test_g4_a_large_job_that_cannot_be_retried_fails_again_with_the_reason() -> None:
+def test_a_large_job_that_cannot_be_retried_fails_again_with_the_reason() -> None:
     cluster = Cluster(a_worker("w1"))
     root = a_task("root")
     seer = a_task("seer", inputs=["root"], sees_errors=True)
@@ -173,7 +173,7 @@ def test_g4_a_large_job_that_cannot_be_retried_fails_again_with_the_reason() -> 
     assert "computed its result from an error" in cluster.machine.jobs[JOB].reason
 
 
-def test_g7_a_watching_client_receives_results_in_slices_and_the_end_last() -> None:
+def test_a_watching_client_receives_results_in_slices_and_the_end_last() -> None:
     cluster = a_cluster(200)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     turns(cluster)
@@ -199,7 +199,7 @@ def that_holds(count: int) -> Cluster:
     return in_small_steps(cluster)
 
 
-def test_g4_objects_of_a_lost_worker_are_removed_in_slices_and_other_jobs_are_served() -> None:
+def test_objects_of_a_lost_worker_are_removed_in_slices_and_other_jobs_are_served() -> None:
     cluster = that_holds(200)
     cluster.joins(a_worker("w2", slots=1))
     cluster.loses("w1")
@@ -212,7 +212,7 @@ def test_g4_objects_of_a_lost_worker_are_removed_in_slices_and_other_jobs_are_se
     assert cluster.machine.jobs[JOB].unsettled == 200
 
 
-def test_g4_a_worker_that_joins_at_a_lost_workers_address_keeps_its_new_objects() -> None:
+def test_a_worker_that_joins_at_a_lost_workers_address_keeps_its_new_objects() -> None:
     cluster = that_holds(200)
     cluster.loses("w1")
     assert cluster.machine.graph.objects.held_at(place_of("w1"))

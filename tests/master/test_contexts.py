@@ -45,7 +45,7 @@ def take_contexts(cluster: Cluster) -> list[CallerContext | None]:
     return found
 
 
-def test_b1_a_worker_gets_the_context_before_the_first_task_and_drops_it_after_the_last() -> None:
+def test_a_worker_gets_the_context_before_the_first_task_and_drops_it_after_the_last() -> None:
     cluster = began("a", "b")
     peers = [type(message) for peer, message in cluster.machine.outbox if peer == "w1"]
     names = [kind.__name__ for kind in peers]
@@ -58,7 +58,7 @@ def test_b1_a_worker_gets_the_context_before_the_first_task_and_drops_it_after_t
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_b1_every_other_worker_receives_the_context_too(slots: int) -> None:
+def test_every_other_worker_receives_the_context_too(slots: int) -> None:
     cluster = began("a")
     take_contexts(cluster)
     cluster.joins(a_worker("w2", slots=slots))
@@ -66,7 +66,7 @@ def test_b1_every_other_worker_receives_the_context_too(slots: int) -> None:
     assert take_contexts(cluster) == [CONTEXT]
 
 
-def test_b1_a_worker_forgets_a_cancelled_job() -> None:
+def test_a_worker_forgets_a_cancelled_job() -> None:
     cluster = began("a")
     take_contexts(cluster)
     cluster.says(CancelJob(JobId(JOB), "enough"))
@@ -74,14 +74,14 @@ def test_b1_a_worker_forgets_a_cancelled_job() -> None:
     assert take_contexts(cluster) == [None]
 
 
-def test_b1_jobs_without_a_context_cost_no_message() -> None:
+def test_jobs_without_a_context_cost_no_message() -> None:
     cluster = Cluster(a_worker("w1"))
     cluster.job(a_task("a"), want=["a"])
     cluster.done("w1", a_task("a"), inline("a"))
     assert take_contexts(cluster) == []
 
 
-def test_b2_notices_reach_clients_that_do_not_subscribe_to_task_output() -> None:
+def test_notices_reach_clients_that_do_not_subscribe_to_task_output() -> None:
     cluster = began("a")
     cluster.lines()
     spec = a_task("a")

@@ -221,7 +221,7 @@ def test_a_reader_is_dispatched_to_the_worker_that_holds_its_input() -> None:
     floor.upload(*held_by("w2", "x"))
     floor.add(a_reader("a", "x"))
     assert floor.gives() == ["a to w2"]
-    assert "0 bytes to fetch" in floor.graph.tasks[a_reader("a", "x").id].reason
+    assert "has all inputs" in floor.graph.tasks[a_reader("a", "x").id].reason
 
 
 def test_a_reader_is_dispatched_to_a_worker_whose_disk_is_idle() -> None:
@@ -442,7 +442,7 @@ def test_a_reader_that_needs_memory_is_dispatched_to_a_worker_with_enough() -> N
     floor.upload(*held_by("w1", "x"))
     floor.add(*[hungry(name, 2, inputs=["x"]) for name in ("a", "b", "c")])
     assert floor.gives() == ["a to w1", "b to w2"]
-    assert "0 bytes to fetch" in reason_of(floor, "a")
+    assert "has all inputs" in reason_of(floor, "a")
 
 
 def test_a_parked_task_waits_again_if_its_memory_has_been_taken() -> None:

@@ -225,7 +225,7 @@ def test_a_task_retried_a_thousand_times_has_a_short_history() -> None:
     assert max(map(len, story)) < TEXT_MAX_LENGTH + 40
 
 
-def test_d5_a_task_that_is_about_to_be_placed_is_queued_for_a_worker() -> None:
+def test_a_task_that_is_about_to_be_placed_is_queued_for_a_worker() -> None:
     told = Told(a_task("a", name="first"), a_task("b", name="second", ordinal=1), want="a b")
     # before the end of the event-loop iteration
     told.machine.worker_joined(a_worker("w2", slots=2), told.now_s)

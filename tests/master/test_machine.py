@@ -411,7 +411,7 @@ def test_a_job_with_many_errors_reports_the_first_and_their_number() -> None:
     assert cluster.job_of().reason == "RUNTIME_ERROR: exit status 3 (and 2 more)"
 
 
-def test_g5_a_task_whose_inputs_do_not_fit_into_a_message_is_refused() -> None:
+def test_a_task_whose_inputs_do_not_fit_into_a_message_is_refused() -> None:
     cluster = Cluster(a_worker("w1"))
     names = [f"small{number}" for number in range(12_000)]
     known = tuple(Value.of(ObjectId(name), b"x" * 1000) for name in names)

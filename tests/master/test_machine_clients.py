@@ -315,7 +315,7 @@ def test_handed_over_results_are_deleted_from_the_cluster() -> None:
     assert cluster.job_of().state is JobState.COMPLETED
 
 
-def test_c4_a_new_job_starts_although_many_prefetched_tasks_turn_out_long() -> None:
+def test_a_new_job_starts_although_many_prefetched_tasks_turn_out_long() -> None:
     cluster = one()
     long = [a_task(f"long{number}", ordinal=number) for number in range(20)]
     cluster.job(*long, want=[spec.outputs[0] for spec in long])

@@ -120,7 +120,7 @@ def test_objects_of_a_lost_worker_are_recomputed_if_needed() -> None:
     cluster.said("w2: run c1 again (2)")
 
 
-def test_c1_a_silent_worker_is_suspected_and_later_declared_dead() -> None:
+def test_a_silent_worker_is_suspected_and_later_declared_dead() -> None:
     cluster = two()
     task, other = a_task("a"), a_task("b", ordinal=2)
     cluster.job(task, want=["a"], open=True)
@@ -142,7 +142,7 @@ def test_c1_a_silent_worker_is_suspected_and_later_declared_dead() -> None:
     assert task.id not in cluster.machine.retry_states
 
 
-def test_c1_reports_of_a_suspected_worker_count_when_it_is_back() -> None:
+def test_reports_of_a_suspected_worker_count_when_it_is_back() -> None:
     cluster = two()
     task = a_task("a")
     cluster.job(task, want=["a"], open=True)
@@ -155,7 +155,7 @@ def test_c1_reports_of_a_suspected_worker_count_when_it_is_back() -> None:
     assert cluster.machine.membership.lost_count == 0
 
 
-def test_c1_no_worker_is_declared_dead_while_all_are_silent() -> None:
+def test_no_worker_is_declared_dead_while_all_are_silent() -> None:
     cluster = two()
     task = a_task("a")
     cluster.job(task, want=["a"])
@@ -167,7 +167,7 @@ def test_c1_no_worker_is_declared_dead_while_all_are_silent() -> None:
     cluster.said("w2: run a again (2)")
 
 
-def test_c1_an_object_held_only_by_a_suspected_worker_is_not_recomputed() -> None:
+def test_an_object_held_only_by_a_suspected_worker_is_not_recomputed() -> None:
     cluster = two()
     maker, reader = a_task("a"), a_task("b", inputs=["a"], ordinal=1)
     cluster.job(maker, want=["a"], open=True)
@@ -182,7 +182,7 @@ def test_c1_an_object_held_only_by_a_suspected_worker_is_not_recomputed() -> Non
     cluster.said("w1: run b")
 
 
-def test_c1_an_input_that_a_suspected_worker_does_not_serve_is_not_lost() -> None:
+def test_an_input_that_a_suspected_worker_does_not_serve_is_not_lost() -> None:
     cluster = Cluster(a_worker("w1"), a_worker("w2", slots=2))
     maker, reader = a_task("a"), a_task("b", inputs=["a"], ordinal=1, slots=2)
     cluster.machine.worker_cut_off("w2", "a cable", cluster.now_s)
@@ -238,7 +238,7 @@ def test_workers_are_introduced_to_each_other() -> None:
     assert met_by(cluster) == {"w1": [news], "w3": [news]}
 
 
-def test_g4_a_worker_that_joins_causes_one_message_to_each_other_worker() -> None:
+def test_a_worker_that_joins_causes_one_message_to_each_other_worker() -> None:
     cluster = Cluster()
     for number in range(100):
         cluster.joins(a_worker(f"w{number}"))

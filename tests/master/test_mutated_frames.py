@@ -158,7 +158,7 @@ class Faced:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_g11_a_mutated_frame_is_refused_and_the_master_goes_on(seed: int) -> None:
+def test_a_mutated_frame_is_refused_and_the_master_goes_on(seed: int) -> None:
     chance = Random(seed)
     script = [(message, False) for message in FROM_CLIENT]
     script[7:7] = [(message, True) for message in FROM_WORKER]

@@ -180,7 +180,7 @@ def test_the_queue_agrees_with_a_sorted_list(steps: list[tuple[str, int]]) -> No
         assert len(queue) == len(model)
 
 
-def test_c4_a_job_without_running_tasks_is_the_first_that_pop_new_returns() -> None:
+def test_a_job_without_running_tasks_is_the_first_that_pop_new_returns() -> None:
     long, short = a_job("1" * 32), a_job("2" * 32)
     queue = ReadyQueue(TaskGraph())
     long.counts[TaskState.ASSIGNED] = 2
@@ -197,7 +197,7 @@ def test_c4_a_job_without_running_tasks_is_the_first_that_pop_new_returns() -> N
     assert drain(queue) == ["a", "y", "b"]
 
 
-def test_c4_pop_new_returns_no_task_before_tasks_of_higher_priority() -> None:
+def test_pop_new_returns_no_task_before_tasks_of_higher_priority() -> None:
     queue = ReadyQueue(TaskGraph())
     long, short = a_job("1" * 32), a_job("2" * 32)
     long.counts[TaskState.ASSIGNED] = 2
@@ -206,7 +206,7 @@ def test_c4_pop_new_returns_no_task_before_tasks_of_higher_priority() -> None:
     assert queue.pop_new() is None
 
 
-def test_c4_pop_new_skips_a_dropped_job() -> None:
+def test_pop_new_skips_a_dropped_job() -> None:
     queue = ReadyQueue(TaskGraph())
     long, short = a_job("1" * 32), a_job("2" * 32)
     long.counts[TaskState.ASSIGNED] = 2

@@ -263,7 +263,7 @@ def test_garbage_ends_the_connection() -> None:
     assert line.events == [["opened", f"refused: {reason}"], ["opened", reason]]
 
 
-def test_g3_a_silent_unauthenticated_peer_is_disconnected_in_time_without_a_refusal() -> None:
+def test_a_silent_unauthenticated_peer_is_disconnected_in_time_without_a_refusal() -> None:
     line = Line()
     wire = line.wires[1]
     line.right.makeConnection(wire)

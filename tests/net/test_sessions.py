@@ -99,7 +99,7 @@ def test_a_client_that_is_too_far_behind_cannot_resume(monkeypatch: pytest.Monke
     assert session.take_confirmation(2)
 
 
-def test_g7_a_slow_client_gets_all_messages_later_and_in_order() -> None:
+def test_a_slow_client_gets_all_messages_later_and_in_order() -> None:
     session, peer = opened()
     peer.room = 3
     for message in answers(*range(1, 2001)):
@@ -113,7 +113,7 @@ def test_g7_a_slow_client_gets_all_messages_later_and_in_order() -> None:
     assert back(session, 1500) == [Received(0), *answers(*range(1501, 2001))]
 
 
-def test_g7_task_output_that_a_client_does_not_read_ends_the_session_with_a_reason(
+def test_task_output_that_a_client_does_not_read_ends_the_session_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "PRINTS_KEPT_MAX_BYTES", 100)

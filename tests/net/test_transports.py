@@ -416,7 +416,7 @@ def test_the_delay_also_grows_if_connections_do_not_stay_open(
     assert gaps == pytest.approx(gaps_s, abs=0.03)
 
 
-def test_c1_probing_an_address_shows_whether_a_process_listens(in_reactor: Any) -> None:
+def test_probing_an_address_shows_whether_a_process_listens(in_reactor: Any) -> None:
     reactor = in_reactor.reactor
     answers: list[bool] = []
     answered = threading.Semaphore(0)

@@ -56,7 +56,7 @@ def main(client: ciel.Client) -> None:
 """
 
 
-def test_e6_a_checker_of_types_finds_what_a_program_expects_and_nothing_else(
+def test_a_checker_of_types_finds_what_a_program_expects_and_nothing_else(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

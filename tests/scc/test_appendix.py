@@ -36,7 +36,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 def run(workplace: Path, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the workplace with a /dev/shm of its own; it is to succeed."""
+    """Run a command of the workplace with a private /dev/shm; fail if the command fails."""
     environ = {
         **os.environ,
         **variables,

@@ -257,7 +257,7 @@ def test_what_a_program_wrote_finds_room_though_nobody_waits(tmp_path: Path) -> 
             with store.begin(f"o{number}") as writer:
                 Path(str(writer.path)).write_bytes(pattern(700_000))
                 if number % 2:
-                    writer.account()  # as for one that runs for longer
+                    writer.account()  # as for a program that runs for longer
                 writer.commit()
         assert all(store.get(f"o{number}") == pattern(700_000) for number in range(8))
 
@@ -360,7 +360,7 @@ def test_two_who_start_at_once_make_one_image() -> None:
             os.read(second_gate, 1)
 
     gate, start = os.pipe()
-    second_gate, end = os.pipe()  # of its own: who is quick must not take the start of another
+    second_gate, end = os.pipe()  # a quick child must not read the start of another
     wait, done = os.pipe()
     children = [start_child(partial(begin, core)) for core in range(4)]
     os.write(start, b"....")

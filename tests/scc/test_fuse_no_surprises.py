@@ -41,7 +41,7 @@ def make_mapped(path: Path, mode: int = 0o644) -> mmap.mmap:
 
 
 @pytest.mark.parametrize("options", [(), ("--writeback",)])
-def test_a7_what_was_stored_into_a_mapping_is_committed(
+def test_what_was_stored_into_a_mapping_is_committed(
     image: Image, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     with mounted(image, tmp_path, *options):
@@ -52,16 +52,14 @@ def test_a7_what_was_stored_into_a_mapping_is_committed(
             memory.close()
 
 
-def test_a7_a_file_committed_by_closing_has_what_was_mapped(image: Image, tmp_path: Path) -> None:
+def test_a_file_committed_by_closing_has_what_was_mapped(image: Image, tmp_path: Path) -> None:
     with mounted(image, tmp_path):
         make_mapped(tmp_path / "a", 0o444).close()
     assert image.names()["a"]["committed"]
     assert image.do("shmst", "a", "-") == b"A" * SIZE
 
 
-def test_a7_a_mapping_that_outlives_the_commit_changes_nothing(
-    image: Image, tmp_path: Path
-) -> None:
+def test_a_mapping_that_outlives_the_commit_changes_nothing(image: Image, tmp_path: Path) -> None:
     with mounted(image, tmp_path):
         memory = make_mapped(tmp_path / "a")
         (tmp_path / "a").chmod(0o444)
@@ -78,7 +76,7 @@ def test_a7_a_mapping_that_outlives_the_commit_changes_nothing(
 
 
 @pytest.mark.parametrize("tool", ["rsync", "tar", "cp"])
-def test_h8_a_tree_is_copied_with_the_attributes_of_its_root(
+def test_a_tree_is_copied_with_the_attributes_of_its_root(
     image: Image, tmp_path: Path, tool: str
 ) -> None:
     source, place = tmp_path / "source", tmp_path / "mount"
@@ -136,7 +134,7 @@ def places(image: Image, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     image.assert_clean()
 
 
-def test_h8_a_reader_in_another_mount_keeps_nobody_from_committing(
+def test_a_reader_in_another_mount_keeps_nobody_from_committing(
     image: Image, places: tuple[Path, Path]
 ) -> None:
     one, other = places
@@ -148,7 +146,7 @@ def test_h8_a_reader_in_another_mount_keeps_nobody_from_committing(
         refused_with(errno.EROFS, lambda: (other / "a").write_bytes(b"more"))
 
 
-def test_h8_the_last_reader_of_a_removed_file_reads_it_to_its_end(
+def test_the_last_reader_of_a_removed_file_reads_it_to_its_end(
     image: Image, places: tuple[Path, Path]
 ) -> None:
     one, other = places
@@ -158,7 +156,7 @@ def test_h8_the_last_reader_of_a_removed_file_reads_it_to_its_end(
     wait_until(lambda: image.usage()["free_inodes"] == image.usage()["inodes"])
 
 
-def test_h8_who_writes_in_another_mount_keeps_others_away_until_it_closes(
+def test_who_writes_in_another_mount_keeps_others_away_until_it_closes(
     image: Image, places: tuple[Path, Path]
 ) -> None:
     one, other = places
@@ -175,7 +173,7 @@ def test_h8_who_writes_in_another_mount_keeps_others_away_until_it_closes(
         assert reader.read() == b"CONTENT"
 
 
-def test_h8_a_file_that_is_made_to_be_read_has_no_writer(
+def test_a_file_that_is_made_to_be_read_has_no_writer(
     image: Image, places: tuple[Path, Path]
 ) -> None:
     one, other = places
@@ -188,7 +186,7 @@ def test_h8_a_file_that_is_made_to_be_read_has_no_writer(
 
 
 @pytest.mark.parametrize("part", ["control", "data"])
-def test_h8_a_mount_of_a_truncated_image_answers_with_errors(
+def test_a_mount_of_a_truncated_image_answers_with_errors(
     image: Image, tmp_path: Path, part: str
 ) -> None:
     with mounted(image, tmp_path) as process:
@@ -202,7 +200,7 @@ def test_h8_a_mount_of_a_truncated_image_answers_with_errors(
     assert process.returncode == 0
 
 
-def test_h8_who_reads_a_truncated_image_through_a_mount_is_told_at_once(
+def test_who_reads_a_truncated_image_through_a_mount_is_told_at_once(
     image: Image, tmp_path: Path
 ) -> None:
     place, said = tmp_path / "mount", tmp_path / "said"

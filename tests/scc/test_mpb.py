@@ -1,6 +1,8 @@
-"""Messages between cores: each is a process in namespaces of its own, with only memory shared.
+"""Tests messages between cores. Each core is a process with private namespaces, which shares only
+memory with the others.
 
-CIEL_LONG=1 kills 10,000 times, at every store, and has a sanitizer look at races.
+With CIEL_LONG=1, the tests kill a process 10,000 times, at every store, and a sanitizer searches
+for races.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Control connections that go on by rings, or by messages between cores: the same is said, and the
-ends are the same.
+"""Tests control connections over rings and over messages between cores: both deliver the same
+messages as sockets, and end in the same ways.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The C core of shmfs: random walks against a model, death at every store, real kills, damage,
-every error and limit, under sanitizers (CIB-21 to CIB-24, POOL-3; failures S1 to S5, S11, P3).
+"""Runs the C tests of shmfs under sanitizers (CIB-21 to CIB-24, POOL-3).
 
-What the programs show is said at their heads. They run longer by `make check-deep`; scc/README.md
-has the figures.
+They run random operations against a model, kill clients at every store and at random moments,
+damage the image, and reach every error and limit. A killed client must leave each of its operations
+complete or without effect, even if it held locks or had not committed, and no client may starve or
+read stale memory. The comment at the head of each program says what it tests. `make check-deep`
+runs them longer; scc/README.md has the figures.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def test_an_image_that_was_cut_is_refused(image: Image, part: str, size: int) ->
     "part, size, wanted",
     [("control", 4096, ""), ("control", 100, "at least 128"), ("data", 4096, "32768")],
 )
-def test_h8_an_image_that_was_truncated_is_refused_with_its_size(
+def test_an_image_that_was_truncated_is_refused_with_its_size(
     image: Image, part: str, size: int, wanted: str
 ) -> None:
     path = image.control if part == "control" else image.data
@@ -114,7 +114,7 @@ def said_of(image: Image, path: Path) -> bytes:
     return f"{path}: the image was truncated while it was in use\n".encode()
 
 
-def test_h8_a_tool_that_touches_what_was_truncated_ends_with_a_sentence(
+def test_a_tool_that_touches_what_was_truncated_ends_with_a_sentence(
     image: Image, tmp_path: Path
 ) -> None:
     pipe = tmp_path / "pipe"
@@ -139,7 +139,7 @@ def test_h8_a_tool_that_touches_what_was_truncated_ends_with_a_sentence(
     assert alive.returncode == 1
 
 
-def test_h8_a_store_of_what_was_truncated_says_why_it_fails(tmp_path: Path) -> None:
+def test_a_store_of_what_was_truncated_says_why_it_fails(tmp_path: Path) -> None:
     with fresh_image("--blocks=256", "--block-size=4KiB") as image:
         load(image, tmp_path, "a", 1 << 20)  # many times what a pipe takes
         with image.start("shmst", "a", "-") as store:
@@ -153,7 +153,7 @@ def test_h8_a_store_of_what_was_truncated_says_why_it_fails(tmp_path: Path) -> N
         assert said == text + b" in use\n"
 
 
-def test_h8_a_python_process_that_uses_an_image_keeps_its_own_sigbus(image: Image) -> None:
+def test_a_python_process_that_uses_an_image_keeps_its_own_sigbus(image: Image) -> None:
     script = (
         "import pathlib, signal, sys\n"
         "from ciel.scc.shmfs import Image\n"

@@ -56,7 +56,7 @@ def without_override() -> list[str]:
 
 
 @pytest.mark.parametrize("words", READERS)
-def test_h2_a_tool_that_only_reads_leaves_every_byte_of_the_image_as_it_was(
+def test_a_tool_that_only_reads_leaves_every_byte_of_the_image_as_it_was(
     image: Image, words: str
 ) -> None:
     before = digests(image)
@@ -67,7 +67,7 @@ def test_h2_a_tool_that_only_reads_leaves_every_byte_of_the_image_as_it_was(
 
 
 @pytest.mark.parametrize("words", READERS)
-def test_h2_a_tool_that_only_reads_works_on_an_image_of_mode_0444(image: Image, words: str) -> None:
+def test_a_tool_that_only_reads_works_on_an_image_of_mode_0444(image: Image, words: str) -> None:
     for path in (image.control, image.data):
         path.chmod(0o444)
     tool, *arguments = words.split()
@@ -77,7 +77,7 @@ def test_h2_a_tool_that_only_reads_works_on_an_image_of_mode_0444(image: Image, 
     assert tool != "shmst" or done.stdout == CONTENT
 
 
-def test_h2_tools_that_only_read_work_on_a_read_only_mount(image: Image, tmp_path: Path) -> None:
+def test_tools_that_only_read_work_on_a_read_only_mount(image: Image, tmp_path: Path) -> None:
     source, place = tmp_path / "image", tmp_path / "mount"
     source.mkdir()
     place.mkdir()
@@ -96,7 +96,7 @@ def test_h2_tools_that_only_read_work_on_a_read_only_mount(image: Image, tmp_pat
     assert b"Read-only file system" in done.stderr
 
 
-def test_h2_shmst_fails_when_the_file_is_removed_while_it_is_read(image: Image) -> None:
+def test_shmst_fails_when_the_file_is_removed_while_it_is_read(image: Image) -> None:
     with image.start("shmst", "a", "-") as reader:
         assert reader.stdout is not None
         assert reader.stdout.read(1) == CONTENT[:1]  # it has the file open, and waits for the pipe
@@ -106,7 +106,7 @@ def test_h2_shmst_fails_when_the_file_is_removed_while_it_is_read(image: Image) 
     assert b"a cannot be stored in standard output: the file was removed while it was read" in err
 
 
-def test_h2_readers_find_right_contents_or_say_why_not_while_files_come_and_go(
+def test_readers_find_right_contents_or_say_why_not_while_files_come_and_go(
     image: Image, tmp_path: Path
 ) -> None:
     ends = threading.Event()
@@ -141,7 +141,7 @@ def test_h2_readers_find_right_contents_or_say_why_not_while_files_come_and_go(
     image.assert_clean()
 
 
-def test_h2_readers_give_up_on_a_change_that_does_not_end(image: Image) -> None:
+def test_readers_give_up_on_a_change_that_does_not_end(image: Image) -> None:
     with open(image.control, "r+b") as control:  # as a writer leaves it that died amid a change
         control.seek(SEQUENCE_OFFSET)
         sequence = control.read(1)[0]
@@ -153,7 +153,7 @@ def test_h2_readers_give_up_on_a_change_that_does_not_end(image: Image) -> None:
         assert "run shmfsck --sweep" in image.refusal(tool, *arguments)
 
 
-def test_h2_a_full_table_of_clients_does_not_keep_readers_away() -> None:
+def test_a_full_table_of_clients_does_not_keep_readers_away() -> None:
     with (
         fresh_image("--blocks=8", "--block-size=4KiB", "--clients=1") as image,
         Client.open(image.control, image.data) as client,

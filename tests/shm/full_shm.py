@@ -1,4 +1,4 @@
-"""Run with a /dev/shm of 4 MiB: a full one is an error, never a signal (failure O7)."""
+"""Runs with a /dev/shm of 4 MiB: when it is full, the store raises an error; no signal comes."""
 
 import os
 import sys

@@ -3,8 +3,8 @@
     pip install atheris && mkdir found
     python tests/shm/fuzz_messages.py found -max_total_time=600
 
-Whatever the bytes and however they are cut, a decoder returns messages that are encoded to the same
-bytes again, or raises MessageError; and what a daemon makes of them ends in answers.
+A decoder must return messages that it encodes to the same bytes again, or raise MessageError, for
+any bytes in pieces of any size. A daemon must answer every request among these messages.
 """
 
 import os

@@ -111,7 +111,7 @@ def test_a_forked_copy_of_the_store_takes_nothing(store: ShmStore, segments: Seg
     assert store.get("b") == content
 
 
-# Who may still see it
+# --- memory that a reader or a writer may still map -----------------------------------------------
 
 
 def read(store: ShmStore, object_id: str) -> Callable[[], bytes]:

@@ -267,7 +267,7 @@ class Forgives(HidesDivergence):
 def test_names_that_depend_on_the_execution_are_found_out(
     make_master: Callable[..., MasterMachine], scenario: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A0 and G1: results of other calls, and jobs that hang."""
+    """Calls would get results of other calls, or jobs would never end."""
     monkeypatch.setattr(lots, "make_names", NamesByOrder)
 
     def run_seeds() -> None:

@@ -1,5 +1,5 @@
-"""Built-ins beyond what `conformance/` and `errors/` show of them: what waits, what is done once,
-what is too large.
+"""Tests which built-in functions wait for futures, run once however often a script is resumed, and
+refuse results that are too large. The scripts in `conformance/` and `errors/` test the rest.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ HALF = "a" * (TEXT_MAX_CHARACTERS // 2)
         ("int", ["9" * 100_001], "at most 100,000 digits"),
         ("str", [1 << 400_000], "more than 100,000 digits cannot be shown"),
         ("str", [[HALF, HALF, HALF]], "longer than 67,108,864 characters"),
-        ("float", [1 << 2000], "that a float can hold"),
-        ("sqrt", [1 << 4000], "too large for a float"),
+        ("float", [1 << 2000], "needs a number that fits a float"),
+        ("sqrt", [1 << 4000], "needs a number that fits a float"),
         ("sum", [[1e308, 1e308]], "too large for a float"),
         ("round", [1.5, 10_000], "places is not possible"),
     ],

@@ -55,8 +55,9 @@ def grammar() -> dict[str, Any]:
 
 
 class Colours(NamedTuple):
-    """As much of a TextMate grammar as ours uses: it is read a line at a time, and of the patterns
-    that match, the one that does so earliest wins.
+    """Applies the parts of a TextMate grammar that ours uses.
+
+    It reads a line at a time. Of all patterns that match in the line, the earliest match wins.
     """
 
     grammar: dict[str, Any]

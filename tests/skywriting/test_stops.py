@@ -1,5 +1,6 @@
-"""A script that stops at every dereference does what it does in one go: Done when 2 of the issue,
-and what a continuation may cost.
+"""Tests that a script has the same effects if it stops at every dereference.
+
+Other tests limit the cost of continuations.
 """
 
 from __future__ import annotations
@@ -384,7 +385,7 @@ def test_the_thousandth_continuation_of_a_loop_is_hardly_larger_than_the_tenth()
 
 
 def test_what_was_read_is_never_looked_for_again() -> None:
-    """The livelock of ciel-interfaces, 9.3: the value is used before and after another stop."""
+    """The script uses the value before and after another stop: the original then looped forever."""
     world = World(
         load("function f(n) { return n; } y = *spawn(f, [1]); a = y + 0; b = *spawn(f, [2]);"
              " return [a, b + 0, y];"), stops=True,

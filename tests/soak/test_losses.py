@@ -44,7 +44,7 @@ def restart_at_random(cluster: LocalCluster, chance: random.Random) -> None:
         cluster.restart(chance.randrange(2))
 
 
-def test_a0_every_result_is_right_whenever_workers_die(cluster: LocalCluster) -> None:
+def test_every_result_is_right_whenever_workers_die(cluster: LocalCluster) -> None:
     chance = random.Random(20261123)
     with ciel.Client(cluster) as client:
         for round_number in range(ROUNDS):

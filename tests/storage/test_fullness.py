@@ -58,7 +58,7 @@ def test_a_counter_locked_for_too_long_counts_as_full(
 
 
 @pytest.mark.parametrize("plant", ["link", "file"])
-def test_h8_a_file_or_link_in_its_place_is_avoided(tmp_path: Path, plant: str) -> None:
+def test_a_file_or_link_in_its_place_is_avoided(tmp_path: Path, plant: str) -> None:
     name, elsewhere = f"ciel-full.{os.geteuid()}", tmp_path / "elsewhere"
     elsewhere.mkdir()
 

@@ -22,7 +22,7 @@ def make_deep(top: Path, depth: int = DEPTH) -> None:
     os.close(fd)
 
 
-def test_g9_a_deep_tree_is_measured_and_removed(tmp_path: Path) -> None:
+def test_a_deep_tree_is_measured_and_removed(tmp_path: Path) -> None:
     make_deep(tmp_path / "top")
     before = len(os.listdir("/proc/self/fd"))
     assert sum(1 for _ in entries_below(tmp_path / "top")) == 2 * DEPTH

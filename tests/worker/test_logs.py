@@ -85,7 +85,7 @@ def test_a_reader_goes_on_from_an_offset(served: Served) -> None:
     assert served.get(f"/log/{JOB}?offset=99999") == (200, b"")
 
 
-def test_g10_at_an_offset_that_no_file_can_have_a_log_has_nothing(served: Served) -> None:
+def test_at_an_offset_that_no_file_can_have_a_log_has_nothing(served: Served) -> None:
     served.append(JOB, "1", "one")
     assert served.get(f"/log/{JOB}?offset={10**18 - 1}") == (200, b"")
 

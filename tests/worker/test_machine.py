@@ -46,7 +46,7 @@ from ciel_tests.scenes.worker import (
 # --- slots and order ------------------------------------------------------------------------------
 
 
-def test_c4_the_first_task_of_a_job_passes_what_was_dispatched_eagerly(played: Played) -> None:
+def test_the_first_task_of_a_job_passes_what_was_dispatched_eagerly(played: Played) -> None:
     other = a_task("other", job="2" * 32)
     played.run(A)
     played.assign(B)
@@ -57,7 +57,7 @@ def test_c4_the_first_task_of_a_job_passes_what_was_dispatched_eagerly(played: P
     played.comes(start(other), report(A))
 
 
-def test_c4_new_jobs_pass_a_task_only_so_often(played: Played) -> None:
+def test_new_jobs_pass_a_task_only_so_often(played: Played) -> None:
     played.run(A)
     played.assign(B)
     new = [a_task("new", job=f"{number:032x}") for number in range(2, 4 + PASSED_PER_SLOT)]

@@ -32,7 +32,7 @@ def test_the_one_that_has_most_inputs_at_hand_serves_first() -> None:
     pool.put(2, "a", keys("x", "z"), 0.0)
     pool.put(3, "a", keys("q"), 0.0)
     pool.put(4, "b", keys("xyz"), 0.0)
-    assert pool.take("a", ("x", "y", "z")) == 2  # of equal ones, the one that was busy last
+    assert pool.take("a", ("x", "y", "z")) == 2  # has two, as 1 has, and was added later
     assert pool.take("a", ("x", "y", "z")) == 1
     assert pool.take("a", ("x",)) == 3  # a process without the inputs is better than a new one
     assert pool.take("a", ("x",)) is None

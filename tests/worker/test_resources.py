@@ -492,7 +492,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(
 
 
 @pytest.mark.parametrize("size_bytes", [2**62, 2**63 - 1, 2**63, 10**400])
-def test_g10_a_size_that_no_file_can_have_is_refused_with_the_promised_json(
+def test_a_size_that_no_file_can_have_is_refused_with_the_promised_json(
     served: Served, tmp_path: Path, size_bytes: int
 ) -> None:
     said = b'{"size_bytes": %d}' % size_bytes
@@ -503,7 +503,7 @@ def test_g10_a_size_that_no_file_can_have_is_refused_with_the_promised_json(
 
 
 @pytest.mark.parametrize("length", ["9223372036854775807", "1" + "0" * 30, "1" + "0" * 5000])
-def test_g10_a_length_that_no_file_can_have_is_refused_with_the_promised_json(
+def test_a_length_that_no_file_can_have_is_refused_with_the_promised_json(
     served: Served, tmp_path: Path, length: str
 ) -> None:
     said = {"Content-Length": length}

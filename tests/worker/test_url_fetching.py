@@ -1,4 +1,4 @@
-"""Tests sessions that fetch URLs from a real site into a real store."""
+"""Tests fetch sessions, which fetch URLs from a real site into a real store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ciel.net.url_policy import UrlPolicy
 from ciel.storage.files import FileStore
 from ciel.testing.homes import wait_for
 from ciel.worker.transfer import url_fetching
-from ciel.worker.transfer.url_fetching import SessionRefusedError, UrlFetching
+from ciel.worker.transfer.url_fetching import FetchRefusedError, UrlFetching
 
 CONTENT = bytes(range(256)) * 1000
 
@@ -53,7 +53,7 @@ def url() -> Iterator[str]:
 
 
 class Fetching:
-    """The sessions of a worker, on the reactor."""
+    """The fetch sessions of a worker, on the reactor."""
 
     def __init__(self, run: Any, store: FileStore, outside: UrlPolicy) -> None:
         self.run = run
@@ -115,17 +115,17 @@ def test_an_empty_session_is_done(fetching: Fetching) -> None:
     assert fetching.end("s")["state"] == "done"
 
 
-def test_a_session_has_a_name_of_its_own(fetching: Fetching, url: str) -> None:
+def test_a_second_fetch_session_needs_another_name(fetching: Fetching, url: str) -> None:
     Answer.held.clear()
     fetching.begin("s", a=f"{url}/held")
-    with pytest.raises(SessionRefusedError, match="a session s exists already"):
+    with pytest.raises(FetchRefusedError, match="the fetch session s exists already"):
         fetching.begin("s", b=f"{url}/good")
     assert fetching.run(fetching.urls.facts, "s")["state"] == "running"
     Answer.held.set()
     assert fetching.end("s")["state"] == "done"
 
 
-def test_the_eldest_session_that_is_over_makes_room(
+def test_the_oldest_ended_fetch_session_makes_room(
     fetching: Fetching, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(url_fetching, "SESSIONS_MAX", 2)
@@ -134,7 +134,7 @@ def test_the_eldest_session_that_is_over_makes_room(
     fetching.begin("over")
     fetching.begin("third", b=f"{url}/held")
     assert [row["session"] for row in fetching.run(fetching.urls.rows)] == ["running", "third"]
-    with pytest.raises(SessionRefusedError, match="2 sessions are running here already"):
+    with pytest.raises(FetchRefusedError, match="2 fetch sessions are running here already"):
         fetching.begin("fourth")
     Answer.held.set()
     fetching.end("running")
@@ -144,7 +144,7 @@ def test_the_eldest_session_that_is_over_makes_room(
 def test_nothing_is_fetched_if_one_url_is_refused(
     fetching: Fetching, store: FileStore, url: str
 ) -> None:
-    with pytest.raises(SessionRefusedError) as caught:
+    with pytest.raises(FetchRefusedError) as caught:
         fetching.begin("s", a=f"{url}/good", b="file:///etc/passwd")
     assert caught.value.status == 400
     assert fetching.run(fetching.urls.rows) == []
@@ -154,7 +154,7 @@ def test_a_worker_that_fetches_no_urls_says_what_to_do(
     in_reactor: Any, store: FileStore, url: str
 ) -> None:
     fetching = Fetching(in_reactor, store, UrlPolicy.OFF)
-    with pytest.raises(SessionRefusedError, match="start it with --fetch-urls https"):
+    with pytest.raises(FetchRefusedError, match="start it with --fetch-urls https"):
         fetching.begin("s", a=f"{url}/good")
     in_reactor(fetching.urls.close)
 

@@ -52,7 +52,7 @@ def make_link(found: MasterLocation, now_s: float) -> str:
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
-    """Return whether a browser would open a window of its own.
+    """Return whether a browser would open a separate window.
 
     A text browser would take over this terminal. It is opened only if the variable `BROWSER`
     names it.

@@ -342,6 +342,16 @@ def _add_wait(parser: ArgumentParser) -> None:
     )
 
 
+def _add_cancel(parser: ArgumentParser) -> None:
+    _add_jobs(parser)
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="TIME",
+        help="stop waiting for a job after this time (90s, 10m), counted for each job in turn",
+    )
+
+
 def _add_retry(parser: ArgumentParser) -> None:
     _add_jobs(parser)
     parser.add_argument(
@@ -400,7 +410,7 @@ VERBS = {
     ),
     "graph": Verb("draw the tasks of a job and what they read", _add_graph, _graph),
     "cancel": Verb(
-        "cancel jobs, and wait until their programs have ended", _add_wait, _cancel, _SELECTORS
+        "cancel jobs, and wait until their programs have ended", _add_cancel, _cancel, _SELECTORS
     ),
     "retry": Verb(
         "run the failed and cancelled tasks of jobs again", _add_retry, _retry, _SELECTORS

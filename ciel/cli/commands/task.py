@@ -26,10 +26,12 @@ from ciel.wire.references import from_json
 _LISTED = 100
 _PLACE_MAX_DIGITS = 18
 _SHOWN_AT_ONCE = 20
-_SELECTORS = """\
+_SOME_TASKS = """\
 TASK is JOB:TASK: a job's number, its id or last, and after the colon an element's number, a name, a
-task's id, or a range of numbers (last:1-20). A JOB alone means all its tasks.
+task's id, or a range of numbers (last:1-20).
 """
+_SELECTORS = _SOME_TASKS + "A JOB alone means all its tasks.\n"
+_SHOWN = f"{_SELECTORS}At most {_SHOWN_AT_ONCE} tasks are shown.\n"
 
 
 def main(prog: str, words: Sequence[str]) -> int:
@@ -149,7 +151,10 @@ def _chosen(client: Client, text: str) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _object(ref: Reference) -> dict[str, Any]:
-    """Return the state of an object, and where it is stored."""
+    """Describe an object: its state, and where workers store it.
+
+    The state is `there` if the object exists, `failed`, or `expected` if no task has produced it.
+    """
     if isinstance(ref, Failure):
         return {"object": ref.id, "state": "failed", "reason": ref.reason}
     if isinstance(ref, Value):
@@ -171,8 +176,8 @@ def render_info(task: dict[str, Any]) -> str:
             requested.append(f"{needs[name]:g} {unit}")
     if needs["priority"]:
         requested.append(f"priority {needs['priority']}")
-    is_over = task["started_at_s"] is not None
-    place = f" on worker {task['worker']}" if task["worker"] and not is_over else ""
+    has_ended = task["started_at_s"] is not None  # `how_it_ran` then names the worker
+    place = f" on worker {task['worker']}" if task["worker"] and not has_ended else ""
     lines = [
         f"{_title(task)} ({task['task']})",
         f"state: {task['state']}, attempt {task['attempt']}{place}",
@@ -269,6 +274,10 @@ def _add_task(parser: ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help="JOB:TASK, JOB:A-B, or JOB")
 
 
+def _add_some_tasks(parser: ArgumentParser) -> None:
+    parser.add_argument("task", metavar="TASK", help="JOB:TASK or JOB:A-B")
+
+
 def _add_list(parser: ArgumentParser) -> None:
     parser.add_argument("task", metavar="JOB", help="a job, or a range of its elements: JOB:A-B")
     parser.add_argument(
@@ -293,11 +302,19 @@ def _add_log(parser: ArgumentParser) -> None:
 
 VERBS = {
     "list": Verb("list the tasks of a job", _add_list, _list),
-    "info": Verb(
-        "show the state, the attempts and the outputs of tasks", _add_task, _info, _SELECTORS
+    "info": Verb("show the state, the attempts and the outputs of tasks", _add_task, _info, _SHOWN),
+    "explain": Verb("explain why tasks run, wait, or have failed", _add_task, _explain, _SHOWN),
+    "cancel": Verb(
+        "cancel some tasks of a job",
+        _add_some_tasks,
+        _cancel,
+        f"{_SOME_TASKS}To cancel a whole job, use ciel job cancel.\n",
     ),
-    "explain": Verb("explain why tasks run, wait, or have failed", _add_task, _explain, _SELECTORS),
-    "cancel": Verb("cancel some tasks of a job", _add_task, _cancel, _SELECTORS),
-    "retry": Verb("run failed or cancelled tasks again", _add_task, _retry, _SELECTORS),
+    "retry": Verb(
+        "run failed or cancelled tasks again",
+        _add_some_tasks,
+        _retry,
+        f"{_SOME_TASKS}To retry all tasks of a job, use ciel job retry.\n",
+    ),
     "log": Verb("print what tasks wrote to standard error", _add_log, _log, _SELECTORS),
 }

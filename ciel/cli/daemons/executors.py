@@ -1,4 +1,4 @@
-"""Loads the executors of a host: the installed ones, and those that the configuration defines.
+"""Loads the executors of a host: the installed ones, and ones in the configuration.
 
 The configuration file may also set options of installed executors.
 """

@@ -114,7 +114,7 @@ class _Lines:
 class _Following:
     """Follows logs while they grow: a thread for each worker reads, one for each job waits.
 
-    The threads put what they read, and ended jobs, on the queue `_events`.
+    The threads put the lines that they read, and ended jobs, on the queue `_events`.
     """
 
     def __init__(self, client: Client, lines: _Lines) -> None:

@@ -21,9 +21,10 @@ PROGRAM: Final = "ciel"
 
 
 class Option(NamedTuple):
-    """An option: its names, the longest last, and the metavariable of its value.
+    """An option, as a help text lists it.
 
-    `value` is "" if the option takes none.
+    `names`: the longest last. `value`: the placeholder for its value, as in `--limit N`; "" if the
+    option takes no value.
     """
 
     names: tuple[str, ...]

@@ -31,7 +31,11 @@ def make_parser(prog: str, description: str, epilog: str = "") -> Parser:
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Create a formatter for help, which argparse does for each option; it would import shutil."""
+    """Create a help formatter with a fixed width.
+
+    argparse creates a formatter for each option. Without a width, it would import shutil to ask for
+    the width of the terminal.
+    """
     try:
         width = os.get_terminal_size(1).columns - 2
     except OSError:

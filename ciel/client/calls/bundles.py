@@ -24,8 +24,8 @@ ALONE_MIN_BYTES: Final = 64 << 10
 class BundleTask(NamedTuple):
     """A task that runs a bundle.
 
-    Each of its outputs is the object of one of the `lots`. No other task reads the inputs
-    `for_once`.
+    The task has one output for each of the `lots`, the groups of calls whose results are stored in
+    one object. No other task reads the inputs `for_once`, so they can be released after this task.
     """
 
     name: str
@@ -51,19 +51,20 @@ class BundleWriter:
         self._job = job
         self._is_traced = is_traced
         self._locals_wanted = locals_wanted
-        self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # cached for a value of sys.path
+        # The directories for modules, and the value of sys.path for which they were computed.
+        self._module_paths: tuple[tuple[str, ...], list[str]] = ((), [])
 
     def write(self, bundle: list[PendingCall]) -> BundleTask:
-        """Return the task of a bundle, and number the calls in it.
+        """Return the task of a bundle. Set the lot and the position in the lot of each call.
 
         Raises ClientError, and the error of a future in the arguments that was never sent.
         """
         lots = bundling.lots_of(bundle)
         for number, lot in enumerate(lots):
-            place = 0
+            position = 0
             for call in lot:
-                call.lot, call.place = number, place
-                place += len(call.futures)
+                call.lot, call.place = number, position
+                position += len(call.futures)
         inputs = Inputs()
         numbers: dict[bytes, int] = {}
         functions: list[calls.Function] = []
@@ -81,7 +82,7 @@ class BundleWriter:
             written.append(tuple(row))
         first = bundle[0]
         sent = calls.Bundle(
-            calls.VERSION, self._module_places(), tuple(functions), tuple(written),
+            calls.VERSION, self._module_directories(), tuple(functions), tuple(written),
             first.streams, first.raw, self._locals_wanted, self._is_traced(),
             self._job.caller.moved(), log_level(),
         )  # fmt: skip
@@ -115,19 +116,19 @@ class BundleWriter:
             function, arguments, uses, with_object, call.is_map, name, returns, limit_s
         )
 
-    def _module_places(self) -> tuple[str, ...]:
-        places, path = self._places
+    def _module_directories(self) -> tuple[str, ...]:
+        directories, path = self._module_paths
         if path != sys.path:
-            places = calls.module_directories()
-            self._places = (places, list(sys.path))
-        return places
+            directories = calls.module_directories()
+            self._module_paths = (directories, list(sys.path))
+        return directories
 
 
 def _use(future: Any, inputs: Inputs) -> calls.Use:
     how, pending = getattr(future, "how", calls.AS_VALUE), future.pending_call
     if pending is not None and pending.lot >= 0:  # a call of this bundle
-        place = pending.place + future.place
-        return calls.Use(-1, pending.lot, place, False, how)
+        position = pending.place + future.place
+        return calls.Use(-1, pending.lot, position, False, how)
     lot = future.lot
     if lot is None:  # its call could not be sent
         raise future.unsent_error()

@@ -15,11 +15,17 @@ class PendingCall:
     """A call that waits to be sent.
 
     `taken`: the futures in its arguments. `futures`: weak references to the futures of its results;
-    a call is not sent if the program holds none of them. `is_sent`: it was sent, or will never be
-    sent. `is_held`: the client holds it back. `is_divisible`: a map whose rows may be sent in
-    several tasks. `rows`: how many calls it represents; `rows_of_map`: the number of rows of its
-    whole map. `local`: the pending calls whose results it takes; `outside`: the ids of other
-    objects that it needs and that do not exist yet.
+    a call is not sent if the program holds none of them. `is_sent`: the call no longer waits: it
+    was sent, or it never will be, since nothing needs its results or it cannot be sent. `is_held`:
+    the client holds it back, to send it in a bundle with later calls. `is_divisible`: a map whose
+    rows may be sent in several tasks. `rows`: how many calls it represents; `rows_of_map`: the
+    number of rows of its whole map. `is_usual`: it may be bundled. `may_wait`: its arguments are
+    packed and small, so the client may hold it back.
+
+    `local`: the pending calls whose results it takes; `outside`: the ids of other objects that it
+    needs and that do not exist yet. Once a `BundleWriter` has written the call, `lot` is the number
+    of its lot in the bundle, and `place` the position of its first result in the lot; before, both
+    are -1.
     """
 
     __slots__ = (
@@ -51,9 +57,9 @@ class PendingCall:
 
     @property
     def streams(self) -> bool:
-        """Whether each item that the function yields is sent at once.
+        """Whether the task sends each item as soon as the function yields it.
 
-        A call in a map does not stream: its items are one result.
+        Not in a map: there all items of a call are one result.
         """
         return self.function.streams and not self.is_map
 
@@ -69,7 +75,7 @@ class PendingCall:
 def still_needed(calls: list[PendingCall]) -> list[PendingCall]:
     """Return the calls whose results the program or another call of the list needs.
 
-    Mark all other calls as never sent.
+    The client never sends the other calls: mark them, and notify their futures.
     """
     if not any(call.is_dropped() for call in calls):
         return calls

@@ -112,8 +112,8 @@ class Job(Shown):
     def __init__(self, client: Session, spec: JobSpec, changed: Changes) -> None:
         self.id: JobId = spec.id
         self.store = ""
-        """Where a worker that has both stores first puts the output of a program that `run` adds:
-        `memory` or `disk`; empty: the worker's default."""
+        """The store to which workers with two stores first write outputs of programs that `run`
+        adds: `memory` or `disk`; empty: the worker's default."""
         self.name = spec.name
         self._client = client
         self._changed = changed  # the client's lock, for all that its connection delivers
@@ -128,7 +128,7 @@ class Job(Shown):
         """How many wanted objects have failed."""
         self.released_count = 0
         self.notices: list[JobPrinted] = []
-        """What workers reported about the ends of attempts, besides their results; a few at
+        """Notices of workers about attempts that have ended, in addition to results; a few at
         most."""
         self.on_growing: Callable[[Reference], object] | None = None
         """Called when a wanted object can be read while a task writes it; it must not wait."""

@@ -224,7 +224,7 @@ def fetch(
     }
     job.want(outputs.values())
     try:
-        fetched = {url: _grabbed(job.read(output)) for url, output in outputs.items()}
+        fetched = {url: _fetched_object(url, job.read(output)) for url, output in outputs.items()}
     except TaskFailedError as error:
         job.release([output for output in outputs.values() if output.id != error.failure.id])
         job.close()  # it ends as failed, since it still wants the failed output
@@ -237,14 +237,15 @@ def fetch(
     return uploaded
 
 
-def _grabbed(content: bytes) -> Reference:
-    """Return the reference that a task has written as its result after fetching a URL."""
+def _fetched_object(url: str, content: bytes) -> Reference:
+    """Return the reference to a fetched object; `content` is the result of the task."""
+    fault = f"the task that fetched {url} (executor grab) has written no reference to the object"
     try:
         ref = from_json(codec.decode(content))
     except (WireError, CielError) as error:
-        raise WireError(f"grab has written no valid reference: {error}") from None
+        raise WireError(f"{fault}: {error}") from None
     if not isinstance(ref, REFERENCE_TYPES):
-        raise WireError("grab has written no valid reference")
+        raise WireError(fault)
     return ref
 
 

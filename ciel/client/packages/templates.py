@@ -1,4 +1,4 @@
-"""Decodes the result of a package by its template (ciel-interfaces, 4.3).
+"""Decodes the result of a package by its template (docs/packages.md).
 
 A template has the shape of the result. `null` leaves a value as it is. A list applies to a list of
 the same length; an object applies to the keys that it names. `{"__decode_ref__": ENCODING}`

@@ -353,7 +353,7 @@ def failed(error: BaseException) -> futures.Future[Any]:
 
 def when_done(future: futures.Future[Any], function: Callable[[Any], object]) -> None:
     """Call a function with a future when it is done."""
-    # The method of `ClientFuture` would send the call at once, as a task of its own.
+    # The method of `ClientFuture` would send the call at once, as a separate task.
     futures.Future.add_done_callback(future, function)
 
 

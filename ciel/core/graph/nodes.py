@@ -11,7 +11,7 @@ class Ending:
     """How the latest attempt at a task ended.
 
     `exit_status`: the exit status of its program, or minus the number of the signal that killed it;
-    None if the attempt had no program of its own.
+    None if the attempt shared its program.
     """
 
     __slots__ = ("ended_at_s", "exit_status", "hostname", "run_s", "worker")

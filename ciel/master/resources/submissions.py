@@ -1,9 +1,8 @@
 """Reads jobs that are submitted over HTTP, each complete in one request body.
 
-There are two forms. The original's form is a root task with its private data (ciel-interfaces
-section 4.2), in JSON instead of pickle. The form of ciel is a list of tasks that may read each
-other's outputs. A body becomes a `Submission`, or raises `InvalidSubmissionError`; this module
-submits nothing.
+There are two forms. The form of the original CIEL is a root task with its private data, in JSON
+instead of pickle. The form of this project is a list of tasks that may read each other's outputs. A
+body becomes a `Submission`, or raises `InvalidSubmissionError`; this module submits nothing.
 """
 
 from __future__ import annotations

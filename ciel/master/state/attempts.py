@@ -57,15 +57,15 @@ class Attempts:
         eager: EagerDispatch,
         cancellations: Cancellations,
         *,
-        delegates: bool,
+        dispatches_eagerly: bool,
     ) -> None:
-        """`delegates`: whether eager dispatch is on."""
+        """`dispatches_eagerly`: the master may send tasks before their inputs exist."""
         self._context = context
         self._graph = context.graph
         self._table = context.table
         self._eager = eager
         self._cancellations = cancellations
-        self._delegates = delegates
+        self._dispatches_eagerly = dispatches_eagerly
         self.held_reports: dict[TaskNode, tuple[WorkerNode, TaskReported]] = {}
         self.timeline = Timeline()
         self.unlisted = UnlistedCopies(context)
@@ -87,7 +87,7 @@ class Attempts:
         if self._graph.objects.growing:
             self._followers.task_sent(worker, inputs)
         self._context.outbox += worker.assignment(task, attempt, inputs)
-        if self._delegates and self._graph.waiting.awaited:
+        if self._dispatches_eagerly and self._graph.waiting.awaited:
             self._eager.assigned(task)
 
     def confirm(
@@ -126,7 +126,7 @@ class Attempts:
                 self._graph.streams.add_reader(task)
             worker.add_attempt(task, self._context.now_s, within=task_id in within)
             self._context.touch(task.job)
-            if self._delegates:
+            if self._dispatches_eagerly:
                 self._eager.assigned(task)
 
     def start_eager(self, task: TaskNode) -> bool:
@@ -219,7 +219,8 @@ class Attempts:
         where = f"attempt {task.attempt} failed on worker {worker.facts.id}"
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
         verdict = after_failure(retry_state, task.spec.needs, reason, details)
-        # The failure itself says this if the task is not retried and has no history.
+        # Without a retry, and without earlier attempts in its history, the task fails with this
+        # very fault, so the history need not repeat it.
         if isinstance(verdict, Retry) or task.spec.id in context.histories:
             context.record(task, f"{where}: {reason}: {report.fault.text}")
         if isinstance(verdict, Retry):
@@ -242,11 +243,15 @@ class Attempts:
         self._context.journal.append(report)
         if self._context.retry_states:
             self._context.retry_states.pop(task.spec.id, None)
-        if self._graph.objects.fixed:  # a process with the same id may wait elsewhere already
+        if self._graph.objects.fixed:
+            # A process that an earlier attempt left may be listed under the same id on another
+            # worker. Then the process of this attempt must end.
             fixed = [ref for ref in report.published if type(ref) is Fixed]
             self.unlisted.add(worker, fixed)
         nodes = self._graph.objects.nodes
-        for ref in report.published:  # another producer may have failed: its copy is not listed
+        # An output may have another producer. If that task has failed, the object is an error, so
+        # the object table does not list this copy.
+        for ref in report.published:
             node = nodes.get(ref.id)
             if node is not None and node.producer is not task:
                 self.unlisted.add(worker, (ref,))
@@ -485,7 +490,9 @@ class Attempts:
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
         changed = [self._lose_copy(worker, *loss) for loss in message.losses]
         if not any(changed):
-            retry_state.missing_inputs += 1  # the table lists the copies: retry a few times
+            # The object table still lists the copies that the worker could not read. They may
+            # become readable, so retry a few times.
+            retry_state.missing_inputs += 1
             retry_state.not_before_s = context.now_s + BACK_OFF_FIRST_S
         retry_state.input_losses += 1
         too_often = retry_state.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
@@ -500,12 +507,13 @@ class Attempts:
             self._graph.requeue(task)
 
     def _lose_copy(self, reader: WorkerNode, object_id: ObjectId, place: str) -> bool:
-        """Note that a reader could not get an object from a worker.
+        """Note that a reader could not get an object from the worker at `place`.
 
-        Return False if another attempt would find the same copies, and should wait before it.
+        Return whether the object table changes, or may have changed, so that another attempt can
+        succeed. If False, the next attempt would try the same copies, and should be delayed.
 
-        If the copy exists after all, it is deleted, since the table does not list it any more. It
-        stays if it cannot be recomputed, or is being recomputed there.
+        The table no longer lists the copy. If the worker has it after all, the master orders its
+        deletion, unless the object cannot be recomputed, or is being recomputed there.
         """
         node = self._graph.objects.get(object_id)
         ref = None if node is None else node.ref

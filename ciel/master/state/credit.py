@@ -1,8 +1,9 @@
-"""Computes how many tasks the master assigns to a worker in advance.
+"""Computes the credit of a worker: how many tasks the master assigns to it at a time.
 
-This limit is the worker's slots, and a prefetch that adapts to the duration of its tasks. The queue
-of a worker should outlast one round trip to the master, so that no slot idles. A longer queue would
-take tasks away from idle workers.
+The credit is one task for each slot, and a prefetch: tasks that wait in the worker's queue. The
+queue should last for one round trip to the master, so that no slot is idle until the next task
+arrives. A longer queue would hold tasks that idle workers could run. So the prefetch is large if
+the worker's tasks are short.
 """
 
 from __future__ import annotations

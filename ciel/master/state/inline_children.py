@@ -31,12 +31,12 @@ class InlineChildren:
     children.
     """
 
-    def __init__(self, context: Context, attempts: Attempts, *, delegates: bool) -> None:
-        """`delegates`: workers may start children by themselves."""
+    def __init__(self, context: Context, attempts: Attempts, *, starts_inline: bool) -> None:
+        """`starts_inline`: workers may start children without asking the master."""
         self._context = context
         self._graph = context.graph
         self._attempts = attempts
-        self._delegates = delegates
+        self._starts_inline = starts_inline
         self._waiting: dict[TaskNode, WorkerNode] = {}
         self._messages: list[tuple[str, Message]] = []  # about these children, each with its sender
 
@@ -69,7 +69,7 @@ class InlineChildren:
     ) -> None:
         """Assign a child that its worker has started, if it can run there; else cancel it."""
         task = self._graph.tasks.get(message.spec.id)
-        if not is_new or task is None or not self._delegates:
+        if not is_new or task is None or not self._starts_inline:
             self._cancel(worker, message.spec)
         elif self._graph.is_ready(task):
             self._attempts.confirm(task, worker, is_inline=True, within=message.wanted)

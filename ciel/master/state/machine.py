@@ -64,7 +64,8 @@ class MasterMachine:
         suspect_after_s: float = SUSPECT_AFTER_S,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        """`delegates`: workers may start eagerly dispatched tasks and children by themselves.
+        """`delegates`: the master leaves decisions to workers: it dispatches tasks eagerly, and
+        workers run children inline. This does not concern the delegation of outputs.
 
         A worker is suspected after `suspect_after_s` of silence, and declared dead after
         `worker_timeout_s`.
@@ -79,12 +80,14 @@ class MasterMachine:
         self.bulk = BulkOperations(self.graph)
         self.cancellations = Cancellations(context)
         self.eager = EagerDispatch(context)
-        self.attempts = Attempts(context, self.eager, self.cancellations, delegates=delegates)
+        self.attempts = Attempts(
+            context, self.eager, self.cancellations, dispatches_eagerly=delegates
+        )
         self.timeline = self.attempts.timeline
         self.dispatcher = Dispatcher(
             self.graph, context.table, self.attempts.assign, context.fail, context.send
         )
-        self.children = InlineChildren(context, self.attempts, delegates=delegates)
+        self.children = InlineChildren(context, self.attempts, starts_inline=delegates)
         self.membership = Membership(
             context, self.bulk, self.dispatcher, self.eager, self.attempts, self.children,
             suspect_after_s=suspect_after_s, timeout_s=worker_timeout_s,

@@ -2,7 +2,7 @@
 
 Bundles of Python calls do the same. Each output is a lot, whose content does not depend on the task
 that produces it. Chance decides how many lots a program hands over, and in which order; whether it
-puts an object for a child; and whether each lot runs in a task of its own while the program waits
+puts an object for a child; and whether each lot runs in a separate task while the program waits
 in its process. So two attempts of one task may create different tasks and objects, and only the
 names distinguish these.
 """

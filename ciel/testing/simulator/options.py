@@ -29,7 +29,7 @@ class Options:
     fetch_failure_share: float = 0.0
     steps_per_tick: int = 1000  # slices of operations in one tick
     tick_max_s: float = 0.002  # how long the master collects events in a tick
-    delegates: bool = True  # eager dispatch, and inline execution of children
+    delegates: bool = True  # the master dispatches eagerly, and workers run children inline
     through_wire: bool = True  # every message is encoded and decoded
 
     # The work.

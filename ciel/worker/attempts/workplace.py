@@ -1,4 +1,4 @@
-"""What all attempts on a worker share: the store, the launcher, and the owner of the reports."""
+"""The resources that all attempts on a worker share: store, launcher, and owner of reports."""
 
 from __future__ import annotations
 

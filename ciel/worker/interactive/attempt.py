@@ -383,7 +383,7 @@ class InteractiveAttempt(Attempt):
             raise OSError("programs cannot write to this worker's store by path; use another store")
         if not self._has_written and self._place.store.capabilities.bounded:
             self._has_written = True
-            watched = GrowingFiles((), self.outputs.writers)  # not what it prints
+            watched = GrowingFiles((), self.outputs.writers)  # not its standard output
             self._lifecycle.growth.add(self.key, watched)
         if streams:
             self._has_streamed = True

@@ -457,12 +457,12 @@ def _state(descriptor: int) -> int:
 
 
 def send_descriptor(socket_path: str, fd: int) -> None:
-    """Pass a descriptor to the program that listens on a UNIX socket (ciel-interfaces, 1.9).
+    """Pass a descriptor to the program that listens on a UNIX socket, as the original CIEL did.
 
     Never blocks; raises OSError, also if the program has too many pending connections.
     """
     if "\0" in socket_path:
-        raise OSError(EINVAL, "a socket's path has no NUL", socket_path)
+        raise OSError(EINVAL, "the path of a UNIX socket must not contain a NUL", socket_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
         connection.connect(socket_path)

@@ -35,7 +35,7 @@ class InteractivePrograms:
         self._lifecycle = lifecycle
         self._patience = patience
         self._processes: dict[int, Process] = {}
-        self._attached: dict[int, Process] = {}  # those of them that are attached
+        self._attached: dict[int, Process] = {}  # a subset of `_processes`
         self._waiting: dict[ObjectId, Process] = {}  # in the middle of a task, by fixed object
         self._pool = Pool(patience.idle_s)
         self._count = 0

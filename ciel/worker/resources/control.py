@@ -1,7 +1,7 @@
 """The routes below `/control/`, by which people and programs inspect and control a worker.
 
-They are those of the original CIEL, with JSON instead of pickle, and POST where a GET changed
-something.
+The original CIEL had the same routes. Here they use JSON instead of pickle, and POST for requests
+that change something, for some of which the original used GET.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ciel.worker.operations import Operations
 from ciel.worker.pins import Pins
 from ciel.worker.resources.data import answering
 from ciel.worker.state.uploads import NEW_FOR_S
-from ciel.worker.transfer.url_fetching import SessionRefusedError, UrlFetching
+from ciel.worker.transfer.url_fetching import FetchRefusedError, UrlFetching
 
 LISTED_MAX = 1000
 _STOP_DELAY_S = 0.1  # the response has been sent by then
@@ -241,14 +241,14 @@ class Flush(_Control):
 
 
 class FetchTable(_Control):
-    """Lists the sessions that fetch URLs, or have fetched them."""
+    """Lists the fetch sessions: those that run, and recent ones that have ended."""
 
     def render_GET(self, request: Request) -> Answer:
         return request.reply(self.controls.urls.rows())
 
 
-class FetchSession(_Control):
-    """Starts a session that fetches URLs into pinned objects, and shows its progress.
+class FetchSessionById(_Control):
+    """Starts a fetch session, which fetches URLs into pinned objects, and shows its progress.
 
     The status is 200 if it is complete, 408 while it runs, and 500 if some fetches have failed.
     """
@@ -263,14 +263,14 @@ class FetchSession(_Control):
             raise HttpError(400, "the body: expected a list of fetch2 references")
         try:
             self.controls.urls.begin(name, refs)
-        except SessionRefusedError as error:
+        except FetchRefusedError as error:
             raise HttpError(error.status, str(error)) from None
         return request.reply({"session": name, "urls": len(refs)}, 202)
 
     def render_GET(self, request: Request) -> Answer:
         facts = self.controls.urls.facts(_id(request, "session"))
         if facts is None:
-            raise HttpError(404, "there is no such session")
+            raise HttpError(404, "there is no such fetch session")
         status = {"done": 200, "running": 408, "failed": 500}[facts["state"]]
         return request.reply(facts, status)
 
@@ -289,7 +289,7 @@ def add_controls(routes: Routes, controls: Controls) -> None:
         ("/control/admin/pin", PinList),
         ("/control/admin/pin/{id}", Pin),
         ("/control/fetch", FetchTable),
-        ("/control/fetch/{session}", FetchSession),
+        ("/control/fetch/{session}", FetchSessionById),
     ):
         routes.add(path, kind(controls))
     routes.add("/control/admin/flush", Flush(controls, really=False))

@@ -1,6 +1,8 @@
 """Attaches running processes of this host; each becomes the root task of a new job.
 
-See ciel-interfaces, sections 1.1 and 5.3.
+The routes are those below `/control/process` of the original CIEL (docs/http.md). A client sends
+the id of a process. The worker creates two FIFOs and answers with their paths; the process then
+exchanges messages with the worker over them, as a program of `proc` does (docs/programs.md).
 """
 
 from __future__ import annotations
@@ -95,7 +97,10 @@ def _asked_pid(body: Any) -> int:
 
 
 def _is_from_here(request: Request) -> bool:
-    """Whether a request comes from this host: by loopback, or from its destination address."""
+    """Whether a client on this host sent a request.
+
+    Its address is then a loopback address, or the same as the address that it connected to.
+    """
     peer, own = request.getClientAddress(), request.getHost()
     host = getattr(peer, "host", "").removeprefix("::ffff:")
     return is_loopback(host) or (bool(host) and host == own.host.removeprefix("::ffff:"))

@@ -135,7 +135,7 @@ class WorkerMachine:
         self._stored: dict[ObjectId, int | None] = {}  # in this store, with known sizes
         self._kept: set[ObjectId] = set()  # stored since before this master was reached
         self._to_report: deque[ObjectId] = deque()  # of `_kept`, not reported yet
-        self._is_listing = False  # the master has not been told that all were reported
+        self._is_listing = False  # the master does not know yet that the list is complete
         self._growing: dict[ObjectId, None] = {}  # incomplete objects that may be read
         self._fixed: dict[ObjectId, None] = {}  # of waiting processes
         self._recent: Recent[ObjectId, Value] = Recent()  # small results
@@ -309,7 +309,7 @@ class WorkerMachine:
         self._to_fetch.clear()
 
     def _abandon(self, objects: Iterable[ObjectId]) -> None:
-        """Stop copying those of the objects that are incomplete.
+        """Stop copying the objects that are incomplete.
 
         The workers from which they are copied will not complete them, even if the connection is
         still open.
@@ -548,7 +548,7 @@ class WorkerMachine:
     def offer_uploads(self, older_than_s: float, now_s: float) -> list[ObjectId]:
         """Report old uploads to the master; return their ids.
 
-        The master orders the deletion of those that it does not know.
+        The master orders the deletion of uploads that it does not know.
         """
         offered = self.uploads.unnamed(now_s, older_than_s)
         refs = tuple([Concrete(each, self._stored.get(each), self._here) for each in offered])
@@ -664,7 +664,7 @@ class WorkerMachine:
     ) -> None:
         """Report a task that the program of a running attempt has created and runs inline.
 
-        Such a task has no slot of its own.
+        Such a task shares the slots of the running attempt.
         """
         self._local_starts.note(spec.id)  # even if the task is not reported
         if self._may_create(key, known, now_s):

@@ -1,7 +1,7 @@
 """Feeds inputs into pipes, as fast as programs read and as far as growing inputs have grown.
 
-Feeding stops if a program closes its standard input early. That is not an error (ciel-interfaces,
-6.2). It is an error if an input cannot be read: the program takes the end of the pipe for the end
+Feeding stops if a program closes its standard input early. That is not an error, as in the original
+CIEL. It is an error if an input cannot be read: the program takes the end of the pipe for the end
 of the input. It is also an error if a growing input breaks; then the pipe stays open and silent
 until the program is killed, so that the program does not take a part for the whole.
 """
@@ -27,8 +27,9 @@ CHUNK_BYTES = 64 * 1024
 class Trace:
     """Records when a program waited for a growing input and when it could compute.
 
-    Times are in seconds since its start. The format is that of the original CIEL (ciel-interfaces,
-    6.4): `C0.000,I1|0.020,C1.310,`.
+    The text has the format of the original CIEL: `C0.000,I1|0.020,C1.310,`. The times are in
+    seconds since the start; from a `C` on the program could compute, from an `I1` on it waited for
+    input 1.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

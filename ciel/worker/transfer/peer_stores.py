@@ -39,12 +39,12 @@ class FetchCounts:
     asked: int = 0
     """Requests to peer stores, of one hop each."""
     linked: int = 0
-    """Those of the requests whose files this worker's store has linked."""
+    """Requests after which this worker's store has linked the peer's file."""
     copied: int = 0
-    """Those of the requests whose files this worker's store has copied."""
+    """Requests after which this worker's store has copied the peer's file."""
     copied_bytes: int = 0
     link_failed: int = 0
-    """Those of the requests that failed, so that the fetcher tried another plan."""
+    """Requests that failed, so that the fetcher tried another plan."""
     http: int = 0
     """Objects fetched by HTTP."""
     http_bytes: int = 0

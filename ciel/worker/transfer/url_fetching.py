@@ -1,4 +1,8 @@
-"""Sessions in which a worker fetches URLs into its store, requested over HTTP."""
+"""Fetches URLs into a worker's store, in fetch sessions that clients request over HTTP.
+
+A fetch session is a list of URLs under a name that the client chooses. The client polls it until
+all URLs are fetched or have failed. It has nothing to do with a session of control messages.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +29,16 @@ REFS_MAX: Final = 1000
 AT_A_TIME: Final = 8
 
 
-class SessionRefusedError(CielError):
-    """A session cannot be started. `status`: the HTTP status."""
+class FetchRefusedError(CielError):
+    """A fetch session cannot be started. `status`: the HTTP status."""
 
     def __init__(self, status: int, reason: str) -> None:
         self.status = status
         super().__init__(reason)
 
 
-class Session:
-    """A list of URLs, and the objects fetched so far."""
+class FetchSession:
+    """The URLs of a fetch session, and the objects fetched so far."""
 
     def __init__(self, refs: Sequence[Fetch]) -> None:
         self.refs = refs
@@ -49,7 +53,7 @@ class Session:
 
 
 class UrlFetching:
-    """All sessions of a worker. `keep` pins each fetched object."""
+    """All fetch sessions of a worker. `keep` pins each fetched object."""
 
     def __init__(
         self,
@@ -65,44 +69,46 @@ class UrlFetching:
         self._keep = keep
         self._transfers = Transfers(reactor, concurrent_max=AT_A_TIME, outside=outside)
         self._semaphore = DeferredSemaphore(AT_A_TIME)
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, FetchSession] = {}
         self._is_closed = False
 
-    def begin(self, name: str, refs: Sequence[Fetch]) -> Session:
-        """Start to fetch; raises SessionRefusedError before anything is fetched."""
+    def begin(self, name: str, refs: Sequence[Fetch]) -> FetchSession:
+        """Start a fetch session; raises FetchRefusedError before it fetches anything."""
         if self._policy is UrlPolicy.OFF:
-            raise SessionRefusedError(
+            raise FetchRefusedError(
                 403,
                 "this worker fetches no URLs: start it with --fetch-urls https, or have a `grab` "
                 "task fetch them",
             )
         if name in self._sessions:
-            raise SessionRefusedError(409, f"a session {name} exists already; choose another name")
+            raise FetchRefusedError(
+                409, f"the fetch session {name} exists already; choose another name"
+            )
         if len(refs) > REFS_MAX:
-            raise SessionRefusedError(
-                413, f"a session may have at most {REFS_MAX} URLs; start several"
+            raise FetchRefusedError(
+                413, f"a fetch session may have at most {REFS_MAX} URLs; start several"
             )
         for ref in refs:
             try:
                 self._policy.check(ref.url)
             except UrlRefusedError as error:
-                raise SessionRefusedError(400, str(error)) from None
+                raise FetchRefusedError(400, str(error)) from None
         self._make_room()
-        session = self._sessions[name] = Session(refs)
+        session = self._sessions[name] = FetchSession(refs)
         for ref in refs:
             done = self._semaphore.run(self._fetch, ref)
             done.addCallbacks(session.fetched.append, self._failed, errbackArgs=(session, ref))
         return session
 
     def _make_room(self) -> None:
-        """Forget the oldest completed session, if there are too many."""
+        """Forget the oldest completed fetch session, if there are too many."""
         if len(self._sessions) < SESSIONS_MAX:
             return
         for name, session in self._sessions.items():
             if session.state != "running":
                 del self._sessions[name]
                 return
-        raise SessionRefusedError(503, f"{SESSIONS_MAX} sessions are running here already")
+        raise FetchRefusedError(503, f"{SESSIONS_MAX} fetch sessions are running here already")
 
     @inlineCallbacks
     def _fetch(self, ref: Fetch) -> Any:
@@ -116,13 +122,13 @@ class UrlFetching:
         self._keep(ref.id)
         return Concrete(ref.id, info.size_bytes, frozenset((self._netloc,)))
 
-    def _failed(self, failure: Any, session: Session, ref: Fetch) -> None:
+    def _failed(self, failure: Any, session: FetchSession, ref: Fetch) -> None:
         if not isinstance(failure.value, NetError | CielError):
             log.failure("{url} could not be fetched", failure, url=ref.url)
         session.failed.append((ref, failure.getErrorMessage() or type(failure.value).__name__))
 
     def facts(self, name: str) -> dict[str, Any] | None:
-        """Describe a session; None if it does not exist."""
+        """Describe a fetch session; None if it does not exist."""
         session = self._sessions.get(name)
         if session is None:
             return None
@@ -135,10 +141,10 @@ class UrlFetching:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Describe all sessions briefly."""
+        """Describe all fetch sessions briefly."""
         return [self._row(name, session) for name, session in self._sessions.items()]
 
-    def _row(self, name: str, session: Session) -> dict[str, Any]:
+    def _row(self, name: str, session: FetchSession) -> dict[str, Any]:
         return {
             "session": name,
             "state": session.state,

@@ -73,8 +73,10 @@ class FakeProgram:
 
 
 class FakeChannel:
-    """The worker as a task sees it. `slots`: how many are free for other tasks. A task that waits
-    for items that it has spawned makes this run them, each in a program of its own.
+    """Replaces the worker of a task.
+
+    `slots`: how many slots are free for other tasks. When the task waits for items that it has
+    spawned, this runs them, each in a separate program.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -210,7 +212,7 @@ def value_of(outcome: contents.Outcome) -> Any:
 
 
 class Cluster:
-    """Runs bundles. `slots`: how many slots each task is told that other tasks have free."""
+    """Runs bundles. `slots`: how many free slots it reports to each task."""
 
     def __init__(self, directory: Path) -> None:
         self.slots: int | None = 0

@@ -1,4 +1,4 @@
-"""Bundles of calls: results, failures, and what becomes a task of its own."""
+"""Tests bundles of calls: results, failures, and calls that become separate tasks."""
 
 from __future__ import annotations
 

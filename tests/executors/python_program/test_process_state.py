@@ -1,5 +1,6 @@
-"""The directory, the environment and the files with which each call starts. Each test runs in a
-process of its own, since these belong to the process.
+"""Tests with which directory, environment and open files each call starts.
+
+Each test runs a separate process, since these belong to the process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ciel_tests import planted_fault
 
 
 def printed(script: str, **variables: str) -> str:
-    """Run a script with a new `ProcessState` and `Leaks`; return what it prints."""
+    """Run a script with a new `ProcessState` and `Leaks`; return its output."""
     start = """\
     import os, sys
     import ciel_tests.planted_fault  # plants one for `.ci/faults`

@@ -64,7 +64,7 @@ class _Selector(selectors.DefaultSelector):
 
     @property
     def has_files(self) -> bool:
-        """Whether it watches any file besides the loop's own."""
+        """Whether it watches any file except the loop's own."""
         return len(self.get_map()) > 1
 
 

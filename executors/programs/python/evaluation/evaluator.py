@@ -406,7 +406,7 @@ def arguments_of(
 def each_with_own_iterator(
     streams: Mapping[int, Any], again: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """Return a function that gives each argument an iterator of its own.
+    """Return a function that gives each argument a separate iterator.
 
     A pickle that contains a stream twice yields one iterator twice, which can be read only once.
     The function replaces its second occurrence by a new iterator. `streams`: the source of each

@@ -62,7 +62,7 @@ WAIT_S = 20.0
 
 
 class _NoFetcher:
-    """Fails every fetch: there is no other worker."""
+    """Fails every fetch, since the worker under test is the only one."""
 
     fetches: FetchReports
 

@@ -57,7 +57,6 @@ def waiting(worker: Talker) -> tuple[Any, Fixed]:
 
 
 SETTLED_S = 10.0
-"""The most time until an end is noticed on a busy machine; usually at most 2 s (failures.md,
-W6).
-"""
+"""How long a worker on a busy machine may take to notice the end of a program; usually it takes 2 s
+at most."""
 FRAME = b"\0\0\0\x20" + b'["exit", {"keep_process": "no"}]'

@@ -1,4 +1,4 @@
-/* A stand-in for the original's Java side, with its behaviour (ciel-interfaces, 1.7 and 1.12). */
+/* Replaces the Java side of the original CIEL in tests, and behaves as it did. */
 package com.asgow.ciel.executor;
 
 import java.io.IOException;
