@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from ciel.core.events import (
     AddTask,
@@ -42,6 +42,7 @@ from ciel.wire.limits import RECORD_MAX_BYTES
 from ciel.wire.messages import decode_all, encode_all
 
 HEADER: Final = b"ciel journal 1\n\0"
+from ciel.wire.references import from_json, to_json
 _FAMILY: Final = b"ciel journal "
 _MARK: Final = b"CJg1"
 _PREFIX: Final = struct.Struct(">4sIIQB")
@@ -79,7 +80,7 @@ def encode_records(records: Sequence[Message]) -> bytes:
     for record in records:
         if type(record) not in JOURNALLED:
             raise LocalProtocolError(f"a {type(record).__name__} is not a record of the journal")
-    return encode_frames(encode_all(records))
+    return encode_frames(encode_all([_with_json(record, to_json) for record in records]))
 
 
 def seal(frames: bytes, time_s: float) -> bytes:
@@ -179,10 +180,15 @@ def _read_body(data: memoryview, offset: int) -> tuple[float, int, bytes] | str:
 
 def _decode(frames: bytes) -> list[Message]:
     reader = FrameReader()
+def _with_json(record: Message, convert: Callable[[Any], Any]) -> Message:
+    """Convert the references in the argument of a change to JSON or back, as its sender does."""
+    return record._replace(argument=convert(record.argument)) if type(record) is Change else record
+
+
     reader.feed(frames)
     records: list[Message] = []
     while (found := reader.next_frame()) is not None:
-        records += decode_all(found, JOURNALLED)
+        records += [_with_json(record, from_json) for record in decode_all(found, JOURNALLED)]
     if not reader.is_between_frames:
         raise WireError("its last frame is cut off")
     return records

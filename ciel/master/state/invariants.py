@@ -74,6 +74,8 @@ def _holds(master: MasterMachine) -> Problems:
     for job in master.jobs.values():
         for object_id in job.uploads:
             holds[object_id] += 1
+    for object_id in master.kept:
+        holds[object_id] += 1
     for known_id, node in master.graph.objects.nodes.items():
         if node.holds != holds.get(known_id, 0):
             yield known_id, f"it has {node.holds} holds, but reasons for {holds[known_id]}"

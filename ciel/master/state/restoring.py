@@ -27,7 +27,7 @@ from ciel.core.events import (
 from ciel.core.graph.task_graph import UNBOUNDED
 from ciel.core.jobs import ENDED, JobState, JobSummary
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.queries import topics
+from ciel.master.state.queries import object_locations, topics
 
 RETURN_S = 10.0
 """How long a master that has restarted waits for its workers before it assigns tasks: they try to
@@ -80,6 +80,9 @@ class Restoration:
             case MasterStarted(epoch):
                 self.epoch = epoch
             case WorkerSeen(worker, netloc):
+            case Change(_, "keep", argument):  # no worker that has the object is connected
+                name, ref = argument["name"], argument["reference"]
+                object_locations.add_kept(machine, name, ref, self._context.now_s)
                 self.workers[worker] = netloc
             case WorkerLeft(worker):
                 self.workers.pop(worker, None)

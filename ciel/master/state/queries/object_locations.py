@@ -75,10 +75,15 @@ def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str,
         ref = Concrete(ref.id, ref.size_bytes, frozenset(there))
     elif len(ref.content) > INLINE_MAX_BYTES:
         raise CannotKeepError(f"content of more than {INLINE_MAX_BYTES} bytes must be on a worker")
+    add_kept(machine, name, ref, now_s)
+    return describe(machine, ref.id, now_s)
+
+
+def add_kept(machine: MasterMachine, name: str, ref: Reference, now_s: float) -> None:
+    """Add an object to the kept ones, without a check."""
     machine.kept[ref.id] = Kept(name, now_s)
     machine.graph.objects.ensure(ref.id).holds += 1
     machine.graph.publish(ref)
-    return describe(machine, ref.id, now_s)
 
 
 def discard(machine: MasterMachine, object_id: ObjectId) -> dict[str, Any]:

@@ -451,7 +451,7 @@ def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
     arguments = argument if isinstance(argument, dict) else {}
     if topic in object_locations.CHANGES:
         done = object_locations.change(machine, topic, arguments, now_s)
-        machine.journal.append(Change(0, topic, arguments))
+        machine.journal.append(Change(0, topic, {**arguments, "object": done["object"]}))
         return done
     found = find(machine, arguments.get("job"))
     match topic:
