@@ -416,6 +416,26 @@ class WorkerLeft(NamedTuple):
     worker: str
 
 
+class AttemptFailed(NamedTuple):
+    """An attempt on a worker has failed, and its task is retried. `worker_died`: it failed because
+    the process of the worker ended; the `details` of the fault say why.
+    """
+
+    task: TaskId
+    attempt: int
+    worker: str
+    fault: TaskFault
+    worker_died: bool = False
+
+
+class JournalCompacted(NamedTuple):
+    """The records before this one are those that were still needed. `jobs`: how many jobs there
+    have been, also those that have no records any more.
+    """
+
+    jobs: int
+
+
 # --- between any two ------------------------------------------------------------------------------
 
 
@@ -448,7 +468,7 @@ FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
     | CopyTimed | StoresReported | AttemptsKept | StoreListed | Change | Received | Heartbeat
 )  # fmt: skip
-InJournal = MasterStarted | WorkerSeen | WorkerLeft
+InJournal = MasterStarted | WorkerSeen | WorkerLeft | AttemptFailed | JournalCompacted
 Message = FromClient | ToClient | ToWorker | FromWorker | InJournal
 
 HEARTBEAT_INTERVAL_S = 1.0
@@ -463,5 +483,7 @@ WORKER_TIMEOUT_S = 60.0
 KILL_GRACE_S = 5.0
 """The time between SIGTERM and SIGKILL, after a time limit or a cancellation, for programs that
 write a checkpoint."""
+FORGET_JOBS_AFTER_S = 30 * 86400.0
+"""The time after which an ended job is removed, with its results."""
 CLIENT_GRACE_S = 5.0
 """The time for which a job waits for its client to reconnect before it is cancelled."""

@@ -1,7 +1,12 @@
 """The directory of a journal: its files, their order, and the lock of the process that writes.
 
 00000001.journal, 00000002.journal, …   the records; each start of a master begins a new file
+00000002.base                           what is still needed of the files up to 00000002.journal
+compacted                               an unfinished base
 lock                                    locked by the master; contains its process id
+
+A base replaces the files up to its number. It is complete when it has its name; the files that it
+replaces are removed afterwards, and ignored until then.
 """
 
 from __future__ import annotations
@@ -21,19 +26,28 @@ from ciel.journal.errors import (
 )
 from ciel.journal.groups import Group, JournalReader
 
-_NAME: Final = re.compile(r"([0-9]{8})\.journal")
+_NAME: Final = re.compile(r"([0-9]{8})\.(journal|base)")
+_UNFINISHED: Final = "compacted"
 
 
 class JournalFiles(NamedTuple):
-    """The files to read, in order, and the number of the next file."""
+    """The files to read, in order, and the number of the next file. `replaced`: files whose content
+    a base has.
+    """
 
     paths: list[Path]
     next_number: int
+    replaced: list[Path]
 
 
 def journal_path(directory: Path, number: int) -> Path:
     """Return the path of the file with a number."""
     return directory / f"{number:08}.journal"
+
+
+def base_path(directory: Path, number: int) -> Path:
+    """Return the path of the base that replaces the files up to a number."""
+    return directory / f"{number:08}.base"
 
 
 def find_files(directory: Path) -> JournalFiles:
@@ -42,12 +56,46 @@ def find_files(directory: Path) -> JournalFiles:
         names = os.listdir(directory)
     except OSError as error:
         raise JournalError(directory, f"cannot be listed: {error.strerror}") from None
-    numbers = sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
-    for expected, number in enumerate(numbers, 1):
-        if number != expected:
-            name = journal_path(directory, expected).name
+    bases: list[int] = []
+    numbers: list[int] = []
+    for name in names:
+        if match := _NAME.fullmatch(name):
+            (bases if match[2] == "base" else numbers).append(int(match[1]))
+    base = max(bases, default=0)
+    replaced = [base_path(directory, number) for number in bases if number < base]
+    paths, next_number = ([base_path(directory, base)] if base else []), base + 1
+    for number in sorted(numbers):
+        path = journal_path(directory, number)
+        if number <= base:
+            replaced.append(path)
+            continue
+        if number != next_number:
+            name = journal_path(directory, next_number).name
             raise JournalError(directory, f"the file {name} is missing")
-    return JournalFiles([journal_path(directory, n) for n in numbers], len(numbers) + 1)
+        paths.append(path)
+        next_number += 1
+    return JournalFiles(paths, next_number, replaced)
+
+
+def number_of(path: Path) -> int:
+    """Return the number of a file."""
+    return int(path.stem)
+
+
+def unfinished_path(directory: Path) -> Path:
+    """Return the path at which a base is written before it gets its name."""
+    return directory / _UNFINISHED
+
+
+def adopt_base(directory: Path, number: int) -> None:
+    """Let the base that was written replace the files up to a number, and remove these files.
+
+    Raises OSError, and then the files are as before, or the base has replaced them.
+    """
+    os.rename(unfinished_path(directory), base_path(directory, number))
+    sync_directory(directory)
+    for path in find_files(directory).replaced:
+        path.unlink()
 
 
 def read_groups(directory: Path) -> Iterator[Group]:
@@ -63,8 +111,13 @@ def read_groups(directory: Path) -> Iterator[Group]:
             continue
         if reader.is_foreign:
             raise JournalFormatError(path, damage.reason)
-        if path is not paths[-1] or not damage.is_tail:
+        if path is not paths[-1] or not damage.is_tail or is_base(path):
             raise JournalDamagedError(path, damage.offset, damage.reason)
+
+
+def is_base(path: Path) -> bool:
+    """Whether a file is a base, which a crash cannot have left incomplete."""
+    return path.suffix == ".base"
 
 
 def cut_tail(path: Path) -> int:
@@ -72,6 +125,8 @@ def cut_tail(path: Path) -> int:
 
     Other damage stays.
     """
+    if is_base(path):
+        return 0
     reader = JournalReader(path.read_bytes())
     for _ in reader.groups():
         pass

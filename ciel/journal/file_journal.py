@@ -17,12 +17,15 @@ from typing import Final
 
 from ciel.core.events import Message
 from ciel.journal.directory import (
+    adopt_base,
     cut_tail,
     find_files,
+    is_base,
     journal_path,
     lock_directory,
     read_groups,
     sync_directory,
+    unfinished_path,
 )
 from ciel.journal.errors import JournalError
 from ciel.journal.groups import HEADER, Group, encode_records, seal
@@ -66,7 +69,13 @@ class FileJournal:
         self._lock_fd = lock_directory(directory)
         self._appended = 0
         self._written = 0  # the last append that the thread has made durable
+        self._number = 0  # of the file that is written
+        self.base_bytes = 0
+        """The size of the base that this journal began with, or adopted last."""
+        self.added_bytes = 0
+        """The size of the files after the base."""
         self._waiting: list[bytes] = []
+        self._actions: list[Callable[[], object]] = []  # for the thread, before it writes
         self._changed = threading.Condition()
         self._is_closing = False
         self._synced_at_s = 0.0
@@ -80,13 +89,19 @@ class FileJournal:
         paths = find_files(self.directory).paths
         if paths:
             self.cut_bytes = cut_tail(paths[-1])
+        for path in paths:
+            self._count(path)
         yield from read_groups(self.directory)
 
     def open(self) -> None:
         """Begin a new file after the existing ones. Raises JournalError."""
-        path = journal_path(self.directory, find_files(self.directory).next_number)
+        files = find_files(self.directory)
+        self._number = files.next_number
+        path = journal_path(self.directory, self._number)
         try:
             self._fd = self._create(path)
+            for old in (*files.replaced, unfinished_path(self.directory)):
+                old.unlink(missing_ok=True)
         except OSError as error:
             raise JournalError(path, f"cannot be created: {error.strerror}") from None
         self._thread.start()
@@ -99,6 +114,23 @@ class FileJournal:
             self._waiting.append(frames)
             self._changed.notify()
             return self._appended
+
+    def begin_file(self, done: Callable[[int], object]) -> None:
+        """Continue in a new file soon, and then call `done` with the number of the file before it,
+        or 0 if that failed: then the journal goes on in the same file.
+        """
+        self._act(lambda: self._begin_file(done))
+
+    def adopt_base(self, number: int, done: Callable[[str], object]) -> None:
+        """Let the base that was written replace the files up to a number soon, and then call `done`
+        with "", or with the reason why that failed.
+        """
+        self._act(lambda: self._adopt_base(number, done))
+
+    def _act(self, action: Callable[[], object]) -> None:
+        with self._changed:
+            self._actions.append(action)
+            self._changed.notify()
 
     def close(self) -> None:
         """Write what waits, update `durable`, and close the files.
@@ -131,12 +163,15 @@ class FileJournal:
     def _write_some(self) -> bool:
         """Write what waits as one group, and report it; return False at the end."""
         with self._changed:
-            while not self._waiting and not self._is_closing:
+            while not (self._waiting or self._actions or self._is_closing):
                 if not self._changed.wait(INTERVAL_S if self._has_unsynced else None):
                     break
             waiting = self._take_waiting()
             last = self._appended - len(self._waiting)
             is_closing = self._is_closing and not self._waiting
+            actions, self._actions = self._actions, []
+        for action in () if is_closing else actions:
+            action()
         if waiting:
             self._write(seal(b"".join(waiting), self._wall_clock()))
         now_s = time.monotonic()
@@ -160,11 +195,42 @@ class FileJournal:
         waiting, self._waiting = self._waiting[:taken], self._waiting[taken:]
         return waiting
 
+    def _begin_file(self, done: Callable[[int], object]) -> None:
+        before, number = self._fd, self._number
+        os.fdatasync(before)  # only the last file may be incomplete after a crash
+        try:
+            self._fd = self._create(journal_path(self.directory, number + 1))
+        except OSError:
+            self._call(lambda: done(0))
+            return
+        self._number = number + 1
+        os.close(before)
+        self._call(lambda: done(number))
+
+    def _adopt_base(self, number: int, done: Callable[[str], object]) -> None:
+        reason = ""
+        try:
+            adopt_base(self.directory, number)
+        except (OSError, JournalError) as error:
+            reason = str(error)
+        self.base_bytes = self.added_bytes = 0
+        for path in find_files(self.directory).paths:
+            self._count(path)
+        self._call(lambda: done(reason))
+
+    def _count(self, path: Path) -> None:
+        size_bytes = path.stat().st_size
+        if is_base(path):
+            self.base_bytes = size_bytes
+        else:
+            self.added_bytes += size_bytes
+
     def _report(self, last: int) -> None:
         self.durable = last
         self.on_durable()
 
     def _write(self, data: bytes) -> None:
+        self.added_bytes += len(data)
         left = memoryview(data)
         while left:
             left = left[os.write(self._fd, left) :]

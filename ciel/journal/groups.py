@@ -23,10 +23,12 @@ from typing import Any, Final, NamedTuple
 
 from ciel.core.events import (
     AddTask,
+    AttemptFailed,
     CancelJob,
     Change,
     CloseJob,
     JobChanged,
+    JournalCompacted,
     MasterStarted,
     Message,
     ReleaseObjects,
@@ -40,9 +42,9 @@ from ciel.wire.errors import LocalProtocolError, WireError
 from ciel.wire.frames import FrameReader, encode_frames
 from ciel.wire.limits import RECORD_MAX_BYTES
 from ciel.wire.messages import decode_all, encode_all
+from ciel.wire.references import from_json, to_json
 
 HEADER: Final = b"ciel journal 1\n\0"
-from ciel.wire.references import from_json, to_json
 _FAMILY: Final = b"ciel journal "
 _MARK: Final = b"CJg1"
 _PREFIX: Final = struct.Struct(">4sIIQB")
@@ -53,7 +55,7 @@ COMPRESSED_FROM_BYTES: Final = 512
 
 JOURNALLED: Final[frozenset[type]] = frozenset((
     SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, CancelJob, TaskReported, JobChanged,
-    Change, MasterStarted, WorkerSeen, WorkerLeft,
+    Change, MasterStarted, WorkerSeen, WorkerLeft, AttemptFailed, JournalCompacted,
 ))  # fmt: skip
 """The kinds of messages that are records."""
 
@@ -178,13 +180,13 @@ def _read_body(data: memoryview, offset: int) -> tuple[float, int, bytes] | str:
     return time_us / 1e6, _PREFIX.size + length, frames
 
 
-def _decode(frames: bytes) -> list[Message]:
-    reader = FrameReader()
 def _with_json(record: Message, convert: Callable[[Any], Any]) -> Message:
     """Convert the references in the argument of a change to JSON or back, as its sender does."""
     return record._replace(argument=convert(record.argument)) if type(record) is Change else record
 
 
+def _decode(frames: bytes) -> list[Message]:
+    reader = FrameReader()
     reader.feed(frames)
     records: list[Message] = []
     while (found := reader.next_frame()) is not None:

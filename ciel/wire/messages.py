@@ -16,6 +16,7 @@ from ciel.core.events import (
     Answer,
     Ask,
     AssignTask,
+    AttemptFailed,
     AttemptsKept,
     CancelJob,
     CancelTask,
@@ -32,6 +33,7 @@ from ciel.core.events import (
     InputsLost,
     JobChanged,
     JobPrinted,
+    JournalCompacted,
     MasterStarted,
     MeetWorkers,
     Message,
@@ -152,6 +154,12 @@ def _id(value: Any) -> Any:
     return check_id(value)
 
 
+def _read_fault(value: Any) -> TaskFault:
+    if not isinstance(value, list) or len(value) != 2:
+        raise DecodeError("a fault must be a reason and details")
+    return TaskFault(_text(value[0]), _details(value[1]))
+
+
 def _write_report(m: TaskReported) -> tuple[Fields, bytes]:
     fault = 0 if m.fault is None else list(m.fault)
     fields = [m.task, m.attempt, _arrays(m.published), fault, round(m.run_s, 6)]
@@ -163,9 +171,7 @@ def _write_report(m: TaskReported) -> tuple[Fields, bytes]:
 def _read_report(f: Fields, payload: bytes) -> TaskReported:
     fault = None
     if f[3] != 0 or type(f[3]) is not int:
-        if not isinstance(f[3], list) or len(f[3]) != 2:
-            raise DecodeError("a fault must be a reason and details")
-        fault = TaskFault(_text(f[3][0]), _details(f[3][1]))
+        fault = _read_fault(f[3])
     exit_status = _exit_status(f[5]) if len(f) > 5 else None
     return TaskReported(_id(f[0]), _count(f[1]), _refs(f[2]), fault, _seconds(f[4]), exit_status)
 
@@ -265,6 +271,7 @@ CONTEXT = FieldCodec(("CallerContext | None",), context_fields, read_context)
 ATTEMPTS = FieldCodec(("tuple[tuple[TaskId, int], ...]",), _pairs, _read_attempts)
 LOSSES = FieldCodec(("tuple[tuple[ObjectId, str], ...]",), _pairs, _read_losses)
 NEIGHBOURS = FieldCodec(("tuple[Neighbour, ...]",), _pairs, _read_neighbours)
+FAULT = FieldCodec(("TaskFault",), list, _read_fault)
 LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
 
 _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
@@ -291,6 +298,8 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     MasterStarted: ("master_started", (COUNT, TEXT)),
     WorkerSeen: ("worker_seen", (TEXT, TEXT)),
     WorkerLeft: ("worker_left", (TEXT,)),
+    AttemptFailed: ("attempt_failed", (ID, COUNT, TEXT, FAULT, FLAG)),
+    JournalCompacted: ("compacted", (COUNT,)),
     Received: ("received", (COUNT,)),
     Heartbeat: ("alive", ()),
 }

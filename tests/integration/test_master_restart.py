@@ -99,3 +99,24 @@ def test_futures_of_a_python_program_get_their_values(cluster: HandCluster) -> N
         assert [future.result(timeout=60) for future in futures] == [n * n for n in range(20)]
         assert sorted(runs(cluster), key=int) == [str(n) for n in range(20)]
         assert client.submit(work, 30).result(timeout=30) == 900
+
+
+def test_a_journal_is_compacted_while_its_master_serves(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    options = ("--journal", str(journal), "--journal-compact-from", "20000")
+    cluster = HandCluster.start(Home(tmp_path), 2, of_master=options)
+    try:
+        with Client(cluster.url, access=str(cluster.access)) as client:
+            waiting = client.submit(pow, 2, 3)
+            for _ in range(5):
+                assert list(client.map(abs, range(1000))) == list(range(1000))
+            wait_for(lambda: "journal: compacted" in cluster.log("master"), "a base is there")
+            later = client.submit(pow, 3, 3)
+            kill_master(cluster)
+            start_master(cluster)
+            assert (waiting.result(timeout=60), later.result(timeout=60)) == (8, 27)
+        assert list(journal.glob("*.base"))
+        size_bytes = sum(path.stat().st_size for path in journal.iterdir())
+        assert size_bytes < 200_000
+    finally:
+        cluster.stop()

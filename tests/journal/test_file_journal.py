@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from ciel.core.events import CloseJob, MasterStarted, Message
+from ciel.core.events import (
+    CloseJob,
+    JobChanged,
+    JournalCompacted,
+    MasterStarted,
+    Message,
+    SubmitJob,
+    WantObjects,
+)
 from ciel.core.ids import JobId
-from ciel.journal.directory import find_files, journal_path, read_groups
+from ciel.journal.directory import (
+    base_path,
+    find_files,
+    journal_path,
+    read_groups,
+    unfinished_path,
+)
 from ciel.journal.errors import (
     JournalDamagedError,
     JournalError,
@@ -22,7 +37,8 @@ from ciel.journal.errors import (
     JournalInUseError,
 )
 from ciel.journal.file_journal import ALWAYS, INTERVAL, OFF, SYNC_MODES, FileJournal
-from ciel.journal.groups import HEADER
+from ciel.journal.groups import HEADER, encode_records, seal
+from ciel.testing.builders import a_job_spec
 
 
 class Owner:
@@ -44,7 +60,16 @@ class Owner:
         """Append records, and wait until they are durable."""
         number = self.journal.append(records)
         while self.journal.durable < number and not self.failures:
-            self._calls.get(timeout=10)()
+            self.take_call()
+
+    def take_call(self) -> None:
+        """Run the next function that the journal's thread gives, as soon as there is one."""
+        self._calls.get(timeout=10)()
+
+    def close(self) -> list[Message]:
+        """Close the journal; return the records that it had at first."""
+        self.journal.close()
+        return self.before
 
 
 @pytest.fixture
@@ -247,3 +272,113 @@ def test_the_commands_show_a_journal_and_its_damage(directory: Path) -> None:
     [facts] = json.loads(done.stdout)["files"]
     assert facts["is_fault"]
     assert facts["damage"]["offset"] == 16
+
+
+# --- bases ----------------------------------------------------------------------------------------
+
+
+def next_file(owner: Owner) -> int:
+    """Continue in a new file; return the number of the one before."""
+    numbers: list[int] = []
+    owner.journal.begin_file(numbers.append)
+    while not numbers:
+        owner.take_call()
+    return numbers[0]
+
+
+def adopt(owner: Owner, number: int) -> str:
+    reasons: list[str] = []
+    owner.journal.adopt_base(number, reasons.append)
+    while not reasons:
+        owner.take_call()
+    return reasons[0]
+
+
+def write_unfinished(directory: Path, *records: Message) -> None:
+    unfinished_path(directory).write_bytes(HEADER + seal(encode_records(records), 1.0))
+
+
+def test_a_base_replaces_the_files_before_it(directory: Path, owner: Owner) -> None:
+    owner.write(numbered(1), numbered(2))
+    assert next_file(owner) == 1
+    owner.write(numbered(3))
+    write_unfinished(directory, numbered(2))
+    assert adopt(owner, 1) == ""
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "00000001.base", "00000002.journal", "lock",
+    ]  # fmt: skip
+    owner.write(numbered(4))
+    assert content(directory) == [numbered(2), numbered(3), numbered(4)]
+    assert owner.journal.base_bytes == base_path(directory, 1).stat().st_size
+    assert owner.journal.added_bytes == journal_path(directory, 2).stat().st_size
+    assert next_file(owner) == 2
+    write_unfinished(directory, numbered(5))
+    assert adopt(owner, 2) == ""
+    assert content(directory) == [numbered(5)]
+
+
+def test_a_crash_at_any_step_of_an_adoption_loses_and_repeats_nothing(directory: Path) -> None:
+    for number in range(3):
+        owner = Owner(directory)
+        owner.write(numbered(number))
+        owner.journal.close()
+    write_unfinished(directory, numbered(7))
+    assert Owner(directory).close() == [numbered(0), numbered(1), numbered(2)]
+    assert not unfinished_path(directory).exists()
+    write_unfinished(directory, numbered(7))
+    unfinished_path(directory).rename(base_path(directory, 3))
+    for removed in range(4):  # so many of the replaced files
+        crashed = directory.with_name(f"crashed-{removed}")
+        shutil.copytree(directory, crashed)
+        for number in range(1, removed + 1):
+            journal_path(crashed, number).unlink()
+        assert Owner(crashed).close() == [numbered(7)]
+        assert find_files(crashed).replaced == []
+
+
+def test_a_base_that_cannot_be_adopted_changes_nothing(directory: Path, owner: Owner) -> None:
+    owner.write(numbered(1))
+    next_file(owner)
+    assert "No such file" in adopt(owner, 1)
+    owner.write(numbered(2))
+    assert content(directory) == [numbered(1), numbered(2)]
+
+
+def test_a_base_that_is_cut_off_is_damaged(directory: Path, owner: Owner) -> None:
+    owner.write(numbered(1))
+    next_file(owner)
+    write_unfinished(directory, numbered(1))
+    adopt(owner, 1)
+    owner.journal.close()
+    journal_path(directory, 2).unlink()
+    path = base_path(directory, 1)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(JournalDamagedError, match="cut off"):
+        Owner(directory)
+    assert ciel("journal", "check", str(directory)).returncode == 1
+
+
+def test_a_new_file_begins_only_if_there_is_room(directory: Path, owner: Owner) -> None:
+    owner.write(numbered(1))
+    journal_path(directory, 2).mkdir()
+    assert next_file(owner) == 0
+    owner.write(numbered(2))
+    journal_path(directory, 2).rmdir()
+    assert content(directory) == [numbered(1), numbered(2)]
+
+
+def test_the_command_compacts_a_journal_that_no_master_uses(directory: Path) -> None:
+    job = a_job_spec("job-1")
+    owner = Owner(directory)
+    owner.write(SubmitJob(job), *(WantObjects(job.id, ()) for _ in range(1000)))
+    assert "uses it" in ciel("journal", "compact", str(directory)).stderr
+    owner.journal.close()
+    with open(journal_path(directory, 1), "ab") as file:
+        file.write(b"CJg1")  # a crash
+    done = ciel("journal", "compact", str(directory), "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert 0 < facts["after_bytes"] < facts["before_bytes"]
+    found = Owner(directory).close()
+    assert [type(record) for record in found] == [SubmitJob, JobChanged, JournalCompacted]
+    assert ciel("journal", "compact", str(directory / "none")).returncode != 0

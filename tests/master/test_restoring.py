@@ -18,6 +18,7 @@ from ciel.core.events import (
 from ciel.core.jobs import JobState
 from ciel.core.refs import Concrete
 from ciel.core.tasks import TaskSpec, TaskState
+from ciel.master.state.compaction import compact
 from ciel.master.state.restoring import RETURN_S, Restoration
 from ciel.testing.builders import JOB, a_chain, a_job_spec, a_task, a_worker, place_of, stored
 from ciel.testing.simulator.options import options_for
@@ -150,6 +151,48 @@ def test_objects_that_are_still_there_are_not_produced_again() -> None:
     assert [line for line in cluster.lines() if "run" in line] == ["w1: run c1"]
 
 
+def test_failures_of_earlier_attempts_still_count() -> None:
+    flaky = a_task("flaky", retries=2)
+    before = two()
+    before.job(flaky, want=["flaky"], detached=True)
+    before.lines()
+    for attempt in (1, 2):
+        worker = before.machine.graph.tasks[flaky.id].worker
+        assert worker is not None
+        before.failed(worker, flaky, attempt=attempt)
+        before.passes(60)
+    cluster = restart(before)
+    events = [event.text for event in cluster.machine.histories[flaky.id].events]
+    assert events == [event.text for event in before.machine.histories[flaky.id].events]
+    cluster.passes(RETURN_S)
+    cluster.joins(a_worker("w3"))
+    cluster.passes(60)
+    assert cluster.machine.graph.tasks[flaky.id].attempt == 3
+    cluster.failed("w3", flaky, attempt=3)
+    reason = cluster.job_of().reason
+    assert (cluster.job_of().state, "attempt 3 of 3" in reason) == (JobState.FAILED, True)
+
+
+def test_deaths_of_workers_still_count_and_a_failure_is_final() -> None:
+    before = two()
+    before.joins(a_worker("w3"))
+    before.job(A, want=["a"], detached=True)
+    for _ in range(2):
+        worker = before.machine.graph.tasks[A.id].worker
+        assert worker is not None
+        before.loses(worker)
+    cluster = restart(before)
+    returns(cluster, "w3")
+    assert cluster.lines() == ["w3: run a again (3)"]
+    cluster.loses("w3")
+    assert cluster.job_of().state is JobState.FAILED
+    assert "3 workers died" in cluster.job_of().reason
+    cluster.machine.journal[:0] = before.machine.journal
+    after = restart(cluster)
+    assert after.state(A) is TaskState.FAILED
+    assert after.job_of().reason == cluster.job_of().reason
+
+
 def test_a_job_waits_for_its_client_to_return() -> None:
     before = two()
     before.job(A, want=["a"])
@@ -177,7 +220,11 @@ def test_a_restored_master_knows_what_the_other_one_knew(scenario: str) -> None:
     def end_and_compare(due_s: float) -> None:
         end_tick(due_s)
         if chance.random() < 0.01:
-            found.extend(differences(master.machine, master.machine.journal, master._now_s))
+            machine, now_s = master.machine, master._now_s
+            found.extend(differences(machine, machine.journal, now_s))
+            batch = (now_s, list(machine.journal))
+            rest = [record for _, records in compact(lambda: [batch]) for record in records]
+            found.extend(f"compacted: {text}" for text in differences(machine, rest, now_s))
 
     master._end_tick = end_and_compare  # type: ignore[method-assign]  # to compare
     simulation.run()

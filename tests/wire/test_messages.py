@@ -59,6 +59,7 @@ from ciel.wire.messages import (
     _PLAIN,
     _SPECIAL,
     COUNT,
+    FAULT,
     FLAG,
     FROM_CLIENT,
     FROM_WORKER,
@@ -170,6 +171,7 @@ attempts = st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)
 messages[AttemptsKept] = st.builds(AttemptsKept, attempts, several_ids, several_ids)
 of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     ID: jobs, TEXT: texts, COUNT: counts, FLAG: st.booleans(), SECONDS: seconds,
+    FAULT: st.builds(TaskFault, texts, texts),
 }  # fmt: skip
 for added, (_, codecs_of) in _PLAIN.items():
     if added not in messages and all(field in of_codec for field in codecs_of):

@@ -21,13 +21,14 @@ from ciel.access.pruning import try_prune_ended
 from ciel.access.settings import require_safe_listen
 from ciel.cli.daemons.addresses import advertised, host_and_port, reachable_address, with_port
 from ciel.cli.daemons.channels import add_channel_options, open_channels, poll_s
+from ciel.cli.daemons.compactor import COMPACT_FROM_BYTES, Compactor
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.ports import DEFAULT_LISTEN
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.timeouts import add_worker_limits
-from ciel.cli.parsing.parser import Parser
-from ciel.core.events import MasterStarted
+from ciel.cli.parsing.parser import Parser, memory_size, seconds
+from ciel.core.events import FORGET_JOBS_AFTER_S, MasterStarted
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
@@ -84,19 +85,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the access file (default: below the user's state directory)",
     )
-    add(
-        "--journal",
-        metavar="DIR",
-        help="keep a journal in this directory: a master that is started with it again continues "
-        "the jobs (default: none)",
-    )
-    add(
-        "--journal-sync",
-        choices=SYNC_MODES,
-        default=ALWAYS,
-        help="when records are written to the disk: before anything that depends on them is sent "
-        "(always, the default), once a second (interval), or when the system does it (off)",
-    )
+    _add_journal_options(parse)
     add_worker_limits(parse)
     add("--new-key", action="store_true", help="create a new key even if one exists")
     add(
@@ -111,6 +100,38 @@ def parser() -> argparse.ArgumentParser:
     return parse
 
 
+def _add_journal_options(parse: argparse.ArgumentParser) -> None:
+    add = parse.add_argument
+    add(
+        "--journal",
+        metavar="DIR",
+        help="keep a journal in this directory: a master that is started with it again continues "
+        "the jobs (default: none)",
+    )
+    add(
+        "--journal-sync",
+        choices=SYNC_MODES,
+        default=ALWAYS,
+        help="when records are written to the disk: before anything that depends on them is sent "
+        "(always, the default), once a second (interval), or when the system does it (off)",
+    )
+    add(
+        "--journal-compact-from",
+        type=memory_size,
+        metavar="SIZE",
+        default=COMPACT_FROM_BYTES,
+        help="remove records that are no longer needed when the journal has grown by this size "
+        "(default: 64MiB), and to twice the size after the last time",
+    )
+    add(
+        "--forget-jobs-after",
+        type=seconds,
+        metavar="TIME",
+        default=FORGET_JOBS_AFTER_S,
+        help="remove ended jobs, with their results, after this time (default: 30 days; 0: never)",
+    )
+
+
 class Master:
     """A master daemon, from reading its key to its end."""
 
@@ -118,6 +139,7 @@ class Master:
         self._reactor = reactor
         self._options = options
         self._service: MasterService | None = None
+        self._compactor: Compactor | None = None
         self._listeners: list[Listener] = []
         self.dump: Callable[[str], Path | None] = lambda reason: None
         self.failure = ""
@@ -146,6 +168,7 @@ class Master:
         if isinstance(journal, FileJournal):
             journal.on_durable = service.journal_durable
             journal.on_failed = self.fail
+            self._compactor = Compactor(reactor, journal, options.journal_compact_from)
         service.on_inconsistent = self._fail_inconsistent
 
         def build() -> ControlPeer:
@@ -223,6 +246,7 @@ class Master:
         return {
             "delegates": not options.no_delegation, "suspect_after_s": options.suspect_after,
             "worker_timeout_s": options.worker_timeout,
+            "forget_jobs_after_s": options.forget_jobs_after,
         }  # fmt: skip
 
     def _write_dump(self, reason: str) -> Path | None:
@@ -284,6 +308,8 @@ class Master:
 
     def stop(self) -> None:
         """Shut down in order."""
+        if self._compactor is not None:
+            self._compactor.close()
         if self._service is not None:
             self._service.close()
             self._service = None

@@ -7,9 +7,18 @@ stopped, or its inputs turn out to be missing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ciel.core.errors import CannotCancelTaskError
-from ciel.core.events import RECALLED, AttemptsKept, CancelTask, InputsLost, TaskFault, TaskReported
+from ciel.core.events import (
+    RECALLED,
+    AttemptFailed,
+    AttemptsKept,
+    CancelTask,
+    InputsLost,
+    TaskFault,
+    TaskReported,
+)
 from ciel.core.graph.any_inputs import inputs_of
 from ciel.core.graph.failures import label
 from ciel.core.graph.lost_objects import lose
@@ -200,6 +209,8 @@ class Attempts:
         task = self._graph.tasks.get(report.task)
         if task is None:
             return  # its client has taken over the results since
+        if report.fault is None:
+            self._context.retry_states.pop(report.task, None)
         task.attempt = max(task.attempt, report.attempt)
         if report.fault is not None:
             self._graph.fail(task, *report.fault)
@@ -211,29 +222,54 @@ class Attempts:
         self._graph.restore_assigned(task)
         self._graph.finish(task, report.published)
 
+    def replay_failure(self, failed: AttemptFailed) -> None:
+        """Replay the failure of an attempt that was retried; raises CielError."""
+        task = self._graph.tasks.get(failed.task)
+        if task is not None:
+            task.attempt = max(task.attempt, failed.attempt)
+            self._count(task, failed)
+
     def _failed(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
         """Retry a task whose attempt failed, or fail the task."""
         assert report.fault is not None
-        context = self._context
-        reason, details = report.fault
-        where = f"attempt {task.attempt} failed on worker {worker.facts.id}"
+        failed = AttemptFailed(task.spec.id, task.attempt, worker.facts.id, report.fault)
+        verdict = self._count(task, failed)
+        if isinstance(verdict, Retry):
+            self._graph.requeue(task)
+            return
+        details = verdict.details
+        if task.spec.id in self._context.histories and not task.spec.needs.retries:
+            count = f"(attempt {task.attempt}; see `ciel task explain` for earlier attempts)"
+            details = with_text(details, f"{details_text(details)}\n{count}")
+        self._give_up(task, verdict.reason, details)
+
+    def _count(self, task: TaskNode, failed: AttemptFailed) -> Retry | GiveUp:
+        """Count a failed attempt, and decide whether the task is retried."""
+        context, (reason, details) = self._context, failed.fault
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
-        verdict = after_failure(retry_state, task.spec.needs, reason, details)
+        verdict: Retry | GiveUp
+        if failed.worker_died:
+            verdict = after_worker_loss(retry_state, failed.worker)
+            text = _loss_text(failed.worker, failed.fault.text, failed.attempt)
+        else:
+            verdict = after_failure(retry_state, task.spec.needs, reason, details)
+            where = f"attempt {failed.attempt} failed on worker {failed.worker}"
+            text = f"{where}: {reason}: {failed.fault.text}"
         # Without a retry, and without earlier attempts in its history, the task fails with this
         # very fault, so the history need not repeat it.
-        if isinstance(verdict, Retry) or task.spec.id in context.histories:
-            context.record(task, f"{where}: {reason}: {report.fault.text}")
+        is_retried = isinstance(verdict, Retry)
+        if is_retried or failed.worker_died or task.spec.id in context.histories:
+            context.record(task, text)
         if isinstance(verdict, Retry):
             retry_state.not_before_s = context.now_s + verdict.delay_s
-            self._graph.requeue(task)
-        else:
-            details = verdict.details
-            if task.spec.id in context.histories and not task.spec.needs.retries:
-                count = f"(attempt {task.attempt}; see `ciel task explain` for earlier attempts)"
-                details = with_text(details, f"{details_text(details)}\n{count}")
-            self._graph.fail(task, verdict.reason, details)
-            fault = TaskFault(verdict.reason, details)
-            context.journal.append(report._replace(fault=fault))
+            context.journal.append(failed)
+        return verdict
+
+    def _give_up(self, task: TaskNode, reason: str, details: Any) -> None:
+        """Fail a task for good."""
+        self._graph.fail(task, reason, details)
+        fault = TaskFault(reason, details)
+        self._context.journal.append(TaskReported(task.spec.id, task.attempt, (), fault, 0.0))
 
     def _accept(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Accept a report of success: all inputs of the attempt are complete."""
@@ -336,11 +372,11 @@ class Attempts:
         context, worker_id, key = self._context, worker.facts.id, (task.spec.id, task.attempt)
         verdict: Retry | GiveUp = Retry(0.0)
         if may_have_run and died:
-            retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
-            verdict = after_worker_loss(retry_state, worker_id)
-        context.record(
-            task, f"worker {worker_id} was lost ({reason}) during attempt {task.attempt}"
-        )
+            fault = TaskFault("WORKER_LOST", reason)
+            failed = AttemptFailed(task.spec.id, task.attempt, worker_id, fault, worker_died=True)
+            verdict = self._count(task, failed)
+        else:
+            context.record(task, _loss_text(worker_id, reason, task.attempt))
         now_s = context.now_s
         given_at_s = worker.given_at_s.get(key, now_s)
         run_s = now_s - given_at_s if may_have_run else 0.0
@@ -351,7 +387,7 @@ class Attempts:
         if isinstance(verdict, Retry):
             self._graph.requeue(task)
         else:
-            self._graph.fail(task, verdict.reason, verdict.details)
+            self._give_up(task, verdict.reason, verdict.details)
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -500,9 +536,9 @@ class Attempts:
             if message.lacks_room:
                 about = f"its inputs do not fit into the store of worker {worker.facts.id}"
                 advice = "give the worker a larger store, or end jobs whose results it retains"
-                self._graph.fail(task, "NO_SPACE", f"{about}: {message.details}; {advice}")
+                self._give_up(task, "NO_SPACE", f"{about}: {message.details}; {advice}")
             else:
-                self._graph.fail(task, "MISSING_INPUT", message.details)
+                self._give_up(task, "MISSING_INPUT", message.details)
         else:
             self._graph.requeue(task)
 
@@ -531,3 +567,7 @@ class Attempts:
         if holder is not None:
             self.unlisted.add(holder, (ref,))
         return True
+
+
+def _loss_text(worker: str, reason: str, attempt: int) -> str:
+    return f"worker {worker} was lost ({reason}) during attempt {attempt}"

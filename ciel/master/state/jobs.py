@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from ciel.core.errors import CielError, UnknownJobError
@@ -44,6 +45,7 @@ class Jobs:
         self.totals = dict.fromkeys(JobState, 0)
         self.task_totals = dict.fromkeys(TaskState, 0)  # of all jobs in the table
         self.ended: list[Job] = []  # emptied by the owner
+        self._ended_at_s: OrderedDict[str, float] = OrderedDict()  # the oldest end first
         self.subscriptions = Subscriptions()
         self._released_later: dict[ObjectId, Job] = {}  # released when running tasks produce them
         self._released: list[tuple[Job, ObjectId]] = []
@@ -107,12 +109,26 @@ class Jobs:
                 worker.described.discard(job_id)
                 context.send(worker.facts.id, DescribeJob(job_id, None))
         self.ended.append(job)
+        self._ended_at_s.pop(job_id, None)
+        self._ended_at_s[job_id] = context.now_s
         context.journal.append(JobChanged(summarise(job)))
+
+    def take_ended_before(self, time_s: float) -> Iterator[Job]:
+        """Yield the jobs that ended before a time; each end counts once."""
+        while self._ended_at_s:
+            job_id, ended_at_s = self._ended_at_s.popitem(last=False)
+            if ended_at_s >= time_s:
+                self._ended_at_s[job_id] = ended_at_s
+                self._ended_at_s.move_to_end(job_id, last=False)
+                return
+            if self.by_id[job_id].state in ENDED:  # else it was retried
+                yield self.by_id[job_id]
 
     def remove(self, job: Job) -> None:
         """Remove an ended job from the table; its tasks are forgotten later."""
         job_id = job.spec.id
         del self.by_id[job_id]
+        self._ended_at_s.pop(job_id, None)
         self.removed[job_id] = job
         self.totals[job.state] -= 1
         self.subscriptions.disown(job_id)
@@ -185,6 +201,10 @@ class Jobs:
     def release_later(self, job: Job, object_id: ObjectId) -> None:
         """Release an object when a running task has produced it."""
         self._released_later[object_id] = job
+
+    def is_given_up(self, object_id: ObjectId) -> bool:
+        """Whether `release_later` was called for an object that does not exist yet."""
+        return object_id in self._released_later
 
     def take_released(self) -> Iterator[tuple[Job, ObjectId]]:
         """Yield the objects of `release_later` that exist now."""

@@ -16,10 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ciel.core.events import (
     CLIENT_GRACE_S,
+    FORGET_JOBS_AFTER_S,
     SUSPECT_AFTER_S,
     WORKER_TIMEOUT_S,
     AddTask,
     AttemptsKept,
+    Change,
     CopyTimed,
     DiskQueued,
     DropObjects,
@@ -63,12 +65,13 @@ class MasterMachine:
         delegates: bool = True,
         suspect_after_s: float = SUSPECT_AFTER_S,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
+        forget_jobs_after_s: float = FORGET_JOBS_AFTER_S,
     ) -> None:
         """`delegates`: the master leaves decisions to workers: it dispatches tasks eagerly, and
         workers run children inline. This does not concern the delegation of outputs.
 
         A worker is suspected after `suspect_after_s` of silence, and declared dead after
-        `worker_timeout_s`.
+        `worker_timeout_s`. Ended jobs are removed after `forget_jobs_after_s`; 0: never.
         """
         context = self.context = Context()
         self.graph = context.graph
@@ -100,6 +103,7 @@ class MasterMachine:
         )  # fmt: skip
         self.clients = ClientRequests(context, self.job_table, self.operations)
         self._delegates = delegates
+        self._forget_jobs_after_s = forget_jobs_after_s
         if delegates:
             self.graph.newly_waiting = []
 
@@ -411,6 +415,10 @@ class MasterMachine:
         self.membership.check_awaited()
         for job_id in self.job_table.subscriptions.expired(now_s):
             self.operations.cancel(self.jobs[job_id], "its client was disconnected for too long")
+        if self._forget_jobs_after_s:
+            for job in self.job_table.take_ended_before(now_s - self._forget_jobs_after_s):
+                self.remove_job(job)
+                self.context.journal.append(Change(0, "remove", {"job": job.spec.id}))
 
     def due_s(self) -> float | None:
         """The time at which `end_tick` must be called if no event arrives before; None: never."""

@@ -11,10 +11,12 @@ from ciel.core.errors import CielError
 from ciel.core.events import (
     CLIENT_GRACE_S,
     AddTask,
+    AttemptFailed,
     CancelJob,
     Change,
     CloseJob,
     JobChanged,
+    JournalCompacted,
     MasterStarted,
     Message,
     ReleaseObjects,
@@ -26,6 +28,7 @@ from ciel.core.events import (
 )
 from ciel.core.graph.task_graph import UNBOUNDED
 from ciel.core.jobs import ENDED, JobState, JobSummary
+from ciel.core.tasks import DONE
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import object_locations, topics
 
@@ -73,26 +76,35 @@ class Restoration:
                 machine.clients.replay(record)
             case TaskReported():
                 machine.attempts.replay(record)
+            case AttemptFailed():
+                machine.attempts.replay_failure(record)
             case JobChanged(summary):
                 self._job_changed(summary)
+            case Change(_, "keep", argument):  # no worker that has the object is connected
+                name, ref = argument["name"], argument["reference"]
+                object_locations.add_kept(machine, name, ref, self._context.now_s)
             case Change(_, topic, argument):
                 topics.change(machine, topic, argument, self._context.now_s)
             case MasterStarted(epoch):
                 self.epoch = epoch
             case WorkerSeen(worker, netloc):
-            case Change(_, "keep", argument):  # no worker that has the object is connected
-                name, ref = argument["name"], argument["reference"]
-                object_locations.add_kept(machine, name, ref, self._context.now_s)
                 self.workers[worker] = netloc
             case WorkerLeft(worker):
                 self.workers.pop(worker, None)
+            case JournalCompacted(jobs):
+                machine.job_table.count = max(machine.job_table.count, jobs)
 
     def _job_changed(self, summary: JobSummary) -> None:
-        """End a job as it ended before."""
+        """End a job as it ended before; count the tasks that have no records any more."""
         machine = self._machine
         job = machine.find_job(summary.id)
         job.number = summary.number
         machine.job_table.count = max(machine.job_table.count, summary.number)
+        forgotten = summary.handed_over - job.handed_over
+        if forgotten > 0:  # since the journal was compacted
+            job.handed_over += forgotten
+            job.counts[DONE] += forgotten
+            job.totals[DONE] += forgotten
         state = JobState(summary.state)
         if state not in ENDED or job.state in ENDED:
             return

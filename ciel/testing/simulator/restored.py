@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ciel.core.events import Message
+from ciel.core.graph.lost_objects import OBJECT_LOST
 from ciel.core.jobs import ENDED
 from ciel.core.refs import Failure, Value, locations_of
 from ciel.core.tasks import ACTIVE, DONE, DORMANT
@@ -42,11 +43,16 @@ def differences(live: MasterMachine, records: Sequence[Message], now_s: float) -
             yield f"job {job.number} ended as {now} instead of {before}"
         if found.number != job.number or (found.open, found.spec) != (job.open, job.spec):
             yield f"job {job.number} became number {found.number}, or is described differently"
-        if found.wanted.keys() != job.wanted.keys():
-            yield f"job {job.number} wants {len(found.wanted)} objects instead of {len(job.wanted)}"
-        for object_id in job.wanted:
+        wanted = [
+            object_id for object_id in job.wanted if not live.job_table.is_given_up(object_id)
+        ]
+        if {*found.wanted} != {*wanted}:
+            yield f"job {job.number} wants {len(found.wanted)} objects instead of {len(wanted)}"
+        for object_id in wanted:
             yield from _object_differences(live, restored, object_id)
     for task_id, task in live.graph.tasks.items():
+        if task.job.spec.id not in live.jobs:
+            continue  # it is being removed in slices
         twin = restored.graph.tasks.get(task_id)
         if twin is None:
             yield f"task {task_id} is missing"
@@ -65,6 +71,10 @@ def _object_differences(
     ref = None if twin is None else twin.ref
     if ref is None or twin is None or not twin.is_settled:
         is_wrong = not locations_of(node.ref)  # otherwise its worker reports it again
+        is_lost = (
+            isinstance(node.ref, Failure) and OBJECT_LOST in f"{node.ref.reason}{node.ref.text}"
+        )
+        is_wrong = is_wrong and not is_lost
     elif isinstance(node.ref, Value):
         is_wrong = ref != node.ref
     else:
