@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import select
 import shlex
 import stat
 from pathlib import Path
@@ -124,6 +125,20 @@ def process_start(pid: int) -> int | None:
         return None
     fields = line.rpartition(b")")[2].split()  # the command in parentheses may contain anything
     return None if fields[0] in b"ZX" else int(fields[19])
+
+
+def wait_for_end(pid: int, timeout_s: float) -> bool:
+    """Wait until process `pid` has ended, at most `timeout_s`; return whether it has."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+    finally:
+        os.close(pidfd)
 
 
 def _replace(path: Path, content: bytes) -> None:

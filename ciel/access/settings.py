@@ -48,13 +48,23 @@ class ExecutorSetting(NamedTuple):
 
 
 class MasterLocation(NamedTuple):
-    """A master's address and key. `origin` names the setting or file that contains them."""
+    """A master's address and key. `origin` names the setting or file that contains them.
+
+    `pid` and `pid_start` are those of the access file: the process of the master or, for `ciel up`,
+    the process that restarts it.
+    """
 
     url: str
     control: str
     cluster_id: str
     key: Key
     origin: str
+    pid: int = 0
+    pid_start: int = 0
+
+    def is_alive(self) -> bool:
+        """Whether that process runs on this host, so that the master will serve again soon."""
+        return self.pid > 0 and access_file.process_start(self.pid) == self.pid_start
 
 
 class Settings:
@@ -106,7 +116,7 @@ def find_master(
     settings = Settings({"master": flag_master, "access": flag_access}, environ)
     master, access = settings.get("master"), settings.get("access")
     if access is not None and (master is None or access.rank < master.rank):
-        return _location_of(_read_named(access), f"{access.origin} ({access.value})")
+        return location_of(_read_named(access), f"{access.origin} ({access.value})")
     if master is not None:
         return _locate_address(master, access, environ)
     current = current_path(environ)
@@ -114,7 +124,7 @@ def find_master(
         found = access_file.read(current)
     except AccessFileMissingError:
         return None
-    return _location_of(found, f"ciel up ({current})") if found.is_alive() else None
+    return location_of(found, f"ciel up ({current})") if found.is_alive() else None
 
 
 def parse_address(text: str, origin: str) -> tuple[str, str, int]:
@@ -154,11 +164,14 @@ def _locate_address(
     # The file's control address may be a socket on this host; it is valid only for the file's URL.
     same = (normalise_host(own[1]), own[2]) == (normalise_host(host), port)
     control = found.control if same else netloc(host, port)
-    return MasterLocation(url, control, found.cluster_id, found.key, master.origin)
+    return location_of(found._replace(url=url, control=control), master.origin)
 
 
-def _location_of(found: AccessFile, origin: str) -> MasterLocation:
-    return MasterLocation(found.url, found.control, found.cluster_id, found.key, origin)
+def location_of(found: AccessFile, origin: str) -> MasterLocation:
+    """Return the location of the master that has written an access file."""
+    return MasterLocation(
+        found.url, found.control, found.cluster_id, found.key, origin, found.pid, found.pid_start
+    )
 
 
 def _read_named(access: Setting) -> AccessFile:

@@ -23,8 +23,8 @@ def connect_or_start(args: argparse.Namespace, name: str) -> Client:
     """Connect to the cluster, or start one for this command if there is none."""
     found = find_master(args.master, args.access, os.environ)
     if found is None:
-        if crash := _crash():
-            say(crash)
+        if interruption := _interruption():
+            say(interruption)
         return Client(name=name, cluster_options={"workers": args.workers or 1})
     if args.workers:
         say(f"--workers has no effect: the cluster at {found.url} has its own workers")
@@ -45,12 +45,13 @@ def require_master(args: argparse.Namespace) -> MasterLocation:
     """Return the location of the master; raises NoMasterError if there is none."""
     found = find_master(args.master, args.access, os.environ)
     if found is None:
-        none = _crash() or "no cluster is configured or running"
-        raise NoMasterError("", f"{none}; `ciel up` starts one")
+        if interruption := _interruption():
+            raise NoMasterError("", f"{interruption}; `ciel up` continues it")
+        raise NoMasterError("", "no cluster is configured or running; `ciel up` starts one")
     return found
 
 
-def crashed() -> access_file.AccessFile | None:
+def interrupted() -> access_file.AccessFile | None:
     """Return the access file of a cluster that ended without `ciel down`, if one did."""
     try:
         found = access_file.read(current_path(os.environ))
@@ -59,10 +60,11 @@ def crashed() -> access_file.AccessFile | None:
     return None if found.is_alive() else found
 
 
-def _crash() -> str:
-    """Return a message about the cluster that has crashed; "" if none has."""
-    gone = crashed()
+def _interruption() -> str:
+    """Return a message about the cluster that was interrupted; "" if none was."""
+    gone = interrupted()
     if gone is None:
         return ""
     logs = current_path(os.environ).resolve().parent
-    return f"the cluster at {gone.url} has crashed (process {gone.pid} has ended; logs in {logs})"
+    ended = f"process {gone.pid} has ended; logs in {logs}"
+    return f"the cluster at {gone.url} was interrupted ({ended})"

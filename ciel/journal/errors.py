@@ -17,10 +17,11 @@ class JournalError(CielError):
 
 
 class JournalInUseError(JournalError):
-    """Another process has this journal open."""
+    """Another process has this journal open. `owner`: its process id, or `?`."""
 
     def __init__(self, path: Path, owner: str) -> None:
         super().__init__(path, f"process {owner} uses it; end that master first")
+        self.owner = owner
 
 
 class JournalDamagedError(JournalError):

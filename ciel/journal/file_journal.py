@@ -104,16 +104,30 @@ class FileJournal:
                 old.unlink(missing_ok=True)
         except OSError as error:
             raise JournalError(path, f"cannot be created: {error.strerror}") from None
-        self._thread.start()
+        if self._sync != OFF:
+            self._thread.start()
 
     def append(self, records: Sequence[Message]) -> int:
         """Store records; return the number of this append, from 1."""
         frames = encode_records(records)
+        if self._sync == OFF:
+            self._append_now(frames)
+            return self._appended
         with self._changed:
             self._appended += 1
             self._waiting.append(frames)
             self._changed.notify()
             return self._appended
+
+    def _append_now(self, frames: bytes) -> None:
+        """Write without the thread: nothing waits for the disk."""
+        self._appended += 1
+        try:
+            self._write(seal(frames, self._wall_clock()))
+        except OSError as error:
+            self._report_failure(error)
+        else:
+            self.durable = self._written = self._appended
 
     def begin_file(self, done: Callable[[int], object]) -> None:
         """Continue in a new file soon, and then call `done` with the number of the file before it,
@@ -128,6 +142,9 @@ class FileJournal:
         self._act(lambda: self._adopt_base(number, done))
 
     def _act(self, action: Callable[[], object]) -> None:
+        if self._sync == OFF:
+            action()
+            return
         with self._changed:
             self._actions.append(action)
             self._changed.notify()
@@ -141,7 +158,8 @@ class FileJournal:
             self._is_closing = True
             self._changed.notify()
         if self._fd >= 0:
-            self._thread.join()
+            if self._sync != OFF:
+                self._thread.join()
             os.close(self._fd)
             self._fd = -1
             self.durable = self._written
@@ -156,9 +174,12 @@ class FileJournal:
             while self._write_some():
                 pass
         except OSError as error:
-            reason = f"the journal {self.directory} cannot be written: {error.strerror}"
-            if not self._is_closing:
-                self._call(lambda: self.on_failed(reason))
+            self._report_failure(error)
+
+    def _report_failure(self, error: OSError) -> None:
+        reason = f"the journal {self.directory} cannot be written: {error.strerror}"
+        if not self._is_closing:
+            self._call(lambda: self.on_failed(reason))
 
     def _write_some(self) -> bool:
         """Write what waits as one group, and report it; return False at the end."""

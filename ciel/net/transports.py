@@ -85,16 +85,28 @@ class Listener:
         self.address = address
         self._port = port
 
+    def allow_reservation(self) -> None:
+        """Let another process of this user bind the same port without listening.
+
+        That process keeps the port for the next process that listens with `is_reserved`.
+        """
+        self._port.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
     def close(self) -> Deferred[None]:
         """Stop accepting connections; established ones stay open."""
         closed: Deferred[None] = maybeDeferred(self._port.stopListening)
         return closed
 
 
-def listen(reactor: Any, text: str, factory: Factory[Any]) -> Listener:
-    """Serve an address with a factory. Raise `AddressError`, or `ListenError` with the reason."""
+def listen(
+    reactor: Any, text: str, factory: Factory[Any], *, is_reserved: bool = False
+) -> Listener:
+    """Serve an address with a factory. Raise `AddressError`, or `ListenError` with the reason.
+
+    `is_reserved`: another process of this user keeps the port; see `Listener.allow_reservation`.
+    """
     address = parse_address(text)
-    sock, address = _bind_unix(address) if address.name else _bind_tcp(address)
+    sock, address = _bind_unix(address) if address.name else _bind_tcp(address, is_reserved)
     with sock:
         sock.setblocking(False)
         return Listener(address, reactor.adoptStreamPort(sock.fileno(), sock.family, factory))
@@ -105,7 +117,7 @@ def _bind_unix(address: Address) -> tuple[socket.socket, Address]:
     return _bound(sock, f"\0{address.name}", address), address
 
 
-def _bind_tcp(address: Address) -> tuple[socket.socket, Address]:
+def _bind_tcp(address: Address, is_reserved: bool) -> tuple[socket.socket, Address]:
     try:
         found = socket.getaddrinfo(address.host or "0.0.0.0", 0, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -116,6 +128,8 @@ def _bind_tcp(address: Address) -> tuple[socket.socket, Address]:
     for port in (address.port,) if address.port else (*PORTS[first:], *PORTS[:first]):
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections may linger on
+        if is_reserved:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             return _bound(sock, (host, port), address), address._replace(port=port)
         except ListenError as error:

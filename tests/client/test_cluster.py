@@ -237,8 +237,8 @@ def test_a_killed_worker_is_restarted(state: Path) -> None:
         assert job.read(ref, 30) == b""
 
 
-def test_a_master_that_dies_ends_every_wait_with_the_end_of_its_log(state: Path) -> None:
-    with LocalCluster() as cluster, Client(cluster) as client:
+def test_a_master_without_a_journal_ends_every_wait_with_the_end_of_its_log(state: Path) -> None:
+    with LocalCluster(journal_sync=None) as cluster, Client(cluster) as client:
         job = client.job()
         threading.Timer(0.1, os.kill, (pid_of("master", state), signal.SIGKILL)).start()
         with pytest.raises(ClusterError, match="master was ended by SIGKILL") as caught:

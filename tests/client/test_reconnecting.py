@@ -12,8 +12,15 @@ import pytest
 
 import ciel.client.connection.connection as connection_module
 from ciel.client.connection import Connection, open_connection
+from ciel.client.connection.connection import ABSENCE_MAX_S
 from ciel.client.connection.dialing import Dialer
-from ciel.client.errors import ClientClosedError, ClientError, ConnectionLostError, NoMasterError
+from ciel.client.errors import (
+    ClientClosedError,
+    ClientError,
+    ConnectionLostError,
+    NoMasterError,
+    NotAMasterError,
+)
 from ciel.core.events import Answer, Ask, Heartbeat, Message, Received, WatchJob
 from ciel.core.ids import JobId
 
@@ -21,14 +28,16 @@ from ciel.core.ids import JobId
 class Caller:
     """An owner of a connection that records its messages."""
 
-    def __init__(self, acceptor: Any) -> None:
+    def __init__(self, acceptor: Any, absence_max_s: float = ABSENCE_MAX_S) -> None:
+        self.said: list[str] = []
         self.messages: list[Message] = []
         self.lost: list[ClientError] = []
         self.delivered = threading.Condition()
         self.is_hopeless = False
         self.connection: Connection = open_connection(
             acceptor.address, acceptor.key, self.deliver, self.take_loss,
-            is_hopeless=lambda: self.is_hopeless,
+            is_hopeless=lambda: self.is_hopeless, absence_max_s=absence_max_s,
+            on_away=self.said.append,
         )  # fmt: skip
 
     def deliver(self, messages: list[Message]) -> None:
@@ -159,10 +168,8 @@ def test_a_master_that_does_not_know_the_session_is_asked_once(
     assert len(acceptor.hellos) == 2
 
 
-def test_a_master_that_does_not_come_back_is_given_up_in_time(
-    acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "RECONNECT_S", 0.2)
+def test_a_master_that_does_not_come_back_is_given_up_in_time(acceptor: Any) -> None:
+    caller = Caller(acceptor, absence_max_s=0.2)
     acceptor.close()
     caller.wait_for(lambda: caller.lost)
     assert isinstance(caller.lost[0], ConnectionLostError)
@@ -171,6 +178,44 @@ def test_a_master_that_does_not_come_back_is_given_up_in_time(
     )
     with pytest.raises(ConnectionLostError):
         say(caller, 1)
+
+
+def test_a_program_that_is_no_master_is_given_up_sooner(
+    acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "RECONNECT_S", 0.2)
+
+    def dial(timeout_s: float, received: int | None = None) -> Any:
+        raise NotAMasterError(acceptor.address, "another program listens there")
+
+    monkeypatch.setattr(caller.connection._dialer, "dial", dial)
+    acceptor.drop()
+    caller.wait_for(lambda: caller.lost)
+    assert str(caller.lost[0]).endswith(
+        "it could not be reached again within 0.2 s: another program listens there"
+    )
+
+
+def test_a_client_reports_once_that_the_master_is_away(
+    acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "ABSENCE_REPORTED_S", 0.1)
+    dial, attempts = caller.connection._dialer.dial, [0]
+
+    def dial_later(timeout_s: float, received: int | None = None) -> Any:
+        attempts[0] += 1
+        if attempts[0] < 8:
+            raise NoMasterError(acceptor.address, "nothing listens there")
+        return dial(timeout_s, received)
+
+    monkeypatch.setattr(caller.connection._dialer, "dial", dial_later)
+    acceptor.drop()
+    eventually(lambda: attempts[0] >= 8 and not caller.connection.is_away)
+    assert caller.said == [
+        f"the master at {acceptor.address} is away (nothing listens there); waiting for it for up "
+        "to 60 s"
+    ]
+    assert caller.lost == []
 
 
 def test_a_client_does_not_reconnect_to_a_dead_master(acceptor: Any, caller: Caller) -> None:

@@ -176,7 +176,7 @@ def test_a_missing_launcher(tmp_path: Path) -> None:
     assert "C compiler" in launcher.advice
 
 
-def test_a_cluster_that_has_crashed(
+def test_a_cluster_that_was_interrupted(
     home: Home, expect: Callable[..., None], free_address: str
 ) -> None:
     path = home.path / "state/ciel/localhost_1/access.json"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import json
 import os
 import select
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ciel.access import access_file
@@ -22,18 +24,19 @@ from ciel.access.paths import (
     up_lock_path,
 )
 from ciel.access.pruning import prune_ended
-from ciel.access.settings import MasterLocation
-from ciel.cli.connection import crashed
+from ciel.access.settings import location_of
+from ciel.cli.connection import interrupted
 from ciel.cli.daemons import supervisor
 from ciel.cli.daemons.channels import add_channel_options, channel_switches
 from ciel.cli.daemons.ports import DEFAULT_LISTEN, is_free, who_listens
 from ciel.cli.daemons.timeouts import add_kill_grace, add_worker_limits
-from ciel.cli.jobs.unfinished import may_end
+from ciel.cli.jobs.unfinished import may_end, unfinished, unfinished_in
 from ciel.cli.outcome import Status, Terminated, UsageError, say
 from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.parsing.options import WORKERS_MAX, make_parser
-from ciel.cli.parsing.parser import whole_number
+from ciel.cli.parsing.parser import Parser, whole_number
 from ciel.client.client import Client
+from ciel.client.cluster.run_directories import can_resume, forget, journal_directory
 from ciel.client.errors import (
     ClientClosedError,
     ClientError,
@@ -43,11 +46,15 @@ from ciel.client.errors import (
 )
 from ciel.core.errors import CielError
 from ciel.core.tasks import SLOTS_MAX
+from ciel.journal.file_journal import ALWAYS, SYNC_MODES
 from ciel.wire.descriptors import read_summary
 
 _PORTS = range(20000, 32768)  # Java clients read ports as signed 16-bit numbers
 _DOWN_TIMEOUT_S = 15.0
 _JOBS_END_TIMEOUT_S = 30.0
+_OPTIONS = "up.json"
+"""The file with the options of the cluster, which a `ciel up` that continues it reads."""
+_OF_ONE_START = ("listen", "fresh", "json")
 
 
 def main(prog: str, words: Sequence[str]) -> int:
@@ -59,7 +66,32 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def _up(words: Sequence[str]) -> int:
-    parser = make_parser("ciel up", "Start a local cluster in the background; `ciel down` ends it.")
+    parser = _parser()
+    args = parser.parse_args(words)
+    with _exclusively():
+        if (up := _current()) is not None and up.is_alive():
+            say(f"already up at {up.url}; `ciel down` ends it")
+            _print(up.url, "up", args.json, in_words=True)
+            return Status.DONE
+        if gone := interrupted():
+            say(f"the last cluster, at {gone.url}, was interrupted (process {gone.pid} has ended)")
+        args = _continued(parser, words)
+        ready = _start(args)
+        prune_ended(os.environ)
+    if ready["jobs"]:
+        jobs = f"jobs: {ready['jobs']}, unfinished: {ready['unfinished']}"
+        say(f"continues the earlier cluster ({jobs}); `ciel up --fresh` would start an empty one")
+    say(f"up at {ready['url']}: {ready['description']}")
+    _print(ready["url"], "up", args.json, in_words=True)
+    return Status.DONE
+
+
+def _parser() -> Parser:
+    parser = make_parser(
+        "ciel up",
+        "Start a local cluster in the background; `ciel down` ends it. If the last cluster was "
+        "interrupted, continue its jobs with the same options.",
+    )
     parser.add_argument(
         "--workers",
         type=whole_number(1, WORKERS_MAX),
@@ -77,26 +109,62 @@ def _up(words: Sequence[str]) -> int:
         help="disk, shm or scc, options after a colon (default: CIEL_STORE, or disk)",
     )
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN,
-        help="the address of the master (default %(default)s; port 0 means any free port)",
+        "--listen", metavar="HOST:PORT",
+        help=f"the address of the master (default {DEFAULT_LISTEN}, or that of the interrupted "
+        "cluster; port 0 means any free port)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--journal-sync", choices=SYNC_MODES, default=ALWAYS,
+        help="when the master's journal is written to the disk: before anything that depends on it "
+        "is sent (always, the default), once a second (interval), or when the system does it (off)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fresh", action="store_true",
+        help="start empty: remove the jobs and objects of an interrupted cluster",
     )  # fmt: skip
     add_worker_limits(parser)
     add_kill_grace(parser)
     add_channel_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    args = parser.parse_args(words)
-    with _exclusively():
-        if (up := _current()) is not None and up.is_alive():
-            say(f"already up at {up.url}; `ciel down` ends it")
-            _print(up.url, "up", args.json, in_words=True)
-            return Status.DONE
-        if gone := crashed():
-            say(f"the last cluster, at {gone.url}, had crashed (process {gone.pid} has ended)")
-        ready = _start(args)
-        prune_ended(os.environ)
-    say(f"up at {ready['url']}: {ready['description']}")
-    _print(ready["url"], "up", args.json, in_words=True)
-    return Status.DONE
+    return parser
+
+
+def _continued(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the cluster to start.
+
+    If there is an interrupted cluster to continue, these are its options, except those that the
+    command line names. With --fresh, remove what it has left.
+    """
+    args: argparse.Namespace = parser.parse_args(words)
+    path = _candidate(args.listen)
+    if path is None or not can_resume(path.parent):
+        args.listen = args.listen or DEFAULT_LISTEN
+        return args
+    address = access_file.read(path).url.partition("://")[2]
+    if args.fresh:
+        forget(path.parent)
+        args.listen = args.listen or address
+        return args
+    with contextlib.suppress(FileNotFoundError):  # its start was interrupted
+        saved = json.loads((path.parent / _OPTIONS).read_text())
+        args = parser.parse_args(words, argparse.Namespace(**saved))
+    args.listen = address
+    return args
+
+
+def _candidate(listen: str | None) -> Path | None:
+    """Return the access file of a cluster that may have been interrupted.
+
+    It is the cluster at `listen` if that has a port, else the last cluster, else the one at the
+    default address. None if there is no such file, or its master runs.
+    """
+    if (listen is None or listen.endswith(":0")) and interrupted():
+        return current_path(os.environ).readlink()
+    with contextlib.suppress(ValueError, AccessFileMissingError):
+        _, host, port = parse_url(listen or DEFAULT_LISTEN)
+        path = access_path(os.environ, host, port)
+        return None if access_file.read(path).is_alive() else path
+    return None  # a wrong address is reported when the cluster starts
 
 
 @contextlib.contextmanager
@@ -139,12 +207,16 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
     if any_port:
         raise NoMasterError("", f"no port of {host} from {_PORTS[0]} to {_PORTS[-1]} is free")
     taken = f"{netloc(host, port)} is taken by {who_listens(host, port)}"
+    if can_resume(access_path(os.environ, host, port).parent):
+        advice = "it is the address of the interrupted cluster: end that program first"
+        raise NoMasterError("", f"{taken}; {advice}, or start an empty cluster: ciel up --fresh")
     raise NoMasterError("", f"{taken}; name another address with --listen")
 
 
 def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
     path = access_path(os.environ, host, port)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = path.parent
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     config = {
         "listen": netloc(host, port),
         "workers": args.workers,
@@ -152,13 +224,17 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
         "store": args.store,
         "access": str(path),
         "switches": channel_switches(args),
+        "journal_sync": args.journal_sync,
         "patience": {
             "suspect_after_s": args.suspect_after,
             "worker_timeout_s": args.worker_timeout,
             "kill_grace_s": args.kill_grace,
         },
     }
-    return supervisor.start(config, path.parent / "up.log")
+    ready = supervisor.start(config, directory / "up.log")
+    options = {name: value for name, value in vars(args).items() if name not in _OF_ONE_START}
+    (directory / _OPTIONS).write_text(json.dumps(options))
+    return ready
 
 
 # --- down -----------------------------------------------------------------------------------------
@@ -167,8 +243,9 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
 def _down(words: Sequence[str]) -> int:
     parser = make_parser(
         "ciel down",
-        "End the local cluster that `ciel up` started. If jobs are unfinished, it asks on a "
-        "terminal, and otherwise fails with status 1 unless --force is given.",
+        "End the local cluster that `ciel up` started, and remove its jobs and objects. If jobs "
+        "are unfinished, it asks on a terminal, and otherwise fails with status 1 unless --force "
+        "is given.",
     )
     parser.add_argument("--force", action="store_true", help="end unfinished jobs as well")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -178,19 +255,23 @@ def _down(words: Sequence[str]) -> int:
         if found is None:
             raise NoMasterError("", "no cluster of `ciel up` is running on this host")
         path = current_path(os.environ).readlink()
-        if found.is_alive():
-            if not args.force and not may_end(found):
-                _print(found.url, "up", args.json)
+        is_alive = found.is_alive()
+        if not args.force:
+            names = unfinished(found) if is_alive else unfinished_in(journal_directory(path.parent))
+            if not may_end(found.url, names, is_alive=is_alive):
+                _print(found.url, "up" if is_alive else "interrupted", args.json)
                 return Status.FAILED
+        if is_alive:
             _end_jobs(found)
         scratch = path.parent / "scratch"
         before = set(scratch.glob("worker-*/*"))
         if not _end_process(found):
-            say(f"the cluster at {found.url} had crashed (process {found.pid} has ended)")
+            say(f"the cluster at {found.url} was interrupted (process {found.pid} has ended)")
         else:
             say(f"the cluster at {found.url} is down")
         if set(scratch.glob("worker-*/*")) - before:
             say(f"files of failed tasks are now in {scratch}")
+        forget(path.parent)
         drop_current(os.environ, path)
     _print(found.url, "down", args.json)
     return Status.DONE
@@ -198,8 +279,8 @@ def _down(words: Sequence[str]) -> int:
 
 def _end_jobs(found: AccessFile) -> None:
     """Cancel all jobs, so that their programs get their grace period; Ctrl-C ends the wait."""
-    where = MasterLocation(found.url, found.control, found.cluster_id, found.key, "ciel up")
     try:
+        where = location_of(found, "ciel up")
         with contextlib.closing(Client(where, name="ciel down")) as client:
             jobs = [read_summary(fields) for fields in client.ask("jobs")]
             unfinished = [job for job in jobs if job.ended_at_s is None]

@@ -29,6 +29,7 @@ from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, sta
 from ciel.cli.daemons.timeouts import add_worker_limits
 from ciel.cli.parsing.parser import Parser, memory_size, seconds
 from ciel.core.events import FORGET_JOBS_AFTER_S, MasterStarted
+from ciel.core.jobs import ENDED
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
@@ -145,8 +146,12 @@ class Master:
         self.failure = ""
         self.status = 0
 
-    def open(self, cluster_id: str, key: Key) -> dict[str, str]:
-        """Listen and serve; returns the addresses of the master. Raises NetError, DaemonError."""
+    def open(self, cluster_id: str, key: Key, *, is_reserved: bool = False) -> dict[str, Any]:
+        """Listen and serve; returns the addresses of the master, and how many jobs it has restored.
+
+        `is_reserved`: the parent keeps the port for this master. Raises NetError, DaemonError,
+        JournalError.
+        """
         options, reactor = self._options, self._reactor
         if options.worker_timeout < options.suspect_after:
             raise DaemonError(
@@ -187,8 +192,11 @@ class Master:
             Debugging(self._write_dump, set_log_level),
             open_healthz=options.open_healthz,
         )
-        front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site))
+        doors = FrontDoorFactory(reactor, build, site)
+        front = listen(reactor, options.listen, doors, is_reserved=is_reserved)
         self._listeners.append(front)
+        if options.embedded:
+            front.allow_reservation()
         side = self._listen_locally(f"ciel-{cluster_id[:8]}", key, ControlFactory(build))
         self._listeners.append(side)
         netloc = with_port(address, front.address)
@@ -196,7 +204,11 @@ class Master:
         authorisation.serve_as(netloc)
         log.info("master of cluster {id} at {url}", id=cluster_id, url=about["url"])
         settle_memory()
-        return {"url": about["url"], "control": str(side.address)}
+        unfinished = sum(job.state not in ENDED for job in machine.jobs.values())
+        return {
+            "url": about["url"], "control": str(side.address),
+            "jobs": len(machine.jobs), "unfinished": unfinished,
+        }  # fmt: skip
 
     def _listen_locally(self, name: str, key: Key, factory: ControlFactory) -> Listener:
         """Listen for peers on this host, at an address that a restarted master has again, and that
@@ -293,7 +305,8 @@ class Master:
     def open_embedded(self, line: dict[str, Any]) -> None:
         """Open as an embedded master, with the key that the parent sent."""
         try:
-            report_ready(self.open(str(line["cluster_id"]), Key.from_text(str(line["key"]))))
+            key, is_reserved = Key.from_text(str(line["key"])), line.get("reserved") is True
+            report_ready(self.open(str(line["cluster_id"]), key, is_reserved=is_reserved))
         except START_ERRORS as error:
             self.fail(start_failure(error)[0])
 

@@ -10,7 +10,6 @@ from ciel.access import access_file
 from ciel.access.addresses import netloc
 from ciel.access.errors import AccessError
 from ciel.access.paths import access_path
-from ciel.cli.outcome import UsageError
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
 """The default address of a master."""
@@ -26,6 +25,8 @@ def is_free(host: str, port: int) -> bool:
         except OSError as error:
             if error.errno == EADDRINUSE:
                 return False
+            from ciel.cli.outcome import UsageError  # with the client, which no master needs
+
             raise UsageError(f"--listen {netloc(host, port)}: {error.strerror}") from None
         return True
 

@@ -14,6 +14,7 @@ from ciel.worker.host import host_identity
 
 _OWNER = "owner"  # the file that a worker locks
 _KEPT = "kept"
+_PORT = "port"  # the file with the last port of a worker
 _TEMPORARY_PREFIX = "ciel-worker-"
 _LEFT_MAX = 10  # temporary work directories of ended workers, with files of failed tasks
 
@@ -65,6 +66,19 @@ class Spool:
         self._is_ours = True
         place = self.path.stat()  # no other process has it while this one lives
         self.identity = f"{host_identity()}:{place.st_dev}:{place.st_ino}"
+
+    def last_port(self) -> int:
+        """Return the port of the last worker with this directory; 0 if it is not known."""
+        try:
+            text = (self.path / _PORT).read_text("ascii", errors="replace").strip()
+        except OSError:
+            return 0
+        return int(text) if text.isdecimal() and len(text) <= 5 and int(text) < 1 << 16 else 0
+
+    def note_port(self, port: int) -> None:
+        """Note the port of this worker for the next one with this directory."""
+        with suppress(OSError):  # a full disk: then the next worker has another port
+            (self.path / _PORT).write_text(f"{port}\n")
 
     def close(self) -> None:
         """Release the lock."""

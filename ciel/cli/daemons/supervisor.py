@@ -3,7 +3,8 @@
 `start` runs this module as a process in a new session, and sends it the configuration as JSON on
 its standard input. The process answers with one line of JSON when the cluster is ready or cannot
 start. The access file contains the process id, and `ciel down` ends the process. However the
-process ends, its cluster ends with it.
+process ends, its cluster ends with it. The journal and the work directories stay: only `ciel down`
+and `ciel up --fresh` remove them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from ciel.access.access_file import AccessFile, key_for_start, process_start
 from ciel.access.errors import AccessError
 from ciel.access.paths import drop_current, point_current
 from ciel.cli.outcome import Status, conclude, say, status_of, text_of
-from ciel.client.errors import ClientError, ClusterError, ClusterOptionError
+from ciel.client.cluster.run_directories import await_release, can_resume, forget
+from ciel.client.errors import ClusterError, ClusterOptionError
+from ciel.core.errors import CielError
 
 if TYPE_CHECKING:
     from ciel.client.cluster import LocalCluster
 
 _READY_TIMEOUT_S = 20.0
+_CONTINUE_TIMEOUT_S = 3600.0  # to read a long journal; Ctrl-C ends the wait
+_RELEASE_TIMEOUT_S = 10.0  # for the daemons of an interrupted cluster to end
 _LINE_MAX_BYTES = 64 << 10
 
 
@@ -44,7 +49,8 @@ def start(config: dict[str, Any], log: Path) -> dict[str, Any]:
     try:
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-P", "-m", "ciel.cli.daemons.supervisor"],
+            # The log tells users of `ps` which cluster it is.
+            [sys.executable, "-P", "-m", "ciel.cli.daemons.supervisor", str(log)],
             os.environ,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, config_fd, 0),
@@ -65,7 +71,7 @@ def start(config: dict[str, Any], log: Path) -> dict[str, Any]:
     try:
         with os.fdopen(our_config_fd, "w") as config_file:
             json.dump(config, config_file)
-        ready = _read_ready(our_ready_fd, log, log_start_bytes)
+        ready = _read_ready(our_ready_fd, log, log_start_bytes, _timeout_s(log.parent))
     except BaseException:
         os.kill(pid, signal.SIGTERM)  # the child is not reaped yet, so its id is not reused
         os.waitpid(pid, 0)
@@ -75,14 +81,19 @@ def start(config: dict[str, Any], log: Path) -> dict[str, Any]:
     return ready
 
 
-def _read_ready(fd: int, log: Path, log_start_bytes: int) -> dict[str, Any]:
-    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+def _timeout_s(directory: Path) -> float:
+    """Return how long the cluster in a directory may take to start."""
+    return _CONTINUE_TIMEOUT_S if can_resume(directory) else _READY_TIMEOUT_S
+
+
+def _read_ready(fd: int, log: Path, log_start_bytes: int, timeout_s: float) -> dict[str, Any]:
+    deadline_s = time.monotonic() + timeout_s
     received = b""
     while b"\n" not in received:
         readable, _, _ = select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))
         if not readable:
             raise ClusterError(
-                f"the cluster was not ready within {_READY_TIMEOUT_S:g} s", log, log_start_bytes
+                f"the cluster was not ready within {timeout_s:g} s", log, log_start_bytes
             )
         data = os.read(fd, _LINE_MAX_BYTES)
         if not data:
@@ -106,41 +117,49 @@ def supervise() -> int:
     """Run the cluster that standard input describes, until a signal or the death of the cluster."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
-    path: Path | None = None
     try:
         config = json.load(sys.stdin)
         path = Path(config["access"])
         try:
             cluster = _open(config, path)
-        except (ClientError, AccessError, OSError) as error:
+        except (CielError, AccessError, OSError) as error:
             status = status_of(error)
             _report({"error": text_of(error), "status": status})
             return status
         with cluster:
-            _report({"url": cluster.location.url, "description": cluster.describe()})
+            facts = {"url": cluster.location.url, "description": cluster.describe()}
+            _report(facts | cluster.restored)
             cluster.ended.wait()
         say(cluster.died)
         if cluster.was_shut_down:
             drop_current(os.environ, path)
             return Status.DONE
-        # The link stays: it shows the next command that the cluster has crashed.
+        # The link stays: the next `ciel up` continues the cluster.
         return Status.NO_MASTER
     except _Ended:
-        if path is not None:
-            drop_current(os.environ, path)
-        return Status.DONE
+        return Status.DONE  # `ciel down` removes the link; after other signals it stays, too
 
 
 def _open(config: dict[str, Any], path: Path) -> LocalCluster:
     """Start the cluster, and leave its access file at `path`."""
     from ciel.client.cluster import LocalCluster
 
-    os.chdir(path.parent)
-    cluster = LocalCluster(
-        workers=config["workers"], slots=config["slots"], store=config["store"],
-        listen=config["listen"], directory=path.parent, identity=key_for_start(path),
-        switches=config["switches"], **config["patience"],
-    )  # fmt: skip
+    directory = path.parent
+    os.chdir(directory)
+    is_continued = can_resume(directory)
+    if is_continued:
+        await_release(directory, _RELEASE_TIMEOUT_S)
+    try:
+        cluster = LocalCluster(
+            workers=config["workers"], slots=config["slots"], store=config["store"],
+            listen=config["listen"], directory=directory, identity=key_for_start(path),
+            switches=config["switches"], journal_sync=config["journal_sync"], resumable=True,
+            start_timeout_s=_timeout_s(directory), **config["patience"],
+        )  # fmt: skip
+    except BaseException:
+        if not is_continued:
+            forget(directory)
+        raise
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.close)
         found = cluster.location

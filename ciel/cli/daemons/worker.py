@@ -43,10 +43,10 @@ from ciel.launch.memory import memory_of_host
 from ciel.net.channels import Channels
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.debugging import Debugging
-from ciel.net.errors import NetError
+from ciel.net.errors import ListenError, NetError
 from ciel.net.ticks import Ticks
 from ciel.net.transfers import Transfers
-from ciel.net.transports import Reconnector, listen
+from ciel.net.transports import Address, Reconnector, listen, parse_address
 from ciel.net.url_policy import UrlPolicy
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
@@ -216,7 +216,7 @@ class Worker:
         disk_jobs = self._keep(DiskJobs(reactor, options.io))
         admit, queue = self._disk_of(store, disk_jobs)
         site = WorkerSite(reactor, key, open_healthz=options.open_healthz)
-        own = with_port(address, listen(reactor, options.listen, site.site).address)
+        own = with_port(address, self._listen(site.site))
         site.serve_as(own, self._id)
 
         machine = self._state = self._machine(own, store, executors)
@@ -259,6 +259,22 @@ class Worker:
         site.serve_controls(controls, metrics, Debugging(self._write_dump, set_log_level))
         self._join(reconnector, own, transfers, key)
         settle_memory()
+
+    def _listen(self, factory: Any) -> Address:
+        """Listen; if any port will do, at the port of the last worker with this work directory.
+
+        A master that has restarted knows the objects there by that address.
+        """
+        wanted = parse_address(self._options.listen)
+        last = wanted._replace(port=wanted.port or self._spool.last_port())
+        try:
+            found = listen(self._reactor, str(last), factory).address
+        except ListenError:
+            if last == wanted:
+                raise
+            found = listen(self._reactor, str(wanted), factory).address
+        self._spool.note_port(found.port)
+        return found
 
     def _write_dump(self, reason: str) -> Path | None:
         return self.dump(reason)
@@ -479,10 +495,9 @@ class Worker:
                 close()
             except (CielError, LaunchError, OSError) as error:
                 log.error("cannot close a part of this worker: {error}", error=error)
-        if self._options.embedded or self._spool.is_temporary:
-            # The parent of an embedded worker removes the files of failed tasks.
-            if not self._spool.remove():
-                log.info("files of failed tasks are kept in {kept}", kept=self._spool.kept)
+        # Another directory belongs to the user, or to the parent of an embedded worker.
+        if self._spool.is_temporary and not self._spool.remove():
+            log.info("files of failed tasks are kept in {kept}", kept=self._spool.kept)
         if self._reactor.running:
             self._reactor.stop()
 

@@ -21,7 +21,7 @@ from ciel.access.addresses import parse_url
 from ciel.access.errors import AccessError, AccessFileMissingError, SettingsError
 from ciel.access.paths import current_path, state_directory
 from ciel.access.settings import Settings, config_path, executor_settings
-from ciel.cli.connection import crashed
+from ciel.cli.connection import interrupted
 from ciel.cli.daemons.executors import load_executors
 from ciel.cli.daemons.ports import is_free, who_listens
 from ciel.cli.doctor.findings import OK, Finding, fault, note, ok, settings_fault
@@ -158,11 +158,11 @@ def _state(environ: Mapping[str, str]) -> Iterator[Finding]:
         "keys",
         f"{trusted} {'file' if trusted == 1 else 'files'} with keys, readable only by this user",
     )
-    if gone := crashed():
+    if gone := interrupted():
         logs = current_path(environ).resolve().parent
         yield fault(
-            "crash", f"the cluster at {gone.url} has crashed: process {gone.pid} has ended",
-            f"its logs are in {logs}; `ciel up` starts another, `ciel down` removes this message",
+            "crash", f"the cluster at {gone.url} was interrupted: process {gone.pid} has ended",
+            f"its logs are in {logs}; `ciel up` continues its jobs, `ciel down` removes them",
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +26,14 @@ _ENVIRONMENT = {"CIEL_MASTER": None, "CIEL_ACCESS": None, "CIEL_CONFIG": None}
 
 
 class Daemon:
-    """A master or a worker. Not thread-safe."""
+    """A master or a worker, which listens at `listen`. Not thread-safe."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, module: str, listen: str, arguments: Sequence[str], log: Path
+    ) -> None:
         self.name = name
+        self.listen_at = listen
+        """The address for the next launch."""
         self.log = log
         self.log_start_bytes = 0
         """The size of the log before this launch."""
@@ -57,6 +62,7 @@ class Daemon:
             self.log_start_bytes = self.log.stat().st_size
         # -P: do not import modules from the working directory.
         command = [sys.executable, "-P", "-m", self._module, "--embedded", "--log", str(self.log)]
+        command += ["--listen", self.listen_at]
         stdin_fd, self._stdin_fd = os.pipe()
         self._stdout_fd, stdout_fd = os.pipe()
         try:
@@ -76,7 +82,7 @@ class Daemon:
             os.close(stdin_fd)
             os.close(stdout_fd)
 
-    def send(self, fields: Mapping[str, str]) -> None:
+    def send(self, fields: Mapping[str, Any]) -> None:
         """Write the line on its standard input; raises BrokenPipeError if it has ended."""
         line = json.dumps(fields).encode() + b"\n"
         assert len(line) <= _LINE_MAX_BYTES
@@ -107,12 +113,38 @@ class Daemon:
             raise ValueError("too long")
         return self._stdout_fd >= 0
 
+    def note(self, text: str) -> None:
+        """Append a line to its log."""
+        with contextlib.suppress(OSError), open(self.log, "a") as log:  # a full disk
+            log.write(f"{text}\n")
+
     def close(self) -> None:
         """Close the pipes; the daemon then ends."""
         for fd in (self._stdin_fd, self._stdout_fd):
             if fd >= 0:
                 os.close(fd)
         self._stdin_fd = self._stdout_fd = -1
+
+
+def reserve_port(netloc: str) -> socket.socket | None:
+    """Keep the port of an embedded master for the next one, which starts when this one has ended.
+
+    Otherwise another program could take the port meanwhile. Return the socket that keeps it.
+    """
+    host, _, port = netloc.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    keeper = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # Connections of an earlier owner of the port may linger; SO_REUSEADDR allows these. Without
+        # it, the kernel lets no other socket listen there that lacks SO_REUSEPORT.
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind((host.strip("[]"), int(port)))
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except OSError:  # the system does not support it
+        keeper.close()
+        return None
+    return keeper
 
 
 class LocalDaemon:

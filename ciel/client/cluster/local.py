@@ -12,6 +12,7 @@ import os
 import secrets
 import select
 import signal
+import socket
 import tempfile
 import time
 from _thread import allocate_lock
@@ -22,8 +23,20 @@ from typing import Any, Self
 
 from ciel.access.keys import Key
 from ciel.access.settings import MasterLocation
-from ciel.client.cluster.daemons import Daemon, LocalDaemon, end_in_words, failure, refused
-from ciel.client.cluster.run_directories import RunDirectory, Sweeper
+from ciel.client.cluster.daemons import (
+    Daemon,
+    LocalDaemon,
+    end_in_words,
+    failure,
+    refused,
+    reserve_port,
+)
+from ciel.client.cluster.run_directories import (
+    RunDirectory,
+    Sweeper,
+    journal_directory,
+    open_work,
+)
 from ciel.client.cluster.supervisor import Supervisor
 from ciel.client.cluster.worker_stores import WorkerStores, in_arena, shm_directory
 from ciel.client.errors import ClientError, ClusterError, ForkedError
@@ -32,6 +45,7 @@ from ciel.client.locks import Flag
 from ciel.core.events import KILL_GRACE_S, SUSPECT_AFTER_S, WORKER_TIMEOUT_S
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.kept import KeptAttempts
+from ciel.journal.file_journal import OFF, SYNC_MODES
 from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, ProgramStarted
 from ciel.launch.memory import memory_of_host
 from ciel.python.showing import Shown
@@ -60,6 +74,13 @@ class LocalCluster(Shown):
     daemons. A worker that ends is restarted, up to three times. Raises ClusterError, with the end
     of the log of the daemon that did not start. A forked child can neither use the cluster nor
     disturb it.
+
+    A master that crashes is restarted, up to five times within 20 s, and continues all jobs from
+    its journal. `journal_sync`: when the journal is written to the disk (`SYNC_MODES`). The end of
+    the master's process loses nothing even with `off`; the journal ends with the cluster. With None
+    there is no journal, and the cluster ends with its master. `resumable`: the journal, and a link
+    to the work directories of the workers, are in `directory`, and stay there when the cluster
+    ends. Then a cluster with the same directory and `identity` continues the jobs.
     """
 
     def __init__(
@@ -78,7 +99,13 @@ class LocalCluster(Shown):
         kill_grace_s: float = KILL_GRACE_S,
         switches: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
+        journal_sync: str | None = OFF,
+        resumable: bool = False,
     ) -> None:
+        if journal_sync not in (None, *SYNC_MODES):
+            raise ValueError(f"journal_sync is None or one of {SYNC_MODES}, not {journal_sync!r}")
+        if resumable and (journal_sync is None or directory is None or identity is None):
+            raise ValueError("a resumable cluster has a journal, a directory and an identity")
         if workers < 1 or (slots is not None and not 1 <= slots <= SLOTS_MAX):
             raise ValueError(f"a cluster has at least one worker with 1 to {SLOTS_MAX} slots")
         self._stores = WorkerStores(store or environ.get("CIEL_STORE") or None, workers)
@@ -88,6 +115,8 @@ class LocalCluster(Shown):
             "--suspect-after", str(suspect_after_s), "--worker-timeout", str(worker_timeout_s),
         ]  # fmt: skip
         self._of_workers = ["--kill-grace", str(kill_grace_s)]
+        self._journal_sync = journal_sync
+        self._is_resumable = resumable
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
         self.died = ""
         """Why the cluster has ended by itself; empty if it has not."""
@@ -102,6 +131,7 @@ class LocalCluster(Shown):
         self._spools: list[Path] = []  # work directories of all workers so far, by number
         self._instances: list[str] = []
         self._workers: list[Daemon] = []
+        self._keeper: socket.socket | None = None  # reserves the port of the master
         self._undo = contextlib.ExitStack()
         try:
             if directory is None:
@@ -151,8 +181,7 @@ class LocalCluster(Shown):
         self._supervisor.let_go()
         self._launcher.let_go()
         self._sweeper.let_go()
-        for daemon in (self._master, *self._workers):
-            daemon.close()
+        self._close_pipes()
 
     def _facts(self) -> Iterator[tuple[str, Any]]:
         yield "", "closed" if self._closed else self.died or self.location.url
@@ -228,14 +257,20 @@ class LocalCluster(Shown):
     @property
     def location(self) -> MasterLocation:
         """The address and the key of its master; clients accept it as their `address`."""
-        ready = self._master.ready or {}
         return MasterLocation(
-            ready["url"],
-            ready["control"],
+            self._ready["url"],
+            self._ready["control"],
             self._cluster_id,
             self._key,
             f"a cluster of this client (logs in {self.directory})",
         )
+
+    @property
+    def restored(self) -> dict[str, int]:
+        """How many `jobs` its master has restored from the journal at the start of the cluster, and
+        how many of them were `unfinished`.
+        """
+        return {name: int(self._ready[name]) for name in ("jobs", "unfinished")}
 
     def describe(self) -> str:
         """Return a description of the cluster for messages."""
@@ -272,45 +307,66 @@ class LocalCluster(Shown):
         self._sweeper = Sweeper(self._launcher.pid)
         undo.callback(self._sweeper.finish)
         undo.callback(self._keep_scratch)
+        self._work = open_work(self.directory, os.environ) if self._is_resumable else None
         for _ in range(workers):
             self._add_spool()
+        of_journal = self._add_journal()
         self._master = self._daemon(
             "master",
             "ciel.cli.daemons.master",
-            ["--listen", listen, *self._of_master, *self._switches],
+            listen,
+            [*self._of_master, *of_journal, *self._switches],
         )
         self._workers += [self._worker(number, self.slots) for number in range(workers)]
         undo.callback(self._close_pipes)
-        # Before their pipes are closed: a worker whose pipe is closed removes its own files.
         undo.callback(self._launcher.close)
         self._start(deadline_s)
         self._supervisor = Supervisor(
-            self._launcher, self._master, self._workers, self._introduce, self._die
-        )
+            self._launcher, self._master, self._workers, self._introduce, self._die,
+            has_journal=self._journal_sync is not None,
+        )  # fmt: skip
         undo.callback(self._supervisor.stop)
 
     def _close_pipes(self) -> None:
         for daemon in (self._master, *self._workers):
             daemon.close()
+        if self._keeper is not None:
+            self._keeper.close()
 
     def _add_spool(self) -> None:
         """Create the work directory of another worker, and have the sweeper remove its files."""
-        spool = Path(tempfile.gettempdir(), f"ciel-worker-{secrets.token_hex(6)}")
+        number = len(self._spools)
         instance = secrets.token_hex(8)
-        paths = [spool, shm_directory(instance), in_arena(instance)]
-        if not self._spools:
+        paths = [shm_directory(instance), in_arena(instance)]
+        if number == 0:
             paths.append(shm_directory(f"scc-{instance}"))
+        if self._work is not None:
+            spool = self._work / str(number + 1)
+        else:
+            spool = Path(tempfile.gettempdir(), f"ciel-worker-{secrets.token_hex(6)}")
+            paths.append(spool)
         self._sweeper.add(paths)
-        self._sweeper.add_leased(self._stores.left_by(len(self._spools)))
-        spool.mkdir(mode=0o700)
+        self._sweeper.add_leased(self._stores.left_by(number))
+        spool.mkdir(mode=0o700, exist_ok=self._is_resumable)
         self._spools.append(spool)
         self._instances.append(instance)
 
-    def _daemon(self, name: str, module: str, arguments: list[str]) -> Daemon:
-        return Daemon(name, module, arguments, self.directory / f"{name}.log")
+    def _add_journal(self) -> list[str]:
+        """Return the options for the master's journal, and have the sweeper remove its files."""
+        if self._journal_sync is None:
+            return []
+        if self._is_resumable:
+            path = journal_directory(self.directory)
+        else:
+            path = Path(tempfile.gettempdir(), f"ciel-journal-{secrets.token_hex(6)}")
+            self._sweeper.add([path])
+        return ["--journal", str(path), "--journal-sync", self._journal_sync]
+
+    def _daemon(self, name: str, module: str, listen: str, arguments: list[str]) -> Daemon:
+        return Daemon(name, module, listen, arguments, self.directory / f"{name}.log")
 
     def _worker(self, number: int, slots: int) -> Daemon:
-        arguments = ["--listen", "127.0.0.1:0", "--slots", str(slots), *self._switches]
+        arguments = ["--slots", str(slots), *self._switches]
         arguments += self._of_workers
         arguments += ["--spool", str(self._spools[number])]
         if self._memory_bytes:
@@ -318,7 +374,8 @@ class LocalCluster(Shown):
         store = self._stores.spec_of(number, self._instances[number], self._instances[0])
         if store is not None:
             arguments += ["--store", store]
-        return self._daemon(f"worker-{number + 1}", "ciel.cli.daemons.worker", arguments)
+        name = f"worker-{number + 1}"
+        return self._daemon(name, "ciel.cli.daemons.worker", "127.0.0.1:0", arguments)
 
     def _start(self, deadline_s: float) -> None:
         """Start all daemons together, and wait until all are ready.
@@ -328,7 +385,7 @@ class LocalCluster(Shown):
         daemons = [self._master, *self._workers]
         for launch_id, daemon in enumerate(daemons):
             daemon.launch(self._launcher, launch_id)
-        self._send(self._master, {})
+        self._introduce(self._master)
         poll = select.poll()
         by_fd = {daemon.fileno(): daemon for daemon in daemons}
         for fd in (self._launcher.fileno(), *by_fd):
@@ -345,6 +402,9 @@ class LocalCluster(Shown):
                 if not self._listen(daemon):
                     poll.unregister(fd)
                 if daemon is self._master and daemon.ready:
+                    self._ready = daemon.ready
+                    daemon.listen_at = daemon.ready["url"].partition("://")[2]
+                    self._keeper = reserve_port(daemon.listen_at)
                     for worker in self._workers:
                         self._introduce(worker)
 
@@ -357,14 +417,18 @@ class LocalCluster(Shown):
             raise refused(daemon)
         return goes_on
 
-    def _send(self, daemon: Daemon, fields: Mapping[str, str]) -> None:
+    def _send(self, daemon: Daemon, fields: Mapping[str, Any]) -> None:
         """Send a daemon the key, and further `fields`."""
         with contextlib.suppress(BrokenPipeError):  # it has ended, which the launcher reports
             daemon.send({"key": self._key.text(), "cluster_id": self._cluster_id, **fields})
 
-    def _introduce(self, worker: Daemon) -> None:
-        location = self.location
-        self._send(worker, {"control": location.control, "url": location.url})
+    def _introduce(self, daemon: Daemon) -> None:
+        """Send the master its key, and a worker also the addresses of the master."""
+        if daemon is self._master:
+            self._send(daemon, {"reserved": self._keeper is not None})
+        else:
+            found = self.location
+            self._send(daemon, {"control": found.control, "url": found.url})
 
     def _check_events(self) -> None:
         for event in self._launcher.receive():

@@ -2,7 +2,10 @@
 
 A run directory, `$XDG_STATE_HOME/ciel/runs/<time>`, contains the logs and the scratch directories
 of failed tasks. The last ten run directories are kept. A `Sweeper` removes all other directories of
-the cluster at its end, even if this process is killed.
+the cluster at its end, even if this process is killed. The directory of a resumable cluster also
+contains its journal, and a link to the work directories of its workers, until `forget` removes
+them. Work directories are where files survive a restart of the host, on a large disk, and at a
+short path: in $TMPDIR, or else in /var/tmp.
 """
 
 from __future__ import annotations
@@ -10,15 +13,23 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from ciel.access.access_file import wait_for_end
 from ciel.access.paths import state_directory
+from ciel.journal.directory import lock_directory
+from ciel.journal.errors import JournalInUseError
 from ciel.storage.trees import remove_tree
 
 RUNS_KEPT: Final = 10
+_LASTING: Final = "/var/tmp"
+"""Its files outlive a restart of the host; those in /tmp often do not."""
+_WORK: Final = "work"
 
 # Reads paths to remove, one on each line, until this process closes the pipe or ends. Then it waits
 # at most 5 s for the end of the launcher, which kills all processes that could still write. After
@@ -61,6 +72,66 @@ for path; do  # the last user of an arena unmounts it; while there are others, i
     case $arena in */ciel-arena-*) [ -d "$arena" ] && umount "$arena" && rmdir "$arena" ;; esac
 done
 """
+
+
+def journal_directory(directory: Path) -> Path:
+    """Return the journal of the resumable cluster in `directory`."""
+    return directory / "journal"
+
+
+def open_work(directory: Path, environ: Mapping[str, str]) -> Path:
+    """Return the directory for the work directories of the resumable cluster in `directory`.
+
+    Create it if it does not exist, or if something else has taken its place.
+    """
+    link = directory / _WORK
+    if (found := _linked(link)) is not None:
+        return found
+    path = Path(tempfile.mkdtemp(prefix="ciel-work-", dir=environ.get("TMPDIR") or _LASTING))
+    link.unlink(missing_ok=True)
+    link.symlink_to(path)
+    return path
+
+
+def _linked(link: Path) -> Path | None:
+    """Return the directory of this user that a link points to; None if there is none.
+
+    Anybody may create files in /var/tmp.
+    """
+    try:
+        path = link.readlink()
+        state = path.lstat()
+    except OSError:
+        return None
+    return path if stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() else None
+
+
+def can_resume(directory: Path) -> bool:
+    """Return whether a resumable cluster in `directory` has left work to continue."""
+    return journal_directory(directory).exists()
+
+
+def await_release(directory: Path, timeout_s: float) -> None:
+    """Wait until no master uses the journal there: after a crash the master ends a moment later
+    than the process that has started it. Raises JournalError if it does not end in time.
+    """
+    try:
+        fd = lock_directory(journal_directory(directory))
+    except JournalInUseError as error:
+        if not error.owner.isdecimal() or not wait_for_end(int(error.owner), timeout_s):
+            raise
+        fd = lock_directory(journal_directory(directory))
+    os.close(fd)
+
+
+def forget(directory: Path) -> None:
+    """Remove what the resumable cluster in `directory` has left; raises OSError."""
+    link = directory / _WORK
+    if (work := _linked(link)) is not None:
+        remove_tree(work)
+    link.unlink(missing_ok=True)
+    if can_resume(directory):
+        remove_tree(journal_directory(directory))
 
 
 class RunDirectory:

@@ -1,6 +1,6 @@
 """Supervises the daemons of a local cluster in a thread.
 
-The thread restarts workers that end, and restarts or adds workers on request. After the start of
+The thread restarts daemons that end, and restarts or adds workers on request. After the start of
 the cluster, only this thread uses the launcher.
 """
 
@@ -22,6 +22,13 @@ from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, Pro
 
 RESTARTS_MAX: Final = 3
 """How often a worker is restarted; a task may take down as many workers."""
+
+MASTER_RESTARTS_MAX: Final = 5
+MASTER_RESTARTS_WINDOW_S: Final = 20.0
+"""How often a master is restarted within which time. A master that always crashes reaches this
+limit; one that a test kills every 5 s does not."""
+MASTER_START_TIMEOUT_S: Final = 3600.0
+"""How long a restarted master may take to read its journal: there is nothing to do instead."""
 
 _MARGIN_S = 5.0  # how long a caller waits for the thread to report that a start took too long
 
@@ -50,12 +57,31 @@ class _Start:
             raise self.error
 
 
+class RestartLimit:
+    """Permits `count` restarts within any `window_s`."""
+
+    def __init__(self, count: int, window_s: float) -> None:
+        self._count = count
+        self._window_s = window_s
+        self._times_s: deque[float] = deque()
+
+    def permits(self, now_s: float) -> bool:
+        """Count a restart and return True, unless that would be one too many."""
+        while self._times_s and self._times_s[0] <= now_s - self._window_s:
+            self._times_s.popleft()
+        if len(self._times_s) >= self._count:
+            return False
+        self._times_s.append(now_s)
+        return True
+
+
 class Supervisor:
     """Supervises a master and its workers.
 
     `workers` is the list of the workers that are ready; the supervisor updates it. `introduce`
-    sends the address of the master to a worker that was just started. The thread calls `died` once,
-    with the reason for the end of the cluster, and whether a user has shut it down.
+    sends a daemon that was just started the line with its key. The thread calls `died` once, with
+    the reason for the end of the cluster, and whether a user has shut it down. `has_journal`: the
+    thread restarts a master that has crashed; otherwise the cluster ends with it.
     """
 
     def __init__(
@@ -65,12 +91,16 @@ class Supervisor:
         workers: list[Daemon],
         introduce: Callable[[Daemon], None],
         died: Callable[[str, bool], None],
+        *,
+        has_journal: bool,
     ) -> None:
         self._launcher = launcher
         self._master = master
         self._workers = workers
         self._introduce = introduce
         self._died = died
+        self._has_journal = has_journal
+        self._master_restarts = RestartLimit(MASTER_RESTARTS_MAX, MASTER_RESTARTS_WINDOW_S)
         self._launch_count = max(daemon.launch_id for daemon in (master, *workers))
         self._restarts_left = dict.fromkeys(workers, RESTARTS_MAX)
         self._requested: deque[_Start] = deque()
@@ -185,10 +215,12 @@ class Supervisor:
             return
         elif daemon.ready is not None and daemon.pid:
             del self._starts[daemon]
+            start.finish()
+            if daemon is self._master:
+                return
             if daemon not in self._workers:
                 self._workers.append(daemon)
             self._restarts_left[daemon] = RESTARTS_MAX
-            start.finish()
             return
         if time.monotonic() >= start.deadline_s:
             self._fail(start, failure(daemon, "was not ready in time"))
@@ -198,27 +230,27 @@ class Supervisor:
         del self._starts[daemon]
         self._launcher.kill(daemon.launch_id)
         self._launcher.flush()
-        if daemon not in self._workers:
+        if daemon is self._master:
+            self._over = str(error)
+        elif daemon not in self._workers:
             daemon.close()
         start.finish(error)
 
     def _find(self, launch_id: int) -> Daemon:
         daemons = (self._master, *self._workers, *self._starts, *self._restarts_left)
         found = next((daemon for daemon in daemons if daemon.launch_id == launch_id), None)
-        return found or Daemon("a worker that was not started again", "", (), self._master.log)
+        return found or Daemon("a worker that was not started again", "", "", (), self._master.log)
 
     def _take_end(self, event: ProgramExited | ProgramFailed) -> None:
-        """Restart a worker that has ended. The cluster ends with its master, or its last worker."""
+        """Restart a daemon that has ended, or end the cluster."""
         daemon = self._find(event.launch_id)
         daemon.pid, daemon.is_launched = 0, False
         end = end_in_words(event)
         start = self._starts.get(daemon)
         if daemon is self._master:
-            self._over = f"{daemon.name} {end}"
             # Exit status 0 means that a user has shut it down, by HTTP or by a signal.
             self._was_wanted = isinstance(event, ProgramExited) and event.exit_status == 0
-            if self._was_wanted:
-                self._over = "the cluster was shut down"
+            self._master_ended(start, end)
         elif start is not None and start.is_ending:
             start.is_ending = False
             self._launch(daemon)
@@ -233,6 +265,33 @@ class Supervisor:
             self._restart(daemon, end)
         else:
             self._restart(daemon, end)
+
+    def _master_ended(self, start: _Start | None, end: str) -> None:
+        """Restart the master at the same addresses, unless it was shut down, refuses to start, or
+        was restarted too often. The workers go on meanwhile, and connect to it again.
+        """
+        master = self._master
+        if start is not None:
+            del self._starts[master]
+            if master.fileno() >= 0:
+                self._listen(start)  # its last line; it has ended, so this does not wait
+        if self._over:
+            return
+        if self._was_wanted:
+            self._over = "the cluster was shut down"
+        elif master.refusal:
+            self._over = f"the master could not be restarted: {master.refusal}"
+        elif not self._has_journal:
+            self._over = f"master {end}"
+        elif not self._master_restarts.permits(time.monotonic()):
+            self._over = (
+                f"master {end}; it was restarted {MASTER_RESTARTS_MAX} times within "
+                f"{MASTER_RESTARTS_WINDOW_S:g} s, and is not restarted again"
+            )
+        else:
+            master.note(f"master {end}, and is restarted")
+            self._starts[master] = _Start(master, MASTER_START_TIMEOUT_S)
+            self._launch(master)
 
     def _restart(self, daemon: Daemon, end: str) -> None:
         if daemon not in self._restarts_left:

@@ -14,6 +14,7 @@ interrupted a thread while it was sending (see `_sending`).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -33,6 +34,7 @@ from ciel.client.errors import (
     ConnectionLostError,
     ForkedError,
     NoMasterError,
+    NotAMasterError,
 )
 from ciel.client.forks import register_fork
 from ciel.client.locks import Changes
@@ -55,10 +57,13 @@ SILENT_MAX_S: Final = 15.0
 limit of other peers, since the job itself may keep this host busy."""
 
 RECONNECT_S = CLIENT_GRACE_S
-"""How long the client tries to reconnect; after that the master cancels its jobs."""
-OUTAGE_MAX_S = 60.0
-"""How long the client tries to reconnect if nothing answers, not even with a refusal. Then the
-master receives nothing either, and keeps the jobs for the same time."""
+"""How long the client tries to reconnect if another program answers: then the master may run, and
+cancels the client's jobs after this time."""
+ABSENCE_MAX_S = 60.0
+"""How long the client tries to reconnect while no master answers: it may be started again with its
+journal, or the network may be down. `CIEL_RECONNECT_S` sets another time."""
+ABSENCE_REPORTED_S = 1.0
+"""After this time the client reports that the master is away."""
 
 _QUEUED_MAX_BYTES = 1 << 20  # thousands of tasks: the garbage collector visits all of them
 _FRAME_BYTES = 256 << 10  # the approximate limit: while the master reads a frame, other peers wait
@@ -69,6 +74,7 @@ _FAREWELL_S = 2.0
 _CONFIRM_EVERY = 256  # received messages; fewer are confirmed by the next heartbeat
 _DIAL_S = 2.0  # for one attempt to reconnect: `close` waits for it
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5  # between attempts
+_PAUSE_GROWTH = 1.25  # so a pause is at most a fifth of the time that the master was away
 
 Deliver = Callable[[list[Message]], None]
 StartAgain = Callable[[], tuple[Sequence[Message], Sequence[Message]]]
@@ -83,14 +89,26 @@ class Connection:
 
     Its thread calls `deliver` with received messages, and `on_lost` at most once. For a heartbeat,
     which arrives each second if nothing else does, the list is empty. `is_hopeless` returns, after
-    the connection was lost, whether the master has ended for good.
+    the connection was lost, whether the master has ended for good; otherwise the client tries to
+    reconnect for `absence_max_s`. It calls `on_away` with a sentence when that takes long.
     """
 
     def __init__(
-        self, dialer: Dialer, line: Line, is_hopeless: Callable[[], bool], start_again: StartAgain
+        self,
+        dialer: Dialer,
+        line: Line,
+        is_hopeless: Callable[[], bool],
+        start_again: StartAgain,
+        *,
+        absence_max_s: float = ABSENCE_MAX_S,
+        on_away: Callable[[str], object] = lambda text: None,
     ) -> None:
         """Serve an open session; use `open_connection`."""
         self.address = dialer.address
+        self.is_away = False
+        """Whether the connection was lost, and is being opened again."""
+        self._absence_max_s = absence_max_s
+        self._on_away = on_away
         self.read_interval_s = 0.0
         """How long the thread may leave messages unread; waking for each message takes 0.1 ms."""
         self._start_again = start_again
@@ -366,11 +384,19 @@ class Connection:
 
         Raises `loss`, with the reason, if that does not succeed in time, and ClientClosedError.
         """
-        started_s, patience_s = time.monotonic(), RECONNECT_S
-        pause_s, reason = _PAUSE_MIN_S, ""
+        started_s = time.monotonic()
+        answered_s: float | None = None  # since when another program answers
+        pause_s, reason, is_reported = _PAUSE_MIN_S, "", False
+        self.is_away = True
         while not self._is_hopeless():
             self._require_use()
-            left_s = started_s + patience_s - time.monotonic()
+            now_s, since_s, patience_s = time.monotonic(), started_s, self._absence_max_s
+            if answered_s is not None:
+                since_s, patience_s = answered_s, min(RECONNECT_S, patience_s)
+            left_s = since_s + patience_s - now_s
+            if reason and not is_reported and now_s - started_s >= ABSENCE_REPORTED_S:
+                is_reported = True
+                self._on_away(absence_text(self.address, reason, patience_s))
             if left_s <= 0:
                 reason = f"; it could not be reached again within {patience_s:g} s: {reason}"
                 break
@@ -383,11 +409,15 @@ class Connection:
                 break
             except NoMasterError as error:
                 reason = error.reason
-                patience_s = OUTAGE_MAX_S if error.is_silent else RECONNECT_S
+                if not isinstance(error, NotAMasterError) or error.is_silent:
+                    answered_s = None
+                elif answered_s is None:
+                    answered_s = time.monotonic()
                 self._pause(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+                pause_s = min(_PAUSE_GROWTH * pause_s, _PAUSE_MAX_S)
             else:
                 self._resume(line)
+                self.is_away = False
                 return
         else:
             reason = reason and f"; {reason}"
@@ -442,6 +472,12 @@ class Connection:
             self._moved_s = time.monotonic()
 
 
+def absence_text(address: str, reason: str, patience_s: float) -> str:
+    """Describe for users that the client waits for a master."""
+    limit = "" if math.isinf(patience_s) else f" for up to {patience_s:g} s"
+    return f"the master at {address} is away ({reason}); waiting for it{limit}"
+
+
 def _queued(messages: Sequence[Message]) -> list[Queued]:
     records = encode_all(messages)
     return list(zip(records, estimate_sizes(records), strict=True))
@@ -459,13 +495,18 @@ def open_connection(
     timeout_s: float = HELLO_TIMEOUT_S,
     is_hopeless: Callable[[], bool] = lambda: False,
     start_again: StartAgain = lambda: ((), ()),
+    absence_max_s: float = ABSENCE_MAX_S,
+    on_away: Callable[[str], object] = lambda text: None,
 ) -> Connection:
     """Connect to `HOST:PORT`, `unix:@NAME` or `unix:PATH`, and prove the key.
 
     Returns or raises within about `timeout_s`: NoMasterError, NotAMasterError, AccessRefusedError.
     """
     dialer = Dialer(address, key, role, cluster_id, about)
-    connection = Connection(dialer, dialer.dial(timeout_s), is_hopeless, start_again)
+    connection = Connection(
+        dialer, dialer.dial(timeout_s), is_hopeless, start_again,
+        absence_max_s=absence_max_s, on_away=on_away,
+    )  # fmt: skip
     try:
         connection.start(deliver, on_lost)
     except BaseException:

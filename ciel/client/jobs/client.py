@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import mmap
 import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
+from ciel.access.access_file import wait_for_end
+from ciel.access.errors import SettingsError
 from ciel.access.settings import MasterLocation, find_master
-from ciel.client.connection.connection import Connection, open_connection
+from ciel.client.connection.connection import (
+    ABSENCE_MAX_S,
+    ABSENCE_REPORTED_S,
+    RECONNECT_S,
+    Connection,
+    absence_text,
+    open_connection,
+)
 from ciel.client.data.logs import LogReader
 from ciel.client.data.objects import GrowingReader, map_object, read_object
 from ciel.client.data.pieces import CHUNK_BYTES, Pieces
@@ -64,6 +75,7 @@ if TYPE_CHECKING:
     from ciel.client.jobs.output_forwarding import OutputForwarder, Sink
 
 ANSWER_TIMEOUT_S = 30.0
+_PAUSE_S = 0.05  # between attempts to connect to a master that is being restarted
 
 
 class JobClient:
@@ -74,6 +86,9 @@ class JobClient:
     file of `ciel up`). If none of them names a master, the client starts a cluster, which ends with
     the client; `cluster_options` are the options of `LocalCluster`. Raises the errors of
     `find_master`, NoMasterError, AccessRefusedError and ClusterError. A forked child cannot use it.
+
+    While the master is being restarted, all methods wait for it: as long as the cluster lives if
+    the client has a `LocalCluster`, else for `CIEL_RECONNECT_S` seconds (default 60).
     """
 
     def __init__(
@@ -90,7 +105,8 @@ class JobClient:
         self.job_ids: list[JobId] = []
         """The jobs that this client has submitted."""
         self._watched: dict[str, JobSummary | None] = {}
-        self._answers: dict[int, Answer | None] = {}
+        self._questions: dict[int, Ask | Change] = {}  # unanswered ones
+        self._answers: dict[int, Answer] = {}
         self._ask_count = 0
         self._lost: ClientError | None = None
         self._workers = Connections()
@@ -106,6 +122,7 @@ class JobClient:
         self.cluster: LocalCluster | None = None
         """The cluster that this client started, or that the caller passed."""
         self._owns_cluster = False
+        self._absence_max_s = _absence_max_s(environ)
         try:
             self.location = self._locate(address, access, environ, cluster_options or {})
             self._connection = self._connect(name)
@@ -116,7 +133,7 @@ class JobClient:
 
     def _start_again(self) -> tuple[list[Message], list[Message]]:
         """Return what a master has to know that has restarted: the jobs of this client, and then
-        the objects that they still want.
+        the objects that they still want, and its unanswered queries.
         """
         with self._changed:
             jobs = [job for job in self._jobs.values() if not job.is_over]
@@ -124,11 +141,12 @@ class JobClient:
             watched = [
                 i for i, last in self._watched.items() if last is None or not last.ended_at_s
             ]
-            wants = [want for job in jobs for want in job.unsettled_wants()]
+            last: list[Message] = [want for job in jobs for want in job.unsettled_wants()]
+            last += self._questions.values()
         first: list[Message] = [job.submission() for job in jobs]
         first += [WatchJob(JobId(job_id)) for job_id in (*others, *watched)]
         first += [WatchJob(job.id, prints=True) for job in jobs if job.is_printed]
-        return first, wants
+        return first, last
 
     def forked(self) -> None:
         """Make every use raise ForkedError; called in a forked child."""
@@ -196,8 +214,7 @@ class JobClient:
             attached = known or AttachedJob(self, summary, self._changed, tell)
             self._jobs[attached.id] = attached
         self.send(WatchJob(attached.id))
-        what = f"job {summary.number}"
-        attached.wait_until(lambda: attached.summary is not None, ANSWER_TIMEOUT_S, what)
+        self._await_answer(lambda: attached.summary is not None, f"job {summary.number}")
         return attached
 
     @property
@@ -263,19 +280,27 @@ class JobClient:
         with self._changed:
             self._ask_count += 1
             number = self._ask_count
-            self._answers[number] = None
+            question = self._questions[number] = kind(number, topic, argument)
         try:
-            self.send(kind(number, topic, argument))
-            self.wait_until(
-                lambda: self._answers[number] is not None, ANSWER_TIMEOUT_S, "the master's answer"
-            )
+            self.send(question)
+            self._await_answer(lambda: number in self._answers, "the master's answer")
         finally:
             with self._changed:
-                answer = self._answers.pop(number)
+                self._questions.pop(number, None)
+                answer = self._answers.pop(number, None)
         assert answer is not None  # it was waited for
         if answer.error:
             raise QueryError(topic, answer.error)
         return answer.value
+
+    def _await_answer(self, has_come: Callable[[], bool], what: str) -> None:
+        """Wait until a condition holds; the time while the master is away does not count."""
+        while True:
+            try:
+                return self.wait_until(has_come, ANSWER_TIMEOUT_S, what)
+            except WaitTimeoutError:
+                if not self._connection.is_away:
+                    raise
 
     # --- data -------------------------------------------------------------------------------------
 
@@ -438,7 +463,7 @@ class JobClient:
                     if message.is_notice and (noticed := self._jobs.get(message.job)) is not None:
                         noticed.notices.append(message)
                 elif isinstance(message, Answer):
-                    if message.number in self._answers:
+                    if self._questions.pop(message.number, None) is not None:
                         self._answers[message.number] = message
                 elif isinstance(message, JobChanged):
                     summary = message.summary
@@ -495,11 +520,7 @@ class JobClient:
             self.cluster = LocalCluster(environ=environ, **cluster_options)
             self._owns_cluster = True
             own = self.cluster.describe()
-            with contextlib.suppress(OSError):  # standard error is closed
-                print(
-                    f"ciel: no cluster is configured or running, so this command starts one: {own}",
-                    file=sys.stderr,
-                )
+            _say(f"no cluster is configured or running, so this command starts one: {own}")
             return self.cluster.location
         if not hasattr(address, "cause_of_death"):
             raise TypeError(
@@ -513,6 +534,33 @@ class JobClient:
         return address.location
 
     def _connect(self, name: str) -> Connection:
+        """Connect to the master; wait for it if it is being restarted."""
+        started_s = time.monotonic()
+        is_reported = False
+        while True:
+            lives = self._master_returns()
+            try:
+                return self._connect_once(name)
+            except NoMasterError as error:
+                waited_s = time.monotonic() - started_s
+                answers = isinstance(error, NotAMasterError)
+                if not lives or waited_s > (RECONNECT_S if answers else self._absence_max_s):
+                    raise
+                if waited_s > ABSENCE_REPORTED_S and not is_reported:
+                    is_reported = True
+                    _say(absence_text(self.location.url, error.reason, self._absence_max_s))
+            if self.cluster is not None:
+                self.cluster.ended.wait(_PAUSE_S)
+            else:
+                wait_for_end(self.location.pid, _PAUSE_S)
+
+    def _master_returns(self) -> bool:
+        """Whether the process that restarts the master is alive."""
+        if self.cluster is not None:
+            return not self.cluster.ended.is_set()
+        return self.location.is_alive()
+
+    def _connect_once(self, name: str) -> Connection:
         """Connect to the control address, or else to the address in the URL.
 
         The control address may be a Unix socket, which is not visible in another network namespace.
@@ -525,6 +573,7 @@ class JobClient:
                     address, self.location.key, self._deliver, self._on_lost,
                     cluster_id=self.location.cluster_id, about={"kind": "client", "name": name},
                     is_hopeless=self._is_hopeless, start_again=self._start_again,
+                    absence_max_s=math.inf if self.cluster else self._absence_max_s, on_away=_say,
                 )  # fmt: skip
             except NoMasterError as error:
                 if isinstance(error, NotAMasterError) or address == addresses[-1]:
@@ -536,3 +585,20 @@ class JobClient:
         if self._owns_cluster and self.cluster is not None:
             with contextlib.suppress(ClientClosedError):
                 self.cluster.close()
+
+
+def _absence_max_s(environ: Mapping[str, str]) -> float:
+    """Return how long a client waits for a master that is away; raises SettingsError."""
+    text = environ.get("CIEL_RECONNECT_S")
+    if not text:
+        return ABSENCE_MAX_S
+    with contextlib.suppress(ValueError):
+        if (found := float(text)) >= 0:
+            return found
+    reason = f"{text[:80]!a} is not a number of seconds; write 60, or inf to wait without end"
+    raise SettingsError("CIEL_RECONNECT_S", reason)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # standard error is closed
+        print(f"ciel: {text}", file=sys.stderr, flush=True)
