@@ -159,8 +159,12 @@ def lock_directory(directory: Path) -> int:
         owner = os.pread(fd, 20, 0).decode(errors="replace").strip()
         os.close(fd)
         raise JournalInUseError(directory, owner or "?") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except OSError as error:
+        os.close(fd)
+        raise JournalError(directory, f"cannot be written: {error.strerror}") from None
     return fd
 
 

@@ -316,18 +316,18 @@ def run_on_small_disk(home: Home, script: str) -> subprocess.CompletedProcess[st
     return home.run(*on_mount(mount, place, ["sh", "-c", fill + script]))
 
 
-def test_a_full_disk_for_the_access_file_is_reported(home: Home) -> None:
+def test_a_full_disk_for_the_files_of_a_master_is_reported(home: Home) -> None:
     done = run_on_small_disk(
         home,
         "fill; ciel up --listen 127.0.0.1:0; echo $?; "
         "ciel-master --listen 127.0.0.1:0 2>&1 | tail -1 >&2; ciel submit -- echo out; echo $?",
     )
-    why = "access file HOME/state/ciel/localhost_PORT/access.json: it cannot be written: "
+    place, full = "HOME/state/ciel/localhost_PORT", "No space left on device"
     said = plain(home, done.stderr).splitlines()
     assert done.stdout == "3\nout\n0\n"
     assert said[:2] == [
-        f"ciel: {why}No space left on device",
-        f"ciel-master: {why}No space left on device",
+        f"ciel: master could not start: journal {place}/journal: cannot be written: {full}",
+        f"ciel-master: access file {place}/access.json: it cannot be written: {full}",
     ]
     assert said[2].startswith(
         "ciel: no cluster is configured or running, so this command starts one: "
