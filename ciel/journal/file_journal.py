@@ -133,7 +133,10 @@ class FileJournal:
         """Continue in a new file soon, and then call `done` with the number of the file before it,
         or 0 if that failed: then the journal goes on in the same file.
         """
-        self._act(lambda: self._begin_file(done))
+        if self._sync == OFF:
+            self._act(lambda: self._sync_then_begin_file(done))
+        else:
+            self._act(lambda: self._begin_file(done))
 
     def adopt_base(self, number: int, done: Callable[[str], object]) -> None:
         """Let the base that was written replace the files up to a number soon, and then call `done`
@@ -142,8 +145,8 @@ class FileJournal:
         self._act(lambda: self._adopt_base(number, done))
 
     def _act(self, action: Callable[[], object]) -> None:
-        if self._sync == OFF:
-            action()
+        if self._sync == OFF:  # the caller writes, so it must not wait for the disk
+            threading.Thread(target=action, name="ciel-journal-file", daemon=True).start()
             return
         with self._changed:
             self._actions.append(action)
@@ -216,8 +219,16 @@ class FileJournal:
         waiting, self._waiting = self._waiting[:taken], self._waiting[taken:]
         return waiting
 
+    def _sync_then_begin_file(self, done: Callable[[int], object]) -> None:
+        """Begin a file in the thread of the caller, when little is left to sync."""
+        with contextlib.suppress(OSError):  # the journal was closed meanwhile
+            os.fdatasync(self._fd)
+            self._call(lambda: self._begin_file(done))
+
     def _begin_file(self, done: Callable[[int], object]) -> None:
         before, number = self._fd, self._number
+        if before < 0:
+            return  # the journal was closed meanwhile
         os.fdatasync(before)  # only the last file may be incomplete after a crash
         try:
             self._fd = self._create(journal_path(self.directory, number + 1))

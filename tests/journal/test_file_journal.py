@@ -298,7 +298,9 @@ def write_unfinished(directory: Path, *records: Message) -> None:
     unfinished_path(directory).write_bytes(HEADER + seal(encode_records(records), 1.0))
 
 
-def test_a_base_replaces_the_files_before_it(directory: Path, owner: Owner) -> None:
+@pytest.mark.parametrize("sync", [ALWAYS, OFF])
+def test_a_base_replaces_the_files_before_it(directory: Path, sync: str) -> None:
+    owner = Owner(directory, sync)
     owner.write(numbered(1), numbered(2))
     assert next_file(owner) == 1
     owner.write(numbered(3))
@@ -315,6 +317,7 @@ def test_a_base_replaces_the_files_before_it(directory: Path, owner: Owner) -> N
     write_unfinished(directory, numbered(5))
     assert adopt(owner, 2) == ""
     assert content(directory) == [numbered(5)]
+    owner.close()
 
 
 def test_a_crash_at_any_step_of_an_adoption_loses_and_repeats_nothing(directory: Path) -> None:
