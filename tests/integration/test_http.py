@@ -504,3 +504,38 @@ def test_healthz_may_be_open_to_everyone(home: Home) -> None:
     finally:
         master.terminate()
         master.communicate(timeout=10)
+
+
+# --- requests that are repeated -------------------------------------------------------------------
+
+
+def post_with_key(door: Door, key: str, *tasks: dict[str, Any]) -> Told:
+    body = json.dumps({"tasks": list(tasks)}).encode()
+    headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+    return door.ask("POST", "/api/v1/jobs", door.key_of(SUBMIT), body, headers)
+
+
+def test_a_request_that_is_repeated_because_its_answer_was_lost_starts_one_job(door: Door) -> None:
+    before = get(door, "/api/v1/jobs")["total"]
+    for number in range(100):
+        task = program("out", "echo", str(number))
+        cut_off = json.dumps({"tasks": [task]}).encode()
+        with closing(http.client.HTTPConnection(door.netloc, timeout=20)) as connection:
+            connection.request(
+                "POST", "/api/v1/jobs", cut_off,
+                {"Authorization": f"Bearer {door.key_of(SUBMIT)}", "Idempotency-Key": f"k{number}",
+                 "Content-Type": "application/json"},
+            )  # fmt: skip
+        again = post_with_key(door, f"k{number}", task)
+        assert again.status in (200, 201), again  # 201: the cut came before the job
+        last = post_with_key(door, f"k{number}", task)
+        assert (last.status, last.json()["outputs"]) == (200, again.json()["outputs"])
+        assert last.headers["location"] == again.headers["location"]
+    assert get(door, "/api/v1/jobs")["total"] == before + 100
+
+
+def test_a_key_stands_for_one_job(door: Door) -> None:
+    assert post_with_key(door, "mine", program("a", "true")).status == 201
+    other = post_with_key(door, "mine", program("a", "false"))
+    assert (other.status, "Idempotency-Key" in other.error) == (409, True)
+    assert post_with_key(door, "x" * 256, program("a", "true")).status == 400

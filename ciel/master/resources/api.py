@@ -6,6 +6,7 @@ See docs/http.md, and docs/schemas for the schemas. Lists are paginated.
 from __future__ import annotations
 
 import secrets
+from hashlib import blake2b
 from typing import Any, Final
 
 from ciel.core.ids import JobId
@@ -24,10 +25,13 @@ from ciel.master.resources.resource import (
 from ciel.master.resources.submissions import Submission
 from ciel.master.service import MasterService
 from ciel.master.state.queries import views
+from ciel.net.errors import HttpError
 from ciel.net.http import BODY_MAX_BYTES, Answer, Request, Routes
 
 JOBS_DEFAULT: Final = 100
 PAGE_MAX: Final = 1000
+KEY_HEADER: Final = "Idempotency-Key"
+KEY_MAX_LENGTH: Final = 255
 _JOB_STATES: Final = {str(state): state for state in JobState}
 _TASK_STATES: Final = {str(state): state for state in TaskState}
 
@@ -114,15 +118,36 @@ class Jobs(Resource):
         )
 
     def _submit(self, request: Request, submission: Submission) -> Answer:
-        found = self.submit(submission)
+        found, status = self.machine.jobs.get(submission.spec.id), 200
+        if found is None:
+            found, status = self.submit(submission), 201
+        elif not _is_same(found, submission):
+            raise HttpError(409, f"another job was submitted with this {KEY_HEADER}")
         request.setHeader("Location", f"/api/v1/jobs/{found.spec.id}")
         answer = {"job": views.job(found, self.service.epoch_s), "outputs": submission.outputs}
-        return self.once_durable(request.reply(answer, 201))
+        return self.once_durable(request.reply(answer, status))
 
 
 def _read(request: Request) -> Submission:
     body = body_object(request, *submissions.JOB_KEYS)
-    return submissions.read_job(body, JobId(secrets.token_hex(16)))
+    return submissions.read_job(body, _job_id(request.getHeader(KEY_HEADER)))
+
+
+def _job_id(key: str | None) -> JobId:
+    """Name a new job: a repeated request with the same key names the same job."""
+    if key is None:
+        return JobId(secrets.token_hex(16))
+    if not 1 <= len(key) <= KEY_MAX_LENGTH or not key.isprintable():
+        raise HttpError(400, f"{KEY_HEADER} must be 1 to {KEY_MAX_LENGTH} printable characters")
+    return JobId(blake2b(key.encode(), digest_size=16, person=b"ciel http job").hexdigest())
+
+
+def _is_same(job: Job, submission: Submission) -> bool:
+    """Whether a submission has the tasks and wants with which a job began. Ids of tasks are derived
+    from their contents.
+    """
+    tasks = [task.spec.id for task in submission.tasks]
+    return job.tasks[: len(tasks)] == tasks and [*job.wanted] == [*submission.wanted]
 
 
 class JobResource(Resource):
