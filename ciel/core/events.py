@@ -310,7 +310,8 @@ class ObjectsStored(NamedTuple):
 
     They are copies that it fetched, or objects that its store has `kept` since before it joined.
     Another worker may have produced a kept object with different content since. `idle`: uploads
-    that no job has named in time; their client does not need them any more.
+    that no job has named in time; their client does not need them any more. A `Tombstone` means
+    that the worker has deleted an object that was damaged.
     """
 
     refs: tuple[Reference, ...]

@@ -20,7 +20,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobState
-from ciel.core.refs import Failure, Reference
+from ciel.core.refs import Failure, Reference, Tombstone
 from ciel.core.retries import BACK_OFF_FIRST_S, INPUT_LOSSES_MAX
 from ciel.core.tasks import Mentions, TaskState
 from ciel.master.state.workers import WorkerFacts
@@ -276,6 +276,29 @@ def test_a_lost_input_is_recomputed_before_its_reader_runs_again() -> None:
     cluster.done("w1", second, attempt=2)
     cluster.said("client: c1 is there", "client: completed")
     assert cluster.slots_used("w1") == 0
+
+
+def test_a_result_that_was_damaged_is_recomputed() -> None:
+    """Its worker has deleted the file."""
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.said("w1: run a", "client: a is there", "client: completed")
+    gone = Tombstone(ObjectId("a"), frozenset((place_of("w1"),)))
+    cluster.worker_says("w1", ObjectsStored((gone,)))
+    cluster.said("w1: run a again (2)")
+
+
+def test_a_worker_cannot_bury_the_objects_of_another_one() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.said("w1: run a", "client: a is there", "client: completed")
+    gone = Tombstone(ObjectId("a"), frozenset((place_of("w1"),)))
+    cluster.worker_says("w2", ObjectsStored((gone,)))
+    cluster.said()
 
 
 def test_an_input_that_is_never_found_finally_fails_its_reader() -> None:

@@ -35,6 +35,7 @@ from ciel.executors.stdinout import StdinoutExecutor
 from ciel.executors.sync import SyncExecutor
 from ciel.net.ticks import Ticks
 from ciel.storage.files import FileStore, open_disk
+from ciel.storage.interface import Verify
 from ciel.testing.builders import JOB, inline, stored
 from ciel.testing.homes import wait_for
 from ciel.wire import codec
@@ -45,6 +46,7 @@ from ciel.worker.attempts.launching import Launching
 from ciel.worker.attempts.lifecycle import Lifecycle
 from ciel.worker.attempts.scratch import ScratchPool
 from ciel.worker.attempts.workplace import Losses, Workplace
+from ciel.worker.checksums import Checksums
 from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key, StartAttempt
@@ -125,6 +127,7 @@ class Worker:
             executors={executor.name: executor for executor in executors},
             worker="w1", netloc=HERE, scratch=ScratchPool(path / "spool"),
             kept=KeptAttempts(path / "kept"), logs=JobLogs(reactor, path), channels=None,
+            checksums=Checksums(store, Verify.FIRST),
         )  # fmt: skip
         lifecycle = Lifecycle(place)
         interactive = InteractivePrograms(lifecycle)

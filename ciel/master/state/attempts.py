@@ -28,6 +28,7 @@ from ciel.core.jobs import Job
 from ciel.core.refs import (
     Fixed,
     Reference,
+    Tombstone,
     details_text,
     differs_in_content,
     locations_of,
@@ -499,11 +500,15 @@ class Attempts:
     def stored(
         self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
     ) -> None:
-        """Note that a worker stores objects.
+        """Note that a worker stores objects, or (`Tombstone`) does not store them any more.
 
         The object table lists copies of a growing object once its producer has completed it.
         `kept`: the worker stored the objects before it joined. `idle`: no client will name them.
         """
+        gone = [ref.id for ref in refs if type(ref) is Tombstone]
+        for object_id in gone:  # it was damaged
+            lose(self._graph, object_id, worker.facts.netloc)
+        refs = [ref for ref in refs if type(ref) is not Tombstone] if gone else refs
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
         if self._eager.tasks:
             self._cancel_produced_elsewhere(known, None)

@@ -22,6 +22,7 @@ from ciel.storage.errors import ChangedObjectError, ObjectNotFoundError
 from ciel.storage.interface import Fingerprint, ObjectReader, ObjectStore
 from ciel.worker.attempts.launching import Launching
 from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.checksums import Checksums
 from ciel.worker.interactive.attached import AttachedProcess
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key
@@ -101,6 +102,7 @@ class Workplace:
     executors: Mapping[str, Executor]
     launching: Launching
     store: ObjectStore
+    checksums: Checksums
     streams: Streams
     scratch: ScratchPool
     kept: KeptAttempts
