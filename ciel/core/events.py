@@ -387,11 +387,13 @@ class CopyTimed(NamedTuple):
 class StoresReported(NamedTuple):
     """The contents and counters of each level of this worker's store, by name.
 
-    `disk_waiting`: the number of waiting disk jobs. Sent after changes, for status pages.
+    `disk_waiting`: the number of waiting disk jobs. `is_full`: the device of the work directory has
+    no room, so tasks should run elsewhere. Sent after changes.
     """
 
     levels: tuple[dict[str, Any], ...]
     disk_waiting: int
+    is_full: bool = False
 
 
 # --- in the journal only --------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class DataWorker:
         self.netloc = str(self.listener.address)
         self.site.serve_as(self.netloc)
         uploads = IncomingUploads(reactor, store, self.netloc, lambda _: None, admit)
-        checksums = Checksums(store, Verify.FIRST)
+        checksums = Checksums(reactor, store, Verify.FIRST)
         self.site.serve_objects(store, self.streams, uploads, checksums)
         self.transfers = run(Transfers, reactor)
         self.neighbours: Daemon | None = None

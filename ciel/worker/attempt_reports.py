@@ -55,6 +55,8 @@ class AttemptReports:
         is_fault = fault is not None and fault.reason == "WORKER_FAULT"
         if is_fault and self._store_reports.has_lost_store():
             return  # the master assigns it to another worker, as this one leaves
+        if fault is not None and fault.reason == "NO_SPACE":
+            self._store_reports.report()  # before the fault: the master sends no more tasks here
         now_s = self._service.now_s()
         self._machine.ended(key, published, fault, run_s, now_s, exit_status)
         self._checksums.committed(published)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
-from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.storage.errors import CorruptObjectError, StorageError
 from ciel.storage.interface import ObjectStore, Verify
+from ciel.worker.disk_jobs import in_daemon_thread
 
 log = Logger(__name__)  # compiled code cannot determine its own module
 
@@ -40,9 +40,10 @@ class Damage(NamedTuple):
 class Checksums:
     """The checksums of one worker's objects, and which of the objects were verified."""
 
-    def __init__(self, store: ObjectStore, verify: Verify) -> None:
+    def __init__(self, reactor: Any, store: ObjectStore, verify: Verify) -> None:
         self.damaged: Callable[[ObjectId], None] = lambda object_id: None
         """Called in the reactor's thread after a damaged object was deleted."""
+        self._reactor = reactor
         self._store = store
         self._verify = verify
         self._verified: set[str] = set()
@@ -54,16 +55,14 @@ class Checksums:
 
     def committed(self, refs: Iterable[Reference]) -> None:
         """Have the checksums of new objects computed."""
-        self.complete([ref.id for ref in refs if isinstance(ref, Concrete | Sweetheart)])
+        if self._verify is not Verify.NEVER:
+            self._new.extend([ref.id for ref in refs if isinstance(ref, Concrete | Sweetheart)])
+            self._compute_soon()
 
-    def complete(self, objects: Iterable[str]) -> None:
-        """Have the checksums of objects computed that have none."""
-        if self._verify is Verify.NEVER:
-            return
-        self._new.extend(objects)
+    def _compute_soon(self) -> None:
         if self._new and not self._is_computing:
             self._is_computing = True
-            computed = deferToThread(self._compute)
+            computed = in_daemon_thread(self._reactor, self._compute)
             computed.addErrback(lambda failure: log.failure("checksums failed", failure))
             computed.addCallback(self._computed)
 
@@ -79,7 +78,7 @@ class Checksums:
 
     def _computed(self, _: None) -> None:
         self._is_computing = False
-        self.complete(())  # others may have come when the thread had ended its work
+        self._compute_soon()  # others may have come when the thread had ended its work
 
     def forget(self, object_id: str) -> None:
         """Forget an object that was deleted. Any thread may call this."""
@@ -112,7 +111,7 @@ class Checksums:
         if sum(sizes) <= SMALL_BYTES:
             checked = maybeDeferred(self._check_all, objects)
         else:
-            checked = deferToThread(self._check_all, objects)
+            checked = in_daemon_thread(self._reactor, self._check_all, objects)
         checked.addErrback(lambda failure: log.failure("objects could not be verified", failure))
         checked.addCallback(self._checked, objects)
         return done

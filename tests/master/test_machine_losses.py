@@ -14,6 +14,7 @@ from ciel.core.events import (
     Neighbour,
     ObjectsStored,
     SpawnTask,
+    StoresReported,
     SubmitJob,
     TaskReported,
     WantObjects,
@@ -258,6 +259,42 @@ def test_messages_of_an_unknown_worker_are_ignored() -> None:
     cluster.done("w9", a_task("a"))
     cluster.loses("w9")
     cluster.said()
+
+
+# --- full disks -----------------------------------------------------------------------------------
+
+
+def test_a_task_that_found_no_space_runs_on_each_other_worker_once() -> None:
+    cluster = Cluster(*[a_worker(f"w{number}") for number in range(1, 4)])
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    for number in (1, 2):
+        cluster.failed(f"w{number}", task, "NO_SPACE", attempt=number)
+        cluster.said(f"w{number + 1}: run a again ({number + 1})")
+    cluster.failed("w3", task, "NO_SPACE", attempt=3)
+    failure = cluster.machine.graph.objects.reference(task.outputs[0])
+    assert isinstance(failure, Failure)
+    assert failure.reason == "NO_SPACE"
+
+
+def test_a_full_worker_gets_tasks_only_if_no_other_can_run_them() -> None:
+    cluster = two()
+    cluster.worker_says("w1", StoresReported((), 0, is_full=True))
+    tasks = [a_task(name, ordinal=n) for n, name in enumerate("abc")]
+    cluster.job(*tasks, want=["a", "b", "c"])
+    assert {task.worker for task in cluster.machine.graph.tasks.values()} <= {"w2", None}
+    cluster.loses("w2")
+    assert "w1" in {task.worker for task in cluster.machine.graph.tasks.values()}
+
+
+def test_a_worker_with_space_again_gets_tasks() -> None:
+    cluster = one()
+    cluster.worker_says("w1", StoresReported((), 0, is_full=True))
+    cluster.joins(a_worker("w2"))
+    cluster.worker_says("w1", StoresReported((), 0, is_full=False))
+    cluster.job(a_task("a"), a_task("b", ordinal=1), want=["a", "b"])
+    assert {task.worker for task in cluster.machine.graph.tasks.values()} == {"w1", "w2"}
 
 
 # --- lost inputs ----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ class Lab:
 
     def __init__(self, run: Any, store: FileStore, verify: Verify) -> None:
         self.run, self.store = run, store
-        self.checksums = Checksums(store, verify)
+        self.checksums = Checksums(run.reactor, store, verify)
         self.damaged: list[str] = []
         self.checksums.damaged = self.damaged.append
 
@@ -78,7 +77,7 @@ class Lab:
 
 
 @pytest.fixture(params=list(Verify))
-def lab(request: Any, in_reactor: Any, store: FileStore) -> Iterator[Lab]:
+def lab(request: Any, in_reactor: Any, store: FileStore) -> Lab:
     return Lab(in_reactor, store, request.param)
 
 

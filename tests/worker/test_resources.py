@@ -53,7 +53,7 @@ class Served:
         self.netloc = str(self.listener.address)
         self.site.serve_as(self.netloc)
         self.uploads = IncomingUploads(reactor, store, self.netloc, self.uploaded.append)
-        checksums = Checksums(store, Verify.FIRST)
+        checksums = Checksums(reactor, store, Verify.FIRST)
         self.site.serve_objects(store, self.streams, self.uploads, checksums)
         self.site.serve_logs(JobLogs(reactor, Path("no-logs")), Path("no-kept"))
 

@@ -83,10 +83,10 @@ class Scene:
         ticks, events, jobs = Ticks(self.clock), Events(self.clock), DiskJobs()
         master = MasterSession(events)
         retention = Retention(
-            self.clock, store, self.machine, jobs.turn, Checksums(store, Verify.FIRST)
+            self.clock, store, self.machine, jobs.turn, Checksums(self.clock, store, Verify.FIRST)
         )
         self.reports = StoreReports(
-            self.clock, ticks, master, store, jobs, lambda: (0, 0.0), pytest.fail
+            self.clock, ticks, master, store, jobs, lambda: (0, 0.0), pytest.fail, "/"
         )
         service: Any = WorkerService
         self.service = service(

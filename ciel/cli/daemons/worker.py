@@ -223,13 +223,14 @@ class Worker:
         site.serve_as(own, self._id)
 
         machine = self._state = self._machine(own, store, executors)
-        checksums = Checksums(store, Verify(options.verify))
-        checksums.complete(machine.stored)  # of a worker that was killed before it computed them
+        checksums = Checksums(reactor, store, Verify(options.verify))
         callers, events = Callers(launching.environ), Events(reactor)
         master = MasterSession(events)
         retention = Retention(reactor, store, machine, disk_jobs.turn, checksums)
         store_reports = self._keep(
-            StoreReports(reactor, ticks, master, store, disk_jobs, queue, self.fail)
+            StoreReports(
+                reactor, ticks, master, store, disk_jobs, queue, self.fail, str(spool.path)
+            )
         )
         service = WorkerService(
             reactor, ticks, machine, master, store_reports, retention, callers, events,

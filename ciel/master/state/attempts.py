@@ -233,6 +233,11 @@ class Attempts:
     def _failed(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
         """Retry a task whose attempt failed, or fail the task."""
         assert report.fault is not None
+        if report.fault.reason == "NO_SPACE" and self._may_fit_elsewhere(task, worker):
+            where = f"attempt {task.attempt} found no space on worker {worker.facts.id}"
+            self._context.record(task, f"{where}, and runs elsewhere: {report.fault.text}")
+            self._graph.requeue(task)
+            return
         failed = AttemptFailed(task.spec.id, task.attempt, worker.facts.id, report.fault)
         verdict = self._count(task, failed)
         if isinstance(verdict, Retry):
@@ -271,6 +276,24 @@ class Attempts:
         self._graph.fail(task, reason, details)
         fault = TaskFault(reason, details)
         self._context.journal.append(TaskReported(task.spec.id, task.attempt, (), fault, 0.0))
+
+    def _may_fit_elsewhere(self, task: TaskNode, worker: WorkerNode) -> bool:
+        """Note that a task found no space on a worker; return whether another one may have it."""
+        spec = task.spec
+        full = self._context.retry_states.setdefault(spec.id, RetryState()).full_workers
+        full.add(worker.facts.id)
+        others = [
+            other
+            for other in self._table.by_id.values()
+            if not (other.stores.is_full or other.suspicion or other.facts.id in full)
+        ]
+        may_fit = not self._graph.fixed.location_of(task) and any(
+            other.can_hold(spec.needs) and spec.executor in other.facts.executors
+            for other in others
+        )
+        if not may_fit:
+            full.clear()  # a retry, if the task has any, may run anywhere
+        return may_fit
 
     def _accept(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Accept a report of success: all inputs of the attempt are complete."""

@@ -105,10 +105,17 @@ class OneWorker:
         events, callers = Events(reactor), Callers(environ)
         self.master = MasterSession(events)
         disk_jobs = DiskJobs(reactor, Policy.from_text("off"))
-        checksums = Checksums(store, Verify.FIRST)
+        checksums = Checksums(reactor, store, Verify.FIRST)
         retention = Retention(reactor, store, self.machine, disk_jobs.turn, checksums)
         self.store_reports = StoreReports(
-            reactor, ticks, self.master, store, disk_jobs, lambda: (0, 0.0), lambda reason: None
+            reactor,
+            ticks,
+            self.master,
+            store,
+            disk_jobs,
+            lambda: (0, 0.0),
+            lambda reason: None,
+            str(path),
         )
         self.service = WorkerService(
             reactor, ticks, self.machine, self.master, self.store_reports, retention, callers,
