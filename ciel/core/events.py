@@ -310,7 +310,8 @@ class ObjectsStored(NamedTuple):
 
     They are copies that it fetched, or objects that its store has `kept` since before it joined.
     Another worker may have produced a kept object with different content since. `idle`: uploads
-    that no job has named in time; their client does not need them any more.
+    that no job has named in time; their client does not need them any more. A `Tombstone` means
+    that the worker has deleted an object that was damaged.
     """
 
     refs: tuple[Reference, ...]
@@ -386,11 +387,13 @@ class CopyTimed(NamedTuple):
 class StoresReported(NamedTuple):
     """The contents and counters of each level of this worker's store, by name.
 
-    `disk_waiting`: the number of waiting disk jobs. Sent after changes, for status pages.
+    `disk_waiting`: the number of waiting disk jobs. `is_full`: the device of the work directory has
+    no room, so tasks should run elsewhere. Sent after changes.
     """
 
     levels: tuple[dict[str, Any], ...]
     disk_waiting: int
+    is_full: bool = False
 
 
 # --- in the journal only --------------------------------------------------------------------------

@@ -7,7 +7,7 @@ worker that was only silent or disconnected does not count.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ciel.core.graph.nodes import TaskNode
@@ -27,12 +27,16 @@ BACK_OFF_FIRST_BY_KIND_S = {"NO_SPACE": 2.0, "MEMORY_LIMIT": 1.0, "WORKER_FAULT"
 
 @dataclass(slots=True)
 class RetryState:
-    """The failures of one task so far; exists only for tasks with failures."""
+    """The failures of one task so far; exists only for tasks with failures.
+
+    `full_workers`: the ids of the workers on which it found no space.
+    """
 
     failures: int = 0
     worker_losses: int = 0
     missing_inputs: int = 0  # attempts without an input that the object table lists
     input_losses: int = 0
+    full_workers: set[str] = field(default_factory=set)
     not_before_s: float = 0.0  # the earliest time of the next attempt
 
 

@@ -71,31 +71,60 @@ def _text(said: bytes) -> str:
     return printed_text(said).rstrip("\n")
 
 
+def device_text(path: str) -> str:
+    """Describe the device of a path: where it is mounted, its size, and what is free."""
+    try:
+        place = os.path.realpath(path)
+        while not os.path.ismount(place):
+            place = os.path.dirname(place)
+        device = os.statvfs(place)
+    except OSError:
+        return f"the device of {path}"
+    size, left = (size_text(n * device.f_frsize) for n in (device.f_blocks, device.f_bavail))
+    lacking = ", no more files" if device.f_files and not device.f_favail else ""
+    return f"the device at {place} ({size} in all, {left} free{lacking})"
+
+
 def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:
     """Compose the message for an output for which the store has no space."""
     whose = command_text(argv) if argv else "it"
     wanted, available = size_text(error.wanted_bytes), size_text(error.available_bytes)
+    where = f" on {device_text(error.place)}" if error.place else ""
     return (
         f"{whose} wrote more than the store of worker {worker} has room for: "
-        f"{error.lacking or f'wanted {wanted}, {available} available'}; "
+        f"{error.lacking or f'wanted {wanted}, {available} available'}{where}; "
         "give the worker a larger store, or end jobs whose results it retains"
     )
 
 
-def full_device_text(worker: str, argv: Sequence[str]) -> str:
-    """Compose the message for an output that may be incomplete because its device was full."""
+def full_device_text(
+    worker: str, argv: Sequence[str], device: str = "", written_bytes: int | None = None
+) -> str:
+    """Compose the message for an output that may be incomplete because its device was full.
+
+    `device`: the `device_text` of the store.
+    """
     whose = command_text(argv) if argv else "it"
+    written = "" if written_bytes is None else f" and has {size_text(written_bytes)}"
+    store = f"the store of worker {worker}"
+    where = f"{device}, which holds {store}," if device else f"the device of {store}"
     return (
-        f"the device of the store of worker {worker} was full while {whose} wrote an output, "
-        "which may be incomplete; free space there, or give the worker another store"
+        f"{where} was full while {whose} wrote an output, which may be incomplete{written}; free "
+        "space there, or give the worker another store"
     )
+
+
+def with_stderr(text: str, stderr_tail: str) -> str:
+    """Append the end of a program's standard error to a message."""
+    if not stderr_tail:
+        return text
+    lines = [f"  {line}" for line in stderr_tail.splitlines()]
+    return "\n".join([text, "its standard error ends:", *lines])
 
 
 def failure_text(
     what: str, worker: str, argv: Sequence[str], stderr_tail: str, why: str = ""
 ) -> str:
     """Compose the message for a failed program; `why`: a cause outside of the program."""
-    lines = [f"{command_text(argv)} {what} on worker {worker}" + (why and f": {why}")]
-    if stderr_tail:
-        lines += ["its standard error ends:", *[f"  {line}" for line in stderr_tail.splitlines()]]
-    return "\n".join(lines)
+    text = f"{command_text(argv)} {what} on worker {worker}" + (why and f": {why}")
+    return with_stderr(text, stderr_tail)

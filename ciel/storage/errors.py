@@ -53,13 +53,17 @@ class ObjectConflictError(StorageError):
 
 class NoSpaceError(StorageError):
     """The store or its device is full. The operation that failed has changed nothing. `lacking`
-    names the resource that ran out, if that is not bytes.
+    names the resource that ran out, if that is not bytes. `place`: a path on the device, if that
+    refused the bytes.
     """
 
-    def __init__(self, wanted_bytes: int, available_bytes: int, lacking: str = "") -> None:
+    def __init__(
+        self, wanted_bytes: int, available_bytes: int, lacking: str = "", place: str = ""
+    ) -> None:
         self.wanted_bytes = wanted_bytes
         self.available_bytes = available_bytes
         self.lacking = lacking
+        self.place = place
         lack = lacking or f"wanted {wanted_bytes} bytes, {available_bytes} available"
         super().__init__(f"no space: {lack}")
 
@@ -133,4 +137,6 @@ def translated(error: OSError, operation: str, wanted_bytes: int, root_fd: int) 
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return StoreSystemError(operation, error.errno or errno.EIO)
     device = os.fstatvfs(root_fd)
-    return NoSpaceError(wanted_bytes, device.f_bavail * device.f_frsize if device.f_favail else 0)
+    free_bytes = device.f_bavail * device.f_frsize if device.f_favail else 0
+    place = os.readlink(f"/proc/self/fd/{root_fd}")
+    return NoSpaceError(wanted_bytes, free_bytes, place=place)

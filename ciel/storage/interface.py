@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import Enum
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -113,6 +114,14 @@ class StoreLevel(NamedTuple):
     spilled: int = 0
     waited: int = 0
     copied_bytes: int = 0
+
+
+class Verify(Enum):
+    """When to verify an object: when this worker first reads it, each time, or never."""
+
+    FIRST = "first"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)

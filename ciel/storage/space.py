@@ -58,9 +58,11 @@ def release_blocks(fd: int, size_bytes: int) -> None:
             return
 
 
-def free_bytes(fd: int) -> int | None:
-    """Return the bytes free for this user on the device of an open file; None if unlimited."""
-    device = os.fstatvfs(fd)
+def free_bytes(file: int | str) -> int | None:
+    """Return the bytes free for this user on the device of a file, which is open or has a path;
+    None if unlimited.
+    """
+    device = os.statvfs(file)
     if not device.f_blocks:  # a tmpfs or ramfs without a limit
         return None
     blocks = device.f_bavail if os.geteuid() else device.f_bfree  # some are kept for root
@@ -71,6 +73,16 @@ def is_full(fd: int) -> bool:
     """Whether a write to the device of an open file may fail because no space is free."""
     left_bytes = free_bytes(fd)
     return left_bytes is not None and left_bytes < FULL_BYTES
+
+
+def lacks_room(path: str) -> bool:
+    """Whether creating or writing a file may fail because the device of a directory is full."""
+    try:
+        device, left_bytes = os.statvfs(path), free_bytes(path)
+    except OSError:
+        return False
+    has_no_inode = device.f_files > 0 and not device.f_favail
+    return has_no_inode or (left_bytes is not None and left_bytes < FULL_BYTES)
 
 
 class Space:

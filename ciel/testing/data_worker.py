@@ -15,8 +15,9 @@ from ciel.core.refs import Concrete, Reference, Stream
 from ciel.net.transfers import Transfers
 from ciel.net.transports import FrontDoorFactory, listen
 from ciel.shm.daemon import Daemon, neighbour
-from ciel.storage.interface import ObjectStore, ObjectWriter
+from ciel.storage.interface import ObjectStore, ObjectWriter, Verify
 from ciel.testing.homes import wait_for
+from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import Admit, at_once
 from ciel.worker.resources.root import WorkerSite
 from ciel.worker.resources.uploads import IncomingUploads
@@ -50,14 +51,15 @@ class DataWorker:
         self.netloc = str(self.listener.address)
         self.site.serve_as(self.netloc)
         uploads = IncomingUploads(reactor, store, self.netloc, lambda _: None, admit)
-        self.site.serve_objects(store, self.streams, uploads)
+        checksums = Checksums(reactor, store, Verify.FIRST)
+        self.site.serve_objects(store, self.streams, uploads, checksums)
         self.transfers = run(Transfers, reactor)
         self.neighbours: Daemon | None = None
         if spool is not None:
             self.serve_neighbours(spool)
         self.fetcher = Fetcher(
             reactor, self.transfers, store, self.streams, KEY, self, peer_stores=self.neighbours,
-            admit=admit,
+            admit=admit, checksums=checksums,
         )  # fmt: skip
         self.timed: list[tuple[str, int, float]] = []
         self.opened: list[ObjectId] = []

@@ -291,7 +291,7 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     InputsLost: ("lost", (ID, COUNT, LOSSES, TEXT, FLAG)),
     DiskQueued: ("disk", (COUNT, SECONDS)),
     CopyTimed: ("copied", (TEXT, COUNT, SECONDS)),
-    StoresReported: ("stores", (LEVELS, COUNT)),
+    StoresReported: ("stores", (LEVELS, COUNT, FLAG)),
     StartOver: ("start_over", ()),
     AttemptsKept: ("kept", (ATTEMPTS, IDS, IDS)),
     StoreListed: ("listed", ()),

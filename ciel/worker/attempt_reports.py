@@ -11,6 +11,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference, Sweetheart
 from ciel.execution.executor import Child
 from ciel.worker.attempts.workplace import Losses
+from ciel.worker.checksums import Checksums
 from ciel.worker.events import Events
 from ciel.worker.fetch_reports import FetchReports
 from ciel.worker.interactive.attached import AttachedProcess
@@ -31,6 +32,7 @@ class AttemptReports:
         master: MasterSession,
         fetches: FetchReports,
         store_reports: StoreReports,
+        checksums: Checksums,
         events: Events,
     ) -> None:
         self.ended_counts: dict[str, int] = {}
@@ -39,6 +41,7 @@ class AttemptReports:
         self._master = master
         self._fetches = fetches
         self._store_reports = store_reports
+        self._checksums = checksums
         self._events = events
 
     def attempt_ended(
@@ -52,8 +55,11 @@ class AttemptReports:
         is_fault = fault is not None and fault.reason == "WORKER_FAULT"
         if is_fault and self._store_reports.has_lost_store():
             return  # the master assigns it to another worker, as this one leaves
+        if fault is not None and fault.reason == "NO_SPACE":
+            self._store_reports.report()  # before the fault: the master sends no more tasks here
         now_s = self._service.now_s()
         self._machine.ended(key, published, fault, run_s, now_s, exit_status)
+        self._checksums.committed(published)
         how = "done" if fault is None else fault.reason
         self.ended_counts[how] = self.ended_counts.get(how, 0) + 1
         self._events.note("ended", *key, how, run_s)
@@ -77,6 +83,7 @@ class AttemptReports:
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None:
         self._machine.ended(key, published, fault, run_s, self._service.now_s())
+        self._checksums.committed(published)
         self._service.act_soon()
 
     def attached_process_left(self, attached: AttachedProcess, details: str) -> None:

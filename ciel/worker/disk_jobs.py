@@ -160,7 +160,7 @@ class DiskJobs:
                 return result
 
             # Not one of the reactor's threads: a disk that hangs would occupy all of them in time.
-            return _in_thread(self._reactor, job, *arguments).addBoth(leave)
+            return in_daemon_thread(self._reactor, job, *arguments).addBoth(leave)
 
         return self.enter(path, size_bytes).addCallback(begin)
 
@@ -371,7 +371,7 @@ def _cancelling(due: DelayedCall) -> Callable[[T], T]:
     return cancel
 
 
-def _in_thread(reactor: Any, job: Callable[..., T], *arguments: Any) -> Deferred[T]:
+def in_daemon_thread(reactor: Any, job: Callable[..., T], *arguments: Any) -> Deferred[T]:
     """Run a call in a new thread, which does not delay the exit of the process."""
     done: Deferred[T] = Deferred(lambda _: None)
 

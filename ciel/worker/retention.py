@@ -13,6 +13,7 @@ from twisted.logger import Logger
 from ciel.core.ids import ObjectId
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
+from ciel.worker.checksums import Checksums
 from ciel.worker.state.machine import WorkerMachine
 
 log = Logger()
@@ -27,11 +28,13 @@ class Retention:
         store: ObjectStore,
         machine: WorkerMachine,
         turn: Callable[[Any, int], AbstractContextManager[None]],
+        checksums: Checksums,
     ) -> None:
         """`turn`: lets the store wait until its disk is free; see `DiskJobs.turn`."""
         self._reactor = reactor
         self._store = store
         self._machine = machine
+        self._checksums = checksums
         self._copies: set[str] = set()  # of objects that other workers had, and may still have
         self._deleting = DeferredLock()
         store.advise(self._may_drop, self._dropped, turn)
@@ -53,6 +56,7 @@ class Retention:
             if self._machine.expects(object_id):
                 continue  # the store has a new file of it, or will have one soon
             self._copies.discard(object_id)
+            self._checksums.forget(object_id)
             try:
                 self._store.delete(object_id)
             except StorageError as error:
@@ -65,4 +69,5 @@ class Retention:
     def _dropped(self, object_id: str) -> None:
         """Any thread of the store calls this."""
         self._copies.discard(object_id)
+        self._checksums.forget(object_id)
         self._reactor.callFromThread(self._machine.dropped, ObjectId(object_id))

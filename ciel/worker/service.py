@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ciel.core.events import AttemptsKept, DescribeJob, Message, StoreListed
+from ciel.core.ids import ObjectId
 from ciel.execution.environment import Callers
 from ciel.net.control import Peer
 from ciel.net.ticks import DelayedCall, Ticks
@@ -145,6 +146,12 @@ class WorkerService:
         if self._due is not None and self._due.active():
             self._due.cancel()
         self._master.say_farewell()
+
+    def damaged(self, object_id: ObjectId) -> None:
+        """Report that an object was deleted, since it was damaged."""
+        self._events.note("damaged", object_id)
+        self.machine.damaged(object_id)
+        self.act_soon()
 
     # --- acting -----------------------------------------------------------------------------------
 

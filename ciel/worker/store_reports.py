@@ -1,4 +1,4 @@
-"""Reports to the master what the store holds, and how long jobs wait for its disk."""
+"""Reports to the master what the store holds, how long jobs wait for its disk, and a full disk."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
 
 from ciel.core.admission import level_of
 from ciel.core.events import DiskQueued, StoresReported
+from ciel.execution.report import device_text
 from ciel.net.ticks import Ticks
 from ciel.storage.interface import ObjectStore
+from ciel.storage.space import lacks_room
 from ciel.worker.disk_jobs import DiskJobs
 from ciel.worker.master_session import MasterSession
 
+log = Logger(__name__)  # compiled code cannot determine its own module
+
 INTERVAL_S: Final = 1.0
-"""Between two reports of what the store holds. Only people read them; no decision needs them."""
+"""Between two checks, and reports of what the store holds. People read the reports; the master
+decides only by whether the disk is full.
+"""
 
 Queue = Callable[[], tuple[int, float]]
 """Returns the length of the queue for the store's disk, in bytes and in seconds."""
@@ -37,7 +44,11 @@ class StoreReports:
         disk_jobs: DiskJobs,
         queue: Queue,
         lost: Callable[[str], object],
+        spool: str,
     ) -> None:
+        """`spool`: the work directory."""
+        self._spool = spool
+        self._is_full = False
         self._ticks = ticks
         self._master = master
         self._store = store
@@ -56,7 +67,7 @@ class StoreReports:
         self._disk_level = 0
         self._latest = None
         self._disk_changed()
-        self._report()  # at once, for people who ask at once
+        self.report()  # at once, for people who ask at once
 
     def has_lost_store(self) -> bool:
         """Check whether the store was removed; if so, have the worker leave."""
@@ -69,13 +80,20 @@ class StoreReports:
     def _check(self) -> None:
         self._master.confirm()
         if not self.has_lost_store():
-            self._report()
+            self.report()
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Report what has changed since the last report."""
+        is_full = lacks_room(self._spool)
+        if is_full != self._is_full:
+            self._is_full = is_full
+            what = "is full, so tasks run here only if no other worker can run them"
+            what = what if is_full else "has room again"
+            log.warn("{device} {what}", device=device_text(self._spool), what=what)
         if not self._master.is_connected:
             return
         levels = tuple([level._asdict() for level in self._store.levels()])
-        report = StoresReported(levels, self._disk_jobs.waiting_count)
+        report = StoresReported(levels, self._disk_jobs.waiting_count, is_full)
         if report != self._latest:
             self._latest = report
             self._master.send(report)

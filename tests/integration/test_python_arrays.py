@@ -79,8 +79,10 @@ class Watch:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
     store = f"shm:capacity=4GiB,instance={INSTANCE}"
     directory = tmp_path_factory.mktemp("arrays")
+    options: Any = {"store": store, "directory": directory}
     with (
-        ciel.LocalCluster(workers=1, slots=2, store=store, directory=directory) as cluster,
+        # With verification the worker also reads the array for its checksum, twice.
+        ciel.LocalCluster(workers=1, slots=2, verify="never", **options) as cluster,
         ciel.Client(cluster) as client,
     ):
         yield client

@@ -12,6 +12,7 @@ from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
+from ciel.core.retries import RetryState
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.placement.dispatch import RECALL_AFTER_S, UNPLACED_MAX, Dispatcher
@@ -30,9 +31,11 @@ class Floor:
         self.graph = TaskGraph()
         self.job = a_job(scheduling=scheduling)
         self.said: list[tuple[str, Message]] = []
+        self.retry_states: dict[str, RetryState] = {}
         self.dispatcher = Dispatcher(
             self.graph,
             WorkerTable(),
+            self.retry_states,
             self._assign,
             self._refuse,
             lambda *said: self.said.append(said),

@@ -14,13 +14,14 @@ from ciel.core.events import (
     Neighbour,
     ObjectsStored,
     SpawnTask,
+    StoresReported,
     SubmitJob,
     TaskReported,
     WantObjects,
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobState
-from ciel.core.refs import Failure, Reference
+from ciel.core.refs import Failure, Reference, Tombstone
 from ciel.core.retries import BACK_OFF_FIRST_S, INPUT_LOSSES_MAX
 from ciel.core.tasks import Mentions, TaskState
 from ciel.master.state.workers import WorkerFacts
@@ -260,6 +261,42 @@ def test_messages_of_an_unknown_worker_are_ignored() -> None:
     cluster.said()
 
 
+# --- full disks -----------------------------------------------------------------------------------
+
+
+def test_a_task_that_found_no_space_runs_on_each_other_worker_once() -> None:
+    cluster = Cluster(*[a_worker(f"w{number}") for number in range(1, 4)])
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    for number in (1, 2):
+        cluster.failed(f"w{number}", task, "NO_SPACE", attempt=number)
+        cluster.said(f"w{number + 1}: run a again ({number + 1})")
+    cluster.failed("w3", task, "NO_SPACE", attempt=3)
+    failure = cluster.machine.graph.objects.reference(task.outputs[0])
+    assert isinstance(failure, Failure)
+    assert failure.reason == "NO_SPACE"
+
+
+def test_a_full_worker_gets_tasks_only_if_no_other_can_run_them() -> None:
+    cluster = two()
+    cluster.worker_says("w1", StoresReported((), 0, is_full=True))
+    tasks = [a_task(name, ordinal=n) for n, name in enumerate("abc")]
+    cluster.job(*tasks, want=["a", "b", "c"])
+    assert {task.worker for task in cluster.machine.graph.tasks.values()} <= {"w2", None}
+    cluster.loses("w2")
+    assert "w1" in {task.worker for task in cluster.machine.graph.tasks.values()}
+
+
+def test_a_worker_with_space_again_gets_tasks() -> None:
+    cluster = one()
+    cluster.worker_says("w1", StoresReported((), 0, is_full=True))
+    cluster.joins(a_worker("w2"))
+    cluster.worker_says("w1", StoresReported((), 0, is_full=False))
+    cluster.job(a_task("a"), a_task("b", ordinal=1), want=["a", "b"])
+    assert {task.worker for task in cluster.machine.graph.tasks.values()} == {"w1", "w2"}
+
+
 # --- lost inputs ----------------------------------------------------------------------------------
 
 
@@ -276,6 +313,29 @@ def test_a_lost_input_is_recomputed_before_its_reader_runs_again() -> None:
     cluster.done("w1", second, attempt=2)
     cluster.said("client: c1 is there", "client: completed")
     assert cluster.slots_used("w1") == 0
+
+
+def test_a_result_that_was_damaged_is_recomputed() -> None:
+    """Its worker has deleted the file."""
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.said("w1: run a", "client: a is there", "client: completed")
+    gone = Tombstone(ObjectId("a"), frozenset((place_of("w1"),)))
+    cluster.worker_says("w1", ObjectsStored((gone,)))
+    cluster.said("w1: run a again (2)")
+
+
+def test_a_worker_cannot_bury_the_objects_of_another_one() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.said("w1: run a", "client: a is there", "client: completed")
+    gone = Tombstone(ObjectId("a"), frozenset((place_of("w1"),)))
+    cluster.worker_says("w2", ObjectsStored((gone,)))
+    cluster.said()
 
 
 def test_an_input_that_is_never_found_finally_fails_its_reader() -> None:

@@ -35,6 +35,7 @@ from ciel.executors.stdinout import StdinoutExecutor
 from ciel.executors.sync import SyncExecutor
 from ciel.net.ticks import Ticks
 from ciel.storage.files import FileStore, open_disk
+from ciel.storage.interface import Verify
 from ciel.testing.builders import JOB, inline, stored
 from ciel.testing.homes import wait_for
 from ciel.wire import codec
@@ -45,6 +46,7 @@ from ciel.worker.attempts.launching import Launching
 from ciel.worker.attempts.lifecycle import Lifecycle
 from ciel.worker.attempts.scratch import ScratchPool
 from ciel.worker.attempts.workplace import Losses, Workplace
+from ciel.worker.checksums import Checksums
 from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key, StartAttempt
@@ -125,6 +127,7 @@ class Worker:
             executors={executor.name: executor for executor in executors},
             worker="w1", netloc=HERE, scratch=ScratchPool(path / "spool"),
             kept=KeptAttempts(path / "kept"), logs=JobLogs(reactor, path), channels=None,
+            checksums=Checksums(reactor, store, Verify.FIRST),
         )  # fmt: skip
         lifecycle = Lifecycle(place)
         interactive = InteractivePrograms(lifecycle)
@@ -338,10 +341,11 @@ def test_an_input_that_vanishes_while_it_is_fed_fails_the_attempt(
     worker: Worker, tmp_path: Path
 ) -> None:
     """The program takes a part of the input for all of it, and exits with status 0."""
-    go = tmp_path / "go"
+    begun, go = tmp_path / "begun", tmp_path / "go"
     refs = [worker.put("x", LARGE), worker.put("y", LARGE)]
-    line = ["sh", "-c", f"while [ ! -e {go} ]; do sleep 0.01; done; wc -c"]
+    line = ["sh", "-c", f"touch {begun}; while [ ! -e {go} ]; do sleep 0.01; done; wc -c"]
     key = worker.begin("stdinout", {"args": {"command_line": line, "inputs": refs}}, *refs)
+    wait_for(begun.exists, "the program")
     worker.store.delete("y")
     go.touch()
     fault = worker.end(key).fault

@@ -27,9 +27,11 @@ from ciel.net.ticks import Ticks
 from ciel.storage.device_semaphores import Claim, TokenError
 from ciel.storage.devices import Device, Kind
 from ciel.storage.files import FileStore, open_disk
+from ciel.storage.interface import Verify
 from ciel.testing.data_worker import KEY, DataWorker
 from ciel.testing.homes import wait_for
 from ciel.worker import disk_jobs
+from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import SMALL_BYTES, DiskJobs, Ticket
 from ciel.worker.resources import uploads
 from ciel.worker.store_reports import StoreReports
@@ -325,13 +327,13 @@ def test_while_a_task_waits_for_the_disk_another_has_the_slot(
     at_here: Any = partial(jobs.jobs.enter, jobs.here)
     fetcher = Fetcher(
         worker.in_reactor.reactor, holder.transfers, store, worker.streams, KEY, worker.fetches,
-        admit=at_here,
+        admit=at_here, checksums=Checksums(worker.in_reactor.reactor, store, Verify.FIRST),
     )  # fmt: skip
     worker.service.carry_out_by(worker.attempts, worker.interactive, fetcher)
     queue = partial(jobs.jobs.queue_at, jobs.here)
     reactor, jobs_here = worker.in_reactor.reactor, jobs.jobs
     reports = worker.in_reactor(
-        StoreReports, reactor, Ticks(reactor), worker.master, store, jobs_here, queue, print
+        StoreReports, reactor, Ticks(reactor), worker.master, store, jobs_here, queue, print, "/"
     )
     worker.say(MeetWorkers((Neighbour(holder.netloc, "another"),)))
 

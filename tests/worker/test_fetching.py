@@ -105,6 +105,23 @@ def test_on_one_host_what_cannot_be_linked_is_copied_without_a_server(
     assert parties.counts == FetchCounts(asked=1, copied=1, copied_bytes=len(CONTENT))
 
 
+def test_a_damaged_file_is_neither_linked_nor_sent(make: Make) -> None:
+    """The request by HTTP makes the holder find the damage, too."""
+    parties = make()
+    parties.held.checksum("x")
+    with parties.held.open("x") as reader:
+        path = Path(reader.path)
+    path.chmod(0o600)
+    path.write_bytes(CONTENT[:-1] + b"?")
+    path.chmod(0o400)
+    plans = LinkPlan(parties.holder), HttpPlan(parties.holder)
+    object_id, losses, details = parties.fetch(parties.ref(), *plans)
+    assert (object_id, losses) == ("x", (parties.holder,))
+    assert "(by a link): its file is damaged" in details
+    assert parties.own.stat("x") is None
+    assert parties.held.stat("x") is None
+
+
 @pytest.mark.parametrize("is_near", [True, False])
 def test_a_stale_copy_in_the_own_store_is_replaced(make: Make, is_near: bool) -> None:
     parties = make(is_near=is_near)

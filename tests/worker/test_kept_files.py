@@ -47,7 +47,8 @@ def test_of_a_long_output_the_beginning_is_kept(
     (tmp_path / "partial").write_bytes(content)
     keep_files(kept, "t.1", scratch, str(tmp_path / "partial"))
     place = kept.path / "t.1"
-    assert sorted(path.name for path in place.iterdir()) == ["scratch", "stdout.beginning"]
+    names = sorted(path.name for path in place.iterdir())
+    assert names == ["scratch", "stderr", "stdout.beginning"]
     assert (place / "stdout.beginning").read_bytes() == content[: 3 * MIB + 1]
     assert (tmp_path / "partial").read_bytes() == content
 
@@ -61,7 +62,7 @@ def test_an_output_that_is_no_file_is_left_out(
     elif kind == "directory":
         (tmp_path / "partial").mkdir()
     keep_files(kept, "t.1", scratch, str(tmp_path / "partial"))
-    assert [path.name for path in (kept.path / "t.1").iterdir()] == ["scratch"]
+    assert sorted(path.name for path in (kept.path / "t.1").iterdir()) == ["scratch", "stderr"]
 
 
 def test_a_long_complaint_is_kept_as_its_end_without_holes(

@@ -103,6 +103,7 @@ class Scene:
         place: Any = SimpleNamespace(
             reactor=Clock(), owner=self, worker="w1", netloc="here:1", store=store,
             kept=KeptAttempts(path / "kept"), scratch=self.pool, executors={"once": Once()},
+            store_device="", checksums=SimpleNamespace(verify=lambda refs: None),
         )  # fmt: skip
         self.lifecycle = Lifecycle(place)
         self.strategy = Strategy()

@@ -20,8 +20,10 @@ from ciel.net.errors import HttpError
 from ciel.net.transfers import CHECKSUM_HEADER
 from ciel.net.transports import FrontDoorFactory, listen
 from ciel.storage.files import FileStore, open_disk
+from ciel.storage.interface import Verify
 from ciel.testing.homes import wait_for
 from ciel.wire.references import from_json
+from ciel.worker.checksums import Checksums
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources import uploads
 from ciel.worker.resources.data import byte_range
@@ -51,7 +53,8 @@ class Served:
         self.netloc = str(self.listener.address)
         self.site.serve_as(self.netloc)
         self.uploads = IncomingUploads(reactor, store, self.netloc, self.uploaded.append)
-        self.site.serve_objects(store, self.streams, self.uploads)
+        checksums = Checksums(reactor, store, Verify.FIRST)
+        self.site.serve_objects(store, self.streams, self.uploads, checksums)
         self.site.serve_logs(JobLogs(reactor, Path("no-logs")), Path("no-kept"))
 
     def ask(

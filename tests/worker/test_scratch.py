@@ -104,9 +104,17 @@ def test_keep_moves_what_is_worth_looking_at(spool: Path, tmp_path: Path) -> Non
     assert left(spool) == []
 
 
+def test_there_is_room_for_the_end_of_standard_error_before_it_is_written(spool: Path) -> None:
+    """So a program that fills the disk can say so."""
+    scratch = Scratch(spool, "t.1")
+    status = os.stat(scratch.stderr_path)
+    assert (status.st_size, status.st_blocks * 512) == (0, STDERR_TAIL_BYTES)
+    assert scratch.is_untouched()
+
+
 def test_keep_without_a_complaint_keeps_the_directory(spool: Path, tmp_path: Path) -> None:
     Scratch(spool, "t.1").keep(tmp_path / "t.1")
-    assert [path.name for path in (tmp_path / "t.1").iterdir()] == ["scratch"]
+    assert sorted(path.name for path in (tmp_path / "t.1").iterdir()) == ["scratch", "stderr"]
     assert left(spool) == []
 
 
@@ -176,5 +184,6 @@ def test_a_line_that_has_no_end_is_broken_up(spool: Path, monkeypatch: pytest.Mo
 
 def test_what_is_no_file_has_no_lines(spool: Path) -> None:
     scratch = Scratch(spool, "t.1")
+    os.unlink(scratch.stderr_path)
     os.mkfifo(scratch.stderr_path)
     assert scratch.lines_from(0, to_the_end=True) == ("", 0)

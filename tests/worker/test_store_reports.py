@@ -15,7 +15,9 @@ from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.net.ticks import Ticks
 from ciel.storage.files import FileStore
+from ciel.storage.interface import Verify
 from ciel.storage.shelf import ShelfOptions
+from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import DiskJobs as RealDiskJobs
 from ciel.worker.events import Events
 from ciel.worker.fetch_reports import FetchReports
@@ -80,9 +82,11 @@ class Scene:
         self.machine = WorkerMachine("here:1", "host", 1)
         ticks, events, jobs = Ticks(self.clock), Events(self.clock), DiskJobs()
         master = MasterSession(events)
-        retention = Retention(self.clock, store, self.machine, jobs.turn)
+        retention = Retention(
+            self.clock, store, self.machine, jobs.turn, Checksums(self.clock, store, Verify.FIRST)
+        )
         self.reports = StoreReports(
-            self.clock, ticks, master, store, jobs, lambda: (0, 0.0), pytest.fail
+            self.clock, ticks, master, store, jobs, lambda: (0, 0.0), pytest.fail, "/"
         )
         service: Any = WorkerService
         self.service = service(

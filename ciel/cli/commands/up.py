@@ -29,6 +29,7 @@ from ciel.cli.connection import interrupted
 from ciel.cli.daemons import supervisor
 from ciel.cli.daemons.channels import add_channel_options, channel_switches
 from ciel.cli.daemons.ports import DEFAULT_LISTEN, is_free, who_listens
+from ciel.cli.daemons.stores import add_verify
 from ciel.cli.daemons.timeouts import add_kill_grace, add_worker_limits
 from ciel.cli.jobs.unfinished import may_end, unfinished, unfinished_in
 from ciel.cli.outcome import Status, Terminated, UsageError, say
@@ -122,6 +123,7 @@ def _parser() -> Parser:
         "--fresh", action="store_true",
         help="start empty: remove the jobs and objects of an interrupted cluster",
     )  # fmt: skip
+    add_verify(parser)
     add_worker_limits(parser)
     add_kill_grace(parser)
     add_channel_options(parser)
@@ -222,6 +224,7 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
         "workers": args.workers,
         "slots": args.slots,
         "store": args.store,
+        "verify": args.verify,
         "access": str(path),
         "switches": channel_switches(args),
         "journal_sync": args.journal_sync,

@@ -153,7 +153,8 @@ def _open(config: dict[str, Any], path: Path) -> LocalCluster:
         cluster = LocalCluster(
             workers=config["workers"], slots=config["slots"], store=config["store"],
             listen=config["listen"], directory=directory, identity=key_for_start(path),
-            switches=config["switches"], journal_sync=config["journal_sync"], resumable=True,
+            verify=config["verify"], switches=config["switches"],
+            journal_sync=config["journal_sync"], resumable=True,
             start_timeout_s=_timeout_s(directory), **config["patience"],
         )  # fmt: skip
     except BaseException:

@@ -30,6 +30,7 @@ from ciel.cli.daemons.executors import Executors, load_executors
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool
+from ciel.cli.daemons.stores import add_verify
 from ciel.cli.daemons.timeouts import add_kill_grace
 from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.core.admission import Policy
@@ -49,7 +50,7 @@ from ciel.net.transfers import Transfers
 from ciel.net.transports import Address, Reconnector, listen, parse_address
 from ciel.net.url_policy import UrlPolicy
 from ciel.storage.errors import StorageError
-from ciel.storage.interface import ObjectStore
+from ciel.storage.interface import ObjectStore, Verify
 from ciel.storage.specs import parse_spec
 from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
@@ -60,6 +61,7 @@ from ciel.worker.attempts.launching import Launching
 from ciel.worker.attempts.lifecycle import Lifecycle
 from ciel.worker.attempts.scratch import ScratchPool
 from ciel.worker.attempts.workplace import Workplace
+from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
 from ciel.worker.events import Events
 from ciel.worker.fetch_reports import FetchReports
@@ -145,6 +147,7 @@ def parser() -> argparse.ArgumentParser:
         "control group)",
     )
     _add_storage(add)
+    add_verify(parse)
     add_kill_grace(parse)
     add(
         "--no-delegation",
@@ -220,28 +223,33 @@ class Worker:
         site.serve_as(own, self._id)
 
         machine = self._state = self._machine(own, store, executors)
+        checksums = Checksums(reactor, store, Verify(options.verify))
         callers, events = Callers(launching.environ), Events(reactor)
         master = MasterSession(events)
-        retention = Retention(reactor, store, machine, disk_jobs.turn)
+        retention = Retention(reactor, store, machine, disk_jobs.turn, checksums)
         store_reports = self._keep(
-            StoreReports(reactor, ticks, master, store, disk_jobs, queue, self.fail)
+            StoreReports(
+                reactor, ticks, master, store, disk_jobs, queue, self.fail, str(spool.path)
+            )
         )
         service = WorkerService(
             reactor, ticks, machine, master, store_reports, retention, callers, events,
             partial(self._joined, own), self._refused,
         )  # fmt: skip
         self._closers.append(service.close)
+        checksums.damaged = service.damaged
         fetches = FetchReports(service, master, retention, events)
-        reports = AttemptReports(service, master, fetches, store_reports, events)
+        reports = AttemptReports(service, master, fetches, store_reports, checksums, events)
         attempts, interactive = self._attempts(
             callers, reactor=reactor, ticks=ticks, owner=reports, launching=launching, store=store,
             streams=streams, executors=executors.known, netloc=own, logs=logs, channels=channels,
+            checksums=checksums,
         )  # fmt: skip
         operations = Operations(service, master, interactive, events)
         peer_stores = self._open_peer_stores(store, cluster_id, own, operations, disk_jobs)
         fetcher = Fetcher(
-            reactor, transfers, store, streams, key, fetches, admit=admit, enter=disk_jobs.enter,
-            peer_stores=peer_stores,
+            reactor, transfers, store, streams, key, fetches, checksums=checksums, admit=admit,
+            enter=disk_jobs.enter, peer_stores=peer_stores,
         )  # fmt: skip
         service.carry_out_by(attempts, interactive, fetcher)
 
@@ -252,7 +260,7 @@ class Worker:
         self._closers.append(reconnector.stop)
         self._drain = partial(self._drain_programs, service, reconnector)
         uploads = self._keep(IncomingUploads(reactor, store, own, operations.uploaded, admit))
-        site.serve_objects(store, streams, uploads)
+        site.serve_objects(store, streams, uploads, checksums)
         site.serve_logs(logs, spool.kept)
         controls = self._controls(machine, operations, store, executors, service, reconnector)
         metrics = WorkerMetrics(machine, master, events, reports, fetcher, store, disk_jobs)

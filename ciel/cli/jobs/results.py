@@ -11,7 +11,6 @@ from typing import Any
 from ciel.cli.jobs.live_results import LiveOutput
 from ciel.cli.jobs.queries import chosen_jobs, has_ended
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, say
-from ciel.cli.output.files import whole_file
 from ciel.cli.output.following import WHOLE_ONLY, rest_of
 from ciel.cli.output.printing import (
     JSON_OUTPUT_MAX_BYTES,
@@ -21,6 +20,7 @@ from ciel.cli.output.printing import (
 )
 from ciel.cli.submission.result_files import FAILED
 from ciel.client.client import Client
+from ciel.client.data.files import whole_file
 from ciel.client.errors import ObjectUnreadableError, TaskFailedError, WaitTimeoutError
 from ciel.client.jobs import LOSS_NOTICE_S
 from ciel.client.jobs.failed_output import output_of

@@ -1,4 +1,4 @@
-"""Writes output files, each of which gets its name only when it is complete."""
+"""Opens the files and directories that users name for output."""
 
 from __future__ import annotations
 
@@ -8,25 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from ciel.cli.outcome import UsageError
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to write to, which replaces `path` when the context ends without an error.
-
-    An OSError names `path`.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-        partial.replace(path)
-    except OSError as error:
-        if error.filename in (None, str(partial)):
-            error.filename = str(path)
-        raise
-    finally:
-        partial.unlink(missing_ok=True)
+from ciel.client.data.files import whole_file
 
 
 @contextmanager

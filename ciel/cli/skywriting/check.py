@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ciel.cli.outcome import Status, UsageError, say
-from ciel.cli.output.files import whole_file
 from ciel.cli.output.printing import print_json, print_text, write_output
 from ciel.cli.parsing.options import make_parser
 from ciel.cli.skywriting.source import STANDARD_INPUT, amount, problems_of, read_source
+from ciel.client.data.files import whole_file
 from ciel.execution.report import visible, visible_text
 from ciel.skywriting.errors import Problem, Source, SourceError
 

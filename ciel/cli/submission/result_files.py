@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from ciel.cli.outcome import UsageError
-from ciel.cli.output.files import make_directory, whole_file
+from ciel.cli.output.files import make_directory
 from ciel.cli.submission.elements import Element, has_place, substitute
+from ciel.client.data.files import whole_file
 
 _T = TypeVar("_T")
 FAILED: Final = ".failed"

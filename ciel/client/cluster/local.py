@@ -70,10 +70,11 @@ class LocalCluster(Shown):
 
     If the master has received nothing from a worker for `suspect_after_s`, it suspects the worker,
     and assigns no new tasks to it; after `worker_timeout_s` it declares the worker dead. A program
-    that is stopped has `kill_grace_s` from SIGTERM to SIGKILL. `switches`: further options of all
-    daemons. A worker that ends is restarted, up to three times. Raises ClusterError, with the end
-    of the log of the daemon that did not start. A forked child can neither use the cluster nor
-    disturb it.
+    that is stopped has `kill_grace_s` from SIGTERM to SIGKILL. `verify`: when workers compare a
+    stored object with its checksum: when they `first` read it, `always`, or `never`. `switches`:
+    further options of all daemons. A worker that ends is restarted, up to three times. Raises
+    ClusterError, with the end of the log of the daemon that did not start. A forked child can
+    neither use the cluster nor disturb it.
 
     A master that crashes is restarted, up to five times within 20 s, and continues all jobs from
     its journal. `journal_sync`: when the journal is written to the disk (`SYNC_MODES`). The end of
@@ -97,6 +98,7 @@ class LocalCluster(Shown):
         suspect_after_s: float = SUSPECT_AFTER_S,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
         kill_grace_s: float = KILL_GRACE_S,
+        verify: str = "first",
         switches: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
         journal_sync: str | None = OFF,
@@ -114,7 +116,7 @@ class LocalCluster(Shown):
         self._of_master = [
             "--suspect-after", str(suspect_after_s), "--worker-timeout", str(worker_timeout_s),
         ]  # fmt: skip
-        self._of_workers = ["--kill-grace", str(kill_grace_s)]
+        self._of_workers = ["--kill-grace", str(kill_grace_s), "--verify", verify]
         self._journal_sync = journal_sync
         self._is_resumable = resumable
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]

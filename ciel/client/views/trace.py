@@ -14,9 +14,11 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
+from ciel.client.data.files import whole_file
 from ciel.client.errors import ClientError
 from ciel.core.ids import JobId
 from ciel.python import sessions
@@ -274,14 +276,9 @@ class Trace:
         for client in self._clients():
             self.take(client)
         events, self._events = self._events, before
-        partial = f"{os.fspath(self._path)}.partial"
-        try:
-            with open(partial, "w", encoding="utf-8") as file:
-                file.write("[\n" + ",\n".join([json.dumps(event) for event in events]) + "\n]\n")
-            os.replace(partial, self._path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial)
+        lines = ",\n".join([json.dumps(event) for event in events])
+        with whole_file(Path(self._path)) as file:
+            file.write(f"[\n{lines}\n]\n".encode())
 
     def take(self, client: TracedClient) -> None:
         """Query the master for the attempts of a client's jobs, and add them."""

@@ -28,6 +28,7 @@ from ciel.core.jobs import Job
 from ciel.core.refs import (
     Fixed,
     Reference,
+    Tombstone,
     details_text,
     differs_in_content,
     locations_of,
@@ -232,6 +233,11 @@ class Attempts:
     def _failed(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
         """Retry a task whose attempt failed, or fail the task."""
         assert report.fault is not None
+        if report.fault.reason == "NO_SPACE" and self._may_fit_elsewhere(task, worker):
+            where = f"attempt {task.attempt} found no space on worker {worker.facts.id}"
+            self._context.record(task, f"{where}, and runs elsewhere: {report.fault.text}")
+            self._graph.requeue(task)
+            return
         failed = AttemptFailed(task.spec.id, task.attempt, worker.facts.id, report.fault)
         verdict = self._count(task, failed)
         if isinstance(verdict, Retry):
@@ -270,6 +276,24 @@ class Attempts:
         self._graph.fail(task, reason, details)
         fault = TaskFault(reason, details)
         self._context.journal.append(TaskReported(task.spec.id, task.attempt, (), fault, 0.0))
+
+    def _may_fit_elsewhere(self, task: TaskNode, worker: WorkerNode) -> bool:
+        """Note that a task found no space on a worker; return whether another one may have it."""
+        spec = task.spec
+        full = self._context.retry_states.setdefault(spec.id, RetryState()).full_workers
+        full.add(worker.facts.id)
+        others = [
+            other
+            for other in self._table.by_id.values()
+            if not (other.stores.is_full or other.suspicion or other.facts.id in full)
+        ]
+        may_fit = not self._graph.fixed.location_of(task) and any(
+            other.can_hold(spec.needs) and spec.executor in other.facts.executors
+            for other in others
+        )
+        if not may_fit:
+            full.clear()  # a retry, if the task has any, may run anywhere
+        return may_fit
 
     def _accept(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Accept a report of success: all inputs of the attempt are complete."""
@@ -499,11 +523,15 @@ class Attempts:
     def stored(
         self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
     ) -> None:
-        """Note that a worker stores objects.
+        """Note that a worker stores objects, or (`Tombstone`) does not store them any more.
 
         The object table lists copies of a growing object once its producer has completed it.
         `kept`: the worker stored the objects before it joined. `idle`: no client will name them.
         """
+        gone = [ref.id for ref in refs if type(ref) is Tombstone]
+        for object_id in gone:  # it was damaged
+            lose(self._graph, object_id, worker.facts.netloc)
+        refs = [ref for ref in refs if type(ref) is not Tombstone] if gone else refs
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
         if self._eager.tasks:
             self._cancel_produced_elsewhere(known, None)

@@ -88,7 +88,12 @@ class MasterMachine:
         )
         self.timeline = self.attempts.timeline
         self.dispatcher = Dispatcher(
-            self.graph, context.table, self.attempts.assign, context.fail, context.send
+            self.graph,
+            context.table,
+            context.retry_states,
+            self.attempts.assign,
+            context.fail,
+            context.send,
         )
         self.children = InlineChildren(context, self.attempts, starts_inline=delegates)
         self.membership = Membership(

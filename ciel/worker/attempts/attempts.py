@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from twisted.internet.threads import deferToThread
@@ -9,6 +10,7 @@ from twisted.logger import Logger
 
 from ciel.core.errors import CielError
 from ciel.core.events import TaskFault
+from ciel.core.ids import ObjectId
 from ciel.execution.environment import Callers
 from ciel.execution.executor import Action, BadArgumentsError, Executor, Fail, Talk, Task
 from ciel.wire.descriptors import read_arguments
@@ -39,24 +41,47 @@ class Attempts:
         self._lifecycle = lifecycle
         self._batch = batch
         self._interactive = interactive
-        self._translating: set[Key] = set()  # in a thread
+        self._preparing: set[Key] = set()  # in a thread
 
     def start(self, order: StartAttempt) -> None:
-        """Start an attempt; every error is reported as its fault."""
+        """Verify the inputs of an attempt, and start it; every error is reported as its fault."""
         key, place = (order.spec.id, order.attempt), self._place
         executor = place.executors.get(order.spec.executor)
         if executor is None:  # the master assigns no such task, unless it has a bug
             text = f"worker {place.worker} has no executor {order.spec.executor!r}"
             self._lifecycle.report(key, (), TaskFault("WORKER_FAULT", text), 0.0)
             return
+        waiting = place.checksums.verify(order.inputs)
+        if waiting is None:
+            self._start_verified(order, executor)
+            return
+        self._preparing.add(key)
+
+        def verified(damaged: Iterable[ObjectId]) -> None:
+            if key not in self._preparing:
+                return  # it was cancelled
+            self._preparing.remove(key)
+            lost = {ref.id for ref in order.inputs}.intersection(damaged)
+            if lost:
+                losses = tuple([(object_id, place.netloc) for object_id in sorted(lost)])
+                text = f"on worker {place.worker}: {', '.join(sorted(lost))} was damaged"
+                place.owner.inputs_gone(key, losses, text)
+            else:
+                self._start_verified(order, executor)
+
+        waiting.addCallback(verified)
+        waiting.addErrback(lambda failure: log.failure("a task could not be started", failure))
+
+    def _start_verified(self, order: StartAttempt, executor: Executor) -> None:
+        key = (order.spec.id, order.attempt)
         if len(order.spec.payload) <= _INLINE_MAX_BYTES:
             self._carry_out(order, executor, self._translate(order, executor))
             return
-        self._translating.add(key)
+        self._preparing.add(key)
 
         def translated(done: tuple[Task, Action] | TaskFault) -> None:
-            if key in self._translating:  # else it was cancelled
-                self._translating.remove(key)
+            if key in self._preparing:  # else it was cancelled
+                self._preparing.remove(key)
                 self._carry_out(order, executor, done)
 
         deferred = deferToThread(self._translate, order, executor)
@@ -96,8 +121,8 @@ class Attempts:
 
     def kill(self, key: Key, *, force: bool) -> None:
         """Send SIGTERM, or SIGKILL by `force`, to the program of a cancelled attempt."""
-        if key in self._translating:
-            self._translating.remove(key)
+        if key in self._preparing:
+            self._preparing.remove(key)
             self._lifecycle.report(key, (), CANCELLED, 0.0)
         else:
             self._lifecycle.kill(key, force=force)
@@ -108,7 +133,7 @@ class Attempts:
 
     def close(self) -> None:
         """Forget all attempts; their programs end with the launcher."""
-        self._translating.clear()
+        self._preparing.clear()
         self._lifecycle.close()
         self._interactive.close()
         self._batch.close()

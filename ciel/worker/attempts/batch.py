@@ -15,15 +15,13 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import INLINE_MAX_BYTES, Reference, Stream, Value
 from ciel.execution.executor import Action, Executor, Fail, Finish, Program, ProgramExit, Run, Task
 from ciel.execution.outputs import commit_output
-from ciel.execution.report import command_text, failure_text
+from ciel.execution.report import command_text, failure_text, full_device_text, with_stderr
 from ciel.launch import LaunchSpecError
 from ciel.launch.messages import ProgramExited, ProgramFailed
 from ciel.net.ticks import DelayedCall
 from ciel.storage.errors import (
-    NoSpaceError,
     ObjectConflictError,
     ObjectNotFoundError,
-    ShortOutputError,
     StorageError,
 )
 from ciel.storage.interface import ObjectWriter
@@ -121,6 +119,7 @@ class BatchAttempt:
         self._logged_bytes = 0  # how much of its standard error is in the log of the job
         self._fault: TaskFault | None = None  # why this worker has killed its program
         self._is_cancelled = False
+        self._stderr_tail = ""  # once its program has ended
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ class BatchAttempt:
             losses = ((ObjectId(error.object_id), place.netloc),)
             lifecycle.lose_inputs(self, losses, f"on worker {place.worker}: {error}")
         except (StorageError, LaunchSpecError, OSError) as error:
-            fault = preparation_fault(place.worker, error)
+            fault = preparation_fault(place.worker, error, place.device)
             if self._launch_id is None:
                 lifecycle.fail(self, fault, 0.0, keeps_files=False)
             else:  # the program is reported as failed when it has ended
@@ -266,17 +265,17 @@ class BatchAttempt:
             return
         run_s = event.wall_s
         self.exit_status = os.waitstatus_to_exitcode(event.status)
+        tail = files.scratch.stderr_tail() if files.scratch.stderr_size() else ""
+        self._stderr_tail = tail
+        if tail:
+            self._log_stderr(to_the_end=True)
         fault = self._fault
-        if fault is not None and fault.reason == "NO_SPACE":  # there is no space for its files, too
-            if not self._run_again_on_disk():
-                self._fail(fault, run_s, keeps_files=False)
+        if fault is not None and fault.reason == "NO_SPACE":
+            self._fail_for_space(fault, run_s)
             return
         if fault is None and (problem := files.input_problem):
             self._fail(TaskFault("WORKER_FAULT", problem), run_s, keeps_files=False)
             return
-        tail = files.scratch.stderr_tail() if files.scratch.stderr_size() else ""
-        if tail:
-            self._log_stderr(to_the_end=True)
         if files.trace is not None:
             line = f"trace_io: {files.trace.text}"
             self._place.log(self.task.spec, self.key[1], line, is_stderr=True)
@@ -300,7 +299,14 @@ class BatchAttempt:
         if isinstance(action, Finish):
             self.publish(action, run_s)
         elif isinstance(action, Fail):
-            if files.may_lack_output and self._run_again_on_disk():
+            place = self._place
+            if not self._is_cancelled and (files.may_lack_output or place.lacks_room):
+                what = failure_text(action.details, worker, files.argv, "")
+                text = f"{what}, and {place.device} of its work directory is full"
+                if files.may_lack_output:
+                    device, written_bytes = place.store_device, files.written_bytes
+                    text = f"{what}; {full_device_text(worker, (), device, written_bytes)}"
+                self._fail_for_space(TaskFault("NO_SPACE", text), run_s, program_exit)
                 return
             why = "" if self._is_cancelled else whose_signal(program_exit.signal_number)
             text = failure_text(action.details, worker, files.argv, tail, why)
@@ -319,9 +325,11 @@ class BatchAttempt:
             for number, content in finish.contents.items():
                 published.append(self._put(number, content))
         except StorageError as error:
-            lacks_room = isinstance(error, ShortOutputError | NoSpaceError)
-            if not (lacks_room and self._run_again_on_disk()):
-                fault = storing_fault(self._place.worker, self.argv, error)
+            place = self._place
+            fault = storing_fault(place.worker, self.argv, error, place.store_device)
+            if fault.reason == "NO_SPACE":
+                self._fail_for_space(fault, run_s)
+            else:
                 self._fail(fault, run_s, keeps_files=False)
             return
         for child in finish.children:
@@ -365,8 +373,15 @@ class BatchAttempt:
             self._place.streams.break_off(growing, why)
         self._lifecycle.fail(self, fault, run_s, keeps_files=keeps_files)
 
-    def _run_again_on_disk(self) -> bool:
-        return self._lifecycle.run_again_on_disk(self, command_text(self.argv))
+    def _fail_for_space(
+        self, fault: TaskFault, run_s: float, program_exit: ProgramExit | None = None
+    ) -> None:
+        """Run the attempt again on disk, or fail it; there is no space for its files, either."""
+        if self._lifecycle.run_again_on_disk(self, command_text(self.argv)):
+            return
+        text = with_stderr(fault.text, self._stderr_tail)
+        details = text if program_exit is None else {"text": text, **ending(program_exit)}
+        self._fail(TaskFault("NO_SPACE", details), run_s, keeps_files=False)
 
     # --- cleaning up ------------------------------------------------------------------------------
 

@@ -44,11 +44,15 @@ def executor_fault(executor: Executor, error: Exception) -> TaskFault:
     return TaskFault("EXECUTOR_FAULT", f"executor {executor.name} raised {error!r}")
 
 
-def preparation_fault(worker: str, error: Exception) -> TaskFault:
-    """Return the fault if the worker could not prepare what a program needs."""
-    reason = "NO_SPACE" if is_full(error) else "WORKER_FAULT"
-    advice = open_files_advice(error)
-    return TaskFault(reason, f"worker {worker} could not start it: {error}{advice}")
+def preparation_fault(worker: str, error: Exception, device: str) -> TaskFault:
+    """Return the fault if the worker could not prepare what a program needs.
+
+    `device`: describes the device of the work directory.
+    """
+    text = f"worker {worker} could not start it: {error}{open_files_advice(error)}"
+    if is_full(error):
+        return TaskFault("NO_SPACE", f"{text}; its work directory is on {device}")
+    return TaskFault("WORKER_FAULT", text)
 
 
 def serving_fault(worker: str, error: OSError) -> TaskFault:
@@ -88,26 +92,32 @@ def directory_text(worker: str, cwd: str, number: int) -> str:
     )
 
 
-def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> TaskFault:
-    """Return the fault if the store could not commit what a program wrote."""
+def storing_fault(
+    worker: str, argv: Sequence[str], error: StorageError, device: str = ""
+) -> TaskFault:
+    """Return the fault if the store could not commit what a program wrote.
+
+    `device`: describes the device of the store.
+    """
     if isinstance(error, NoSpaceError):
         return TaskFault("NO_SPACE", no_room_text(worker, argv, error))
     if isinstance(error, ShortOutputError):
-        return TaskFault("NO_SPACE", full_device_text(worker, argv))
+        text = full_device_text(worker, argv, device, error.size_bytes)
+        return TaskFault("NO_SPACE", text)
     if isinstance(error, CorruptObjectError) and error.code == "output":  # by its program
         text = f"the output of {command_text(argv)} on worker {worker} is lost: {error.detail}"
         return TaskFault("RUNTIME_EXCEPTION", text)
     return TaskFault("WORKER_FAULT", f"worker {worker} could not store its output: {error}")
 
 
-def lacking_fault(worker: str, fault: TaskFault) -> TaskFault:
+def lacking_fault(worker: str, fault: TaskFault, device: str = "") -> TaskFault:
     """Replace the fault of a program whose output may not have fit into the store.
 
     The result blames the store. Faults that are not the program's own stay.
     """
     if fault.reason not in ("RUNTIME_EXCEPTION", "RUNTIME_ERROR", "RAISED"):
         return fault
-    text = f"{details_text(fault.details)}\n{full_device_text(worker, ())}"
+    text = f"{details_text(fault.details)}\n{full_device_text(worker, (), device)}"
     return TaskFault("NO_SPACE", text)
 
 

@@ -69,7 +69,9 @@ class Lifecycle:
         """Stop an attempt that has written more than there is room for."""
         attempt = self._running.get(key)
         if attempt is not None:
-            attempt.stop(storing_fault(self.place.worker, attempt.argv, error))
+            place = self.place
+            fault = storing_fault(place.worker, attempt.argv, error, place.store_device)
+            attempt.stop(fault)
 
     def _exceeded(self, key: Key, used_bytes: int) -> None:
         """Stop an attempt whose program has taken more memory than it may."""

@@ -78,7 +78,7 @@ class ProgramFiles:
             lines = "".join([f"{self._path(item)}\n" for item in items])
             env[name] = scratch.write_input(lines.encode())
         stdin = self._stdin()
-        stdout, stderr = File(scratch.stderr_path, append=True), File(scratch.stderr_path)
+        stdout = stderr = File(scratch.stderr_path, append=True)
         if program.stdout is not None:
             stdout = File(self._output_path(program.stdout))
         self._prefer()
@@ -206,6 +206,11 @@ class ProgramFiles:
     def may_lack_output(self) -> bool:
         """Whether the store may have refused room for the program's output."""
         return any(writer.may_be_short for writer in self.writers.values())
+
+    @property
+    def written_bytes(self) -> int:
+        """How much the program has written to its outputs."""
+        return sum([writer.size_bytes for writer in self.writers.values()])
 
     def delete_changed_inputs(self) -> list[str]:
         """Delete the inputs that were changed since the program started; return their names."""

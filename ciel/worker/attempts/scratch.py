@@ -27,6 +27,7 @@ from pathlib import Path
 
 from ciel.execution.report import STDERR_TAIL_BYTES, printed_text, tail_text
 from ciel.storage import leases
+from ciel.storage.space import reserve_blocks
 from ciel.storage.trees import move_tree, remove_tree
 
 _PRIVATE_DIRECTORY = stat.S_IFDIR | 0o700
@@ -43,7 +44,7 @@ class ScratchPool:
     """The scratch directories of a worker. Unused ones are handed out again."""
 
     def __init__(self, spool: Path) -> None:
-        self._spool = spool
+        self.spool = str(spool)
         self._spare: list[Scratch] = []
         self._made = 0
         (spool / "scratch").mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,7 +60,7 @@ class ScratchPool:
             scratch.begin()
             return scratch
         self._made += 1
-        return Scratch(self._spool, f"{self._life}/{self._made}")
+        return Scratch(self.spool, f"{self._life}/{self._made}")
 
     def take_back(self, scratch: Scratch) -> bool:
         """Keep an unused directory for another attempt; False if the caller must remove it."""
@@ -82,7 +83,7 @@ class ScratchPool:
 class Scratch:
     """The private files of one attempt, created here; `remove` or `keep` ends their life."""
 
-    def __init__(self, spool: Path, name: str) -> None:
+    def __init__(self, spool: str | Path, name: str) -> None:
         self._base = f"{spool}/scratch/{name}"
         self.path = f"{self._base}/"
         self.stderr_path = f"{self._base}.stderr"
@@ -91,6 +92,21 @@ class Scratch:
         self._input_count = 0
         self._stderr_bytes: int | None = None  # not known while a program runs
         os.mkdir(self._base, 0o700)
+        self._reserve_stderr()
+
+    def _reserve_stderr(self) -> None:
+        """Reserve the blocks for what a failure shows of standard error.
+
+        So the program can still say why it failed if it has filled the disk. A launcher that opens
+        the file must not truncate it. Without room for that the program is started nevertheless.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with suppress(OSError):
+            fd = os.open(self.stderr_path, flags, 0o600)
+            try:
+                reserve_blocks(fd, STDERR_TAIL_BYTES, keep_size=True)
+            finally:
+                os.close(fd)
 
     def begin(self) -> None:
         """Prepare for another attempt."""

@@ -15,13 +15,15 @@ from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Sweetheart
 from ciel.core.tasks import TaskSpec
 from ciel.execution.executor import Child, Executor
 from ciel.execution.kept import KeptAttempts
-from ciel.execution.report import logged_name
+from ciel.execution.report import device_text, logged_name
 from ciel.net.channels import Channels
 from ciel.net.ticks import Ticks
 from ciel.storage.errors import ChangedObjectError, ObjectNotFoundError
 from ciel.storage.interface import Fingerprint, ObjectReader, ObjectStore
+from ciel.storage.space import lacks_room
 from ciel.worker.attempts.launching import Launching
 from ciel.worker.attempts.scratch import ScratchPool
+from ciel.worker.checksums import Checksums
 from ciel.worker.interactive.attached import AttachedProcess
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key
@@ -101,6 +103,7 @@ class Workplace:
     executors: Mapping[str, Executor]
     launching: Launching
     store: ObjectStore
+    checksums: Checksums
     streams: Streams
     scratch: ScratchPool
     kept: KeptAttempts
@@ -117,6 +120,22 @@ class Workplace:
     @property
     def here(self) -> frozenset[str]:
         return frozenset((self.netloc,))
+
+    @property
+    def device(self) -> str:
+        """Describe the device of the work directory, for messages."""
+        return device_text(self.scratch.spool)
+
+    @property
+    def store_device(self) -> str:
+        """Describe the device on which programs write outputs; empty if that is not one place."""
+        directories = self.store.directories
+        return device_text(directories[0]) if len(directories) == 1 else ""
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether the device of the work directory is full."""
+        return lacks_room(self.scratch.spool)
 
     def open(self, object_id: ObjectId, ref: Reference | None) -> ObjectReader:
         """Open an input with a known reference; raises StorageError.

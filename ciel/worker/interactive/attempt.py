@@ -259,6 +259,18 @@ class InteractiveAttempt(Attempt):
         self._wait(growing, float("inf"), ended)
 
     def _open_stored(self, ref: Reference, then: Callable[[str], None], fetches_left: int) -> None:
+        is_verified = self._outer is None and ref.id in self.task.inputs  # see `Attempts.start`
+        is_verified = is_verified or ref.id in self._readers
+        waiting = None if is_verified else self._place.checksums.verify((ref,))
+        if waiting is None or waiting.called:
+            self._open_verified(ref, then, fetches_left)
+        else:
+            go_on = self._late(lambda _: self._open_verified(ref, then, fetches_left))
+            waiting.addCallback(go_on)
+
+    def _open_verified(
+        self, ref: Reference, then: Callable[[str], None], fetches_left: int
+    ) -> None:
         reader = self._readers.get(ref.id)
         if reader is None:
             try:

@@ -237,7 +237,7 @@ class Process:
         try:
             step()
         except StorageError as error:
-            self._fail(storing_fault(self._place.worker, self.argv, error))
+            self._fail(self._storing_fault(error))
         except (CielError, WireError) as error:
             self._fail(TaskFault("RUNTIME_ERROR", str(error)))
         except OSError as error:
@@ -263,6 +263,10 @@ class Process:
         ended = None if fault is None else TaskFault(*fault)
         self._place.owner.inline_child_ended(inner.key, published, ended, run_s)
 
+    def _storing_fault(self, error: StorageError) -> TaskFault:
+        place = self._place
+        return storing_fault(place.worker, self.argv, error, place.store_device)
+
     def _check_end(self, attempt: InteractiveAttempt) -> None:
         """Check whether the task has come to its end."""
         if attempt.lost is not None:
@@ -285,10 +289,10 @@ class Process:
             else:
                 attempt.roll_back_outputs()
         except StorageError as error:
-            self._fail(storing_fault(self._place.worker, self.argv, error))
+            self._fail(self._storing_fault(error))
             return
         if fault is not None and attempt.outputs.may_have_lacked_space:
-            fault = lacking_fault(self._place.worker, fault)
+            fault = lacking_fault(self._place.worker, fault, self._place.store_device)
         self._verdict, published = fault, attempt.outputs.published.values()
         self._published = tuple(published) if fault is None else ()
         self._run_s = self._place.reactor.seconds() - attempt.started_s
@@ -426,7 +430,7 @@ class Process:
         worker = self._place.worker
         run_s = self._place.reactor.seconds() - attempt.started_s
         if attempt.outputs.may_have_lacked_space:
-            fault = lacking_fault(worker, fault)
+            fault = lacking_fault(worker, fault, self._place.store_device)
         if self._run_again_on_disk(attempt, fault):
             return
         has_run = not isinstance(self.end, ProgramFailed)

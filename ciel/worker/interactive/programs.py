@@ -90,7 +90,7 @@ class InteractivePrograms:
             place.owner.inputs_gone(attempt.key, losses, f"on worker {place.worker}: {error}")
             return None
         except (StorageError, LaunchSpecError, OSError) as error:
-            fault = preparation_fault(place.worker, error)
+            fault = preparation_fault(place.worker, error, place.device)
             self._lifecycle.report(attempt.key, (), fault, 0.0)
             return None
         self._processes[process.number] = process

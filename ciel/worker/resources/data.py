@@ -9,15 +9,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 from twisted.web.server import NOT_DONE_YET
 
 from ciel.access.keys import Role
-from ciel.core.errors import InvalidIdError
-from ciel.core.ids import check_id
+from ciel.core.errors import CielError, InvalidIdError
+from ciel.core.ids import ObjectId, check_id
+from ciel.core.refs import Concrete
 from ciel.launch.limits import open_files_advice
 from ciel.net.errors import HttpError
 from ciel.net.http import Answer, Request, Route
@@ -32,6 +33,7 @@ from ciel.storage.errors import (
 )
 from ciel.storage.interface import ObjectReader, ObjectStore
 from ciel.wire.files import FILE_HEADER, file_identity
+from ciel.worker.checksums import Checksums
 from ciel.worker.streams.growing import Growing, Streams
 from ciel.worker.transfer.sending import GrowingSending, Read, Sending, read_file
 
@@ -41,6 +43,10 @@ PRODUCER_PREFIX: Final = ".producer:"
 """The original CIEL's prefix for the file of an object that is still being written."""
 
 LEFT_OUT_HEADER: Final = "Ciel-Left-Out"
+
+VERIFIED_MAX_BYTES: Final = 1 << 30
+"""Larger objects are sent at once: to read one from a slow disk takes longer than the receiver
+waits for the first byte."""
 
 _BLOCK = struct.Struct(">120pQ")
 _BLOCK_NAME_MAX_BYTES = 119
@@ -110,11 +116,36 @@ class Data(Route):
 
     needs_role = Role.READ
 
-    def __init__(self, store: ObjectStore, streams: Streams) -> None:
+    def __init__(self, store: ObjectStore, streams: Streams, checksums: Checksums) -> None:
         self._store = store
         self._streams = streams
+        self._checksums = checksums
 
     def render_GET(self, request: Request) -> Answer:
+        return self._verified(request, self._get)
+
+    def render_HEAD(self, request: Request) -> Answer:
+        return self._verified(request, self._head)
+
+    def _verified(self, request: Request, answer: Callable[[Request], Answer]) -> Answer:
+        """Answer a request once its object, if it is here, is verified.
+
+        Workers compare what they receive with `Ciel-Checksum` themselves.
+        """
+        try:
+            info = self._store.stat(check_id(request.params["id"]))
+        except CielError:
+            info = None  # `answer` says why
+        is_sent = request.method == b"GET" and info is not None
+        if info is None or (is_sent and info.size_bytes > VERIFIED_MAX_BYTES):
+            return answer(request)
+        ref = Concrete(ObjectId(info.object_id), info.size_bytes, frozenset())
+        waiting = self._checksums.verify((ref,))
+        if waiting is None or waiting.called:
+            return answer(request)
+        return cast(Answer, waiting.addCallback(lambda _: answer(request)))
+
+    def _get(self, request: Request) -> Answer:
         found = self._find(request)
         if isinstance(found, Growing):
             return self._follow(request, found)
@@ -136,7 +167,7 @@ class Data(Route):
         Sending(request, found.read, start, end, found.close)
         return NOT_DONE_YET
 
-    def render_HEAD(self, request: Request) -> Answer:
+    def _head(self, request: Request) -> Answer:
         found = self._find(request)
         if isinstance(found, Growing):
             self._describe(request, None)

@@ -16,6 +16,7 @@ from ciel.net.errors import HttpError
 from ciel.net.exposition import Metrics
 from ciel.net.http import Answer, Request, Route, Routes, SecureSite
 from ciel.storage.interface import ObjectStore
+from ciel.worker.checksums import Checksums
 from ciel.worker.logs import CHUNK_BYTES, JobLogs
 from ciel.worker.metrics import Counts, WorkerMetrics
 from ciel.worker.resources.control import Controls, add_controls
@@ -131,9 +132,11 @@ class WorkerSite:
         self._authorisation.serve_as(netloc)
         self._health.worker = worker
 
-    def serve_objects(self, store: ObjectStore, streams: Streams, uploads: IncomingUploads) -> None:
+    def serve_objects(
+        self, store: ObjectStore, streams: Streams, uploads: IncomingUploads, checksums: Checksums
+    ) -> None:
         """Serve objects, and accept uploads."""
-        data = Data(store, streams)
+        data = Data(store, streams, checksums)
         self.routes.add("/data/{id}", data)
         add_uploads(self.routes, uploads, data, BlockList(store))
 

@@ -43,6 +43,7 @@ from ciel.core.refs import (
     Reference,
     Stream,
     Sweetheart,
+    Tombstone,
     Value,
     locations_of,
 )
@@ -559,6 +560,12 @@ class WorkerMachine:
     def dropped(self, object_id: ObjectId) -> None:
         """Note that the store has deleted an object because it was full."""
         self._stored.pop(object_id, None)
+
+    def damaged(self, object_id: ObjectId) -> None:
+        """Report that an object was deleted, since it was damaged."""
+        if object_id in self._stored:
+            del self._stored[object_id]
+            self._report(ObjectsStored((Tombstone(object_id, self._here),)))
 
     def preferred(self, ref: Sweetheart) -> None:
         """Report that readers of an object should run here (a `Sweetheart` reference)."""

@@ -8,7 +8,7 @@ tasks can read it meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from io import BytesIO
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ from ciel.storage.errors import CorruptObjectError, ObjectConflictError, Storage
 from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
 from ciel.storage.sharing import PeerObject, copy_in, link
 from ciel.worker.attempts.faults import is_full
+from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.state.orders import FetchObject
 from ciel.worker.streams.growing import Growing, Streams
@@ -120,6 +121,7 @@ class Fetcher:
         key: Key,
         owner: FetcherOwner,
         *,
+        checksums: Checksums,
         admit: Admit = at_once,
         enter: Enter | None = None,
         peer_stores: PeerStores | None = None,
@@ -136,6 +138,7 @@ class Fetcher:
         self._transfers = transfers
         self._store = store
         self._key = key.derive(Role.WORKER) or key
+        self._checksums = checksums
         self._admit = admit
         self._enter = enter
         self._peer_stores = peer_stores
@@ -260,6 +263,7 @@ class Fetcher:
                 raise PlanFailedError(f"it has {found.size_bytes} bytes, not {expected}")
             if (yield deferToThread(link, self._store, ref.id, found)) is not None:
                 self.counts.linked += 1
+                yield from self._verify_link(ref.id, found)
             else:
                 yield self._copy_file(ref.id, found)
         except (StorageError, CancelledError, PlanFailedError) as error:
@@ -269,6 +273,16 @@ class Fetcher:
             raise PlanFailedError(reason, lacks_room=is_full(error), is_stale=is_stale) from None
         self.owner.copied(netloc, found.size_bytes, time.monotonic() - begun_s)
         return found.size_bytes
+
+    def _verify_link(self, object_id: ObjectId, found: PeerObject) -> Iterator[Any]:
+        """Verify an object that this store shares with a peer store; raises PlanFailedError.
+
+        If it is damaged, the request by HTTP that follows makes the peer notice the damage, too.
+        """
+        ref = Concrete(object_id, found.size_bytes, frozenset())
+        damaged = yield self._checksums.verify((ref,))
+        if object_id in (damaged or ()):
+            raise PlanFailedError("its file is damaged")
 
     @inlineCallbacks
     def _copy_file(self, object_id: ObjectId, found: PeerObject) -> Any:

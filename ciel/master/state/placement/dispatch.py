@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 from ciel.core.events import CopyTimed, MeetWorkers, Message, Neighbour, RecallTasks
@@ -15,6 +15,7 @@ from ciel.core.ids import TaskId
 from ciel.core.jobs import Job
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Fixed, locations_of
+from ciel.core.retries import RetryState
 from ciel.core.scheduling import DEFAULT_SCHEDULING, LOCALITY, SWEETHEART_FACTOR
 from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN
 from ciel.master.state.placement.random_placement import draw
@@ -54,10 +55,17 @@ class Dispatcher:
     """
 
     def __init__(
-        self, graph: TaskGraph, table: WorkerTable, assign: Assign, refuse: Refuse, send: Send
+        self,
+        graph: TaskGraph,
+        table: WorkerTable,
+        retry_states: Mapping[str, RetryState],
+        assign: Assign,
+        refuse: Refuse,
+        send: Send,
     ) -> None:
         self._graph = graph
         self._table = table
+        self._retry_states = retry_states
         self._assign = assign
         self._refuse = refuse
         self._send = send
@@ -72,6 +80,7 @@ class Dispatcher:
         self.memory_queue = ReadyQueue(graph)  # tasks that need memory
         self._skipped: list[TaskNode] = []  # tasks of `memory_queue` without memory, in this tick
         self._blocked: set[WorkerNode] = set()  # workers whose memory a skipped task waits for
+        self._has_full = False  # the disk of a worker is full
         self._has_spare = False  # a worker had room at the end of the tick
         self.is_cut_short = False  # the tick ended early because of stale queue entries
         self._stale = 0  # the number of stale entries in this tick
@@ -171,6 +180,7 @@ class Dispatcher:
         priority = ready.priority if has_parked or self.memory_queue else PRIORITY_MIN
         if has_parked:
             self._serve_parked(priority)
+        self._has_full = any(worker.stores.is_full for worker in self.workers.values())
         having_room = [worker for worker in self.workers.values() if worker.has_room]
         roomy = deque(sorted(having_room, key=lambda worker: worker.load))
         if self.memory_queue:
@@ -237,6 +247,7 @@ class Dispatcher:
         spec = task.spec
         needs = spec.needs
         is_plain = needs is DEFAULT_NEEDS or (needs.slots == 1 and not needs.memory_bytes)
+        is_plain = is_plain and not self._has_full and spec.id not in self._retry_states
         if is_plain and not spec.inputs and spec.executor in self._everywhere:
             if task.job.spec.scheduling is DEFAULT_SCHEDULING:
                 roomy.rotate(-1)
@@ -335,7 +346,7 @@ class Dispatcher:
             worker.bound.append(task)
             self._waited_for[worker] = None
 
-    def _able(self, task: TaskNode) -> list[WorkerNode]:
+    def _able(self, task: TaskNode) -> Sequence[WorkerNode]:
         """Return the workers that could run a task if they were idle; if none could, fail it."""
         spec = task.spec
         offering = [w for w in self.workers.values() if spec.executor in w.facts.executors]
@@ -351,7 +362,15 @@ class Dispatcher:
             self._refuse_as_too_large(task, offering)
         if self._table.suspects:
             able = [worker for worker in able if not worker.suspicion] or able
-        return able
+        return self._having_space(task, able) or able
+
+    def _having_space(self, task: TaskNode, workers: Sequence[WorkerNode]) -> Sequence[WorkerNode]:
+        """Return the workers that may have space on their disks for what a task writes."""
+        retry_state = self._retry_states.get(task.spec.id)
+        if retry_state is None and not self._has_full:
+            return workers
+        full = () if retry_state is None else retry_state.full_workers
+        return [w for w in workers if not w.stores.is_full and w.facts.id not in full]
 
     def _refuse_as_too_large(self, task: TaskNode, offering: Sequence[WorkerNode]) -> None:
         needs = task.spec.needs
@@ -426,6 +445,7 @@ class Dispatcher:
                     continue
                 needs = task.spec.needs
                 able = task.spec.executor in worker.facts.executors and worker.can_hold(needs)
+                able = able and bool(self._having_space(task, (worker,)))
                 if not (able and worker.has_memory(needs)) or not (
                     is_idle or (worker.has_free(needs) and self._is_cheaper(task, worker, victim))
                 ):
@@ -451,7 +471,8 @@ class Dispatcher:
         idle = [
             worker
             for worker in self.workers.values()
-            if worker.slots_used < worker.facts.slots and not worker.parked and not worker.suspicion
+            if worker.slots_used < worker.facts.slots
+            and not (worker.parked or worker.suspicion or worker.stores.is_full)
         ]
         room = sum(w.credit.limit - w.slots_used for w in idle)
         for worker in self.workers.values() if idle else ():

@@ -28,7 +28,7 @@ def worker_table() -> Routes:
     """Return the routes of a worker, without running one."""
     nothing: Any = None
     site = WorkerSite(Clock(), Key.new())
-    site.serve_objects(nothing, nothing, nothing)
+    site.serve_objects(nothing, nothing, nothing, nothing)
     site.serve_logs(nothing, nothing)
     controls = Controls(*[nothing for _ in Controls._fields])
     metrics = WorkerMetrics(nothing, nothing, nothing, nothing, nothing, nothing, nothing)

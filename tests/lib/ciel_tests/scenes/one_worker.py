@@ -30,7 +30,7 @@ from ciel.execution.environment import Callers
 from ciel.execution.executor import Executor
 from ciel.execution.kept import KeptAttempts
 from ciel.net.ticks import Ticks
-from ciel.storage.interface import ObjectStore
+from ciel.storage.interface import ObjectStore, Verify
 from ciel.testing.builders import JOB, stored
 from ciel.testing.homes import wait_for
 from ciel.wire.descriptors import make_task
@@ -41,6 +41,7 @@ from ciel.worker.attempts.launching import Launching
 from ciel.worker.attempts.lifecycle import Lifecycle
 from ciel.worker.attempts.scratch import ScratchPool
 from ciel.worker.attempts.workplace import Workplace
+from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import DiskJobs
 from ciel.worker.events import Events
 from ciel.worker.fetch_reports import FetchReports
@@ -104,21 +105,32 @@ class OneWorker:
         events, callers = Events(reactor), Callers(environ)
         self.master = MasterSession(events)
         disk_jobs = DiskJobs(reactor, Policy.from_text("off"))
-        retention = Retention(reactor, store, self.machine, disk_jobs.turn)
+        checksums = Checksums(reactor, store, Verify.FIRST)
+        retention = Retention(reactor, store, self.machine, disk_jobs.turn, checksums)
         self.store_reports = StoreReports(
-            reactor, ticks, self.master, store, disk_jobs, lambda: (0, 0.0), lambda reason: None
+            reactor,
+            ticks,
+            self.master,
+            store,
+            disk_jobs,
+            lambda: (0, 0.0),
+            lambda reason: None,
+            str(path),
         )
         self.service = WorkerService(
             reactor, ticks, self.machine, self.master, self.store_reports, retention, callers,
             events, lambda: None, lambda error: None,
         )  # fmt: skip
         self.fetches = FetchReports(self.service, self.master, retention, events)
-        owner = AttemptReports(self.service, self.master, self.fetches, self.store_reports, events)
+        checksums.damaged = self.service.damaged
+        owner = AttemptReports(
+            self.service, self.master, self.fetches, self.store_reports, checksums, events
+        )
         place = Workplace(
             reactor=reactor, ticks=ticks, owner=owner, launching=self.launching,
             store=store, streams=self.streams, executors=executors, worker="w1", netloc=HERE,
             scratch=ScratchPool(path / "spool"), kept=KeptAttempts(path / "kept"),
-            logs=JobLogs(reactor, path), channels=None,
+            logs=JobLogs(reactor, path), channels=None, checksums=checksums,
         )  # fmt: skip
         lifecycle = Lifecycle(place)
         self.interactive = InteractivePrograms(lifecycle, patience)
