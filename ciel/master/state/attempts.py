@@ -464,6 +464,14 @@ class Attempts:
         self.stop(task)
         self._graph.requeue(task)
 
+    def hand_over(self, worker: WorkerNode, why: str) -> None:
+        """Stop all attempts on a worker; their tasks run again."""
+        held = [task for task, (holder, _) in self.held_reports.items() if holder is worker]
+        for task in dict.fromkeys([*worker.assigned.values(), *held]):
+            if task.state is ASSIGNED and task.worker == worker.facts.id:
+                self.restart(task, f"{why} during attempt {task.attempt}: the task runs again")
+                self._drop_held_report(task)
+
     def cancel(self, task: TaskNode, reason: str) -> None:
         """Cancel a task, and fail the tasks that need it; its job continues.
 
