@@ -441,6 +441,14 @@ class MasterStarted(NamedTuple):
     software: str
 
 
+class JobNoted(NamedTuple):
+    """A line of the history of a job; `at_s`: seconds since the epoch."""
+
+    job: JobId
+    at_s: float
+    text: str
+
+
 class WorkerSeen(NamedTuple):
     """A worker has joined, at an address."""
 
@@ -507,7 +515,9 @@ FromWorker = (
     | DiskQueued | CopyTimed | StoresReported | AttemptsKept | StoreListed | Change | Received
     | Heartbeat
 )  # fmt: skip
-InJournal = MasterStarted | WorkerSeen | WorkerLeft | AttemptFailed | JournalCompacted
+InJournal = (
+    MasterStarted | JobNoted | WorkerSeen | WorkerLeft | AttemptFailed | JournalCompacted
+)  # fmt: skip
 Message = FromClient | ToClient | ToWorker | FromWorker | InJournal
 
 HEARTBEAT_INTERVAL_S = 1.0

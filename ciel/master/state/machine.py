@@ -38,7 +38,7 @@ from ciel.core.events import (
 )
 from ciel.core.graph.early_outputs import open_streams
 from ciel.core.graph.nodes import TaskNode
-from ciel.core.graph.task_history import TaskHistory
+from ciel.core.history import History
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobSpec
 from ciel.core.retries import RetryState, not_before_s
@@ -78,9 +78,8 @@ class MasterMachine:
         context = self.context = Context()
         self.graph = context.graph
         self.workers: Mapping[str, WorkerNode] = context.table.by_id
-        self.histories: Mapping[str, TaskHistory] = context.histories
+        self.histories: Mapping[str, History] = context.histories
         self.retry_states: Mapping[str, RetryState] = context.retry_states
-        self.epoch_s = 0.0  # this machine's time plus this is the time since the epoch
         self.kept: dict[ObjectId, Kept] = {}  # objects that stay when their jobs are removed
         self.bulk = BulkOperations(self.graph)
         self.cancellations = Cancellations(context)
@@ -121,6 +120,15 @@ class MasterMachine:
     @property
     def outbox(self) -> list[tuple[str, Message]]:
         return self.context.outbox
+
+    @property
+    def epoch_s(self) -> float:
+        """This machine's time plus this is the time since the epoch."""
+        return self.context.epoch_s
+
+    @epoch_s.setter
+    def epoch_s(self, epoch_s: float) -> None:
+        self.context.epoch_s = epoch_s
 
     @property
     def journal(self) -> list[Message]:

@@ -218,6 +218,7 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
         "open": found.open,
         "first_task": history.first_task(found),
         "ran_on": history.ran_on(found),
+        "history": history.of_job(machine, found),
         "tasks": tasks(machine, {"job": found.spec.id, "limit": TASKS_OF_JOB_MAX})["tasks"],
     }
 
