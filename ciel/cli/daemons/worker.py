@@ -195,6 +195,7 @@ class Worker:
         self._url = ""
         self._state: WorkerMachine | None = None
         self.dump: Callable[[str], Path | None] = lambda reason: None
+        self.successor: list[str] = []
         self.failure = ""
         self.status = 0
 
