@@ -86,11 +86,11 @@ class Ask(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Change a job, task or object of any client.
+    """Change a worker, or a job, task or object of any client.
 
-    Clients `remove` or `retry` a job, `cancel_task` or `retry_task`, and `keep` or `discard` an
-    object. Workers `attach` a process to a new job, or `fail` a job. An `Answer` with the same
-    number replies, except to `LEAVE`, by which a worker ends its session.
+    Clients `remove` or `retry` a job, `cancel_task` or `retry_task`, `keep` or `discard` an object,
+    and `drain` a worker. Workers `attach` a process to a new job, or `fail` a job. An `Answer` with
+    the same number replies, except to `LEAVE`, by which a worker ends its session.
     """
 
     number: int
@@ -219,6 +219,29 @@ class DropObjects(NamedTuple):
 
     objects: tuple[ObjectId, ...]
     unless_complete: bool = False
+
+
+class CopyObjects(NamedTuple):
+    """Copy objects to this worker's store, which must not drop them when it is full.
+
+    The worker replies with `ObjectsStored` or `NotCopied`, also for objects that it has already.
+    """
+
+    refs: tuple[Reference, ...]
+
+
+class DrainWorker(NamedTuple):
+    """Start no children locally any more: the worker is to leave.
+
+    It says so if it joins again, with the rest of `timeout_s`: after this time, other workers run
+    its tasks. None: there is no limit.
+    """
+
+    timeout_s: float | None
+
+
+class DismissWorker(NamedTuple):
+    """Leave, and end: the worker was drained, and no task or job needs it any more."""
 
 
 class Neighbour(NamedTuple):
@@ -365,6 +388,18 @@ class InputsLost(NamedTuple):
     lacks_room: bool = False
 
 
+class NotCopied(NamedTuple):
+    """An object could not be copied to this worker, see `CopyObjects`.
+
+    `missing_at`: the locations that do not have it. `lacks_room`: it does not fit into the store.
+    """
+
+    object: ObjectId
+    missing_at: tuple[str, ...]
+    details: str
+    lacks_room: bool
+
+
 class DiskQueued(NamedTuple):
     """The length of the queue at the disk of this worker's store.
 
@@ -404,6 +439,14 @@ class MasterStarted(NamedTuple):
 
     epoch: int
     software: str
+
+
+class JobNoted(NamedTuple):
+    """A line of the history of a job; `at_s`: seconds since the epoch."""
+
+    job: JobId
+    at_s: float
+    text: str
 
 
 class WorkerSeen(NamedTuple):
@@ -465,13 +508,16 @@ ToClient = (
 )  # fmt: skip
 ToWorker = (
     StartOver | DescribeJob | AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers
-    | Answer | Received | Heartbeat
+    | CopyObjects | DrainWorker | DismissWorker | Answer | Received | Heartbeat
 )  # fmt: skip
 FromWorker = (
-    TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
-    | CopyTimed | StoresReported | AttemptsKept | StoreListed | Change | Received | Heartbeat
+    TaskReported | SpawnTask | StreamsOpened | ObjectsStored | NotCopied | TaskPrinted | InputsLost
+    | DiskQueued | CopyTimed | StoresReported | AttemptsKept | StoreListed | Change | Received
+    | Heartbeat
 )  # fmt: skip
-InJournal = MasterStarted | WorkerSeen | WorkerLeft | AttemptFailed | JournalCompacted
+InJournal = (
+    MasterStarted | JobNoted | WorkerSeen | WorkerLeft | AttemptFailed | JournalCompacted
+)  # fmt: skip
 Message = FromClient | ToClient | ToWorker | FromWorker | InJournal
 
 HEARTBEAT_INTERVAL_S = 1.0

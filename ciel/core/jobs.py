@@ -8,6 +8,7 @@ from enum import Enum
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from ciel.core.history import History
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling
 from ciel.core.tasks import TaskSpec, TaskState
@@ -118,7 +119,9 @@ class Job:
         "first",
         "foreign",
         "handed_over",
+        "history",
         "is_cancelled",
+        "is_started",
         "lost",
         "number",
         "open",
@@ -164,6 +167,8 @@ class Job:
         self.foreign: dict[ObjectId, None] = {}  # inputs of its tasks that another job may produce
         self.first: TaskSpec | None = None  # describes the job even when its tasks are forgotten
         self.ran_on: dict[str, int] = {}  # worker: attempts that ended there
+        self.history = History()
+        self.is_started = False  # a task of it was assigned
         self.handed_over = 0  # tasks forgotten because the client has taken over their results
         self.released: dict[ObjectId, None] = {}  # handed over, but not forgotten yet
         self.wanted: dict[ObjectId, None] = {}

@@ -23,25 +23,20 @@ from typing import Any, Final, NamedTuple
 
 from ciel.core.events import (
     AddTask,
-    AttemptFailed,
     CancelJob,
     Change,
     CloseJob,
     JobChanged,
-    JournalCompacted,
-    MasterStarted,
     Message,
     ReleaseObjects,
     SubmitJob,
     TaskReported,
     WantObjects,
-    WorkerLeft,
-    WorkerSeen,
 )
 from ciel.wire.errors import LocalProtocolError, WireError
 from ciel.wire.frames import FrameReader, encode_frames
 from ciel.wire.limits import RECORD_MAX_BYTES
-from ciel.wire.messages import decode_all, encode_all
+from ciel.wire.messages import IN_JOURNAL, decode_all, encode_all
 from ciel.wire.references import from_json, to_json
 
 HEADER: Final = b"ciel journal 1\n\0"
@@ -53,10 +48,10 @@ BODY_MAX_BYTES: Final = 4 * RECORD_MAX_BYTES
 """The size of a body, also after decompression: a group contains at least one record."""
 COMPRESSED_FROM_BYTES: Final = 512
 
-JOURNALLED: Final[frozenset[type]] = frozenset((
+JOURNALLED: Final[frozenset[type]] = IN_JOURNAL | {
     SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, CancelJob, TaskReported, JobChanged,
-    Change, MasterStarted, WorkerSeen, WorkerLeft, AttemptFailed, JournalCompacted,
-))  # fmt: skip
+    Change,
+}  # fmt: skip
 """The kinds of messages that are records."""
 
 

@@ -672,7 +672,13 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     spool = about.get("spool", "")
     if not isinstance(spool, str) or not spool.isprintable() or len(spool) > ID_MAX_LENGTH:
         raise ValueError(f"its work directory (spool) must be {_PRINTABLE}")
+    is_draining, drain_within_s = about.get("draining", False), about.get("drain_within_s")
+    if type(is_draining) is not bool or not (
+        drain_within_s is None or type(drain_within_s) in (int, float)
+    ):
+        raise ValueError("it must say by true or false whether it drains, and for how many seconds")
     return WorkerFacts(
         str(worker), netloc, host, slots, frozenset(executors), lacking,
         memory_bytes=memory_bytes, hostname=hostname, spool=spool,
+        is_draining=is_draining, drain_within_s=drain_within_s,
     )  # fmt: skip

@@ -10,6 +10,7 @@ small enough for Java programs that read ports as signed 16-bit numbers.
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 from collections.abc import Callable
@@ -92,6 +93,15 @@ class Listener:
         """
         self._port.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
+    def pass_on(self) -> int:
+        """Return a descriptor of the socket that a program has which replaces this one by `exec`.
+
+        Connections wait in the socket until that program listens with it.
+        """
+        fd = os.dup(self._port.fileno())
+        os.set_inheritable(fd, True)
+        return fd
+
     def close(self) -> Deferred[None]:
         """Stop accepting connections; established ones stay open."""
         closed: Deferred[None] = maybeDeferred(self._port.stopListening)
@@ -110,6 +120,17 @@ def listen(
     with sock:
         sock.setblocking(False)
         return Listener(address, reactor.adoptStreamPort(sock.fileno(), sock.family, factory))
+
+
+def listen_inherited(reactor: Any, fd: int, factory: Factory[Any]) -> Listener:
+    """Serve a TCP socket that listens already, see `Listener.pass_on`. Raise `ListenError`."""
+    try:
+        with socket.socket(fileno=fd) as sock:
+            host, port = sock.getsockname()[:2]
+            adopted = reactor.adoptStreamPort(sock.fileno(), sock.family, factory)
+    except OSError as error:
+        raise ListenError(f"descriptor {fd}", str(error.strerror)) from error
+    return Listener(Address(host, port, ""), adopted)
 
 
 def _bind_unix(address: Address) -> tuple[socket.socket, Address]:

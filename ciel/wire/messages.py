@@ -22,9 +22,12 @@ from ciel.core.events import (
     CancelTask,
     Change,
     CloseJob,
+    CopyObjects,
     CopyTimed,
     DescribeJob,
     DiskQueued,
+    DismissWorker,
+    DrainWorker,
     DropObjects,
     FromClient,
     FromWorker,
@@ -32,12 +35,14 @@ from ciel.core.events import (
     InJournal,
     InputsLost,
     JobChanged,
+    JobNoted,
     JobPrinted,
     JournalCompacted,
     MasterStarted,
     MeetWorkers,
     Message,
     Neighbour,
+    NotCopied,
     ObjectSettled,
     ObjectsStored,
     RecallTasks,
@@ -150,6 +155,10 @@ def _seconds(value: Any) -> float:
     raise DecodeError("a number of seconds was expected")
 
 
+def _seconds_or_null(value: Any) -> float | None:
+    return None if value is None else _seconds(value)
+
+
 def _id(value: Any) -> Any:
     return check_id(value)
 
@@ -250,6 +259,10 @@ def _rounded(value: Any) -> Any:
     return round(value, 6)  # an int stays an int: it is written without a point
 
 
+def _rounded_or_null(value: Any) -> Any:
+    return None if value is None else _rounded(value)
+
+
 def _flag(value: Any) -> bool:
     return bool(_count(value))
 
@@ -265,6 +278,7 @@ TEXTS = FieldCodec(("tuple[str, ...]",), list, _read_texts)
 COUNT = FieldCodec(("int",), _as_is, _count)
 FLAG = FieldCodec(("bool",), int, _flag)
 SECONDS = FieldCodec(("float",), _rounded, _seconds)
+SECONDS_OR_NULL = FieldCodec(("float | None",), _rounded_or_null, _seconds_or_null)
 REFERENCES = FieldCodec(("tuple[Reference, ...]",), _arrays, _refs)
 SUMMARY = FieldCodec(("JobSummary",), list, read_summary)
 CONTEXT = FieldCodec(("CallerContext | None",), context_fields, read_context)
@@ -291,11 +305,16 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     InputsLost: ("lost", (ID, COUNT, LOSSES, TEXT, FLAG)),
     DiskQueued: ("disk", (COUNT, SECONDS)),
     CopyTimed: ("copied", (TEXT, COUNT, SECONDS)),
+    CopyObjects: ("copy", (REFERENCES,)),
+    NotCopied: ("not_copied", (ID, TEXTS, TEXT, FLAG)),
+    DrainWorker: ("drain", (SECONDS_OR_NULL,)),
+    DismissWorker: ("dismiss", ()),
     StoresReported: ("stores", (LEVELS, COUNT, FLAG)),
     StartOver: ("start_over", ()),
     AttemptsKept: ("kept", (ATTEMPTS, IDS, IDS)),
     StoreListed: ("listed", ()),
     MasterStarted: ("master_started", (COUNT, TEXT)),
+    JobNoted: ("job_noted", (ID, SECONDS, TEXT)),
     WorkerSeen: ("worker_seen", (TEXT, TEXT)),
     WorkerLeft: ("worker_left", (TEXT,)),
     AttemptFailed: ("attempt_failed", (ID, COUNT, TEXT, FAULT, FLAG)),

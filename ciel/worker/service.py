@@ -27,6 +27,7 @@ from ciel.worker.state.orders import (
     EndProcesses,
     FetchObject,
     KillAttempt,
+    LeaveMaster,
     Order,
     RecallAttempt,
     StartAttempt,
@@ -74,6 +75,8 @@ class WorkerService:
         self._is_acting = False
         master.on_start_over = self._start_over
         self._drained: Callable[[], object] | None = None
+        self.on_dismissed: Callable[[], object] = lambda: None
+        """Called when the master has drained this worker, which then ends."""
 
     def carry_out_by(
         self, attempts: Attempts, interactive: InteractivePrograms, fetcher: Fetcher
@@ -199,6 +202,8 @@ class WorkerService:
                 self._retention.delete(objects)
             case EndProcesses(objects):
                 self._interactive.end_waiting(objects)
+            case LeaveMaster():
+                self.on_dismissed()
 
     def _report(self) -> None:
         for report in self.machine.take_reports(self.now_s()):

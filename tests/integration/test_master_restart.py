@@ -4,6 +4,7 @@ run again, running programs are not disturbed, and waiting clients get their ans
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ciel.client import Client
-from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.testing.homes import HandCluster, Home, descriptors_of, wait_for
 
 PROGRAM = "echo {} >> runs; sleep 0.3; echo result {}"
 
@@ -120,3 +121,53 @@ def test_a_journal_is_compacted_while_its_master_serves(tmp_path: Path) -> None:
         assert size_bytes < 200_000
     finally:
         cluster.stop()
+
+
+def test_a_master_restarts_on_request_and_no_job_is_interrupted(cluster: HandCluster) -> None:
+    waiting = submit(cluster, "--array", "1-20")
+    wait_for_runs(cluster, 4)
+    pid, url = cluster.master.pid, cluster.url
+    descriptors = descriptors_of(pid)
+    for _ in range(2):
+        done = cluster.home.run("ciel", "master", "restart")
+        assert done.returncode == 0, done.stderr
+        assert f"ciel: the master at {url} was restarted, with version " in done.stderr
+    printed, complaints = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, complaints
+    assert sorted(printed.split("\n")) == sorted(["", *[f"result {n}" for n in range(1, 21)]])
+    assert sorted(runs(cluster)) == sorted(str(n) for n in range(1, 21))  # each ran once
+    assert (cluster.master.poll(), cluster.url) == (None, url)
+    assert json.loads(cluster.access.read_text())["pid"] == pid
+    wait_for(lambda: descriptors_of(pid) <= descriptors, "the clients have left")
+    restarts = cluster.log("master").count("this master restarts")
+    assert (restarts, cluster.log("master").count("journal: restored")) == (2, 2)
+
+
+def test_a_master_without_a_journal_is_not_restarted(tmp_path: Path) -> None:
+    cluster = HandCluster.start(Home(tmp_path), 1)
+    try:
+        done = cluster.home.run("ciel", "master", "restart")
+        assert done.returncode == 2
+        assert f"the master at {cluster.url} was not restarted: " in done.stderr
+        assert "it has no journal, so it would lose all jobs" in done.stderr
+        assert cluster.home.run("ciel", "submit", "echo", "fine").stdout == "fine\n"
+    finally:
+        cluster.stop()
+
+
+def test_the_master_of_ciel_up_is_started_again_by_its_parent(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    up = home.run("ciel", "up", "--slots", "1", "--listen", "127.0.0.1:0")
+    assert up.returncode == 0, up.stderr
+    try:
+        submitted = home.run("ciel", "submit", "--detach", "--", "sh", "-c", "sleep 2; echo fine")
+        assert submitted.returncode == 0, submitted.stderr
+        done = home.run("ciel", "master", "restart", "--json")
+        assert done.returncode == 0, done.stderr
+        assert home.run("ciel", "job", "output", "last").stdout == "fine\n"
+        info = home.run("ciel", "job", "info", "last").stdout
+        assert "the master was restarted" in info
+        doctor = json.loads(home.run("ciel", "doctor", "--json").stdout)
+        assert [each["state"] for each in doctor if each["check"] == "journal"] == ["ok"]
+    finally:
+        assert home.run("ciel", "down", "--force").returncode == 0

@@ -21,7 +21,7 @@ from ciel.core.events import (
     TaskReported,
     WantObjects,
 )
-from ciel.core.graph.task_history import EVENTS_MAX, TEXT_MAX_LENGTH
+from ciel.core.history import EVENTS_MAX, TEXT_MAX_LENGTH
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Reference, Stream
 from ciel.core.tasks import RETRIES_MAX, TaskSpec

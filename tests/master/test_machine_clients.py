@@ -11,6 +11,7 @@ from ciel.core.events import (
     CancelJob,
     CloseJob,
     JobChanged,
+    JobNoted,
     Message,
     ReleaseObjects,
     SubmitJob,
@@ -215,7 +216,7 @@ def test_the_journal_records_changes_in_order() -> None:
     cluster.job(task, want=["a"])
     cluster.done("w1", task)
     assert [type(record) for record in cluster.machine.journal] == [
-        WorkerSeen, SubmitJob, AddTask, WantObjects, CloseJob, TaskReported, JobChanged,
+        WorkerSeen, SubmitJob, AddTask, WantObjects, CloseJob, JobNoted, TaskReported, JobChanged,
     ]  # fmt: skip
 
 

@@ -12,9 +12,11 @@ from ciel.core.events import (
     ObjectsStored,
     StoreListed,
     SubmitJob,
+    TaskFault,
     TaskReported,
     WantObjects,
 )
+from ciel.core.history import EVENTS_MAX
 from ciel.core.jobs import JobState
 from ciel.core.refs import Concrete
 from ciel.core.tasks import TaskSpec, TaskState
@@ -24,7 +26,7 @@ from ciel.testing.builders import JOB, a_chain, a_job_spec, a_task, a_worker, pl
 from ciel.testing.simulator.options import options_for
 from ciel.testing.simulator.restored import differences
 from ciel.testing.simulator.simulation import Simulation
-from ciel_tests.scenes.master import Cluster, two
+from ciel_tests.scenes.master import Cluster, ask, two
 
 A, B = a_task("a"), a_task("b")
 
@@ -229,3 +231,51 @@ def test_a_restored_master_knows_what_the_other_one_knew(scenario: str) -> None:
     master._end_tick = end_and_compare  # type: ignore[method-assign]  # to compare
     simulation.run()
     assert found == []
+
+
+# --- the history of a job -------------------------------------------------------------------------
+
+
+def events(cluster: Cluster) -> list[str]:
+    return [text for _, text in ask(cluster, "job", job="last")["history"]["events"]]
+
+
+def test_a_job_has_the_same_history_after_a_restart() -> None:
+    before = running(A, B)
+    before.passes(1)
+    before.loses("w2")
+    history = [
+        "created", "its first task was sent to worker w1",
+        "worker w2, which ran a task, was lost: its connection ended",
+    ]  # fmt: skip
+    assert events(before) == history
+    after = restart(before)
+    assert events(after) == [*history, "the master was restarted"]
+
+
+def test_the_end_and_a_retry_are_in_the_history() -> None:
+    cluster = running(A)
+    cluster.failed("w1", A)
+    cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+    cluster.end_turn()
+    cluster.done("w1", A, attempt=2)
+    assert [text.partition(":")[0] for text in events(cluster)[2:]] == [
+        "failed", "retried", "completed",
+    ]  # fmt: skip
+
+
+def test_a_cancellation_is_in_the_history() -> None:
+    cluster = running(A)
+    cluster.machine.cancel_job(cluster.job_of(), "its user did\nnot want it", cluster.now_s)
+    assert events(cluster)[2:] == ["being cancelled: its user did"]
+    cluster.worker_says("w1", TaskReported(A.id, 1, (), TaskFault("CANCELLED", "so"), 0.1))
+    assert events(cluster)[3:] == ["cancelled: its user did"]
+
+
+def test_the_history_of_a_job_is_bounded() -> None:
+    cluster = running(A)
+    for _ in range(100):
+        cluster.machine.context.note(cluster.job_of(), "again")
+    answer = ask(cluster, "job", job="last")["history"]
+    assert (len(answer["events"]), answer["omitted"]) == (EVENTS_MAX, 102 - EVENTS_MAX)
+    assert answer["events"][0][1] == "created"

@@ -65,8 +65,11 @@ from ciel.wire.messages import (
     FROM_WORKER,
     ID,
     IN_JOURNAL,
+    REFERENCES,
     SECONDS,
+    SECONDS_OR_NULL,
     TEXT,
+    TEXTS,
     TO_CLIENT,
     TO_WORKER,
     FieldCodec,
@@ -172,6 +175,8 @@ messages[AttemptsKept] = st.builds(AttemptsKept, attempts, several_ids, several_
 of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     ID: jobs, TEXT: texts, COUNT: counts, FLAG: st.booleans(), SECONDS: seconds,
     FAULT: st.builds(TaskFault, texts, texts),
+    SECONDS_OR_NULL: st.none() | seconds, REFERENCES: refs,
+    TEXTS: st.lists(texts, max_size=2).map(tuple),
 }  # fmt: skip
 for added, (_, codecs_of) in _PLAIN.items():
     if added not in messages and all(field in of_codec for field in codecs_of):

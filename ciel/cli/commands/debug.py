@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from ciel.access.keys import Role
-from ciel.access.tickets import make_ticket
+from ciel.cli.daemon_requests import ask_daemon
 from ciel.cli.outcome import Status, UsageError, say
 from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
-from ciel.client.data.worker_http import BadAnswerError, connect, is_remote, refusal, text_of
+from ciel.client.data.worker_http import is_remote, text_of
 
-_TIMEOUT_S: Final = 20.0
 _LEVELS: Final = ("debug", "info", "warn", "error", "critical")
 _DUMP: Final = """\
 A dump has the stacks of all threads, the state, and the latest messages of a daemon; it contains
@@ -38,7 +35,7 @@ def _dump(client: Client, args: Namespace) -> int:
     files, failed = [], False
     for name, netloc in _daemons(client, args.worker):
         try:
-            content = _post(client, netloc, "/api/v1/debug/dump", b"")
+            content = ask_daemon(client.location, netloc, "POST", "/api/v1/debug/dump")
         except Exception as error:
             if not is_remote(error):
                 raise
@@ -60,7 +57,7 @@ def _log_level(client: Client, args: Namespace) -> int:
     changed, failed = [], False
     for name, netloc in _daemons(client, args.worker):
         try:
-            _post(client, netloc, "/api/v1/debug/log-level", body)
+            ask_daemon(client.location, netloc, "POST", "/api/v1/debug/log-level", body)
         except Exception as error:
             if not is_remote(error):
                 raise
@@ -83,31 +80,6 @@ def _daemons(client: Client, worker: str | None) -> list[tuple[str, str]]:
         known = ", ".join([name for name, _ in workers]) or "none"
         raise UsageError(f"--worker {worker}: unknown worker; the workers are: {known}")
     return chosen
-
-
-def _post(client: Client, netloc: str, target: str, body: bytes) -> bytes:
-    """Send a request with a ticket; return the answer.
-
-    Raises errors of the connection and of the daemon.
-    """
-    key = client.location.key
-    if key.role is not Role.ADMIN:
-        raise UsageError(
-            f"{client.location.origin} has only the key of a role; this command needs the "
-            "cluster's key"
-        )
-    connection = connect(netloc, _TIMEOUT_S)
-    try:
-        headers = {"Authorization": make_ticket(key, "POST", netloc, target, time.time())}
-        connection.request("POST", target, body, headers | {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise refusal(answer)
-        return answer.read()
-    except TimeoutError:
-        raise BadAnswerError(f"no answer within {_TIMEOUT_S:g} s") from None
-    finally:
-        connection.close()
 
 
 def _write(path: Path, content: bytes) -> None:

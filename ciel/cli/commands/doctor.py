@@ -1,6 +1,7 @@
 """`ciel doctor`: finds faults of an installation and its cluster, and shows how to repair them.
 
-`doctor.host` checks this computer, `doctor.cluster` the cluster. Neither changes anything.
+`doctor.host` checks this computer, `doctor.cluster` the cluster, `doctor.journal` a journal. None
+changes anything.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from ciel.cli.daemons.ports import DEFAULT_LISTEN
 from ciel.cli.doctor.findings import FAULT, NOTE, Finding
@@ -31,16 +33,23 @@ def main(prog: str, words: Sequence[str]) -> int:
         "--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN,
         help="the address to check for a new master, if none is running (default %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--journal", metavar="DIR", type=Path,
+        help="check the journal in this directory (default: the one of `ciel up`)",
+    )  # fmt: skip
     add_cluster_options(parser)
     args = parser.parse_args(words)
     from ciel.cli.doctor.cluster import check_cluster
     from ciel.cli.doctor.host import check_address, check_host
+    from ciel.cli.doctor.journal import check_journal, journal_here
 
     found = check_host(os.environ)
     of_cluster = check_cluster(args.master, args.access, os.environ)
     found += [finding for finding in of_cluster if finding not in found]
     if not of_cluster:
         found += check_address(args.listen)
+    if (journal := args.journal or journal_here(os.environ)) is not None:
+        found += check_journal(journal)
     if args.json:
         print_json([finding._asdict() for finding in found])
     else:

@@ -111,6 +111,7 @@ def _info(client: Client, args: Namespace) -> int:
                 "failures": failures,
                 "first_task": None if first is None else with_command(first),
                 "ran_on": answer["ran_on"],
+                "history": [{"at_s": at_s, "event": text} for at_s, text in _events(answer)],
                 "tasks": [with_command(row) for row in answer["tasks"]],
             }
             print_json(job_json(job, clock) | details)
@@ -144,6 +145,7 @@ def render_info(
         f"tasks: {counts}",
         f"results: {_results(job)}",
         f"time: {_when(job, clock)}",
+        *_history(answer),
     ]
     if rows := [with_command(row) for row in answer["tasks"]]:
         lines += ["", render_tasks(rows, screen_width())]
@@ -171,6 +173,18 @@ def _what_ran(job: JobSummary, answer: dict[str, Any]) -> list[str]:
         more = f" and {len(shown) - _WORKERS_SHOWN} more" if len(shown) > _WORKERS_SHOWN else ""
         lines.append(f"ran on: {', '.join(shown[:_WORKERS_SHOWN])}{more}")
     return lines
+
+
+def _events(answer: dict[str, Any]) -> list[tuple[float, str]]:
+    """Return the events of a job; a master of an earlier version sends none."""
+    return [(at_s, text) for at_s, text in answer.get("history", {}).get("events", ())]
+
+
+def _history(answer: dict[str, Any]) -> list[str]:
+    lines = [f"  {clock_text(at_s)} {visible(text)}" for at_s, text in _events(answer)]
+    if omitted := answer.get("history", {}).get("omitted"):
+        lines.insert(len(lines) // 2, f"  ({omitted} more)")
+    return ["history:", *lines] if lines else []
 
 
 def _when(job: JobSummary, clock: MasterClock) -> str:

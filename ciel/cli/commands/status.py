@@ -1,21 +1,42 @@
-"""`ciel status`: shows the cluster, its jobs, tasks and workers."""
+"""`ciel status` shows the cluster, its jobs, tasks and workers; `ciel browse` opens its pages."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+import webbrowser
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
 
-from ciel.cli.connection import connect
+from ciel.access.keys import Role
+from ciel.access.settings import MasterLocation
+from ciel.access.tickets import make_ticket
+from ciel.cli.connection import connect, require_master
 from ciel.cli.outcome import Status
 from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.output.tables import duration, screen_width
 from ciel.cli.output.workers import render_workers
 from ciel.cli.parsing.options import add_cluster_options, make_parser
 
+_LOGIN_PATH: Final = "/control/browse/enter"
+_EPILOG: Final = """\
+The link works once, within a minute, and only on the master's host. It gives the browser a cookie,
+with which it can read the pages for 12 hours and change nothing. From another computer, forward the
+master's port first: ssh -L PORT:127.0.0.1:PORT HOST.
+"""
+
 
 def main(prog: str, words: Sequence[str]) -> int:
+    """Run `ciel status` or `ciel browse`."""
+    return _status(words) if prog == "status" else _browse(words)
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+
+def _status(words: Sequence[str]) -> int:
     """Query the master, and print its status."""
     parser = make_parser("ciel status", "Show the cluster, its workers and jobs.")
     add_cluster_options(parser)
@@ -48,3 +69,41 @@ def render(status: dict[str, Any], origin: str, width: int | None = None) -> str
 
 def _tally(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
+
+
+# --- browse ---------------------------------------------------------------------------------------
+
+
+def _browse(words: Sequence[str]) -> int:
+    """Print a link to the pages; open it in a browser if there is a display."""
+    parser = make_parser("ciel browse", "Open the cluster's pages in the browser.", _EPILOG)
+    parser.add_argument("--no-open", action="store_true", help="only print the link")
+    add_cluster_options(parser)
+    args = parser.parse_args(words)
+    link = make_link(require_master(args), time.time())
+    is_opened = not args.no_open and can_show(os.environ) and webbrowser.open(link)
+    if args.json:
+        print_json({"url": link, "opened": is_opened})
+    else:
+        print_text(link)
+    return Status.DONE
+
+
+def make_link(found: MasterLocation, now_s: float) -> str:
+    """Return a link that lets one browser read the pages, once.
+
+    The link contains no key, only a ticket. The key of the role `read` signs the ticket if the
+    found key can derive it; otherwise the found key signs it.
+    """
+    key = found.key.derive(Role.READ) or found.key
+    ticket = make_ticket(key, "GET", urlsplit(found.url).netloc, _LOGIN_PATH, now_s)
+    return f"{found.url}{_LOGIN_PATH}?ticket={quote(ticket.partition(' ')[2], safe='')}"
+
+
+def can_show(environ: Mapping[str, str]) -> bool:
+    """Return whether a browser would open a separate window.
+
+    A text browser would take over this terminal. It is opened only if the variable `BROWSER`
+    names it.
+    """
+    return any(environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))

@@ -7,9 +7,9 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import ciel
 from ciel.access.access_file import AccessFile, key_for_start, process_start
@@ -47,10 +47,17 @@ from ciel.net.transports import (
     FrontDoorFactory,
     Listener,
     listen,
+    listen_inherited,
     parse_address,
 )
 from ciel.plugins import PluginError
 from ciel.wire.session import Session
+
+LISTEN_FD: Final = "--listen-fd"
+"""The option with which a master takes over the socket of the one before it."""
+
+RESTART_STATUS: Final = 75
+"""The exit status of an embedded master whose parent is to start it again (EX_TEMPFAIL)."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,6 +103,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_channel_options(parse)
     add("--log", metavar="FILE", help="the log file (default: standard error)")
+    add(LISTEN_FD, type=int, help=argparse.SUPPRESS)
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"ciel {ciel.__version__}")
     return parse
@@ -143,6 +151,7 @@ class Master:
         self._compactor: Compactor | None = None
         self._listeners: list[Listener] = []
         self.dump: Callable[[str], Path | None] = lambda reason: None
+        self.successor: list[str] = []
         self.failure = ""
         self.status = 0
 
@@ -189,11 +198,15 @@ class Master:
             key,
             service,
             self.stop,
+            self._restart if options.journal else None,
             Debugging(self._write_dump, set_log_level),
             open_healthz=options.open_healthz,
         )
         doors = FrontDoorFactory(reactor, build, site)
-        front = listen(reactor, options.listen, doors, is_reserved=is_reserved)
+        if options.listen_fd is None:
+            front = listen(reactor, options.listen, doors, is_reserved=is_reserved)
+        else:
+            front = listen_inherited(reactor, options.listen_fd, doors)
         self._listeners.append(front)
         if options.embedded:
             front.allow_reservation()
@@ -319,6 +332,18 @@ class Master:
             report_failure(reason, self.status)
         self.stop()
 
+    def _restart(self) -> None:
+        """End, and let another master continue from the journal.
+
+        It takes the place of this process, unless a parent process will start it.
+        """
+        log.info("this master restarts")
+        if self._options.embedded:
+            self.status = RESTART_STATUS
+        else:
+            self.successor = successor_of(sys.orig_argv, self._listeners[0].pass_on())
+        self.stop()
+
     def stop(self) -> None:
         """Shut down in order."""
         if self._compactor is not None:
@@ -328,6 +353,18 @@ class Master:
             self._service = None
         if self._reactor.running:
             self._reactor.stop()
+
+
+def successor_of(argv: Sequence[str], listen_fd: int) -> list[str]:
+    """Return the command that starts a master as this one was started, with its key and socket.
+
+    `argv`: the command line of this process, with the options of the interpreter.
+    """
+    words = [word for word in argv[1:] if word != "--new-key"]
+    if LISTEN_FD in words:
+        place = words.index(LISTEN_FD)
+        del words[place : place + 2]
+    return [sys.executable, *words, LISTEN_FD, str(listen_fd)]
 
 
 START_ERRORS = (

@@ -45,6 +45,8 @@ class Daemon(Protocol):
     status: int
     dump: Callable[[str], Path | None]
     """Writes a dump with a reason (`Diagnosis.dump`)."""
+    successor: list[str]
+    """The command that takes the place of the process when the daemon has ended; usually none."""
 
     def describe(self) -> Any:
         """Return the state for a dump, as a JSON value."""
@@ -101,6 +103,8 @@ def run(
         return _refuse_to_start(name, error)
     reactor.run(installSignalHandlers=False)
     diagnosis.stop()
+    if daemon.successor:
+        os.execv(daemon.successor[0], daemon.successor)
     if (
         daemon.failure and not options.embedded
     ):  # the standard error of an embedded daemon is its log

@@ -195,6 +195,7 @@ class Worker:
         self._url = ""
         self._state: WorkerMachine | None = None
         self.dump: Callable[[str], Path | None] = lambda reason: None
+        self.successor: list[str] = []
         self.failure = ""
         self.status = 0
 
@@ -236,6 +237,7 @@ class Worker:
             reactor, ticks, machine, master, store_reports, retention, callers, events,
             partial(self._joined, own), self._refused,
         )  # fmt: skip
+        service.on_dismissed = self._dismissed
         self._closers.append(service.close)
         checksums.damaged = service.damaged
         fetches = FetchReports(service, master, retention, events)
@@ -254,7 +256,7 @@ class Worker:
         service.carry_out_by(attempts, interactive, fetcher)
 
         about = self._about(machine, executors, channels)
-        begin = partial(self._begin_session, key, cluster_id, about, master)
+        begin = partial(self._begin_session, key, cluster_id, about, master, machine)
         dial = partial(_control_peer, reactor, ticks, begin, channels)
         reconnector = Reconnector(reactor, control, dial, service)
         self._closers.append(reconnector.stop)
@@ -330,8 +332,12 @@ class Worker:
         }  # fmt: skip
 
     def _begin_session(
-        self, key: Key, cluster_id: str, about: dict[str, Any], master: MasterSession
-    ) -> Session:
+        self, key: Key, cluster_id: str, about: dict[str, Any], master: MasterSession,
+        machine: WorkerMachine,
+    ) -> Session:  # fmt: skip
+        if machine.is_draining:
+            left_s = machine.drain_left_s(self._reactor.seconds())
+            about = about | {"draining": True, "drain_within_s": left_s}
         return self._session(key, cluster_id, about | master.greeting())
 
     def _session(self, key: Key, cluster_id: str, about: dict[str, Any]) -> Session:
@@ -483,6 +489,10 @@ class Worker:
     ) -> None:
         reconnector.stop()
         service.drain(done)
+
+    def _dismissed(self) -> None:
+        log.info("this worker was drained: it leaves, and ends")
+        self._reactor.callLater(0, self.stop)
 
     def stop(self) -> None:
         """Let running programs end, then close everything.

@@ -15,12 +15,18 @@ def render_workers(workers: Sequence[dict[str, Any]], width: int | None = None) 
     rows = [
         (
             w["worker"], w["netloc"], w["slots"], w["running"], w["queued"], _memory(w),
-            duration(w["silent_s"]) + (" (suspected)" if w["suspicion"] else ""),
+            duration(w["silent_s"]) + _note(w),
         )
         for w in workers
     ]  # fmt: skip
     headings = ("WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "MEMORY", "HEARD")
     return table(headings, rows, width)
+
+
+def _note(worker: dict[str, Any]) -> str:
+    if worker["suspicion"]:
+        return " (suspected)"
+    return " (draining)" if worker.get("draining") else ""
 
 
 def _memory(worker: dict[str, Any]) -> str:

@@ -263,6 +263,13 @@ class Supervisor:
                     error = refused(daemon)
                 self._fail(start, error)
             self._restart(daemon, end)
+        elif (
+            isinstance(event, ProgramExited) and event.exit_status == 0 and self._has_others(daemon)
+        ):
+            self._restarts_left.pop(daemon, None)  # it was drained, or a user has ended it
+            if daemon in self._workers:
+                self._workers.remove(daemon)
+                daemon.close()
         else:
             self._restart(daemon, end)
 
@@ -292,6 +299,10 @@ class Supervisor:
             master.note(f"master {end}, and is restarted")
             self._starts[master] = _Start(master, MASTER_START_TIMEOUT_S)
             self._launch(master)
+
+    def _has_others(self, daemon: Daemon) -> bool:
+        """Whether the cluster has other workers."""
+        return any(other is not daemon for other in self._workers)
 
     def _restart(self, daemon: Daemon, end: str) -> None:
         if daemon not in self._restarts_left:

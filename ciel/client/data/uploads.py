@@ -118,6 +118,15 @@ def _upload(
     return ref
 
 
+def upload_order(workers: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the addresses of workers, in the order in which a client tries to upload to them.
+
+    Workers that are about to leave come last.
+    """
+    ordered = sorted(workers, key=lambda w: (bool(w.get("draining")), w["queued"]))
+    return [worker["netloc"] for worker in ordered]
+
+
 class Uploader(Protocol):
     """The part of a client that `Uploads` uses."""
 
@@ -158,7 +167,6 @@ class Uploads:
     def _in_turn(self) -> list[str]:
         now_s = time.monotonic()
         if not self._netlocs or now_s - self._queried_s >= _KNOWN_FOR_S:
-            workers = sorted(self._client.ask("workers"), key=lambda worker: worker["queued"])
-            self._netlocs, self._queried_s = [worker["netloc"] for worker in workers], now_s
+            self._netlocs, self._queried_s = upload_order(self._client.ask("workers")), now_s
         first = self._next % len(self._netlocs) if self._netlocs else 0
         return self._netlocs[first:] + self._netlocs[:first]

@@ -34,7 +34,7 @@ from ciel.client.connection.connection import (
 from ciel.client.data.logs import LogReader
 from ciel.client.data.objects import GrowingReader, map_object, read_object
 from ciel.client.data.pieces import CHUNK_BYTES, Pieces
-from ciel.client.data.uploads import upload_file, upload_id
+from ciel.client.data.uploads import upload_file, upload_id, upload_order
 from ciel.client.data.worker_http import Connections
 from ciel.client.errors import (
     CallbackWaitError,
@@ -353,8 +353,7 @@ class JobClient:
 
     def upload_opened(self, file: IO[bytes], name: str) -> Reference:
         """Upload the rest of an open file, which must be seekable; raises as `upload`."""
-        workers = self.ask("workers")
-        netlocs = [worker["netloc"] for worker in sorted(workers, key=lambda w: w["queued"])]
+        netlocs = upload_order(self.ask("workers"))
         return upload_file(file, name, netlocs, self.location.key, self._workers)
 
     def log_readers(self, job_id: str) -> list[LogReader]:

@@ -14,7 +14,7 @@ from ciel.core.graph.lost_objects import drop
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.objects import NO_JOBS, ObjectNode
 from ciel.core.graph.task_graph import INPUTS_PER_STEP, TaskGraph
-from ciel.core.graph.task_history import TaskHistory
+from ciel.core.history import History
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
 from ciel.core.jobs import Job
 from ciel.core.refs import Failure, Reference, locations_of
@@ -30,7 +30,7 @@ def hand_over(
     graph: TaskGraph,
     job: Job,
     objects: Iterable[ObjectId],
-    histories: MutableMapping[str, TaskHistory] | None = None,
+    histories: MutableMapping[str, History] | None = None,
 ) -> Iterator[Deletions]:
     """Release objects that the client of a job has taken over.
 

@@ -16,7 +16,7 @@ from ciel.master.resources.api import add_api
 from ciel.master.resources.contents import Contents
 from ciel.master.resources.pages import ROOT as PAGES
 from ciel.master.resources.pages import add_pages
-from ciel.master.resources.shutdown import Shutdown
+from ciel.master.resources.shutdown import Restart, Shutdown
 from ciel.master.service import MasterService
 from ciel.master.state.queries.metrics import collect_metrics
 from ciel.net.authorisation import Authorisation
@@ -49,10 +49,13 @@ def master_routes(
     key: Key,
     service: MasterService,
     stop: Callable[[], object],
+    restart: Callable[[], object] | None,
     browsers: BrowserSessions,
     debugging: Debugging,
 ) -> Routes:
-    """Return all routes of a master. `stop` stops the master."""
+    """Return all routes of a master. `stop` stops the master; `restart` restarts it from its
+    journal, if it has one.
+    """
     routes = Routes()
     routes.add("/healthz", Health())
     routes.add("/metrics", Metrics(lambda: master_families(service)))
@@ -62,6 +65,7 @@ def master_routes(
     add_pages(routes, service, browsers)
     add_debugging(routes, debugging)
     routes.add("/control/shutdown", Shutdown(reactor, key, service, stop))
+    routes.add("/control/restart", Restart(reactor, service, restart))
     return routes
 
 
@@ -70,6 +74,7 @@ def master_site(
     key: Key,
     service: MasterService,
     stop: Callable[[], object],
+    restart: Callable[[], object] | None,
     debugging: Debugging,
     *,
     open_healthz: bool = False,
@@ -77,5 +82,5 @@ def master_site(
     """Create the site. The caller sets the master's address on the authorisation later."""
     authorisation = Authorisation(key.derive)
     authorisation.browsers = BrowserSessions(PAGES)
-    routes = master_routes(reactor, key, service, stop, authorisation.browsers, debugging)
+    routes = master_routes(reactor, key, service, stop, restart, authorisation.browsers, debugging)
     return SecureSite(reactor, routes, authorisation, open_healthz=open_healthz), authorisation

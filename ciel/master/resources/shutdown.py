@@ -1,4 +1,4 @@
-"""Shuts down the whole cluster: the workers first, then the master."""
+"""Shuts down the whole cluster, the workers first, or restarts the master."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ciel.access.keys import Key, Role
 from ciel.access.tickets import make_ticket
 from ciel.master.resources.resource import Resource
 from ciel.master.service import MasterService
+from ciel.net.errors import HttpError
 from ciel.net.http import Request
 
 KILL_TARGET: Final = "/control/kill"
@@ -54,3 +55,28 @@ class Shutdown(Resource):
 
         headers: Any = Headers({"Authorization": [ticket]})
         return agent.request(b"POST", f"http://{netloc}{KILL_TARGET}".encode(), headers)
+
+
+class Restart(Resource):
+    """Lets another master continue from the journal, with the same options; answers at once."""
+
+    needs_role = Role.ADMIN
+
+    def __init__(
+        self, reactor: Any, service: MasterService, restart: Callable[[], object] | None
+    ) -> None:
+        """`restart`: ends this master and starts another one; None if there is no journal."""
+        super().__init__(service)
+        self._reactor = reactor
+        self._restart = restart
+
+    def render_POST(self, request: Request) -> bytes:
+        if self._restart is None:
+            raise HttpError(
+                409,
+                "it has no journal, so it would lose all jobs: start it with --journal DIR, or end "
+                "it and start another one",
+            )
+        restart, self._restart = self._restart, lambda: None
+        self._reactor.callLater(STOP_DELAY_S, restart)
+        return request.reply(True)

@@ -6,6 +6,7 @@ stopped, or its inputs turn out to be missing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -53,6 +54,8 @@ from ciel.master.state.retention import UnlistedCopies, has_copy_elsewhere
 from ciel.master.state.timeline import Timeline
 from ciel.master.state.workers import AttemptKey, WorkerNode
 
+FIRST_STARTED = "its first task was sent to worker"
+
 
 class Attempts:
     """All current attempts, and the reports that are held.
@@ -92,6 +95,8 @@ class Attempts:
             return
         attempt = self._graph.assign(task, worker.facts.id)
         worker.add_attempt(task, self._context.now_s)
+        if not task.job.is_started:
+            self._note_start(task, worker)
         if self._table.suspects:
             inputs = tuple([self._table.without_suspects(ref) for ref in inputs])
         if self._graph.objects.growing:
@@ -109,10 +114,16 @@ class Attempts:
         within the program of its parent (`within`).
         """
         self._graph.assign(task, worker.facts.id)
+        if not task.job.is_started:
+            self._note_start(task, worker)
         if is_inline:
             task.attempt = 0
         worker.add_attempt(task, self._context.now_s, within=within)
         self._eager.assigned(task)
+
+    def _note_start(self, task: TaskNode, worker: WorkerNode) -> None:
+        task.job.is_started = True
+        self._context.note(task.job, f"{FIRST_STARTED} {worker.facts.id}")
 
     def adopt(self, worker: WorkerNode, kept: AttemptsKept) -> None:
         """Continue the attempts that a worker kept while the master was restarted.
@@ -374,7 +385,7 @@ class Attempts:
         `died`: its process is known to have ended, so the loss counts against the tasks that it
         ran.
         """
-        slots_left = worker.facts.slots
+        slots_left, ran = worker.facts.slots, Counter[Job]()
         for (_, attempt), task in worker.assigned.items():
             # Only the oldest attempts were running, and can have caused the loss.
             slots = worker.slots_of(task, attempt)
@@ -382,7 +393,14 @@ class Attempts:
             slots_left -= slots
             if task.worker != worker.facts.id or task.attempt != attempt:
                 continue  # it was cancelled
+            if may_have_run:
+                ran[task.job] += 1
             self._attempt_lost(worker, task, reason, may_have_run=may_have_run, died=died)
+        for job, count in ran.items():
+            which = "a task" if count == 1 else f"{count} tasks"
+            self._context.note(
+                job, f"worker {worker.facts.id}, which ran {which}, was lost: {reason}"
+            )
         for task in [task for task, (holder, _) in self.held_reports.items() if holder is worker]:
             del self.held_reports[task]
             self._graph.requeue(task)
@@ -463,6 +481,14 @@ class Attempts:
         self._context.record(task, why)
         self.stop(task)
         self._graph.requeue(task)
+
+    def hand_over(self, worker: WorkerNode, why: str) -> None:
+        """Stop all attempts on a worker; their tasks run again."""
+        held = [task for task, (holder, _) in self.held_reports.items() if holder is worker]
+        for task in dict.fromkeys([*worker.assigned.values(), *held]):
+            if task.state is ASSIGNED and task.worker == worker.facts.id:
+                self.restart(task, f"{why} during attempt {task.attempt}: the task runs again")
+                self._drop_held_report(task)
 
     def cancel(self, task: TaskNode, reason: str) -> None:
         """Cancel a task, and fail the tasks that need it; its job continues.

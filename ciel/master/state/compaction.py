@@ -18,6 +18,7 @@ from ciel.core.events import (
     Change,
     CloseJob,
     JobChanged,
+    JobNoted,
     JournalCompacted,
     Message,
     ReleaseObjects,
@@ -123,7 +124,7 @@ class Compaction:
                     known = tuple(object_id for object_id in objects if object_id in self._objects)
                     if known:
                         yield record._replace(objects=known)
-            case CloseJob(job_id) | CancelJob(job_id):
+            case CloseJob(job_id) | CancelJob(job_id) | JobNoted(job_id):
                 if self._is_needed(job_id):
                     yield record
             case JobChanged(summary):

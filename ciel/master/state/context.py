@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ciel.core.events import AddTask, DropObjects, Message
+from ciel.core.events import AddTask, DropObjects, JobNoted, Message
 from ciel.core.graph.early_outputs import introduce
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.task_graph import TaskGraph
-from ciel.core.graph.task_history import TaskHistory
+from ciel.core.history import History
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.refs import Reference
@@ -24,6 +24,7 @@ class Context:
     """The shared data of one master. `now_s` is the time of the current event."""
 
     __slots__ = (
+        "epoch_s",
         "graph",
         "histories",
         "journal",
@@ -38,9 +39,10 @@ class Context:
         self.graph = TaskGraph()
         self.table = WorkerTable()
         self.now_s = 0.0
+        self.epoch_s = 0.0  # this plus `now_s` is the time since the epoch
         self.outbox: list[tuple[str, Message]] = []  # each with its receiver
         self.journal: list[Message] = []  # the records for the journal, in order
-        self.histories: dict[str, TaskHistory] = {}  # by task
+        self.histories: dict[str, History] = {}  # by task
         self.retry_states: dict[str, RetryState] = {}  # by task
         self.touched: dict[str, Job] = {}  # jobs to be checked at the end of the tick
 
@@ -54,7 +56,12 @@ class Context:
 
     def record(self, task: TaskNode, text: str) -> None:
         """Add a line to the history of a task."""
-        self.histories.setdefault(task.spec.id, TaskHistory()).record(self.now_s, text)
+        self.histories.setdefault(task.spec.id, History()).record(self.now_s, text)
+
+    def note(self, job: Job, text: str) -> None:
+        """Add a line to the history of a job that no other record of the journal implies."""
+        job.history.record(self.now_s, text)
+        self.journal.append(JobNoted(job.spec.id, self.now_s + self.epoch_s, text))
 
     def fail(self, task: TaskNode, reason: str, details: object) -> None:
         """Fail a task."""

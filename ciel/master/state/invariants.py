@@ -105,7 +105,7 @@ def _stalled(master: MasterMachine) -> Problems:
             yield task_id, "it is runnable, but in no queue"
     workers = list(master.workers.values())
     is_idle = not any(worker.assigned for worker in workers)
-    if is_idle and not all(worker.suspicion for worker in workers):
+    if is_idle and any(worker.takes_tasks for worker in workers):
         for task in dispatcher.memory_queue:
             if task.state is RUNNABLE:
                 yield task.spec.id, "it waits for memory, although all workers are idle"

@@ -14,6 +14,7 @@ from ciel.core.events import (
     SubmitJob,
     TaskPrinted,
 )
+from ciel.core.history import with_reason
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import (
     ENDED,
@@ -75,6 +76,7 @@ class Jobs:
             raise CielError(f"the cluster has {JOBS_MAX} jobs already; remove some")
         self.count += 1
         job = Job(spec, self.count, self._context.now_s, self.task_totals)
+        job.history.record(self._context.now_s, "created")
         self.by_id[spec.id] = job
         self.totals[job.state] += 1
         self._context.journal.append(SubmitJob(spec))
@@ -94,6 +96,7 @@ class Jobs:
         self.move(job, state)
         job.reason = reason
         job.ended_at_s = context.now_s
+        job.history.record(context.now_s, with_reason(str(state), reason))
         if context.graph.objects.fixed:
             context.graph.fixed.job_ended(job)
         self.subscriptions.disown(job_id)

@@ -7,7 +7,7 @@ a client's connection.
 
 The machine itself only receives events and orders the work of a tick. Its components decide; each
 owns its tables, and knows the components before it: `Context`, `Dispatcher`, `EagerDispatch`,
-`Attempts`, `InlineChildren`, `Membership`, `Jobs`, `JobOperations`, `ClientRequests`.
+`Attempts`, `InlineChildren`, `Draining`, `Membership`, `Jobs`, `JobOperations`, `ClientRequests`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ciel.core.events import (
     DropObjects,
     InputsLost,
     Message,
+    NotCopied,
     ObjectsStored,
     SpawnTask,
     StoreListed,
@@ -37,7 +38,7 @@ from ciel.core.events import (
 )
 from ciel.core.graph.early_outputs import open_streams
 from ciel.core.graph.nodes import TaskNode
-from ciel.core.graph.task_history import TaskHistory
+from ciel.core.history import History
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobSpec
 from ciel.core.retries import RetryState, not_before_s
@@ -46,6 +47,7 @@ from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.client_requests import ClientRequests
 from ciel.master.state.context import Context
+from ciel.master.state.draining import Draining
 from ciel.master.state.inline_children import InlineChildren
 from ciel.master.state.jobs import Jobs
 from ciel.master.state.membership import Membership
@@ -76,9 +78,8 @@ class MasterMachine:
         context = self.context = Context()
         self.graph = context.graph
         self.workers: Mapping[str, WorkerNode] = context.table.by_id
-        self.histories: Mapping[str, TaskHistory] = context.histories
+        self.histories: Mapping[str, History] = context.histories
         self.retry_states: Mapping[str, RetryState] = context.retry_states
-        self.epoch_s = 0.0  # this machine's time plus this is the time since the epoch
         self.kept: dict[ObjectId, Kept] = {}  # objects that stay when their jobs are removed
         self.bulk = BulkOperations(self.graph)
         self.cancellations = Cancellations(context)
@@ -96,8 +97,10 @@ class MasterMachine:
             context.send,
         )
         self.children = InlineChildren(context, self.attempts, starts_inline=delegates)
+        self.draining = Draining(context, self.dispatcher, self.eager, self.attempts)
         self.membership = Membership(
             context, self.bulk, self.dispatcher, self.eager, self.attempts, self.children,
+            self.draining,
             suspect_after_s=suspect_after_s, timeout_s=worker_timeout_s,
         )  # fmt: skip
         self.job_table = Jobs(context)
@@ -117,6 +120,15 @@ class MasterMachine:
     @property
     def outbox(self) -> list[tuple[str, Message]]:
         return self.context.outbox
+
+    @property
+    def epoch_s(self) -> float:
+        """This machine's time plus this is the time since the epoch."""
+        return self.context.epoch_s
+
+    @epoch_s.setter
+    def epoch_s(self, epoch_s: float) -> None:
+        self.context.epoch_s = epoch_s
 
     @property
     def journal(self) -> list[Message]:
@@ -216,6 +228,10 @@ class MasterMachine:
             case ObjectsStored(refs, kept, idle):
                 self.membership.stored(worker, refs)
                 attempts.stored(worker, refs, kept=kept, idle=idle)
+                if self.draining:
+                    self.draining.stored(worker, message)
+            case NotCopied():
+                self.draining.not_copied(worker, message)
             case StreamsOpened(task_id, attempt, refs):
                 task = attempts.reporting_task(worker, task_id, attempt)
                 if task is not None:
@@ -233,6 +249,14 @@ class MasterMachine:
                 self.dispatcher.learn_bandwidth(worker, message)
             case StoresReported():
                 worker.stores = message
+
+    def drain_worker(self, worker: WorkerNode, timeout_s: float | None, now_s: float) -> None:
+        """Let a worker leave when other workers have its tasks and objects.
+
+        After `timeout_s`, tasks that still run there run elsewhere. Raises CannotDrainError.
+        """
+        self.context.now_s = now_s
+        self.draining.request(worker, timeout_s)
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -355,6 +379,9 @@ class MasterMachine:
             self.eager.check()
             self.eager.send()
         self.dispatcher.recall(self.context.now_s)
+        if self.draining:
+            self.draining.step()
+            self.attempts.follow_streams()
         self._announce()
 
     def _announce(self) -> None:
@@ -373,7 +400,8 @@ class MasterMachine:
     @property
     def has_more(self) -> bool:
         """Whether this tick has left work for the next one, which should follow at once."""
-        return bool(self.bulk) or self.graph.has_more or self.dispatcher.is_cut_short
+        is_started = bool(self.bulk) or self.graph.has_more or self.dispatcher.is_cut_short
+        return is_started or (bool(self.draining) and self.draining.has_more)
 
     def _settle_children(self) -> None:
         """Assign or cancel the inline children that are not decided yet."""
@@ -430,4 +458,6 @@ class MasterMachine:
         if self.has_more:
             return self.context.now_s
         due = [self.job_table.progress_due_s, self.dispatcher.ready.due_s]
+        if self.draining:
+            due.append(self.draining.due_s())
         return min((due_s for due_s in due if due_s is not None), default=None)

@@ -11,6 +11,7 @@ from ciel.core.refs import Reference
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.context import Context
+from ciel.master.state.draining import Draining
 from ciel.master.state.inline_children import InlineChildren
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
@@ -31,6 +32,7 @@ class Membership:
         eager: EagerDispatch,
         attempts: Attempts,
         children: InlineChildren,
+        draining: Draining,
         *,
         suspect_after_s: float = SUSPECT_AFTER_S,
         timeout_s: float = WORKER_TIMEOUT_S,
@@ -42,6 +44,7 @@ class Membership:
         self._eager = eager
         self._attempts = attempts
         self._children = children
+        self._draining = draining
         self._losing: dict[str, WorkerNode] = {}  # lost workers, by address
         self.suspect_after_s = suspect_after_s
         self.timeout_s = timeout_s
@@ -68,7 +71,10 @@ class Membership:
                 self.lost(other.facts.id, "another worker took its place", died=True)
         self._lose_rest(facts.netloc)
         self.joined_count += 1
-        self._dispatcher.add_worker(WorkerNode(facts, self._context.now_s))
+        worker = WorkerNode(facts, self._context.now_s)
+        self._dispatcher.add_worker(worker)
+        if facts.is_draining:
+            self._draining.start(worker, facts.drain_within_s)
         self._context.journal.append(WorkerSeen(facts.id, facts.netloc))
         if held := self._context.graph.objects.held_at(facts.netloc):
             self._unlisted[facts.id] = set(held)  # known from the journal
@@ -167,6 +173,7 @@ class Membership:
         self._eager.worker_lost(worker)
         self._attempts.worker_lost(worker, reason, died=died)
         self._children.worker_lost(worker)
+        self._draining.worker_lost(worker)
         graph, place = self._context.graph, worker.facts.netloc
         for object_id in (*graph.objects.fixed, *graph.objects.growing):
             lose(graph, object_id, place)  # at once, since running programs depend on these

@@ -15,6 +15,7 @@ from ciel.core.graph.failures import label
 from ciel.core.graph.job_retry import cancel, end_retry, retry_tasks
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.removal import hand_over, remove
+from ciel.core.history import with_reason
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED, Job, JobState, summarise
 from ciel.core.refs import Failure, Stream
@@ -136,6 +137,7 @@ class JobOperations:
         if job.state is JobState.ACTIVE:
             job.open = False
             self._context.journal.append(CancelJob(job.spec.id, reason))
+            job.history.record(self._context.now_s, with_reason("being cancelled", reason))
         self._end_by_force(job, JobState.CANCELLED, reason)
 
     def _end_by_force(self, job: Job, state: JobState, reason: str) -> None:
@@ -254,6 +256,7 @@ class JobOperations:
         self._bulk.start(self._retrying(job, refused, objects))
         if refused:
             raise refused[0]
+        job.history.record(self._context.now_s, "retried")
 
     def _retrying(
         self,

@@ -16,6 +16,7 @@ from ciel.core.events import (
     Change,
     CloseJob,
     JobChanged,
+    JobNoted,
     JournalCompacted,
     MasterStarted,
     Message,
@@ -27,8 +28,9 @@ from ciel.core.events import (
     WorkerSeen,
 )
 from ciel.core.graph.task_graph import UNBOUNDED
-from ciel.core.jobs import ENDED, JobState, JobSummary
+from ciel.core.jobs import ENDED, Job, JobState, JobSummary
 from ciel.core.tasks import DONE
+from ciel.master.state.attempts import FIRST_STARTED
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import object_locations, topics
 
@@ -87,12 +89,24 @@ class Restoration:
                 topics.change(machine, topic, argument, self._context.now_s)
             case MasterStarted(epoch):
                 self.epoch = epoch
+                self._note_restart()
+            case JobNoted(job, at_s, text):
+                self._note(machine.find_job(job), at_s, text)
             case WorkerSeen(worker, netloc):
                 self.workers[worker] = netloc
             case WorkerLeft(worker):
                 self.workers.pop(worker, None)
             case JournalCompacted(jobs):
                 machine.job_table.count = max(machine.job_table.count, jobs)
+
+    def _note(self, job: Job, at_s: float, text: str) -> None:
+        job.history.record(at_s - self._machine.epoch_s, text)
+        job.is_started = job.is_started or text.startswith(FIRST_STARTED)
+
+    def _note_restart(self) -> None:
+        for job in self._machine.jobs.values():
+            if job.state not in ENDED:
+                job.history.record(self._context.now_s, "the master was restarted")
 
     def _job_changed(self, summary: JobSummary) -> None:
         """End a job as it ended before; count the tasks that have no records any more."""
@@ -119,6 +133,7 @@ class Restoration:
         context.now_s = now_s
         machine.job_table.ended.clear()
         context.graph.settled.clear()
+        self._note_restart()
         context.graph.steps_left = machine.bulk.steps_per_tick
         for job in machine.jobs.values():
             if job.state is JobState.ACTIVE:

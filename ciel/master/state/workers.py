@@ -35,6 +35,8 @@ class WorkerFacts(NamedTuple):
     memory_bytes: int = 0  # for the programs of tasks; 0: unknown
     hostname: str = ""  # for users; workers with the same `host` can share files
     spool: str = ""  # identifies its work directory, which only one process uses; "": unknown
+    is_draining: bool = False  # it was told so by an earlier master
+    drain_within_s: float | None = None  # the time left for its tasks; None: no limit
 
 
 class WorkerNode:
@@ -50,6 +52,7 @@ class WorkerNode:
         "facts",
         "given_at_s",
         "heard_at_s",
+        "is_draining",
         "memory_used",
         "over_credit",
         "parked",
@@ -82,6 +85,7 @@ class WorkerNode:
         self.stores = StoresReported((), 0)
         self.heard_at_s = now_s
         self.suspicion = ""  # why it may be lost; empty if it is not suspected
+        self.is_draining = False  # it gets only tasks that no other worker can run
         self.reported_at_s = now_s  # when it last reported an end, or had no attempts
 
     def __repr__(self) -> str:
@@ -102,8 +106,17 @@ class WorkerNode:
         return [(own, DescribeJob(about.id, about.context)), assign]
 
     @property
-    def has_room(self) -> bool:
+    def takes_tasks(self) -> bool:
+        return not (self.suspicion or self.is_draining)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it may get another task that only it can run."""
         return self.slots_used < self.credit.limit and not self.suspicion
+
+    @property
+    def has_room(self) -> bool:
+        return self.has_credit and not self.is_draining
 
     @property
     def has_room_over_credit(self) -> bool:
@@ -111,7 +124,7 @@ class WorkerNode:
 
         A worker gets as many such tasks as it has slots, beyond its credit.
         """
-        return len(self.over_credit) < self.facts.slots and not self.suspicion
+        return len(self.over_credit) < self.facts.slots and self.takes_tasks
 
     def has_free(self, needs: Needs) -> bool:
         """Whether a task with these needs would start at once."""

@@ -16,12 +16,16 @@ from ciel.core.events import (
     AssignTask,
     AttemptsKept,
     CancelTask,
+    CopyObjects,
     CopyTimed,
+    DismissWorker,
+    DrainWorker,
     DropObjects,
     FromWorker,
     InputsLost,
     MeetWorkers,
     Message,
+    NotCopied,
     ObjectsStored,
     RecallTasks,
     SpawnTask,
@@ -60,6 +64,7 @@ from ciel.worker.state.orders import (
     FetchObject,
     Key,
     KillAttempt,
+    LeaveMaster,
     Order,
     Phase,
     RecallAttempt,
@@ -142,6 +147,10 @@ class WorkerMachine:
         self._recent: Recent[ObjectId, Value] = Recent()  # small results
         self._local_starts = LocalStarts(frozenset(starts_locally))
         self.uploads = Uploads()
+        self._entrusted: set[ObjectId] = set()  # copied by order of the master
+        self._to_copy: dict[ObjectId, None] = {}  # of them, those that are being fetched
+        self.is_draining = False
+        self._drain_until_s: float | None = None
         self._hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._to_fetch: deque[Reference] = deque()  # awaited, and not ordered yet
@@ -204,10 +213,10 @@ class WorkerMachine:
     def is_droppable(self, object_id: str) -> bool:
         """Return whether the store may drop an object. Any thread may call this.
 
-        It may if other workers exist, which may have a copy, if no user has pinned the object, and
-        if no attempt reads it soon.
+        It may if other workers exist, which may have a copy, if neither a user nor the master wants
+        it to stay, and if no attempt reads it soon.
         """
-        if not self._hosts or object_id in self.uploads.pinned:
+        if not self._hosts or object_id in self.uploads.pinned or object_id in self._entrusted:
             return False
         return not self.is_read_next(object_id)
 
@@ -242,12 +251,45 @@ class WorkerMachine:
                 held = self.uploads.without_pinned(held, self._kept, now_s)
                 for object_id in held:
                     del self._stored[object_id]
+                self._entrusted.difference_update(held)
                 if held:
                     self._orders.append(DeleteObjects(held))
                 self._abandon(objects)
                 self._end_processes([o for o in objects if o in self._fixed] if self._fixed else ())
             case MeetWorkers():
                 message.apply_to(self._hosts, self.netloc)
+            case CopyObjects(refs):
+                self._copy(refs)
+            case DrainWorker(timeout_s):
+                self._drain(timeout_s, now_s)
+            case DismissWorker():
+                self._orders.append(LeaveMaster())
+
+    def _copy(self, refs: Iterable[Reference]) -> None:
+        """Copy objects that this worker is entrusted with."""
+        held: list[Reference] = []
+        for ref in refs:
+            self._entrusted.add(ref.id)
+            if self._has(ref):
+                held.append(Concrete(ref.id, self._stored[ref.id], self._here))
+            else:
+                self._to_copy[ref.id] = None
+                self.fetch(ref)
+        if held:
+            self._report(ObjectsStored(tuple(held)))
+
+    def _drain(self, timeout_s: float | None, now_s: float) -> None:
+        """Prepare to leave: report the uploads that no job may have named yet."""
+        self.is_draining = True
+        self._drain_until_s = None if timeout_s is None else now_s + timeout_s
+        recent = self.uploads.recent(now_s)
+        refs = [Concrete(o, self._stored.get(o), self._here) for o in recent]
+        if refs:
+            self._report(ObjectsStored(tuple(refs), kept=True))
+
+    def drain_left_s(self, now_s: float) -> float | None:
+        """Return the time left until other workers run the tasks of this one; None: no limit."""
+        return None if self._drain_until_s is None else max(self._drain_until_s - now_s, 0.0)
 
     def master_reached(self) -> None:
         """Start to report the stored objects to a new master."""
@@ -457,7 +499,8 @@ class WorkerMachine:
         """Add an object that a fetch has stored; report the copy."""
         self._fetching.pop(object_id, None)
         self._growing.pop(object_id, None)
-        if object_id not in self._stored:
+        is_ordered = self._to_copy.pop(object_id, 0) is None
+        if object_id not in self._stored or is_ordered:
             self._report(ObjectsStored((Concrete(object_id, size_bytes, self._here),)))
         self._add_stored(object_id, now_s, size_bytes)
 
@@ -487,6 +530,9 @@ class WorkerMachine:
         """
         self._fetching.pop(object_id, None)
         lost = tuple([(object_id, netloc) for netloc in losses])
+        if self._to_copy.pop(object_id, 0) is None:
+            self._entrusted.discard(object_id)
+            self._report(NotCopied(object_id, losses, details, lacks_room))
         for key in self._waiting.waiters_of(object_id):
             if (
                 key in self._attempts
@@ -545,6 +591,8 @@ class WorkerMachine:
         """Note that a client has uploaded an object to this worker's store."""
         self.uploads.add(object_id, now_s)
         self._add_stored(object_id, now_s)
+        if self.is_draining:
+            self._report(ObjectsStored((Concrete(object_id, None, self._here),), kept=True))
 
     def offer_uploads(self, older_than_s: float, now_s: float) -> list[ObjectId]:
         """Report old uploads to the master; return their ids.
@@ -659,6 +707,7 @@ class WorkerMachine:
             )
         starts_now = inputs is not None and not self._queue and spec.needs.slots <= self.slots_free
         starts_now = starts_now and self._slots.has_memory(spec.needs.memory_bytes)
+        starts_now = starts_now and not self.is_draining
         self._report(SpawnTask(spec, known, key[1], starts_now, bool(wanted)))
         if starts_now and inputs is not None:
             self._local_starts.note(spec.id)

@@ -83,6 +83,10 @@ class EndProcesses(NamedTuple):
     objects: tuple[ObjectId, ...]
 
 
+class LeaveMaster(NamedTuple):
+    """Leave the master, and end this worker: it was drained."""
+
+
 _WHOLE = (Concrete, Sweetheart)
 CANCELLED = TaskFault("CANCELLED", "the task was cancelled")
 ABORTED = TaskFault("ABORTED", "a user aborted the task")
@@ -90,7 +94,7 @@ ABORTED_HERE = TaskFault("ABORTED", "a user aborted the task on its worker")
 
 Order = (
     FetchObject | AbandonFetch | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects
-    | EndProcesses
+    | EndProcesses | LeaveMaster
 )  # fmt: skip
 Key = tuple[TaskId, int]
 

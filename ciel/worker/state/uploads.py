@@ -45,6 +45,10 @@ class Uploads:
             if not is_output(object_id):
                 self.add(object_id, now_s)
 
+    def recent(self, now_s: float) -> list[ObjectId]:
+        """List the uploads whose client may be about to name them."""
+        return [o for o, since_s in self._since_s.items() if since_s + NEW_FOR_S > now_s]
+
     def unnamed(self, now_s: float, older_than_s: float = NEW_FOR_S) -> list[ObjectId]:
         """List old uploads that are not pinned. Jobs may have named them meanwhile."""
         return [

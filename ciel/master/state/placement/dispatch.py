@@ -131,6 +131,14 @@ class Dispatcher:
     def suspect(self, worker: WorkerNode) -> None:
         """Assign no more tasks to a worker, and move the tasks parked at it to other workers."""
         self._table.suspects |= {worker.facts.netloc}
+        self._unpark(worker)
+
+    def drain(self, worker: WorkerNode) -> None:
+        """Assign only tasks to a worker that no other worker can run; move its parked tasks."""
+        worker.is_draining = True
+        self._unpark(worker)
+
+    def _unpark(self, worker: WorkerNode) -> None:
         for task in reversed(worker.parked):
             self.ready.push_first(task)
         worker.parked.clear()
@@ -311,17 +319,19 @@ class Dispatcher:
             task.reason = best.reason
             worker = next(other for other in able if other.facts.netloc == best.location)
         else:
-            having_room = [worker for worker in roomy if worker in able]
+            # If able workers drain, no other worker can run the task.
+            having_room = [w for w in roomy if w in able] or [w for w in able if w.is_draining]
             if not having_room:
                 return False
             free = [worker for worker in having_room if worker.has_free(needs)]
             worker = (free or having_room)[0]
-        if not worker.has_room:
+        if not worker.has_credit:
             _park(worker, task)
             self._waited_for[worker] = None
             return True
-        roomy.remove(worker)
-        roomy.append(worker)
+        if not worker.is_draining:
+            roomy.remove(worker)
+            roomy.append(worker)
         self._assign(task, worker)
         return True
 
@@ -338,10 +348,11 @@ class Dispatcher:
             self._refuse(task, "NO_WORKER_FITS", details)
         elif not worker.can_hold(task.spec.needs):
             self._refuse_as_too_large(task, [worker])
-        elif worker.has_room and worker.has_memory(task.spec.needs):
+        elif worker.has_credit and worker.has_memory(task.spec.needs):
             self._assign(task, worker)
-            roomy.remove(worker)
-            roomy.append(worker)
+            if not worker.is_draining:
+                roomy.remove(worker)
+                roomy.append(worker)
         else:
             worker.bound.append(task)
             self._waited_for[worker] = None
@@ -360,8 +371,7 @@ class Dispatcher:
         able = [worker for worker in offering if worker.can_hold(spec.needs)]
         if not able:
             self._refuse_as_too_large(task, offering)
-        if self._table.suspects:
-            able = [worker for worker in able if not worker.suspicion] or able
+        able = [worker for worker in able if worker.takes_tasks] or able
         return self._having_space(task, able) or able
 
     def _having_space(self, task: TaskNode, workers: Sequence[WorkerNode]) -> Sequence[WorkerNode]:
@@ -415,7 +425,7 @@ class Dispatcher:
     def _serve_parked(self, priority: int) -> None:
         """Assign parked tasks whose workers have room now, down to a priority."""
         for worker in self._waited_for:
-            while (queue := worker.bound or worker.parked) and worker.has_room:
+            while (queue := worker.bound or worker.parked) and worker.has_credit:
                 task = queue[0]
                 if task.spec.needs.priority < priority:
                     break
@@ -472,7 +482,8 @@ class Dispatcher:
             worker
             for worker in self.workers.values()
             if worker.slots_used < worker.facts.slots
-            and not (worker.parked or worker.suspicion or worker.stores.is_full)
+            and worker.takes_tasks
+            and not (worker.parked or worker.stores.is_full)
         ]
         room = sum(w.credit.limit - w.slots_used for w in idle)
         for worker in self.workers.values() if idle else ():

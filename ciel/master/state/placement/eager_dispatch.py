@@ -140,7 +140,7 @@ class EagerDispatch:
             return False
         if self._wasted and self._wasted.get(task, 0) >= WASTED_MAX:
             return False
-        if worker.suspicion or spec.executor not in facts.executors:
+        if not worker.takes_tasks or spec.executor not in facts.executors:
             return False
         if not worker.can_hold(spec.needs):
             return False

@@ -72,3 +72,12 @@ def ran_on(job: Job) -> dict[str, int]:
     At most `WORKERS_LISTED_MAX` workers are listed.
     """
     return dict(list(job.ran_on.items())[:WORKERS_LISTED_MAX])
+
+
+def of_job(machine: MasterMachine, job: Job) -> dict[str, Any]:
+    """Return the history of a job: its events, with seconds since the epoch.
+
+    `omitted` events are missing before the latest half.
+    """
+    events = [[round(at_s + machine.epoch_s, 3), text] for at_s, text in job.history.events]
+    return {"events": events, "omitted": job.history.omitted}

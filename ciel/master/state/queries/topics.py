@@ -36,6 +36,7 @@ from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import explain, history, object_locations
+from ciel.master.state.workers import WorkerNode
 
 RESULTS_MAX = 1000
 FAILURES_MAX = 100
@@ -47,6 +48,7 @@ TASKS_SCANNED_MAX = 10_000  # for one page; about 5 ms
 TASKS_COUNTED_MAX = 5_000  # by kind, for one answer; about 10 ms
 RESULTS_SCANNED_MAX = 100_000  # for errors; about 20 ms
 NAMES_SCANNED_MAX = 50_000  # for a task with a given name; about 10 ms
+DRAIN_MAX_S = 10**8  # three years
 GRAPH_PAGE_MAX = 4000  # the size of a page, in objects; about 10 ms
 _GRAPH_TEXT_MAX_LENGTH = 1000
 _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
@@ -76,6 +78,7 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             "memory_asked_bytes": worker.memory_used,
             "silent_s": round(now_s - worker.heard_at_s, 3),
             "suspicion": worker.suspicion,
+            "draining": machine.draining.describe(worker),
             "executors": sorted(worker.facts.executors),
             "lacking": dict(worker.facts.lacking),
             "software": worker.facts.software,
@@ -215,6 +218,7 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
         "open": found.open,
         "first_task": history.first_task(found),
         "ran_on": history.ran_on(found),
+        "history": history.of_job(machine, found),
         "tasks": tasks(machine, {"job": found.spec.id, "limit": TASKS_OF_JOB_MAX})["tasks"],
     }
 
@@ -446,6 +450,27 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
     }
 
 
+def find_worker(machine: MasterMachine, selector: Any) -> WorkerNode:
+    """Find a worker by its id or its address."""
+    if isinstance(selector, str):
+        worker = machine.workers.get(selector) or machine.context.table.at(selector)
+        if worker is not None:
+            return worker
+    shown = object_locations.shown_name(selector)
+    raise UnknownQueryError(f"there is no worker {shown}; `ciel worker list` lists all workers")
+
+
+def drain(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
+    """Start to drain a worker. No record is written: the worker knows it (ADR 80)."""
+    worker, timeout_s = find_worker(machine, arguments.get("worker")), arguments.get("timeout_s")
+    if timeout_s is not None and not (
+        isinstance(timeout_s, int | float) and 0 <= timeout_s <= DRAIN_MAX_S
+    ):
+        raise UnknownQueryError(f"timeout_s must be null or a number from 0 to {DRAIN_MAX_S}")
+    machine.drain_worker(worker, timeout_s, now_s)
+    return {"worker": worker.facts.id, "netloc": worker.facts.netloc}
+
+
 def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:
     """Carry out a change that a client requests. Raises CielError, and then changes nothing."""
     arguments = argument if isinstance(argument, dict) else {}
@@ -453,6 +478,8 @@ def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
         done = object_locations.change(machine, topic, arguments, now_s)
         machine.journal.append(Change(0, topic, {**arguments, "object": done["object"]}))
         return done
+    if topic == "drain":
+        return drain(machine, arguments, now_s)
     found = find(machine, arguments.get("job"))
     match topic:
         case "remove":

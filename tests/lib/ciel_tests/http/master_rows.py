@@ -35,7 +35,7 @@ def master_table() -> Routes:
     clock = Clock()
     service = MasterService(clock, Ticks(clock), NullJournal(), {}, MasterMachine())
     browsers = BrowserSessions(ROOT)
-    return master_routes(clock, Key.new(), service, lambda: None, browsers, DEBUGGING)
+    return master_routes(clock, Key.new(), service, lambda: None, None, browsers, DEBUGGING)
 
 
 def _original() -> Iterator[Row]:
@@ -105,5 +105,6 @@ MASTER_ROWS: Final = (
     Row("POST", "/control/worker/reset", Role.ADMIN),
     Row("POST", "/api/v1/debug/dump", Role.ADMIN),
     Row("POST", "/api/v1/debug/log-level", Role.ADMIN, body=b'"info"', takes="json"),
+    Row("POST", "/control/restart", Role.ADMIN, status=409),  # it has no journal
     Row("POST", "/control/shutdown", Role.ADMIN, ends=True),
 )

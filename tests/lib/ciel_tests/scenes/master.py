@@ -12,6 +12,7 @@ from ciel.core.events import (
     AssignTask,
     CancelTask,
     CloseJob,
+    CopyObjects,
     DropObjects,
     InputsLost,
     JobChanged,
@@ -143,6 +144,8 @@ class Cluster:
                 return f"{peer}: give back {' '.join(self._name(task) for task, _ in attempts)}"
             case DropObjects(objects):
                 return f"{peer}: drop {' '.join(objects)}"
+            case CopyObjects(refs):
+                return f"{peer}: copy {' '.join(ref.id for ref in refs)}"
             case ObjectSettled(_, Failure(object_id, reason, _)):
                 return f"{peer}: {object_id} is {reason}"
             case ObjectSettled(_, ref):

@@ -1,19 +1,19 @@
-from ciel.core.graph.task_history import EVENTS_MAX, TEXT_MAX_LENGTH, TaskHistory
+from ciel.core.history import EVENTS_MAX, TEXT_MAX_LENGTH, History
 
 
 def test_a_history_lists_events_with_ages_oldest_first() -> None:
-    story = TaskHistory()
+    story = History()
     story.record(10.0, "attempt 1 failed")
     story.record(12.5, "attempt 2 failed")
     assert story.lines(13.0) == ["3.0 s ago: attempt 1 failed", "0.5 s ago: attempt 2 failed"]
 
 
 def test_a_history_without_events_is_empty() -> None:
-    assert TaskHistory().lines(0.0) == []
+    assert History().lines(0.0) == []
 
 
 def test_a_long_history_keeps_its_first_and_last_events() -> None:
-    story = TaskHistory()
+    story = History()
     for number in range(100):
         story.record(float(number), f"event {number}")
     lines = story.lines(100.0)
@@ -24,6 +24,6 @@ def test_a_long_history_keeps_its_first_and_last_events() -> None:
 
 
 def test_a_long_text_is_cut() -> None:
-    story = TaskHistory()
+    story = History()
     story.record(0.0, "x" * 10 * TEXT_MAX_LENGTH)
     assert len(story.lines(0.0)[0]) < TEXT_MAX_LENGTH + 20

@@ -1,6 +1,7 @@
-"""Keeps the unusual events of a task's life in a bounded list.
+"""Keeps the events of the life of a task or job in a bounded list.
 
-`ciel task explain` and errors show them. A task that ran once and succeeded has no history.
+Of a task, these are the unusual ones: a task that ran once and succeeded has no history. `ciel task
+explain`, `ciel job info` and errors show them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ class HistoryEvent(NamedTuple):
     text: str
 
 
-class TaskHistory:
-    """The first and the latest unusual events of a task; events in between are omitted."""
+class History:
+    """The first and the latest events; events in between are omitted."""
 
     __slots__ = ("_events", "_omitted")
 
@@ -46,3 +47,14 @@ class TaskHistory:
         if self._omitted:
             lines.insert(EVENTS_MAX // 2, f"({self._omitted} more)")
         return lines
+
+    @property
+    def omitted(self) -> int:
+        """How many events in between were omitted."""
+        return self._omitted
+
+
+def with_reason(what: str, reason: str) -> str:
+    """Return an event with the first line of its reason, if it has one."""
+    first = reason.partition("\n")[0]
+    return f"{what}: {first}" if first else what
