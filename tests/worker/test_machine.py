@@ -7,8 +7,10 @@ import pytest
 from ciel.core.events import (
     KILL_GRACE_S,
     AssignTask,
+    AttemptsKept,
     DropObjects,
     MeetWorkers,
+    Message,
     Neighbour,
     ObjectsStored,
     SpawnTask,
@@ -503,7 +505,9 @@ def test_a_restarted_master_hears_of_attempts_that_run_and_of_unconfirmed_ends(
     played.assign(B)
     played.ended(A)
     played.comes(start(B), report(A))
-    kept = played.machine.master_restarted([report(A)])
+    kept, *again = played.machine.master_restarted([report(A)])
+    assert isinstance(kept, AttemptsKept)
+    assert again == [report(A)]
     assert set(kept.attempts) == {(A.id, 1), (B.id, 1)}
     assert (kept.within, kept.cancelled) == ((), ())
 
@@ -515,7 +519,8 @@ def test_attempts_that_have_not_started_are_forgotten_with_a_restarted_master(
     played.assign(B)
     played.assign(READS_X, stored("x", THERE))
     played.comes(fetch("x", THERE))
-    kept = played.machine.master_restarted([])
+    [kept] = played.machine.master_restarted([])
+    assert isinstance(kept, AttemptsKept)
     assert kept.attempts == ((A.id, 1),)
     played.ended(A)
     played.comes(report(A))
@@ -529,12 +534,30 @@ def test_a_restarted_master_does_not_adopt_what_the_earlier_one_cancelled(played
     played.run(A)
     played.cancel(A)
     played.comes(KillAttempt(A.id, 1, force=False))
-    assert played.machine.master_restarted([]).cancelled == (A.id,)
+    assert played.machine.master_restarted([]) == [AttemptsKept(((A.id, 1),), (), (A.id,))]
     played.ended(A, fault=CANCELLED)
     end = report(A, fault=CANCELLED)
     played.comes(end)
-    kept = played.machine.master_restarted([end])
-    assert (kept.attempts, kept.cancelled) == (((A.id, 1),), (A.id,))
+    kept = AttemptsKept(((A.id, 1),), (), (A.id,))
+    assert played.machine.master_restarted([end]) == [kept, end]
+
+
+def test_several_cancelled_attempts_at_a_task_are_named_once(played: Played) -> None:
+    ends = [report(A, fault=CANCELLED)._replace(attempt=number) for number in (1, 2)]
+    kept = AttemptsKept(((A.id, 1), (A.id, 2)), (), (A.id,))
+    assert played.machine.master_restarted(ends) == [kept, *ends]
+
+
+def test_an_end_whose_output_was_deleted_since_is_not_reported_to_a_restarted_master(
+    played: Played,
+) -> None:
+    played.run(A)
+    played.ended(A, stored("a", HERE))
+    played.comes(report(A, stored("a", HERE)))
+    played.machine.master_message(DropObjects((A.outputs[0],)), played.now_s)
+    played.comes(DeleteObjects((A.outputs[0],)))
+    again: list[Message] = [report(A, stored("a", HERE)), StoreListed(), AttemptsKept((), (), ())]
+    assert played.machine.master_restarted(again) == [AttemptsKept((), (), ())]
 
 
 def test_what_is_whole_is_kept_when_it_is_to_be_followed_no_longer(played: Played) -> None:
