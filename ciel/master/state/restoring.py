@@ -29,7 +29,7 @@ from ciel.core.events import (
 )
 from ciel.core.graph.task_graph import UNBOUNDED
 from ciel.core.jobs import ENDED, Job, JobState, JobSummary
-from ciel.core.tasks import DONE
+from ciel.core.tasks import DONE, RUNNABLE, WAITING
 from ciel.master.state.attempts import FIRST_STARTED
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import object_locations, topics
@@ -135,9 +135,13 @@ class Restoration:
         context.graph.settled.clear()
         self._note_restart()
         context.graph.steps_left = machine.bulk.steps_per_tick
+        for task in context.graph.tasks.values():
+            if task.state in (WAITING, RUNNABLE) and not context.graph.is_needed(task):
+                context.graph.deactivate(task)  # it has delegated its outputs
         for job in machine.jobs.values():
             if job.state is JobState.ACTIVE:
-                context.touch(job)
+                if job.wanted or job.spec.open:  # else its client has still to want something
+                    context.touch(job)
                 if not (job.spec.detached and not job.open):
                     machine.job_table.subscriptions.own(NOBODY, job)
         machine.membership.await_workers(self.workers, now_s + RETURN_S)
