@@ -57,6 +57,10 @@ from ciel.master.state.workers import AttemptKey, WorkerNode
 FIRST_STARTED = "its first task was sent to worker"
 
 
+def _by_number(key: tuple[str, int]) -> int:
+    return key[1]
+
+
 class Attempts:
     """All current attempts, and the reports that are held.
 
@@ -128,17 +132,25 @@ class Attempts:
     def adopt(self, worker: WorkerNode, kept: AttemptsKept) -> None:
         """Continue the attempts that a worker kept while the master was restarted.
 
-        Cancel those whose tasks need not run.
+        Cancel those whose tasks need not run, or have been assigned since with higher numbers: a
+        number must not be used again while a worker may still end its attempt. So the attempt with
+        the highest number comes first.
         """
         within, cancelled = set(kept.within), set(kept.cancelled)
-        for task_id, attempt in kept.attempts:
+        for task_id, attempt in sorted(kept.attempts, key=_by_number, reverse=True):
             task = self._graph.tasks.get(task_id)
-            is_waiting = task is not None and task.state in (WAITING, RUNNABLE)
+            if task is not None and task in self._eager.tasks:
+                self._eager.cancel(task)
+            is_latest = task is not None and (attempt == 0 or attempt >= task.attempt)
             if task is not None and task.state is not ASSIGNED:
                 task.attempt = max(task.attempt, attempt)
-            if task_id in cancelled:
-                continue
-            if task is None or not is_waiting or task.job in self._graph.cancelling:
+            if (
+                task is None
+                or task_id in cancelled
+                or task.state not in (WAITING, RUNNABLE)
+                or not is_latest
+                or task.job in self._graph.cancelling
+            ):
                 self._context.send(worker.facts.id, CancelTask(TaskId(task_id), attempt))
                 continue
             self._graph.restore_assigned(task)
