@@ -181,20 +181,27 @@ class MasterService:
                 f"the master does not know this {who}: it was disconnected for too long, or the "
                 "master was restarted without a journal"
             )
+        elif session.may_be_unknown:
+            self._replace_connection(session, peer)
+            self._call_when_durable(partial(self._continue, session, peer))
         elif type(received) is not int or not session.take_confirmation(received):
             peer.refuse(f"this {who} resumed its session with impossible counts")
         elif not session.can_resume:
             peer.refuse(f"this {who} read too slowly: too many messages waited for it")
         else:
-            if session.peer is not None:  # its old connection has not ended here yet
-                del self._names[session.peer]
-                session.peer.turn_away()
-                session.peer = None
-            self._names[peer] = session.name
+            self._replace_connection(session, peer)
             self._call_when_durable(partial(self._continue, session, peer))
             now_s = self._reactor.seconds()
             self.machine.worker_heard(session.name, now_s, now_s)  # ignored for clients
             log.info("{name} has reconnected", name=session.name)
+
+    def _replace_connection(self, session: PeerSession, peer: Peer) -> None:
+        """Give a session another connection, which carries it when `_continue` is called."""
+        if session.peer is not None:  # its old connection has not ended here yet
+            del self._names[session.peer]
+            session.peer.turn_away()
+            session.peer = None
+        self._names[peer] = session.name
 
     def _start_over(self, peer: Peer) -> None:
         """Begin a new session with a peer whose session this master does not know.
@@ -207,9 +214,10 @@ class MasterService:
             self._admit_worker(peer, token)
         else:
             self._admit_client(peer, token)
-        name = self._names.get(peer)
-        if name is not None:
-            self._peers[name].send(StartOver())
+        session = self._peers.get(self._names.get(peer, ""))
+        if isinstance(session, PeerSession):
+            session.replaces_earlier = True
+            session.send(StartOver())
 
     def _admit_client(self, peer: Peer, token: str | None) -> None:
         self._client_count += 1
@@ -222,7 +230,11 @@ class MasterService:
 
     def _continue(self, session: PeerSession, peer: Peer) -> None:
         """Resume a session; this confirms all messages that it has received."""
-        if self._names.get(peer) == session.name:  # else the connection was lost again
+        if self._names.get(peer) != session.name:
+            return  # the connection was lost again
+        if session.may_be_unknown:
+            session.begin_again(peer)
+        else:
             session.resume(peer)
 
     def _end_session(self, name: str, reason: str) -> None:
