@@ -152,8 +152,8 @@ class MasterService:
             self._admit_client(peer, token if isinstance(token, str) else None)
         self._ticks.at_end(self._end_tick)
 
-    def _admit_worker(self, peer: Peer, token: str) -> None:
-        """Let a worker join for which the master has no session."""
+    def _admit_worker(self, peer: Peer, token: str, *, returns: bool = False) -> None:
+        """Let a worker join for which the master has no session. `returns`: it starts over."""
         assert peer.hello is not None
         try:
             facts = worker_facts(peer.hello.about)._replace(software=peer.hello.software)
@@ -164,7 +164,7 @@ class MasterService:
         self._names[peer] = facts.id
         session = PeerSession(facts.id, peer, token or facts.id, confirms_late=True)
         self._peers[facts.id] = self._sessions[True, session.token] = session
-        self.machine.worker_joined(facts, self._reactor.seconds())
+        self.machine.worker_joined(facts, self._reactor.seconds(), returns=returns)
         log.info(
             "worker {worker} at {netloc} joined, {slots} slots",
             worker=facts.id, netloc=facts.netloc, slots=facts.slots,
@@ -211,7 +211,7 @@ class MasterService:
         assert peer.hello is not None
         token = str(peer.hello.about["session"])
         if peer.hello.role is Role.WORKER:
-            self._admit_worker(peer, token)
+            self._admit_worker(peer, token, returns=True)
         else:
             self._admit_client(peer, token)
         session = self._peers.get(self._names.get(peer, ""))
