@@ -3,7 +3,7 @@
 The engine must survive these faults: loss and restart of any worker (with or without its store),
 loss of any connection or client, delays, and frozen workers. Two faults it cannot survive: the loss
 of three workers that had the same task, and the loss of the only worker that had an upload.
-`Witness.is_excused` recognises both. The master does not fail in a simulation.
+`Witness.is_excused` recognises both. Without `journal`, the master does not fail.
 """
 
 from __future__ import annotations
@@ -82,8 +82,19 @@ class Options:
     pause_mean_s: float = 3.0
     pause_max_s: float = 1e9
     worker_timeout_s: float = 8.0
+    partition_interval_s: float = 0.0
+    partition_mean_s: float = 3.0
+    flap_share: float = 0.0  # of new connections that end at once
     client_cut_interval_s: float = 0.0
     client_back_share: float = 0.8
+
+    # The master. With a journal, clients have sessions.
+    journal: bool = False
+    sync_mean_s: float = 0.002  # until a group of records is durable
+    crash_interval_s: float = 0.0
+    power_share: float = 0.3  # of crashes that lose what the disk has not made durable
+    master_restart_mean_s: float = 0.5
+    lying_share: float = 0.0  # of calls that make records durable, and do nothing
 
     # The checks.
     ticks_per_check: int = 1
@@ -180,6 +191,28 @@ SCENARIOS: dict[str, Options] = {
         remove_share=0.6, hand_over_share=0.3, wanted_share=0.3, cancel_share=0.2,
         after_end_mean_s=0.3, kill_interval_s=3.0, wipe_share=0.6, cut_interval_s=6.0,
         client_cut_interval_s=6.0,
+    ),
+    "restarts": replace(_CALM, journal=True, crash_interval_s=1.5, flap_share=0.1),
+    # Nothing but the master fails, so each task runs only once.
+    "redo": replace(
+        _CALM, journal=True, crash_interval_s=1.5, power_share=0.5, sync_mean_s=0.02,
+        worker_timeout_s=60.0, twin_share=0.0, release_share=0.0, growing_share=0.0, phases_max=1,
+        nothing_runs_twice=True,
+    ),
+    "partitions": replace(
+        _CALM, journal=True, crash_interval_s=4.0, partition_interval_s=3.0, flap_share=0.1,
+        growing_share=0.3, streaming_share=0.2, inline_share=0.2,
+    ),
+    "ruins": replace(
+        _CALM, journal=True, crash_interval_s=2.0, kill_interval_s=2.0, wipe_share=0.5,
+        cut_interval_s=4.0, pause_interval_s=6.0, client_cut_interval_s=5.0, flap_share=0.1,
+        growing_share=0.3, inline_share=0.2, flaky_share=0.1, hand_over_share=0.3,
+        sync_mean_s=0.01,
+    ),
+    # A disk that says too early that records are durable.
+    "lies": replace(
+        _CALM, journal=True, crash_interval_s=1.5, power_share=0.8, lying_share=0.3,
+        growing_share=0.3, kill_interval_s=6.0,
     ),
 }  # fmt: skip
 
