@@ -542,6 +542,31 @@ def test_a_restarted_master_does_not_adopt_what_the_earlier_one_cancelled(played
     assert played.machine.master_restarted([end]) == [kept, end]
 
 
+def test_an_attempt_at_a_task_that_was_spawned_just_before_is_named(played: Played) -> None:
+    """The master had recorded the task before it assigned it, and had not confirmed it yet."""
+    child = a_task("c", parent=A, ordinal=0)
+    played.run(A)
+    played.ended(A)
+    played.comes(report(A))
+    played.run(child)
+    spawned: list[Message] = [SpawnTask(child, (), 1)]
+    kept = AttemptsKept(((child.id, 1),), (), ())
+    assert played.machine.master_restarted(spawned) == [kept, *spawned]
+
+
+def test_a_child_that_was_started_here_is_named_by_the_message_that_creates_it(
+    played: Played,
+) -> None:
+    child = a_task("c", parent=A, ordinal=0)
+    played.run(A)
+    started: list[Message] = [
+        SpawnTask(child, (), 1, started=True),
+        report(child)._replace(attempt=0),
+    ]
+    kept = AttemptsKept(((A.id, 1),), (), ())
+    assert played.machine.master_restarted(started) == [kept, *started]
+
+
 def test_several_cancelled_attempts_at_a_task_are_named_once(played: Played) -> None:
     ends = [report(A, fault=CANCELLED)._replace(attempt=number) for number in (1, 2)]
     kept = AttemptsKept(((A.id, 1), (A.id, 2)), (), (A.id,))

@@ -316,10 +316,11 @@ class WorkerMachine:
         self._to_fetch.clear()
         again = [message for message in unconfirmed if self._is_still_true(message)]
         pending = [*again, *self._reports]
-        spawned = {m.spec.id for m in pending if isinstance(m, SpawnTask)}
+        # The master learns of a child that was started here when it learns of the child.
+        spawned = {(m.spec.id, 0) for m in pending if isinstance(m, SpawnTask) and m.started}
         ends = {(m.task, m.attempt): m for m in pending if isinstance(m, TaskReported | InputsLost)}
         known = dict.fromkeys((*self._attempts, *ends))
-        keys = [key for key in known if key[0] not in spawned]
+        keys = [key for key in known if key not in spawned]
         kept = self._attempts.values()
         cancelled = [a.key[0] for a in kept if a.ending is not None and _is_cancelled(a.ending)]
         cancelled += [key[0] for key, m in ends.items() if _is_cancelled(getattr(m, "fault", None))]
@@ -327,7 +328,7 @@ class WorkerMachine:
         streams: list[FromWorker] = []
         for attempt in kept:
             growing = [o for o in attempt.streams if o in self._growing and o not in opened]
-            if growing and attempt.key[0] not in spawned:
+            if growing and attempt.key not in spawned:
                 refs = tuple([Stream(object_id, self._here) for object_id in growing])
                 streams.append(StreamsOpened(*attempt.key, refs))
         self._reports[:0] = streams
