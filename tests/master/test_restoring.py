@@ -18,8 +18,9 @@ from ciel.core.events import (
     WantObjects,
 )
 from ciel.core.history import EVENTS_MAX
+from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
-from ciel.core.refs import Concrete
+from ciel.core.refs import Concrete, Fixed
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state.compaction import compact
 from ciel.master.state.restoring import RETURN_S, Restoration
@@ -231,6 +232,20 @@ def test_a_task_whose_outputs_others_produce_is_not_assigned_again() -> None:
     cluster.joins(a_worker("w3"))
     assert cluster.state(parent) is TaskState.DORMANT
     assert cluster.state(child) is TaskState.ASSIGNED
+
+
+def test_an_object_that_a_task_gave_its_child_is_still_an_output_of_the_task() -> None:
+    """Otherwise it counts as an upload, and a process that waits is lost for good when it ends."""
+    before = two()
+    parent = a_task("a")
+    waits = Fixed(ObjectId(f"{parent.id}:fixed:0"), place_of("w1"))
+    child = a_task("a", inputs=[waits.id], parent=parent, ordinal=1)
+    before.job(parent, want=["a"], detached=True)
+    before.worker_says("w1", SpawnTask(child, (waits,), 1))
+    before.done("w1", parent, waits)
+    graphs = [cluster.machine.graph for cluster in (before, restart(before))]
+    producers = [graph.objects.nodes[waits.id].producer for graph in graphs]
+    assert [str(producer and producer.spec.id) for producer in producers] == [parent.id] * 2
 
 
 # --- workers that start over ----------------------------------------------------------------------

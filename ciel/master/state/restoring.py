@@ -27,6 +27,7 @@ from ciel.core.events import (
     WorkerLeft,
     WorkerSeen,
 )
+from ciel.core.graph.early_outputs import publish_early
 from ciel.core.graph.task_graph import UNBOUNDED
 from ciel.core.jobs import ENDED, Job, JobState, JobSummary
 from ciel.core.tasks import DONE, RUNNABLE, WAITING
@@ -73,6 +74,9 @@ class Restoration:
                 if spec.id not in machine.jobs:
                     machine.job_table.create(spec)
             case AddTask(spec, known):
+                parent = self._context.graph.tasks.get(spec.parent)
+                if parent is not None and known:
+                    publish_early(self._context.graph, parent, known)
                 self._context.add_task(spec, known, machine.find_job(spec.job))
             case WantObjects() | ReleaseObjects() | CloseJob() | CancelJob():
                 machine.clients.replay(record)
