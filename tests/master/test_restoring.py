@@ -283,6 +283,17 @@ def test_an_attempt_with_a_lower_number_than_its_task_has_had_is_stopped() -> No
     assert cluster.lines() == ["w1: stop a (1)", "w1: run a again (3)"]
 
 
+def test_an_attempt_whose_failure_is_recorded_is_not_adopted_when_its_task_is_retried() -> None:
+    before = running(A)
+    before.failed("w1", A)
+    cluster = restart(before)
+    cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+    cluster.joins(a_worker("w1"), returns=True)
+    end = TaskReported(A.id, 1, (), TaskFault("RUNTIME_EXCEPTION", "it failed"), 0.1)
+    cluster.worker_says("w1", AttemptsKept(((A.id, 1),), (), ()), end)
+    assert cluster.state(A) is TaskState.RUNNABLE
+
+
 def test_an_adopted_task_is_recalled_from_the_worker_that_was_sent_it_eagerly() -> None:
     first, second = a_chain(2)
     cluster = Cluster(a_worker("w1"), a_worker("w2"), delegates=True)
@@ -307,6 +318,15 @@ def test_an_output_in_a_repeated_report_is_not_deleted_before_the_worker_lists_i
     cluster.worker_says("w1", AttemptsKept(((A.id, 1),), (), ()), end)
     cluster.worker_says("w1", ObjectsStored((held,), kept=True), StoreListed())
     assert not [line for line in cluster.lines() if "drop" in line or "delete" in line]
+
+
+def test_a_process_that_a_returning_worker_lists_and_no_task_needs_is_ended() -> None:
+    cluster = restart(running(A))
+    cluster.joins(a_worker("w1"), returns=True)
+    waits = Fixed(ObjectId(f"{A.id}:fixed:0"), place_of("w1"))
+    cluster.worker_says("w1", AttemptsKept((), (), ()))
+    cluster.worker_says("w1", ObjectsStored((waits,), kept=True), StoreListed())
+    assert any("delete" in line or "drop" in line for line in cluster.lines())
 
 
 # --- whole simulations ----------------------------------------------------------------------------

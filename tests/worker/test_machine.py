@@ -29,6 +29,7 @@ from ciel.worker.state.orders import (
 from ciel_tests.scenes.worker import (
     BEYOND,
     CANCELLED,
+    FIXED,
     HERE,
     READS_X,
     THERE,
@@ -565,6 +566,22 @@ def test_a_child_that_was_started_here_is_named_by_the_message_that_creates_it(
     ]
     kept = AttemptsKept(((A.id, 1),), (), ())
     assert played.machine.master_restarted(started) == [kept, *started]
+
+
+def test_processes_that_wait_are_listed_with_the_objects(played: Played) -> None:
+    played.run(A)
+    played.ended(A, FIXED)
+    played.comes(report(A, FIXED))
+    played.machine.master_restarted([])
+    played.machine.master_reached()
+    played.comes(ObjectsStored((FIXED,), kept=True), StoreListed())
+
+
+def test_a_child_whose_output_was_deleted_since_was_not_started(played: Played) -> None:
+    child = a_task("c", parent=A, ordinal=0)
+    end = report(child, stored("c", HERE))._replace(attempt=0)
+    started: list[Message] = [SpawnTask(child, (), 1, started=True), end]
+    assert played.machine.master_restarted(started)[1:] == [SpawnTask(child, (), 1)]
 
 
 def test_several_cancelled_attempts_at_a_task_are_named_once(played: Played) -> None:

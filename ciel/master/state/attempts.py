@@ -132,16 +132,16 @@ class Attempts:
     def adopt(self, worker: WorkerNode, kept: AttemptsKept) -> None:
         """Continue the attempts that a worker kept while the master was restarted.
 
-        Cancel those whose tasks need not run, or have been assigned since with higher numbers: a
-        number must not be used again while a worker may still end its attempt. So the attempt with
-        the highest number comes first.
+        Cancel those whose tasks need not run, or have had an attempt with this number or a higher
+        one: its end may be known, or a worker may still end it. So the attempt with the highest
+        number comes first.
         """
         within, cancelled = set(kept.within), set(kept.cancelled)
         for task_id, attempt in sorted(kept.attempts, key=_by_number, reverse=True):
             task = self._graph.tasks.get(task_id)
+            is_latest = task is not None and (attempt == 0 or attempt > task.attempt)
             if task is not None and task in self._eager.tasks:
                 self._eager.cancel(task)
-            is_latest = task is not None and (attempt == 0 or attempt >= task.attempt)
             if task is not None and task.state is not ASSIGNED:
                 task.attempt = max(task.attempt, attempt)
             if (
@@ -575,7 +575,9 @@ class Attempts:
             self._cancel_produced_elsewhere(known, None)
         for ref in known:
             node = self._graph.objects.get(ref.id)
-            if node is not None and not (kept and has_copy_elsewhere(node, worker.facts.netloc)):
+            if node is None or type(ref) is Fixed:  # a process that was given up is not used again
+                continue
+            if not (kept and has_copy_elsewhere(node, worker.facts.netloc)):
                 self._graph.publish(ref)
         self.unlisted.add(worker, known, idle=idle)
 

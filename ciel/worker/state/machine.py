@@ -7,7 +7,7 @@ a time. After each batch of events the service takes the orders, and then the re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 
 from ciel.core.events import (
@@ -316,9 +316,11 @@ class WorkerMachine:
         self._to_fetch.clear()
         again = [message for message in unconfirmed if self._is_still_true(message)]
         pending = [*again, *self._reports]
+        ends = {(m.task, m.attempt): m for m in pending if isinstance(m, TaskReported | InputsLost)}
+        again = [self._without_lost_start(message, ends) for message in again]
+        pending = [*again, *self._reports]
         # The master learns of a child that was started here when it learns of the child.
         spawned = {(m.spec.id, 0) for m in pending if isinstance(m, SpawnTask) and m.started}
-        ends = {(m.task, m.attempt): m for m in pending if isinstance(m, TaskReported | InputsLost)}
         known = dict.fromkeys((*self._attempts, *ends))
         keys = [key for key in known if key not in spawned]
         kept = self._attempts.values()
@@ -336,6 +338,13 @@ class WorkerMachine:
         within = dict.fromkeys([a.key[0] for a in kept if not a.slots])
         ended = dict.fromkeys(cancelled)  # a task may have several such attempts
         return [AttemptsKept(tuple(keys), tuple(within), tuple(ended)), *again]
+
+    def _without_lost_start(self, message: Message, ends: Container[Key]) -> Message:
+        """Do not say of a child that it was started here if its end will not be reported."""
+        if not isinstance(message, SpawnTask) or not message.started:
+            return message
+        key = (message.spec.id, 0)
+        return message._replace(started=key in self._attempts or key in ends)
 
     def _is_still_true(self, message: Message) -> bool:
         """Whether a message is to be sent again to a master that has restarted.
@@ -361,6 +370,9 @@ class WorkerMachine:
             self._report(ObjectsStored(tuple(refs), kept=True))
         if self._is_listing and not self._to_report:
             self._is_listing = False
+            if self._fixed:  # a master that has restarted may have released them before
+                waiting = tuple([Fixed(object_id, self.netloc) for object_id in self._fixed])
+                self._report(ObjectsStored(waiting, kept=True))
             self._report(StoreListed())
 
     def master_lost(self, now_s: float) -> None:
