@@ -271,6 +271,19 @@ def test_of_several_attempts_at_a_task_the_latest_is_adopted() -> None:
     assert cluster.state(A) is TaskState.DONE
 
 
+def test_an_attempt_that_was_lost_with_its_worker_is_adopted_when_it_returns() -> None:
+    cluster = Cluster(a_worker("w1"))
+    cluster.job(A, want=["a"], detached=True)
+    cluster.machine.worker_lost("w1", "it was silent", cluster.now_s)
+    cluster.end_turn()
+    cluster.lines()
+    cluster.joins(a_worker("w1"), returns=True)
+    cluster.worker_says("w1", AttemptsKept(((A.id, 1),), (), ()), StoreListed())
+    assert cluster.lines() == []
+    cluster.done("w1", A)
+    assert cluster.state(A) is TaskState.DONE
+
+
 def test_an_attempt_with_a_lower_number_than_its_task_has_had_is_stopped() -> None:
     cluster = restart(running(A))
     cluster.passes(RETURN_S)

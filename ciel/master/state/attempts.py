@@ -84,6 +84,7 @@ class Attempts:
         self._cancellations = cancellations
         self._dispatches_eagerly = dispatches_eagerly
         self.held_reports: dict[TaskNode, tuple[WorkerNode, TaskReported]] = {}
+        self._lost: dict[TaskNode, int] = {}  # attempts whose workers were declared dead
         self.timeline = Timeline()
         self.unlisted = UnlistedCopies(context)
         self._copies = EarlyCopies(context.graph)
@@ -101,6 +102,8 @@ class Attempts:
         worker.add_attempt(task, self._context.now_s)
         if not task.job.is_started:
             self._note_start(task, worker)
+        if self._lost:
+            self._lost.pop(task, None)
         if self._table.suspects:
             inputs = tuple([self._table.without_suspects(ref) for ref in inputs])
         if self._graph.objects.growing:
@@ -120,6 +123,7 @@ class Attempts:
         self._graph.assign(task, worker.facts.id)
         if not task.job.is_started:
             self._note_start(task, worker)
+        self._lost.pop(task, None)
         if is_inline:
             task.attempt = 0
         worker.add_attempt(task, self._context.now_s, within=within)
@@ -134,12 +138,14 @@ class Attempts:
 
         Cancel those whose tasks need not run, or have had an attempt with this number or a higher
         one: its end may be known, or a worker may still end it. So the attempt with the highest
-        number comes first.
+        number comes first. An attempt that was lost with its worker may return with it.
         """
         within, cancelled = set(kept.within), set(kept.cancelled)
         for task_id, attempt in sorted(kept.attempts, key=_by_number, reverse=True):
             task = self._graph.tasks.get(task_id)
-            is_latest = task is not None and (attempt == 0 or attempt > task.attempt)
+            is_latest = task is not None and (
+                attempt in (0, self._lost.get(task)) or attempt > task.attempt
+            )
             if task is not None and task in self._eager.tasks:
                 self._eager.cancel(task)
             if task is not None and task.state is not ASSIGNED:
@@ -397,6 +403,7 @@ class Attempts:
         `died`: its process is known to have ended, so the loss counts against the tasks that it
         ran.
         """
+        self._lost = {t: n for t, n in self._lost.items() if t.state in (WAITING, RUNNABLE)}
         slots_left, ran = worker.facts.slots, Counter[Job]()
         for (_, attempt), task in worker.assigned.items():
             # Only the oldest attempts were running, and can have caused the loss.
@@ -439,6 +446,7 @@ class Attempts:
             self._note_ending(task, worker, run_s, None)
         context.touch(task.job)
         if isinstance(verdict, Retry):
+            self._lost[task] = task.attempt
             self._graph.requeue(task)
         else:
             self._give_up(task, verdict.reason, verdict.details)
