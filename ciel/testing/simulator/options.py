@@ -217,13 +217,59 @@ SCENARIOS: dict[str, Options] = {
 }  # fmt: skip
 
 
-def options_for(scenario: str, seed: int) -> Options:
-    """Return a named scenario; for `any`, options that the seed draws.
+ANY, CRASHES = "any", "crashes"
+DRAWN = (ANY, CRASHES)
+"""Scenarios whose options the seed draws: without and with crashes of the master."""
 
-    Most seeds switch most faults off, because frequent faults would prevent rare sequences.
-    """
-    if scenario != "any":
-        return SCENARIOS[scenario]
+
+def options_for(scenario: str, seed: int) -> Options:
+    """Return the options of a scenario: a named one, or one that the seed draws."""
+    if scenario == ANY:
+        return _draw(seed)
+    return _draw_crashes(seed) if scenario == CRASHES else SCENARIOS[scenario]
+
+
+def _draw_crashes(seed: int) -> Options:
+    """Draw small clusters and short runs, so that many seeds can run, whose master crashes."""
+    chance = Random(f"crashes {seed}")
+
+    def sometimes(share: float, *values: float) -> float:
+        return chance.choice(values) if chance.random() < share else 0.0
+
+    any_of = _draw(seed)
+    return replace(
+        any_of,
+        journal=True,
+        workers=min(any_of.workers, 3),
+        jobs=chance.randint(1, 2),
+        tasks_per_job=chance.choice((2, 5, 10)),
+        growth_depth_max=2,
+        phases_max=min(any_of.phases_max, 3),
+        phase_mean_s=0.5,
+        faults_end_s=chance.choice((2.0, 5.0)),
+        spike_share=sometimes(0.5, 0.01, 0.05),
+        crash_interval_s=chance.choice((0.5, 1.0, 2.0, 1e9)),
+        power_share=chance.choice((0.0, 0.3, 1.0)),
+        master_restart_mean_s=chance.choice((0.05, 0.5)),
+        sync_mean_s=chance.choice((0.0005, 0.005, 0.05)),
+        flap_share=sometimes(0.3, 0.1, 0.3),
+        partition_interval_s=sometimes(0.2, 2.0),
+        lying_share=sometimes(0.05, 0.3),
+        kill_interval_s=sometimes(0.3, 1.0, 3.0),
+        blackout_interval_s=sometimes(0.1, 2.0),
+        restart_mean_s=chance.choice((0.1, 1.0)),
+        cut_interval_s=sometimes(0.3, 1.0, 3.0),
+        pause_interval_s=sometimes(0.15, 2.0),
+        pause_mean_s=chance.choice((1.0, 5.0)),
+        pause_max_s=12.0,
+        client_cut_interval_s=sometimes(0.2, 1.0),
+        ticks_per_check=chance.choice((2, 16)),
+        through_wire=chance.random() < 0.2,
+    )
+
+
+def _draw(seed: int) -> Options:
+    """Draw options. Most seeds switch most faults off: frequent faults prevent rare sequences."""
     chance = Random(f"options {seed}")
 
     def sometimes(share: float, *values: float) -> float:

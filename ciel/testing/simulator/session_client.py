@@ -170,5 +170,5 @@ class SessionClient(FakeClient):
         super().watch()
 
     def _has_messages_on_the_way(self) -> bool:
-        """Whether the master has not acknowledged all messages; see also `FakeMaster.is_idle`."""
-        return self._session is None or bool(self._session.unconfirmed())
+        is_confirmed = self._session is not None and not self._session.unconfirmed()
+        return super()._has_messages_on_the_way() or not is_confirmed

@@ -7,7 +7,7 @@ last fault, all jobs must end with the right results (liveness), and no state ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 from ciel.core.errors import CielError
@@ -240,26 +240,46 @@ def _brief(what: object) -> str:
 
 
 class SimulationError(Exception):
-    """A seed failed. The message contains the history, the error, and the command for a replay."""
+    """A seed failed. The message contains the history, the faults that happened, the error, and the
+    command for a replay. `without`: the faults that did not happen, by number.
+    """
 
-    def __init__(self, seed: int, scenario: str, error: Exception, history: list[str]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        scenario: str,
+        error: Exception,
+        history: list[str],
+        faults: Sequence[str] = (),
+        without: Set[int] = frozenset(),
+    ) -> None:
         self.seed = seed
         self.scenario = scenario
         self.error = error
+        self.fault_count = len(faults)
+        self.without = without
         replay = f"python -m ciel.testing.simulator --scenario {scenario} --seeds {seed}-{seed}"
+        if without:
+            replay += f" --without {','.join(map(str, sorted(without)))}"
+        left = [text for number, text in enumerate(faults) if number not in without]
         what = f"seed {seed}: {type(error).__name__}: {error}"
-        super().__init__("\n".join([*history, what, f"replay: {replay}"]))
+        super().__init__("\n".join([*history, *left, what, f"replay: {replay}"]))
 
 
 def simulate(
-    seed: int, scenario: str = "any", make_master: Callable[..., MasterMachine] = MasterMachine
+    seed: int,
+    scenario: str = "any",
+    make_master: Callable[..., MasterMachine] = MasterMachine,
+    without: Set[int] = frozenset(),
 ) -> Result:
     """Run one seed of a scenario; raises SimulationError."""
-    simulation = Simulation(seed, options_for(scenario, seed), make_master)
+    simulation = Simulation(seed, options_for(scenario, seed), make_master, without)
+    subject, found = "", Exception()
     try:
         return simulation.run()
     except Violation as error:
-        history = simulation.history_of(error.subject)
-        raise SimulationError(seed, scenario, error, history) from error
+        subject, found = error.subject, error
     except (CielError, LookupError, AssertionError, TypeError, ValueError, AttributeError) as error:
-        raise SimulationError(seed, scenario, error, simulation.history_of("")) from error
+        found = error
+    history, faults = simulation.history_of(subject), simulation.world.faults
+    raise SimulationError(seed, scenario, found, history, faults, without) from found

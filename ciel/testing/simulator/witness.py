@@ -104,6 +104,7 @@ class Witness:
         if life in self._started and key[1]:
             raise Violation(key[0], f"attempt {key[1]} was started twice")
         self._started.add(life)
+        self._read.pop(key, None)  # an attempt for an earlier master may have had this number
         return self._failures[key[0]]
 
     def chose(self, spec: TaskSpec, inputs: Sequence[Reference]) -> None:
