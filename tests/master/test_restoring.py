@@ -28,7 +28,7 @@ from ciel.testing.builders import JOB, a_chain, a_job_spec, a_task, a_worker, pl
 from ciel.testing.simulator.options import options_for
 from ciel.testing.simulator.restored import differences
 from ciel.testing.simulator.simulation import Simulation
-from ciel_tests.scenes.master import Cluster, ask, two
+from ciel_tests.scenes.master import Cluster, ask, opened, two
 
 A, B = a_task("a"), a_task("b")
 
@@ -319,6 +319,28 @@ def test_an_adopted_task_is_recalled_from_the_worker_that_was_sent_it_eagerly() 
     assert eager
     assert other
     assert any("stop c1 (1)" in line for line in cluster.lines())
+
+
+def test_an_adopted_attempt_does_not_count_before_its_missing_inputs_are_complete() -> None:
+    """It may have read a stream whose worker has not returned yet."""
+    first, second = a_chain(2)
+    cluster = restart(two_in_a_stream(first, second))
+    cluster.joins(a_worker("w2"), returns=True)
+    end = TaskReported(second.id, 1, (stored("c1", place_of("w2")),), None, 0.1)
+    cluster.worker_says("w2", AttemptsKept(((second.id, 1),), (), ()), end, StoreListed())
+    assert cluster.state(second) is TaskState.ASSIGNED
+    returns(cluster, "w1", first)
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    assert cluster.state(second) is TaskState.DONE
+
+
+def two_in_a_stream(first: TaskSpec, second: TaskSpec) -> Cluster:
+    """Return a cluster in which one task reads what another one is writing."""
+    cluster = two()
+    cluster.job(first, second, want=["c1"], detached=True)
+    cluster.worker_says("w1", opened(first, "w1"))
+    cluster.lines()
+    return cluster
 
 
 def test_an_output_in_a_repeated_report_is_not_deleted_before_the_worker_lists_it() -> None:

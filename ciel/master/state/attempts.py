@@ -159,10 +159,8 @@ class Attempts:
             ):
                 self._context.send(worker.facts.id, CancelTask(TaskId(task_id), attempt))
                 continue
-            self._graph.restore_assigned(task)
+            self._graph.adopt(task)
             task.worker, task.attempt = worker.facts.id, attempt
-            if self._graph.objects.growing:
-                self._graph.streams.add_reader(task)
             worker.add_attempt(task, self._context.now_s, within=task_id in within)
             self._context.touch(task.job)
             if self._dispatches_eagerly:
