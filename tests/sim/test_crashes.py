@@ -69,7 +69,7 @@ class _Tears(MasterMachine):
 def test_the_smallest_story_needs_fewer_faults_and_is_replayed_by_one_line() -> None:
     def fails(without: Set[int]) -> SimulationError | None:
         try:
-            simulate(2, "restarts", _Tears, without)
+            simulate(7, "restarts", _Tears, without)
         except SimulationError as error:
             return error
         return None
