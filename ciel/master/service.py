@@ -201,6 +201,7 @@ class MasterService:
             del self._names[session.peer]
             session.peer.turn_away()
             session.peer = None
+        session.gone_at_s = float("inf")  # until `_continue`, or the end of this connection
         self._names[peer] = session.name
 
     def _start_over(self, peer: Peer) -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
 
 from ciel.access.keys import Role
-from ciel.core.events import AttemptsKept, Heartbeat, MeetWorkers, Message, Received, StartOver
-from ciel.master.journal import NullJournal
+from ciel.core.events import (
+    AttemptsKept,
+    CloseJob,
+    Heartbeat,
+    MeetWorkers,
+    Message,
+    Received,
+    StartOver,
+    SubmitJob,
+)
+from ciel.master.journal import Journal, NullJournal
 from ciel.master.service import MasterService
 from ciel.master.state.machine import MasterMachine
 from ciel.net.ticks import Ticks
+from ciel.testing.builders import JOB, a_job_spec
 from ciel.wire.session import Hello
 
 WORKER = {
@@ -55,11 +66,11 @@ class Peer:
 class Scene:
     """A master that has restarted."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
         self.clock, self.machine = Clock(), MasterMachine()
         service: Any = MasterService
         self.service = service(
-            self.clock, Ticks(self.clock), NullJournal(), {}, self.machine,
+            self.clock, Ticks(self.clock), journal or NullJournal(), {}, self.machine,
             probe_address=lambda *_: None, is_restored=True,
         )  # fmt: skip
 
@@ -107,3 +118,32 @@ def test_a_peer_that_has_answered_resumes_the_new_session() -> None:
     scene.service.peer_closed(first, "cut")
     second = scene.connects(Role.WORKER, 1)
     assert second.counted == [Received, MeetWorkers]
+
+
+class SlowJournal:
+    """A journal on a disk that takes long: its test says what is durable."""
+
+    def __init__(self) -> None:
+        self.durable = self.appended = 0
+
+    def append(self, records: Sequence[Message]) -> int:
+        self.appended += 1
+        return self.appended
+
+    def close(self) -> None: ...
+
+
+def test_the_session_of_a_client_that_is_back_does_not_end_while_the_disk_is_slow() -> None:
+    journal = SlowJournal()
+    scene = Scene(journal)
+    first = scene.connects(Role.SUBMIT, 0)
+    scene.says(first, SubmitJob(a_job_spec(JOB)))
+    scene.clock.advance(1)
+    scene.service.peer_closed(first, "cut")
+    second = scene.connects(Role.SUBMIT, 1)
+    scene.clock.pump([1.0] * 10)
+    journal.durable = journal.appended
+    scene.service.journal_durable()
+    assert second.counted[0] is Received
+    scene.says(second, CloseJob(JOB))
+    assert not scene.machine.jobs[JOB].open
