@@ -364,6 +364,21 @@ def test_a_process_that_a_returning_worker_lists_and_no_task_needs_is_ended() ->
     assert any("delete" in line or "drop" in line for line in cluster.lines())
 
 
+def test_a_process_whose_worker_does_not_return_is_started_again() -> None:
+    before = two()
+    parent = a_task("a")
+    waits = Fixed(ObjectId(f"{parent.id}:fixed:0"), place_of("w1"))
+    child = a_task("a", inputs=[waits.id], parent=parent, ordinal=1)
+    before.job(parent, want=["a"], detached=True)
+    before.worker_says("w1", SpawnTask(child, (waits,), 1))
+    before.done("w1", parent, waits)
+    cluster = restart(before)
+    returns(cluster, "w2")
+    cluster.passes(RETURN_S)
+    assert cluster.state(parent) is TaskState.ASSIGNED
+    assert cluster.job_of().state is JobState.ACTIVE
+
+
 # --- whole simulations ----------------------------------------------------------------------------
 
 

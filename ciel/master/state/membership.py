@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ciel.core.events import SUSPECT_AFTER_S, WORKER_TIMEOUT_S, WorkerLeft, WorkerSeen
 from ciel.core.graph.lost_objects import lose, lose_location
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Reference
+from ciel.core.refs import Reference, locations_of
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.context import Context
@@ -120,8 +120,12 @@ class Membership:
 
     def _lose_absent(self) -> None:
         """Mark the objects as lost whose workers have not returned."""
-        objects = self._context.graph.objects
+        graph = self._context.graph
+        objects = graph.objects
         here = {worker.facts.netloc for worker in self._workers.values()}
+        for object_id in list(objects.fixed):  # at once, as in `lost`
+            for netloc in locations_of(objects.reference(object_id)) - here:
+                lose(graph, object_id, netloc)
         for netloc in objects.locations():
             if netloc not in here:
                 facts = WorkerFacts("", netloc, "", 1, frozenset())
