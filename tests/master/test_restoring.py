@@ -248,6 +248,17 @@ def test_an_object_that_a_task_gave_its_child_is_still_an_output_of_the_task() -
     assert [str(producer and producer.spec.id) for producer in producers] == [parent.id] * 2
 
 
+def test_a_task_that_the_master_gave_up_has_failed_after_a_restart() -> None:
+    before = Cluster(a_worker("w1"))
+    before.job(A, B, want=["a", "b"], detached=True)
+    for life in range(2, 5):
+        before.loses(f"w{life - 1}")
+        before.joins(a_worker(f"w{life}"))
+    assert before.state(A) is TaskState.FAILED
+    cluster = restart(before)
+    assert cluster.state(A) is TaskState.FAILED
+
+
 # --- workers that start over ----------------------------------------------------------------------
 
 

@@ -63,7 +63,8 @@ class Restoration:
         try:
             self._apply(record)
         except CielError as error:
-            self.skipped.append(f"{type(record).__name__}: {error}")
+            if not isinstance(record, Change):  # one may have been refused in a later slice
+                self.skipped.append(f"{type(record).__name__}: {error}")
         context.outbox.clear()
         context.journal.clear()
 
