@@ -121,6 +121,9 @@ class Cluster:
         Its host refuses the messages of connections that belonged to the earlier master.
         """
         self.master = fake_master.restart(self.world, self._new_machine(), self.disk)
+        if not self.options.lying_share:
+            for client in self.clients:
+                client.check_promises(self.master.machine)
         self.world.note("master", f"was restarted with {len(self.master.machine.jobs)} jobs")
         for connection in self._stale:
             self.world.timeline.after(self.chance.uniform(0.0, 1.0), connection.end, PEER)

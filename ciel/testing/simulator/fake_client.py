@@ -23,6 +23,7 @@ from ciel.core.events import (
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobSummary
 from ciel.core.refs import Concrete, Reference, Stream, Value
+from ciel.master.state.machine import MasterMachine
 from ciel.testing.simulator.fake_worker import FakeWorker
 from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.workloads import Plan
@@ -195,6 +196,9 @@ class FakeClient:
             message = ReleaseObjects(self.plan.job.id, ready, for_good=True)
             self._said.append(message)
             self._send(message)
+
+    def check_promises(self, master: MasterMachine) -> None:
+        """Check that a restarted master has all that an earlier one has told this client."""
 
     def watch(self) -> None:
         """Subscribe to the job again, after a retry of the ended job."""

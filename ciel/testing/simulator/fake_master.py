@@ -67,6 +67,7 @@ class FakeMaster:
         self._connections: list[Connection] = []
         self._peers: dict[str, Peer | PeerSession] = {}  # by name
         self._sessions: dict[_Key, PeerSession] = {}
+        self._returning: dict[str, Line] = {}  # connections that will carry their sessions
         self._client_count = 0
         self._tick_due_s: float | None = None
         self._ticks = 0
@@ -255,18 +256,20 @@ class FakeMaster:
         assert session.may_be_unknown or session.take_confirmation(received)
         old: Any = session.peer
         session.peer = None
+        session.gone_at_s = float("inf")
         if old is not None:  # its old connection has not ended here yet
             old.connection.close(MASTER)
 
         def go_on() -> None:
-            if session.peer is not None or self._sessions.get(key) is not session:
-                return
+            if self._returning.get(session.token) is not line:
+                return  # its connection was lost again
+            del self._returning[session.token]
             if session.may_be_unknown:
                 session.begin_again(cast(Peer, line))
             else:
                 session.resume(cast(Peer, line))
 
-        key = (session.name in self.machine.workers, session.token)
+        self._returning[session.token] = line
         self._call_when_durable(go_on)
 
     def _start_over(self, session: PeerSession, received: int | None) -> None:

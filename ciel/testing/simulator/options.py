@@ -251,7 +251,7 @@ def _draw_crashes(seed: int) -> Options:
         crash_interval_s=chance.choice((0.5, 1.0, 2.0, 1e9)),
         power_share=chance.choice((0.0, 0.3, 1.0)),
         master_restart_mean_s=chance.choice((0.05, 0.5)),
-        sync_mean_s=chance.choice((0.0005, 0.005, 0.05)),
+        sync_mean_s=chance.choice((0.0005, 0.005, 0.05, 0.5)),
         flap_share=sometimes(0.3, 0.1, 0.3),
         partition_interval_s=sometimes(0.2, 2.0),
         lying_share=sometimes(0.05, 0.3),

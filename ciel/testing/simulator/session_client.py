@@ -22,10 +22,13 @@ from ciel.core.events import (
 )
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED, JobState
+from ciel.core.refs import Value
+from ciel.master.state.machine import MasterMachine
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
 from ciel.testing.simulator.fake_client import FakeClient
 from ciel.testing.simulator.fake_worker import FakeWorker
+from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.workloads import Plan
 from ciel.testing.simulator.world import (
     PEER,
@@ -164,6 +167,20 @@ class SessionClient(FakeClient):
         is_ended = self.summary is not None and JobState(self.summary.state) in ENDED
         return is_ended and self._wants().keys() <= self.settled.keys()
 
+    def check_promises(self, master: MasterMachine) -> None:
+        job_id, truth = self.plan.job.id, self.plan.truth
+        if self.is_gone or self._session is None or truth.is_retried:
+            return
+        unconfirmed = self._session.unconfirmed()
+        is_known = any(isinstance(m, SubmitJob) and m not in unconfirmed for m in self._said)
+        if is_known and job_id not in master.jobs:
+            raise Violation(job_id, "it was acknowledged, and is forgotten")
+        for object_id in self._wants().keys() & self.settled.keys():
+            ref = self.settled[object_id]
+            found = master.graph.objects.reference(object_id)
+            if isinstance(ref, Value) and found != ref:
+                raise Violation(object_id, f"its client has received {ref}, which became {found}")
+
     def watch(self) -> None:
         """Subscribe to the job again; it is not over any more."""
         self.summary = None
@@ -171,4 +188,5 @@ class SessionClient(FakeClient):
 
     def _has_messages_on_the_way(self) -> bool:
         is_confirmed = self._session is not None and not self._session.unconfirmed()
-        return super()._has_messages_on_the_way() or not is_confirmed
+        is_alive = self._connection is not None and self._connection.is_alive
+        return super()._has_messages_on_the_way() or not (is_confirmed and is_alive)

@@ -182,6 +182,11 @@ class Connection:
         """Whether a side has neither closed the connection nor been told that it ended."""
         return self._is_open[side]
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether messages still arrive, in both directions."""
+        return not self._is_cut and all(self._is_open)
+
     def end(self, side: int) -> None:
         """Report the end of the connection to `side`."""
         if self._is_open[side]:
