@@ -15,7 +15,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-near map test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-near map sim sim-mutants test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -62,6 +62,16 @@ test-near: dev
 # Every module with the first sentence of its docstring; `make map IN=ciel/worker`: those of one package.
 map:
 	@$(PYTHON) .ci/map $(IN)
+
+# Seeds of simulated clusters whose master crashes, too: `make sim SEEDS=10000`, or `SEEDS=17-17 SCENARIO=kills`.
+SEEDS ?= 1000
+SCENARIO ?= crashes
+sim: dev
+	@$(RUN)/python -m ciel.testing.simulator --scenario $(SCENARIO) --seeds $(if $(findstring -,$(SEEDS)),,1-)$(SEEDS)
+
+# Plants each mutant of tests/sim/mutants.toml: the simulator has to find it within 2,000 seeds.
+sim-mutants: dev
+	@SEEDS=2000 .ci/sim-mutants $(ONLY)
 
 test-under-load: dev
 	@.ci/under-load

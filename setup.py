@@ -50,6 +50,7 @@ COMPILED_MODULES = (
     "ciel/executors/nested.py",
     "ciel/executors/python_calls.py",
     "ciel/master/service.py",
+    "ciel/master/write_ahead.py",
     "ciel/net/channels.py",
     "ciel/net/control.py",
     "ciel/net/flight_recorder.py",

@@ -142,6 +142,15 @@ def cut_tail(path: Path) -> int:
     return size_bytes - reader.good_bytes
 
 
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def lock_directory(directory: Path) -> int:
     """Create the directory if it is missing, and lock it; return the descriptor that holds the
     lock. Raises JournalInUseError and JournalError.

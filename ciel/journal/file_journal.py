@@ -25,6 +25,7 @@ from ciel.journal.directory import (
     lock_directory,
     read_groups,
     sync_directory,
+    sync_file,
     unfinished_path,
 )
 from ciel.journal.errors import JournalError
@@ -85,10 +86,16 @@ class FileJournal:
     def groups(self) -> Iterator[Group]:
         """Cut off the incomplete end that a crash has left, and yield the groups of the earlier
         masters. Raises JournalError.
+
+        A master that was killed may have left groups that the disk has not stored yet. They are
+        made durable before this master acts on them: a file that loses them later would end before
+        the next file begins.
         """
         paths = find_files(self.directory).paths
         if paths:
             self.cut_bytes = cut_tail(paths[-1])
+            if self._sync != OFF:
+                sync_file(paths[-1])
         for path in paths:
             self._count(path)
         yield from read_groups(self.directory)

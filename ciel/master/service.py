@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
@@ -33,7 +33,6 @@ from ciel.core.events import (
     StartOver,
 )
 from ciel.core.ids import ID_MAX_LENGTH, check_id
-from ciel.core.jobs import Job
 from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
 from ciel.master import attaching
 from ciel.master.journal import Journal
@@ -42,6 +41,7 @@ from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import topics
 from ciel.master.state.workers import WorkerFacts
 from ciel.master.waiters import Waiters
+from ciel.master.write_ahead import Consequences, WriteAhead
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
 from ciel.net.ticks import DelayedCall, Ticks
@@ -74,15 +74,6 @@ WORKERS = ":workers"
 T = TypeVar("T")
 ProbeAddress = Callable[[Any, str, Callable[[bool], object]], None]
 log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
-
-
-class _Held(NamedTuple):
-    """The consequences of a tick, which leave when the append with this number is durable."""
-
-    append: int
-    messages: list[tuple[Peer | PeerSession, Message]]
-    ended: list[Job]
-    after: list[Callable[[], object]]
 
 
 class MasterService:
@@ -125,9 +116,7 @@ class MasterService:
         self._queries: dict[Peer, deque[Ask | Change]] = {}  # unanswered ones
         self._answered_s = 0.0  # the time that answers took in this tick
         self._outgoing: list[tuple[Peer | PeerSession, Message]] = []  # answers of this tick
-        self._after: list[Callable[[], object]] = []  # called when this tick is durable
-        self._appended = 0  # the number of the last append to the journal
-        self._held: deque[_Held] = deque()  # earlier ticks whose records are not durable yet
+        self._write_ahead = WriteAhead(journal)
         self._frozen_tasks = 0
         self._slices = 0  # consecutive ticks that left work for the next one
         self._due: DelayedCall | None = None
@@ -163,8 +152,8 @@ class MasterService:
             self._admit_client(peer, token if isinstance(token, str) else None)
         self._ticks.at_end(self._end_tick)
 
-    def _admit_worker(self, peer: Peer, token: str) -> None:
-        """Let a worker join for which the master has no session."""
+    def _admit_worker(self, peer: Peer, token: str, *, returns: bool = False) -> None:
+        """Let a worker join for which the master has no session. `returns`: it starts over."""
         assert peer.hello is not None
         try:
             facts = worker_facts(peer.hello.about)._replace(software=peer.hello.software)
@@ -175,7 +164,7 @@ class MasterService:
         self._names[peer] = facts.id
         session = PeerSession(facts.id, peer, token or facts.id, confirms_late=True)
         self._peers[facts.id] = self._sessions[True, session.token] = session
-        self.machine.worker_joined(facts, self._reactor.seconds())
+        self.machine.worker_joined(facts, self._reactor.seconds(), returns=returns)
         log.info(
             "worker {worker} at {netloc} joined, {slots} slots",
             worker=facts.id, netloc=facts.netloc, slots=facts.slots,
@@ -192,20 +181,28 @@ class MasterService:
                 f"the master does not know this {who}: it was disconnected for too long, or the "
                 "master was restarted without a journal"
             )
+        elif session.may_be_unknown:
+            self._replace_connection(session, peer)
+            self._call_when_durable(partial(self._continue, session, peer))
         elif type(received) is not int or not session.take_confirmation(received):
             peer.refuse(f"this {who} resumed its session with impossible counts")
         elif not session.can_resume:
             peer.refuse(f"this {who} read too slowly: too many messages waited for it")
         else:
-            if session.peer is not None:  # its old connection has not ended here yet
-                del self._names[session.peer]
-                session.peer.turn_away()
-                session.peer = None
-            self._names[peer] = session.name
+            self._replace_connection(session, peer)
             self._call_when_durable(partial(self._continue, session, peer))
             now_s = self._reactor.seconds()
             self.machine.worker_heard(session.name, now_s, now_s)  # ignored for clients
             log.info("{name} has reconnected", name=session.name)
+
+    def _replace_connection(self, session: PeerSession, peer: Peer) -> None:
+        """Give a session another connection, which carries it when `_continue` is called."""
+        if session.peer is not None:  # its old connection has not ended here yet
+            del self._names[session.peer]
+            session.peer.turn_away()
+            session.peer = None
+        session.gone_at_s = float("inf")  # until `_continue`, or the end of this connection
+        self._names[peer] = session.name
 
     def _start_over(self, peer: Peer) -> None:
         """Begin a new session with a peer whose session this master does not know.
@@ -215,12 +212,13 @@ class MasterService:
         assert peer.hello is not None
         token = str(peer.hello.about["session"])
         if peer.hello.role is Role.WORKER:
-            self._admit_worker(peer, token)
+            self._admit_worker(peer, token, returns=True)
         else:
             self._admit_client(peer, token)
-        name = self._names.get(peer)
-        if name is not None:
-            self._peers[name].send(StartOver())
+        session = self._peers.get(self._names.get(peer, ""))
+        if isinstance(session, PeerSession):
+            session.replaces_earlier = True
+            session.send(StartOver())
 
     def _admit_client(self, peer: Peer, token: str | None) -> None:
         self._client_count += 1
@@ -233,7 +231,11 @@ class MasterService:
 
     def _continue(self, session: PeerSession, peer: Peer) -> None:
         """Resume a session; this confirms all messages that it has received."""
-        if self._names.get(peer) == session.name:  # else the connection was lost again
+        if self._names.get(peer) != session.name:
+            return  # the connection was lost again
+        if session.may_be_unknown:
+            session.begin_again(peer)
+        else:
             session.resume(peer)
 
     def _end_session(self, name: str, reason: str) -> None:
@@ -459,21 +461,15 @@ class MasterService:
             self._check_invariants()
         if self._slices or machine.has_more:
             self._manage_memory()
-        if machine.journal:
-            self._appended = self._journal.append(machine.take_journal())
         messages, self._outgoing = self._outgoing, []
-        after, self._after = self._after, []
         peers = self._peers
         for name, message in machine.take_outbox() if machine.outbox else ():
             peer = peers.get(name)
             if peer is not None:
                 messages.append((peer, message))
-        tick = _Held(self._appended, messages, machine.take_ended(), after)
-        if self._held or self._appended > self._journal.durable:
-            if any(tick[1:]):
-                self._held.append(tick)
-        else:
-            self._release(tick)
+        caused = self._write_ahead.end_tick(machine.take_journal(), messages, machine.take_ended())
+        if caused is not None:
+            self._release(caused)
         if self._workers_version != machine.workers_version:
             self._workers_version = machine.workers_version
             self.waiters.notify(WORKERS)
@@ -482,22 +478,22 @@ class MasterService:
 
     def journal_durable(self) -> None:
         """Send the messages of ticks whose records have become durable."""
-        while self._held and self._held[0].append <= self._journal.durable:
-            self._release(self._held.popleft())
+        for caused in self._write_ahead.take_durable():
+            self._release(caused)
 
-    def _release(self, tick: _Held) -> None:
-        """Send the messages of a tick."""
-        for peer, message in tick.messages:
+    def _release(self, caused: Consequences) -> None:
+        """Carry out what a tick has caused."""
+        for peer, message in caused.messages:
             peer.send(message)
-        for job in tick.ended:
+        for job in caused.ended:
             self.waiters.notify(job.spec.id)
-        for call in tick.after:
+        for call in caused.calls:
             call()
 
     def _call_when_durable(self, call: Callable[[], object]) -> None:
         """Call a function when everything that has happened so far is durable."""
-        if self._held or self.machine.journal:
-            self._after.append(call)
+        if self._write_ahead.must_wait(self.machine.journal):
+            self._write_ahead.call_after_tick(call)
             self._ticks.at_end(self._end_tick)
         else:
             call()

@@ -42,6 +42,8 @@ class PeerSession:
     ) -> None:
         """`confirms_late`: received messages are confirmed only up to `may_confirm`."""
         self.name = name
+        self.replaces_earlier = False
+        """Whether the session began with `StartOver`, in place of one with the same token."""
         self._confirms_late = confirms_late
         self._confirmable = 0  # how many received messages may be confirmed
         self.token = token
@@ -120,6 +122,13 @@ class PeerSession:
         self._waiting.clear()
 
     @property
+    def may_be_unknown(self) -> bool:
+        """Whether the peer may not know that this session has replaced an earlier one: it has sent
+        nothing in it. Then the numbers of messages that it reports may be those of the earlier one.
+        """
+        return self.replaces_earlier and not self.received
+
+    @property
     def received(self) -> int:
         """How many messages were received over all connections."""
         return self._counter.received
@@ -146,6 +155,13 @@ class PeerSession:
     def take_confirmation(self, count: int) -> bool:
         """Drop the messages that the peer has confirmed; False if `count` is impossible."""
         return not self.can_resume or self._counter.take_confirmation(count, self._sent)
+
+    def begin_again(self, peer: Peer) -> None:
+        """Repeat the session from its first message over a new connection (`may_be_unknown`)."""
+        self.peer = peer
+        self._waiting.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self.hand_on()
 
     def resume(self, peer: Peer) -> None:
         """Resume over a new connection: confirm received messages, resend unconfirmed ones."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ciel.core.events import AttemptsKept, DescribeJob, Message, StoreListed
+from ciel.core.events import DescribeJob, Message
 from ciel.core.ids import ObjectId
 from ciel.execution.environment import Callers
 from ciel.net.control import Peer
@@ -106,10 +106,8 @@ class WorkerService:
 
     def _start_over(self, unconfirmed: list[Message]) -> None:
         """Offer everything to a master that has restarted: it adopts the attempts that it needs."""
-        self._master.send(self.machine.master_restarted(unconfirmed))
-        for message in unconfirmed:
-            if not isinstance(message, AttemptsKept | StoreListed):
-                self._master.send(message)
+        for message in self.machine.master_restarted(unconfirmed):
+            self._master.send(message)
         self.machine.master_reached()
         self.act_soon()
         self._store_reports.joined()

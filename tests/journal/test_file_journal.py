@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shutil
 import subprocess
@@ -385,3 +386,22 @@ def test_the_command_compacts_a_journal_that_no_master_uses(directory: Path) -> 
     found = Owner(directory).close()
     assert [type(record) for record in found] == [SubmitJob, JobChanged, JournalCompacted]
     assert ciel("journal", "compact", str(directory / "none")).returncode != 0
+
+
+def test_what_an_earlier_master_left_is_durable_before_it_counts(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed master may leave groups that a power failure would still take away."""
+    owner = Owner(directory)
+    owner.write(CloseJob(JobId("a job")))
+    owner.journal.close()
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def spy(fd: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    Owner(directory).journal.close()
+    assert "00000001.journal" in synced

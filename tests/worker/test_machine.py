@@ -7,8 +7,10 @@ import pytest
 from ciel.core.events import (
     KILL_GRACE_S,
     AssignTask,
+    AttemptsKept,
     DropObjects,
     MeetWorkers,
+    Message,
     Neighbour,
     ObjectsStored,
     SpawnTask,
@@ -27,6 +29,7 @@ from ciel.worker.state.orders import (
 from ciel_tests.scenes.worker import (
     BEYOND,
     CANCELLED,
+    FIXED,
     HERE,
     READS_X,
     THERE,
@@ -503,7 +506,9 @@ def test_a_restarted_master_hears_of_attempts_that_run_and_of_unconfirmed_ends(
     played.assign(B)
     played.ended(A)
     played.comes(start(B), report(A))
-    kept = played.machine.master_restarted([report(A)])
+    kept, *again = played.machine.master_restarted([report(A)])
+    assert isinstance(kept, AttemptsKept)
+    assert again == [report(A)]
     assert set(kept.attempts) == {(A.id, 1), (B.id, 1)}
     assert (kept.within, kept.cancelled) == ((), ())
 
@@ -515,7 +520,8 @@ def test_attempts_that_have_not_started_are_forgotten_with_a_restarted_master(
     played.assign(B)
     played.assign(READS_X, stored("x", THERE))
     played.comes(fetch("x", THERE))
-    kept = played.machine.master_restarted([])
+    [kept] = played.machine.master_restarted([])
+    assert isinstance(kept, AttemptsKept)
     assert kept.attempts == ((A.id, 1),)
     played.ended(A)
     played.comes(report(A))
@@ -529,12 +535,71 @@ def test_a_restarted_master_does_not_adopt_what_the_earlier_one_cancelled(played
     played.run(A)
     played.cancel(A)
     played.comes(KillAttempt(A.id, 1, force=False))
-    assert played.machine.master_restarted([]).cancelled == (A.id,)
+    assert played.machine.master_restarted([]) == [AttemptsKept(((A.id, 1),), (), (A.id,))]
     played.ended(A, fault=CANCELLED)
     end = report(A, fault=CANCELLED)
     played.comes(end)
-    kept = played.machine.master_restarted([end])
-    assert (kept.attempts, kept.cancelled) == (((A.id, 1),), (A.id,))
+    kept = AttemptsKept(((A.id, 1),), (), (A.id,))
+    assert played.machine.master_restarted([end]) == [kept, end]
+
+
+def test_an_attempt_at_a_task_that_was_spawned_just_before_is_named(played: Played) -> None:
+    """The master had recorded the task before it assigned it, and had not confirmed it yet."""
+    child = a_task("c", parent=A, ordinal=0)
+    played.run(A)
+    played.ended(A)
+    played.comes(report(A))
+    played.run(child)
+    spawned: list[Message] = [SpawnTask(child, (), 1)]
+    kept = AttemptsKept(((child.id, 1),), (), ())
+    assert played.machine.master_restarted(spawned) == [kept, *spawned]
+
+
+def test_a_child_that_was_started_here_is_named_by_the_message_that_creates_it(
+    played: Played,
+) -> None:
+    child = a_task("c", parent=A, ordinal=0)
+    played.run(A)
+    started: list[Message] = [
+        SpawnTask(child, (), 1, started=True),
+        report(child)._replace(attempt=0),
+    ]
+    kept = AttemptsKept(((A.id, 1),), (), ())
+    assert played.machine.master_restarted(started) == [kept, *started]
+
+
+def test_processes_that_wait_are_listed_with_the_objects(played: Played) -> None:
+    played.run(A)
+    played.ended(A, FIXED)
+    played.comes(report(A, FIXED))
+    played.machine.master_restarted([])
+    played.machine.master_reached()
+    played.comes(ObjectsStored((FIXED,), kept=True), StoreListed())
+
+
+def test_a_child_whose_output_was_deleted_since_was_not_started(played: Played) -> None:
+    child = a_task("c", parent=A, ordinal=0)
+    end = report(child, stored("c", HERE))._replace(attempt=0)
+    started: list[Message] = [SpawnTask(child, (), 1, started=True), end]
+    assert played.machine.master_restarted(started)[1:] == [SpawnTask(child, (), 1)]
+
+
+def test_several_cancelled_attempts_at_a_task_are_named_once(played: Played) -> None:
+    ends = [report(A, fault=CANCELLED)._replace(attempt=number) for number in (1, 2)]
+    kept = AttemptsKept(((A.id, 1), (A.id, 2)), (), (A.id,))
+    assert played.machine.master_restarted(ends) == [kept, *ends]
+
+
+def test_an_end_whose_output_was_deleted_since_is_not_reported_to_a_restarted_master(
+    played: Played,
+) -> None:
+    played.run(A)
+    played.ended(A, stored("a", HERE))
+    played.comes(report(A, stored("a", HERE)))
+    played.machine.master_message(DropObjects((A.outputs[0],)), played.now_s)
+    played.comes(DeleteObjects((A.outputs[0],)))
+    again: list[Message] = [report(A, stored("a", HERE)), StoreListed(), AttemptsKept((), (), ())]
+    assert played.machine.master_restarted(again) == [AttemptsKept((), (), ())]
 
 
 def test_what_is_whole_is_kept_when_it_is_to_be_followed_no_longer(played: Played) -> None:

@@ -49,7 +49,7 @@ class Streams:
                 self.add_read(task, object_id)
 
     def add_read(self, task: TaskNode, object_id: ObjectId) -> None:
-        """Make a task a reader of an object that still grows."""
+        """Make a task a reader of an object that still grows, or is taken for one (`adopt`)."""
         self.readers.setdefault(object_id, {})[task] = None
         self.reading.setdefault(task, {})[object_id] = None
 
@@ -98,7 +98,7 @@ class Streams:
     def problems(self) -> Iterator[str]:
         """Yield every broken link."""
         for object_id, readers in self.readers.items():
-            if object_id not in self._growing:
+            if self._objects.nodes[object_id].is_settled:
                 yield f"S1 {object_id} has readers, but is not a stream"
             for task in readers:
                 if object_id not in self.reading.get(task, ()):

@@ -439,6 +439,22 @@ class TaskGraph:
         if task.state is RUNNABLE:
             self._move(task, ASSIGNED)
 
+    def adopt(self, task: TaskNode) -> None:
+        """Make a task assigned whose attempt was started before a restart of the graph's owner.
+
+        If an input is missing, the attempt may read it as a stream of which no worker has reported
+        yet. So it must be complete before the attempt counts.
+        """
+        demands_alternatives = task.state is RUNNABLE
+        self.restore_assigned(task)
+        if task.spec.any_count and not demands_alternatives:
+            self.any_inputs.add(task, [])
+        nodes = self.objects.nodes
+        missing = [object_id for object_id in task.spec.needed if not nodes[object_id].is_settled]
+        for object_id in missing:
+            self.streams.add_read(task, object_id)
+        self.demand(missing)
+
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
         """Publish the outputs of an attempt that succeeded.
 

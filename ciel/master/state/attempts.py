@@ -57,6 +57,10 @@ from ciel.master.state.workers import AttemptKey, WorkerNode
 FIRST_STARTED = "its first task was sent to worker"
 
 
+def _by_number(key: tuple[str, int]) -> int:
+    return key[1]
+
+
 class Attempts:
     """All current attempts, and the reports that are held.
 
@@ -80,6 +84,7 @@ class Attempts:
         self._cancellations = cancellations
         self._dispatches_eagerly = dispatches_eagerly
         self.held_reports: dict[TaskNode, tuple[WorkerNode, TaskReported]] = {}
+        self._lost: dict[TaskNode, int] = {}  # attempts whose workers were declared dead
         self.timeline = Timeline()
         self.unlisted = UnlistedCopies(context)
         self._copies = EarlyCopies(context.graph)
@@ -97,6 +102,8 @@ class Attempts:
         worker.add_attempt(task, self._context.now_s)
         if not task.job.is_started:
             self._note_start(task, worker)
+        if self._lost:
+            self._lost.pop(task, None)
         if self._table.suspects:
             inputs = tuple([self._table.without_suspects(ref) for ref in inputs])
         if self._graph.objects.growing:
@@ -116,6 +123,7 @@ class Attempts:
         self._graph.assign(task, worker.facts.id)
         if not task.job.is_started:
             self._note_start(task, worker)
+        self._lost.pop(task, None)
         if is_inline:
             task.attempt = 0
         worker.add_attempt(task, self._context.now_s, within=within)
@@ -128,23 +136,31 @@ class Attempts:
     def adopt(self, worker: WorkerNode, kept: AttemptsKept) -> None:
         """Continue the attempts that a worker kept while the master was restarted.
 
-        Cancel those whose tasks need not run.
+        Cancel those whose tasks need not run, or have had an attempt with this number or a higher
+        one: its end may be known, or a worker may still end it. So the attempt with the highest
+        number comes first. An attempt that was lost with its worker may return with it.
         """
         within, cancelled = set(kept.within), set(kept.cancelled)
-        for task_id, attempt in kept.attempts:
+        for task_id, attempt in sorted(kept.attempts, key=_by_number, reverse=True):
             task = self._graph.tasks.get(task_id)
-            is_waiting = task is not None and task.state in (WAITING, RUNNABLE)
+            is_latest = task is not None and (
+                attempt in (0, self._lost.get(task)) or attempt > task.attempt
+            )
+            if task is not None and task in self._eager.tasks:
+                self._eager.cancel(task)
             if task is not None and task.state is not ASSIGNED:
                 task.attempt = max(task.attempt, attempt)
-            if task_id in cancelled:
-                continue
-            if task is None or not is_waiting or task.job in self._graph.cancelling:
+            if (
+                task is None
+                or task_id in cancelled
+                or task.state not in (WAITING, RUNNABLE)
+                or not is_latest
+                or task.job in self._graph.cancelling
+            ):
                 self._context.send(worker.facts.id, CancelTask(TaskId(task_id), attempt))
                 continue
-            self._graph.restore_assigned(task)
+            self._graph.adopt(task)
             task.worker, task.attempt = worker.facts.id, attempt
-            if self._graph.objects.growing:
-                self._graph.streams.add_reader(task)
             worker.add_attempt(task, self._context.now_s, within=task_id in within)
             self._context.touch(task.job)
             if self._dispatches_eagerly:
@@ -385,6 +401,7 @@ class Attempts:
         `died`: its process is known to have ended, so the loss counts against the tasks that it
         ran.
         """
+        self._lost = {t: n for t, n in self._lost.items() if t.state in (WAITING, RUNNABLE)}
         slots_left, ran = worker.facts.slots, Counter[Job]()
         for (_, attempt), task in worker.assigned.items():
             # Only the oldest attempts were running, and can have caused the loss.
@@ -427,6 +444,7 @@ class Attempts:
             self._note_ending(task, worker, run_s, None)
         context.touch(task.job)
         if isinstance(verdict, Retry):
+            self._lost[task] = task.attempt
             self._graph.requeue(task)
         else:
             self._give_up(task, verdict.reason, verdict.details)
@@ -563,7 +581,9 @@ class Attempts:
             self._cancel_produced_elsewhere(known, None)
         for ref in known:
             node = self._graph.objects.get(ref.id)
-            if node is not None and not (kept and has_copy_elsewhere(node, worker.facts.netloc)):
+            if node is None or type(ref) is Fixed:  # a process that was given up is not used again
+                continue
+            if not (kept and has_copy_elsewhere(node, worker.facts.netloc)):
                 self._graph.publish(ref)
         self.unlisted.add(worker, known, idle=idle)
 

@@ -159,10 +159,13 @@ class MasterMachine:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def worker_joined(self, facts: WorkerFacts, now_s: float) -> None:
-        """Add a worker; it replaces an earlier one with the same id, address or work directory."""
+    def worker_joined(self, facts: WorkerFacts, now_s: float, *, returns: bool = False) -> None:
+        """Add a worker; it replaces an earlier one with the same id, address or work directory.
+
+        `returns`: it starts over, and will first report the attempts that it runs.
+        """
         self.context.now_s = now_s
-        self.membership.joined(facts)
+        self.membership.joined(facts, returns=returns)
 
     def worker_heard(self, worker_id: str, heard_at_s: float, now_s: float) -> None:
         """Note that a worker is connected, and when it last sent something."""
@@ -198,6 +201,7 @@ class MasterMachine:
         if worker is None:
             return
         if worker.suspicion:
+            worker.is_returning = False  # this is the report of its attempts
             self.membership.heard(worker, now_s)
         worker.heard_at_s = now_s
         streams = self.graph.streams

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ciel.core.events import SUSPECT_AFTER_S, WORKER_TIMEOUT_S, WorkerLeft, WorkerSeen
 from ciel.core.graph.lost_objects import lose, lose_location
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Reference
+from ciel.core.refs import Reference, locations_of
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.context import Context
@@ -56,8 +56,9 @@ class Membership:
         self.joined_count = 0  # since the start of the master
         self.lost_count = 0
 
-    def joined(self, facts: WorkerFacts) -> None:
-        """Add a worker.
+    def joined(self, facts: WorkerFacts, *, returns: bool) -> None:
+        """Add a worker. If it `returns`, it gets no tasks until it has said which attempts it runs:
+        their numbers are not known here, and a new attempt must have another one.
 
         An earlier worker with the same id has lost its attempts; an earlier worker with the same
         address or work directory has ended.
@@ -75,6 +76,9 @@ class Membership:
         self._dispatcher.add_worker(worker)
         if facts.is_draining:
             self._draining.start(worker, facts.drain_within_s)
+        if returns:
+            worker.is_returning = worker.is_listing = True
+            self.suspect(worker, "it has not said yet which attempts it runs")
         self._context.journal.append(WorkerSeen(facts.id, facts.netloc))
         if held := self._context.graph.objects.held_at(facts.netloc):
             self._unlisted[facts.id] = set(held)  # known from the journal
@@ -93,6 +97,7 @@ class Membership:
 
     def store_listed(self, worker: WorkerNode) -> None:
         """Mark the objects as lost that a worker had before the restart, and has no more."""
+        worker.is_listing = False
         facts = worker.facts
         graph = self._context.graph
         for object_id in self._unlisted.pop(facts.id, ()):
@@ -115,8 +120,12 @@ class Membership:
 
     def _lose_absent(self) -> None:
         """Mark the objects as lost whose workers have not returned."""
-        objects = self._context.graph.objects
+        graph = self._context.graph
+        objects = graph.objects
         here = {worker.facts.netloc for worker in self._workers.values()}
+        for object_id in list(objects.fixed):  # at once, as in `lost`
+            for netloc in locations_of(objects.reference(object_id)) - here:
+                lose(graph, object_id, netloc)
         for netloc in objects.locations():
             if netloc not in here:
                 facts = WorkerFacts("", netloc, "", 1, frozenset())
@@ -125,6 +134,8 @@ class Membership:
     def heard(self, worker: WorkerNode, heard_at_s: float) -> None:
         """Note when a worker last sent something; if that is recent, stop suspecting it."""
         worker.heard_at_s = heard_at_s
+        if worker.is_returning:
+            return
         if worker.suspicion and self._context.now_s - heard_at_s < self.suspect_after_s:
             worker.suspicion = ""
             self._dispatcher.trust(worker)

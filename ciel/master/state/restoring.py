@@ -27,9 +27,10 @@ from ciel.core.events import (
     WorkerLeft,
     WorkerSeen,
 )
+from ciel.core.graph.early_outputs import publish_early
 from ciel.core.graph.task_graph import UNBOUNDED
 from ciel.core.jobs import ENDED, Job, JobState, JobSummary
-from ciel.core.tasks import DONE
+from ciel.core.tasks import DONE, RUNNABLE, WAITING
 from ciel.master.state.attempts import FIRST_STARTED
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import object_locations, topics
@@ -62,7 +63,8 @@ class Restoration:
         try:
             self._apply(record)
         except CielError as error:
-            self.skipped.append(f"{type(record).__name__}: {error}")
+            if not isinstance(record, Change):  # one may have been refused in a later slice
+                self.skipped.append(f"{type(record).__name__}: {error}")
         context.outbox.clear()
         context.journal.clear()
 
@@ -73,6 +75,9 @@ class Restoration:
                 if spec.id not in machine.jobs:
                     machine.job_table.create(spec)
             case AddTask(spec, known):
+                parent = self._context.graph.tasks.get(spec.parent)
+                if parent is not None and known:
+                    publish_early(self._context.graph, parent, known)
                 self._context.add_task(spec, known, machine.find_job(spec.job))
             case WantObjects() | ReleaseObjects() | CloseJob() | CancelJob():
                 machine.clients.replay(record)
@@ -135,9 +140,13 @@ class Restoration:
         context.graph.settled.clear()
         self._note_restart()
         context.graph.steps_left = machine.bulk.steps_per_tick
+        for task in context.graph.tasks.values():
+            if task.state in (WAITING, RUNNABLE) and not context.graph.is_needed(task):
+                context.graph.deactivate(task)  # it has delegated its outputs
         for job in machine.jobs.values():
             if job.state is JobState.ACTIVE:
-                context.touch(job)
+                if job.wanted or job.spec.open:  # else its client has still to want something
+                    context.touch(job)
                 if not (job.spec.detached and not job.open):
                     machine.job_table.subscriptions.own(NOBODY, job)
         machine.membership.await_workers(self.workers, now_s + RETURN_S)

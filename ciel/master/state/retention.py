@@ -76,7 +76,9 @@ class UnlistedCopies:
         suspects, self._suspects = self._suspects, []
         for worker, refs, idle in suspects:
             if self._context.table.by_id.get(worker.facts.id) is worker:
-                if unlisted := _unlisted(self._context.graph, worker, refs, idle=idle):
+                if worker.is_listing:  # it repeats earlier reports, and lists its objects after
+                    self._suspects.append((worker, refs, idle))
+                elif unlisted := _unlisted(self._context.graph, worker, refs, idle=idle):
                     self._context.send(worker.facts.id, DropObjects(unlisted))
 
 

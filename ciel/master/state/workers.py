@@ -53,6 +53,8 @@ class WorkerNode:
         "given_at_s",
         "heard_at_s",
         "is_draining",
+        "is_listing",
+        "is_returning",
         "memory_used",
         "over_credit",
         "parked",
@@ -86,6 +88,8 @@ class WorkerNode:
         self.heard_at_s = now_s
         self.suspicion = ""  # why it may be lost; empty if it is not suspected
         self.is_draining = False  # it gets only tasks that no other worker can run
+        self.is_returning = False  # it runs attempts that it has not reported yet
+        self.is_listing = False  # it starts over, and has not listed all its objects yet
         self.reported_at_s = now_s  # when it last reported an end, or had no attempts
 
     def __repr__(self) -> str:

@@ -23,6 +23,7 @@ from ciel.core.events import (
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobSummary
 from ciel.core.refs import Concrete, Reference, Stream, Value
+from ciel.master.state.machine import MasterMachine
 from ciel.testing.simulator.fake_worker import FakeWorker
 from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.workloads import Plan
@@ -32,6 +33,7 @@ from ciel.wire import messages
 CLIENT_SILENT_S = 30.0
 """After this time without a message, the master closes a client's connection."""
 
+Problems = Iterator[tuple[str, str]]
 USE_MEAN_S = 0.3  # how long the client uses a result
 
 
@@ -39,7 +41,7 @@ class FakeClient:
     """Sends the messages of a plan. After a lost connection, it reconnects and repeats them."""
 
     def __init__(
-        self, world: World[FakeWorker], plan: Plan, dial: Callable[[str], Connection]
+        self, world: World[FakeWorker], plan: Plan, dial: Callable[[str], Connection | None]
     ) -> None:
         self.plan = plan
         self.settled: dict[ObjectId, Reference] = {}
@@ -63,12 +65,17 @@ class FakeClient:
     def _connect(self) -> None:
         if self.is_gone:
             return
-        self._lives += 1
-        self._connection = connection = self._dial(f"{self.plan.job.id}.client{self._lives}")
+        connection = self._dial_again()
+        assert connection is not None
+        self._connection = connection
         connection.attach(PEER, self._heard, lambda: None)
         if self._said:
             for message in self._all_said():
                 self._send(message)
+
+    def _dial_again(self) -> Connection | None:
+        self._lives += 1
+        return self._dial(f"{self.plan.job.id}.client{self._lives}")
 
     def _all_said(self) -> Iterator[Message]:
         """Yield the messages that bring a master to the current state, whichever of them it has
@@ -149,14 +156,18 @@ class FakeClient:
             self._uploads[object_id] = ref
         return self._uploads[object_id]
 
-    def _heard(self, message: Message) -> None:
+    def _reached_master(self) -> None:
         if self._away_since_s is not None:
             away_s = self._world.timeline.now_s - self._away_since_s
             self.away_max_s, self._away_since_s = max(self.away_max_s, away_s), None
+
+    def _heard(self, message: Message) -> None:
+        self._reached_master()
         match message:
             case ObjectSettled(_, Stream()):
                 pass  # this client does not read growing objects
             case ObjectSettled(_, ref) if ref.id not in self.handed_over:
+                self._check_sameness(self.settled.get(ref.id), ref)
                 self.settled[ref.id] = ref
                 share = self._world.options.hand_over_share
                 if share and self._world.chance.random() < share:
@@ -165,6 +176,12 @@ class FakeClient:
                 self.summary = summary
             case RequestRefused(job, reason):
                 raise Violation(job, f"the master refused a client's request: {reason}")
+
+    def _check_sameness(self, before: Reference | None, ref: Reference) -> None:
+        """G1: an object has one value for ever."""
+        is_new = isinstance(before, Value) and isinstance(ref, Value) and before != ref
+        if is_new and not self.plan.truth.is_retried:
+            raise Violation(ref.id, f"its client has received {before}, and then {ref}")
 
     def _use(self, object_id: ObjectId) -> None:
         """Record that a result was used. Hand over all used results that the plan does not name
@@ -180,6 +197,9 @@ class FakeClient:
             self._said.append(message)
             self._send(message)
 
+    def check_promises(self, master: MasterMachine) -> None:
+        """Check that a restarted master has all that an earlier one has told this client."""
+
     def watch(self) -> None:
         """Subscribe to the job again, after a retry of the ended job."""
         if self._said:
@@ -189,13 +209,16 @@ class FakeClient:
         """Send no more messages about the job, because it was removed."""
         self.is_gone = True
 
-    def unrest(self) -> Iterator[tuple[str, str]]:
+    def _has_messages_on_the_way(self) -> bool:
+        return self._connection is not None and self._connection.on_the_way > 0
+
+    def unrest(self) -> Problems:
         """Yield a problem for each message that is not sent or not received yet."""
         if self.is_gone:
             return
         if self._connection is None or self._steps_said < len(self.plan.steps):
             yield self.plan.job.id, "its client has not sent all messages"
-        elif self._connection.on_the_way:
+        elif self._has_messages_on_the_way():
             yield self.plan.job.id, "a message to or from its client has not arrived"
 
 

@@ -1,4 +1,7 @@
-"""The master of a simulation: the real state machine, and a service that has no sockets."""
+"""The master of a simulation: the real state machine, and a service that has no sockets.
+
+It lives from the start of its process to its end. Its `journal` may be read by the next master.
+"""
 
 from __future__ import annotations
 
@@ -8,142 +11,220 @@ from typing import Any, cast
 
 from ciel.core.errors import CielError
 from ciel.core.events import (
+    CLIENT_GRACE_S,
     HEARTBEAT_INTERVAL_S,
     DropObjects,
     Heartbeat,
+    MasterStarted,
     Message,
     Received,
     ReleaseObjects,
+    StartOver,
+    TaskReported,
 )
+from ciel.master.journal import Journal, NullJournal
+from ciel.master.state import invariants
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import topics
+from ciel.master.state.restoring import Restoration
+from ciel.master.write_ahead import Consequences, WriteAhead
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
+from ciel.testing.simulator.disk import FakeDisk, FakeJournal
 from ciel.testing.simulator.fake_worker import FakeWorker
 from ciel.testing.simulator.invariants import check_master
+from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.world import (
     MASTER,
+    ClientHello,
     Connection,
     Hello,
     Line,
     Refusal,
     World,
-    through_wire,
 )
 from ciel.wire import messages
 
+_Key = tuple[bool, str]  # whether the peer is a worker, and the token of its session
+
 
 class FakeMaster:
-    """Serves connections, ends the machine's ticks, and sends heartbeats."""
+    """Serves connections and sessions, ends the machine's ticks, and sends heartbeats."""
 
-    def __init__(self, world: World[FakeWorker], machine: MasterMachine) -> None:
+    def __init__(
+        self, world: World[FakeWorker], machine: MasterMachine, journal: Journal | None = None
+    ) -> None:
         self.machine = machine
+        self.is_dead = False
+        self.records: list[Message] = []
+        """What this master has decided, in order; see `restored`."""
         machine.bulk.steps_per_tick = world.options.steps_per_tick
         self._world = world
-        self._links: dict[str, Connection] = {}  # of clients
-        self._sessions: dict[str, PeerSession] = {}  # of workers
+        self._journal = journal or NullJournal()
+        if isinstance(journal, FakeJournal):
+            journal.on_durable = self._journal_durable
+        self._write_ahead = WriteAhead(self._journal)
+        self._connections: list[Connection] = []
+        self._peers: dict[str, Peer | PeerSession] = {}  # by name
+        self._sessions: dict[_Key, PeerSession] = {}
+        self._returning: dict[str, Line] = {}  # connections that will carry their sessions
+        self._client_count = 0
         self._tick_due_s: float | None = None
         self._ticks = 0
-        self._journal_read = 0
-        world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
+        self._journal_read = 0  # how many records of this tick the witness has seen
+        self._after(HEARTBEAT_INTERVAL_S, self._beat)
+
+    # --- life and death ---------------------------------------------------------------------------
+
+    def die(self, *, silently: bool) -> None:
+        """End the process. If `silently`, its host does not answer any more."""
+        self.is_dead = True
+        if isinstance(self._journal, FakeJournal):
+            self._journal.die()
+        for connection in self._connections:
+            if silently:
+                connection.cut(silently=True)
+            else:
+                connection.close(MASTER)
+
+    def open_connections(self) -> list[Connection]:
+        """Return the connections that have not ended here."""
+        return [connection for connection in self._connections if connection.is_open(MASTER)]
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether messages wait for the end of a tick, or for the journal."""
+        machine = self.machine
+        return bool(machine.outbox) or self._write_ahead.must_wait(machine.journal)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all messages were sent and acknowledged."""
+        return not (self.has_unsent or any(s.unconfirmed() for s in self._sessions.values()))
+
+    def _after(self, delay_s: float, act: Callable[..., None], *arguments: object) -> None:
+        self._world.timeline.after(delay_s, self._live, act, *arguments)
+
+    def _live(self, act: Callable[..., None], *arguments: object) -> None:
+        if not self.is_dead:
+            act(*arguments)
+
+    # --- clients ----------------------------------------------------------------------------------
 
     def accept_client(self, connection: Connection) -> None:
-        self._links[connection.name] = connection
+        """Serve a client. If it has a session, its first message says so."""
+        name = connection.name
+        self._connections.append(connection)
+        line: Any = self._line(connection, messages.TO_CLIENT)
+        if not self._world.options.journal:
+            self._peers[name] = line
 
-        def receive(message: Message) -> None:
-            before = dict(self.machine.graph.tasks) if isinstance(message, ReleaseObjects) else {}
-            self.machine.client_sent(connection.name, message, self._now_s)
-            self._world.witness.handed_over(self.machine, before)
+        def receive(message: Message | ClientHello) -> None:
+            session = self._session_of(line)
+            if isinstance(message, ClientHello):
+                self._greet_client(line, message)
+            elif session is None:
+                self._client_sent(name, message)
+            elif isinstance(message, Received):
+                assert session.take_confirmation(message.total)
+            elif not isinstance(message, Heartbeat):
+                self._client_sent(session.name, message)
+                self._count(session)
             self._end_tick_soon()
 
         def hear_end() -> None:
-            del self._links[connection.name]
-            self.machine.client_gone(connection.name, self._now_s)
+            session = self._session_of(line)
+            if session is not None:
+                session.peer, session.gone_at_s = None, self._now_s
+            elif self._peers.pop(name, None) is not None:
+                self.machine.client_gone(name, self._now_s)
             self._end_tick_soon()
 
         connection.attach(MASTER, receive, hear_end)
 
+    def _client_sent(self, name: str, message: Message) -> None:
+        before = dict(self.machine.graph.tasks) if isinstance(message, ReleaseObjects) else {}
+        self.machine.client_sent(name, message, self._now_s)
+        self._world.witness.handed_over(self.machine, before)
+
+    def _greet_client(self, line: Line, hello: ClientHello) -> None:
+        session = self._sessions.get((False, hello.token))
+        if session is not None:
+            self._resume(session, line, hello.received or 0)
+            return
+        self._client_count += 1
+        session = PeerSession(
+            f"client-{self._client_count}", cast(Peer, line), hello.token, confirms_late=True
+        )
+        self._peers[session.name] = self._sessions[False, hello.token] = session
+        self._start_over(session, hello.received)
+
+    # --- workers ----------------------------------------------------------------------------------
+
     def accept_worker(self, connection: Connection) -> None:
-        line = Line(connection, MASTER, messages.TO_WORKER, self._world.options.through_wire)
-        peer: Any = line
+        name = connection.name
+        self._connections.append(connection)
+        line = self._line(connection, messages.TO_WORKER)
 
         def receive(message: Message | Hello) -> None:
-            session = self._sessions.get(connection.name)
+            session = self._session_of(line)
             if isinstance(message, Hello):
-                self._greet(line, message)
-            elif session is None or session.peer is not peer:
+                self._greet_worker(line, message)
+            elif session is None:
                 return
             elif isinstance(message, Heartbeat):
-                self.machine.worker_heard(connection.name, self._now_s, self._now_s)
+                self.machine.worker_heard(name, self._now_s, self._now_s)
             elif isinstance(message, Received):
                 assert session.take_confirmation(message.total)
             else:
-                session.count(1)
-                witness = self._world.witness
-                before = witness.standing(self.machine, message)
-                self.machine.worker_sent(connection.name, message, self._now_s)
-                witness.reported(self.machine, connection.name, message, before)
-                self._read_journal()
+                self._worker_sent(name, message)
+                self._count(session)
             self._end_tick_soon()
 
         def hear_end() -> None:
-            session = self._sessions.get(connection.name)
-            if session is not None and session.peer is peer:
+            session = self._session_of(line)
+            if session is not None:
                 session.peer = None
-                self.machine.worker_cut_off(connection.name, "it ended", self._now_s)
-                self._probe(connection.name)
+                self.machine.worker_cut_off(name, "it ended", self._now_s)
+                self._probe(name)
                 self._end_tick_soon()
 
         connection.attach(MASTER, receive, hear_end)
 
-    def _greet(self, line: Line, hello: Hello) -> None:
-        """Let a worker join, or resume its session."""
-        name, peer = hello.facts.id, cast(Peer, line)
-        session = self._sessions.get(name)
-        if hello.received is None:
-            self._change_workers(self.machine.worker_joined, hello.facts)
-            self._sessions[name] = PeerSession(name, peer, hello.token)
-        elif session is None or session.token != hello.token:
-            line.connection.send(MASTER, Refusal())
-            line.connection.close(MASTER)
-        else:
-            assert session.take_confirmation(hello.received)
-            session.resume(peer)
-            self.machine.worker_heard(name, self._now_s, self._now_s)
+    def _worker_sent(self, name: str, message: Message) -> None:
+        witness = self._world.witness
+        before = witness.standing(self.machine, message)
+        self.machine.worker_sent(name, message, self._now_s)
+        witness.reported(self.machine, name, message, before)
+        self._show_records()
+
+    def _greet_worker(self, line: Line, hello: Hello) -> None:
+        """Let a worker join, resume its session, or start over."""
+        session = self._sessions.get((True, hello.token))
+        if session is not None:
+            self._resume(session, line, hello.received or 0)
+            self.machine.worker_heard(session.name, self._now_s, self._now_s)
+            return
+        name = hello.facts.id
+        returns = hello.received is not None
+        self._change_workers(partial(self.machine.worker_joined, returns=returns), hello.facts)
+        session = PeerSession(name, cast(Peer, line), hello.token, confirms_late=True)
+        self._peers[name] = self._sessions[True, hello.token] = session
+        self._world.witness.joined(self.machine, hello.facts)
+        self._start_over(session, hello.received)
 
     def _probe(self, name: str) -> None:
         """Ask a suspected worker's host whether the worker has ended, unless the host is down."""
-        self._world.timeline.after(self._world.latency_s(), self._probed, name)
+        self._after(self._world.latency_s(), self._probed, name)
 
     def _probed(self, name: str) -> None:
         node = self.machine.workers.get(name)
-        if node is None or not node.suspicion or name in self._world.powerless:
+        if node is None or not node.suspicion or not self._world.is_reachable(name):
             return
         if node.facts.netloc not in self._world.serving:
             lost = partial(self.machine.worker_lost, died=True)
             self._change_workers(lost, name, "it has ended")
             self._end_tick_soon()
-
-    def _read_journal(self) -> None:
-        """Show the witness the new records of the journal."""
-        journal = self.machine.journal
-        for record in journal[self._journal_read :]:
-            self._world.witness.believed(record)
-        self._journal_read = len(journal)
-
-    def change(self, topic: str, job_id: str) -> str:
-        """Make a change that a user requests; return "", or the reason if it is refused."""
-        self._world.note(job_id, f"its user requests: {topic}")
-        try:
-            topics.change(self.machine, topic, {"job": job_id}, self._now_s)
-        except CielError as error:
-            return str(error)
-        self._end_tick_soon()
-        return ""
-
-    @property
-    def _now_s(self) -> float:
-        return self._world.timeline.now_s
 
     def _change_workers(self, act: Callable[..., None], *arguments: object) -> None:
         """Call a method that may make the machine declare workers dead; close the connections of
@@ -154,31 +235,123 @@ class FakeMaster:
         for worker_id, worker in before.items():
             if self.machine.workers.get(worker_id) is not worker:
                 self._world.witness.worker_lost(worker_id, worker.facts.netloc)
-                line: Any = self._sessions.pop(worker_id).peer
+                session = cast(PeerSession, self._peers.pop(worker_id))
+                del self._sessions[True, session.token]
+                session.end()
+                line: Any = session.peer
                 if line is not None:
                     line.connection.send(MASTER, Refusal())
                     line.connection.close(MASTER)
 
-    def _beat(self) -> None:
-        self._change_workers(self.machine.check_timeouts)
-        for worker_id, worker in self.machine.workers.items():
-            session = self._sessions[worker_id]
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def _line(self, connection: Connection, allowed: frozenset[type]) -> Line:
+        return Line(connection, MASTER, allowed, self._world.options.through_wire)
+
+    def _session_of(self, line: Any) -> PeerSession | None:
+        """Return the session that uses a connection now."""
+        return next((s for s in self._sessions.values() if s.peer is line), None)
+
+    def _resume(self, session: PeerSession, line: Line, received: int) -> None:
+        assert session.may_be_unknown or session.take_confirmation(received)
+        old: Any = session.peer
+        session.peer = None
+        session.gone_at_s = float("inf")
+        if old is not None:  # its old connection has not ended here yet
+            old.connection.close(MASTER)
+
+        def go_on() -> None:
+            if self._returning.get(session.token) is not line:
+                return  # its connection was lost again
+            del self._returning[session.token]
+            if session.may_be_unknown:
+                session.begin_again(cast(Peer, line))
+            else:
+                session.resume(cast(Peer, line))
+
+        self._returning[session.token] = line
+        self._call_when_durable(go_on)
+
+    def _start_over(self, session: PeerSession, received: int | None) -> None:
+        """Tell a peer that its earlier session is not known, if it has had one."""
+        if received is not None:
+            session.replaces_earlier = True
+            session.send(StartOver())
+
+    def _end_client(self, session: PeerSession, grace_s: float) -> None:
+        del self._sessions[False, session.token], self._peers[session.name]
+        session.end()
+        line: Any = session.peer
+        if line is not None:
+            line.connection.close(MASTER)
+        self.machine.client_gone(session.name, self._now_s, grace_s)
+
+    def _count(self, session: PeerSession) -> None:
+        session.count(1)
+        self._call_when_durable(partial(session.may_confirm, session.received))
+
+    def _call_when_durable(self, call: Callable[[], object]) -> None:
+        if self._write_ahead.must_wait(self.machine.journal):
+            self._write_ahead.call_after_tick(call)
+            self._end_tick_soon()
+        else:
+            call()
+
+    def _maintain_sessions(self) -> None:
+        for (is_worker, _), session in list(self._sessions.items()):
             session.confirm()
-            if session.peer is not None:
+            if is_worker and session.peer is not None:
                 session.peer.send(Heartbeat())
+            elif not is_worker and session.peer is None:
+                if self._now_s >= session.gone_at_s + CLIENT_GRACE_S:
+                    self._end_client(session, 0.0)
+            elif not is_worker and session.peer is not None:
+                session.peer.send(Heartbeat())
+
+    # --- ticks and time ---------------------------------------------------------------------------
+
+    @property
+    def _now_s(self) -> float:
+        return self._world.timeline.now_s
+
+    def change(self, topic: str, job_id: str) -> str:
+        """Make a change that a user requests; return "", or the reason if it is refused.
+
+        The change is durable when this returns: the user believes the answer.
+        """
+        self._world.note(job_id, f"its user requests: {topic}")
+        try:
+            topics.change(self.machine, topic, {"job": job_id}, self._now_s)
+        except CielError as error:
+            return str(error)
+        if isinstance(self._journal, FakeJournal):
+            self._end_tick()
+            self._journal.make_durable()
+        else:
+            self._end_tick_soon()
+        return ""
+
+    def _beat(self) -> None:
+        awaited = dict(self.machine.membership.awaited)
+        self._change_workers(self.machine.check_timeouts)
+        for worker_id in awaited.keys() - self.machine.membership.awaited.keys():
+            self._world.witness.worker_lost(worker_id, awaited[worker_id])
+        self._maintain_sessions()
+        for worker_id, worker in self.machine.workers.items():
             if worker.suspicion:
                 self._probe(worker_id)
         self._end_tick_soon()
-        self._world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
+        interval_s = HEARTBEAT_INTERVAL_S
+        if self._world.options.journal:  # else each look at the end may meet a heartbeat on its way
+            interval_s *= self._world.chance.uniform(0.9, 1.1)
+        self._after(interval_s, self._beat)
 
-    def _send(self, peer: str, message: Message) -> None:
-        if peer in self.machine.workers:
-            self._world.witness.sent(self.machine, peer, message)
-            self._sessions[peer].send(message)
-        elif (link := self._links.get(peer)) is not None:
-            if self._world.options.through_wire:
-                message = through_wire(message, messages.TO_CLIENT)
-            link.send(MASTER, message)
+    def _show_records(self) -> None:
+        """Show the witness the new records of this tick."""
+        journal = self.machine.journal
+        for record in journal[self._journal_read :]:
+            self._world.witness.believed(record)
+        self._journal_read = len(journal)
 
     def _end_tick_soon(self, delay_s: float | None = None) -> None:
         if delay_s is None:
@@ -186,11 +359,13 @@ class FakeMaster:
         due_s = self._now_s + delay_s
         if self._tick_due_s is None or due_s < self._tick_due_s:
             self._tick_due_s = due_s
-            self._world.timeline.at(due_s, self._end_tick, due_s)
+            self._world.timeline.at(due_s, self._tick_due, due_s)
 
-    def _end_tick(self, due_s: float) -> None:
-        if due_s != self._tick_due_s:
-            return  # an earlier tick was scheduled since
+    def _tick_due(self, due_s: float) -> None:
+        if due_s == self._tick_due_s and not self.is_dead:  # else an earlier tick was scheduled
+            self._end_tick()
+
+    def _end_tick(self) -> None:
         self._tick_due_s = None
         machine = self.machine
         said_before = len(machine.outbox)
@@ -200,16 +375,63 @@ class FakeMaster:
             for worker_id, worker in machine.workers.items()
         }
         machine.end_tick(self._now_s)
-        self._read_journal()
+        self._show_records()
         outbox = machine.take_outbox()
         for peer, message in outbox[said_before:]:
             if isinstance(message, DropObjects) and not message.unless_complete:
                 self._world.witness.released(machine, listed[peer].intersection(message.objects))
-        for peer, message in outbox:
-            self._send(peer, message)
+        self._write(outbox)
         self._ticks += 1
         if self._ticks % self._world.options.ticks_per_check == 0:
             check_master(machine, self._world.witness)
         next_s = machine.due_s()
         if next_s is not None:
             self._end_tick_soon(max(next_s - self._now_s, 0.0))
+
+    def _write(self, outbox: list[tuple[str, Message]]) -> None:
+        """Append the records of a tick, and send its messages when they are durable."""
+        machine = self.machine
+        sent: list[tuple[Peer | PeerSession, Message]] = []
+        for name, message in outbox:
+            if name in machine.workers:
+                self._world.witness.sent(machine, name, message)
+            if (peer := self._peers.get(name)) is not None:
+                sent.append((peer, message))
+        records, self._journal_read = machine.take_journal(), 0
+        self.records += records
+        caused = self._write_ahead.end_tick(records, sent, machine.take_ended())
+        if caused is not None:
+            self._release(caused)
+
+    def _journal_durable(self) -> None:
+        for caused in self._write_ahead.take_durable():
+            self._release(caused)
+
+    def _release(self, caused: Consequences) -> None:
+        for peer, message in caused.messages:
+            peer.send(message)
+        for call in caused.calls:
+            call()
+
+
+def restart(world: World[FakeWorker], machine: MasterMachine, disk: FakeDisk) -> FakeMaster:
+    """Start a master that continues from the journal on a disk.
+
+    Raises DamagedJournalError, and AssertionError for records without effect.
+    """
+    restoration = Restoration(machine)
+    done: set[tuple[str, int]] = set()
+    for group in disk.groups():
+        for record in group.records:
+            restoration.apply(record, group.time_s)
+            if isinstance(record, TaskReported) and record.fault is None:
+                done.add((record.task, record.attempt))
+    assert not restoration.skipped or world.options.lying_share, restoration.skipped[:3]
+    restoration.finish(world.timeline.now_s)
+    world.witness.master_restarted(machine, done)
+    for subject, text in invariants.problems(machine):
+        raise Violation(subject, f"after the restart, {text}")
+    journal = FakeJournal(world, disk)
+    master = FakeMaster(world, machine, journal)
+    journal.append([MasterStarted(restoration.epoch + 1, "simulated")])
+    return master

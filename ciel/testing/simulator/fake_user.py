@@ -28,7 +28,7 @@ class FakeUser:
     def __init__(
         self,
         world: World[FakeWorker],
-        master: FakeMaster,
+        master: Callable[[], FakeMaster],
         clients: list[FakeClient],
         check: Callable[[FakeClient], bool],
     ) -> None:
@@ -57,12 +57,13 @@ class FakeUser:
         self._world.timeline.after(delay_s, self._poll, client)
 
     def _poll(self, client: FakeClient) -> None:
-        machine = self._master.machine
+        master = self._master()
+        machine = master.machine
         job = machine.jobs.get(client.plan.job.id)
-        if job is not None and job.state in ENDED:
+        if job is not None and job.state in ENDED and not master.is_dead:
             if self._tries.get(job.spec.id):
                 self._retry(client, job)
-            elif job.spec.id in self._doomed and not (any(client.unrest()) or machine.outbox):
+            elif job.spec.id in self._doomed and not (any(client.unrest()) or master.has_unsent):
                 has_faults = self._world.timeline.now_s < self._world.options.faults_end_s
                 if self._doomed[job.spec.id] and has_faults and not job.unsettled:
                     self._poll_after(AWKWARD_INTERVAL_S, client)
@@ -72,7 +73,7 @@ class FakeUser:
         self._poll_later(client)
 
     def _retry(self, client: FakeClient, job: Job) -> None:
-        machine, witness = self._master.machine, self._world.witness
+        machine, witness = self._master().machine, self._world.witness
         job_id = job.spec.id
         wanted = [machine.graph.objects.nodes[object_id] for object_id in job.wanted]
         failed = [node for node in wanted if isinstance(node.ref, Failure) and node.producer]
@@ -81,7 +82,7 @@ class FakeUser:
         seer = at_once(saw_error(machine.graph, job))
         is_final = seer is not None  # a task has used an error as its input
         is_excused = witness.is_excused(machine, job)
-        refusal = self._master.change("retry", job_id)
+        refusal = self._master().change("retry", job_id)
         while machine.operations.is_judged(job):  # the machine may refuse it in a later slice
             machine.bulk.end_tick()
             machine.bulk.resume()
@@ -104,8 +105,8 @@ class FakeUser:
     def _remove(self, client: FakeClient, job: Job) -> None:
         job_id = job.spec.id
         self.removed[job_id] = not job.unsettled and self._check(client)
-        self._world.witness.forgets_job(self._master.machine, job)
-        refusal = self._master.change("remove", job_id)
+        self._world.witness.forgets_job(self._master().machine, job)
+        refusal = self._master().change("remove", job_id)
         if refusal:
             raise Violation(job_id, f"removing it: {refusal}")
         del self._doomed[job_id]
@@ -113,7 +114,7 @@ class FakeUser:
 
     def unrest(self) -> list[tuple[str, str]]:
         """Return a problem for each job that is still to be retried or removed."""
-        jobs = self._master.machine.jobs
+        jobs = self._master().machine.jobs
         to_retry = [job_id for job_id, tries in self._tries.items() if tries]
         failed = [j for j in to_retry if j in jobs and jobs[j].state in _RETRIABLE]
         doomed = [job_id for job_id in self._doomed if job_id in jobs]

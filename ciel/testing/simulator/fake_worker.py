@@ -14,6 +14,7 @@ from ciel.core.events import (
     Heartbeat,
     Message,
     Received,
+    StartOver,
     TaskFault,
 )
 from ciel.core.ids import ObjectId
@@ -83,12 +84,14 @@ class Run:
 class FakeWorker:
     """A worker from its start to its end; its `store` outlives it.
 
+    `dial` returns a connection, or None if the master cannot be reached.
+
     While it is frozen, all its events wait until it is thawed.
     """
 
     def __init__(
         self, world: World[FakeWorker], facts: WorkerFacts, store: dict[ObjectId, bytes],
-        dial: Callable[[FakeWorker], Connection],
+        dial: Callable[[FakeWorker], Connection | None],
     ) -> None:  # fmt: skip
         self.world = world
         self.facts = facts
@@ -165,6 +168,9 @@ class FakeWorker:
         if self.connection is not None:
             return
         self.connection = connection = self._dial(self)
+        if connection is None:
+            self._connect_later()
+            return
         self._heard_at_s = self.world.timeline.now_s
         connection.attach(
             PEER,
@@ -197,11 +203,22 @@ class FakeWorker:
             assert session.take_confirmation(message.total)
             if session.peer is None:
                 session.resume(self._line(connection))
+        elif isinstance(message, StartOver):
+            self._start_over(connection, session)
         elif not isinstance(message, Heartbeat):
             self.has_met_master = True
             session.count(1)
             self.machine.master_message(message, self.world.timeline.now_s)
         self._flush()
+
+    def _start_over(self, connection: Connection, before: PeerSession) -> None:
+        """Begin a new session with a master that does not know the earlier one."""
+        session = PeerSession("master", self._line(connection), before.token)
+        self.session = session
+        session.count(1)
+        for message in self.machine.master_restarted(before.unconfirmed()):
+            session.send(message)
+        self.machine.master_reached()
 
     def _lost(self, connection: Connection) -> None:
         if connection is self.connection:
@@ -209,7 +226,10 @@ class FakeWorker:
             self.connection = None
             if self.session is not None:
                 self.session.peer = None
-            self._later(self.world.mean(self.world.options.reconnect_mean_s), self.connect)
+            self._connect_later()
+
+    def _connect_later(self) -> None:
+        self._later(self.world.mean(self.world.options.reconnect_mean_s), self.connect)
 
     def _beat(self) -> None:
         if self.connection is not None:
@@ -270,9 +290,11 @@ class FakeWorker:
             holder = self.world.serving.get(plan.netloc)
             if holder is None or not (object_id in holder.store or holder.is_making(object_id)):
                 continue
-            if holder.is_frozen:
+            if holder.is_frozen or holder._is_apart_from(self):
                 is_slow = True
-            elif not self.world.has_fault(self.world.options.fetch_failure_share):
+            elif not self.world.has_fault(
+                self.world.options.fetch_failure_share, f"a fetch of {object_id} fails"
+            ):
                 if object_id not in holder.store:
                     if object_id in self.growing:  # a killed attempt still writes it here
                         self._later(FETCH_TIMEOUT_S, self._try_plans, order, since_s)
@@ -294,6 +316,11 @@ class FakeWorker:
             self._later(FETCH_TIMEOUT_S, self._try_plans, again, since_s)
         else:
             self._later(FETCH_TIMEOUT_S, self._give_up, order.ref)
+
+    def _is_apart_from(self, other: FakeWorker) -> bool:
+        """Whether a partition is between two workers."""
+        partitioned = self.world.partitioned
+        return (self.facts.id in partitioned) != (other.facts.id in partitioned)
 
     def _give_up(self, ref: Reference) -> None:
         places = tuple(sorted(locations_of(ref)))
@@ -327,6 +354,8 @@ class FakeWorker:
         for object_id in [o for o, growing in self.growing.items() if growing.maker == key]:
             del self.growing[object_id]
             content = dict(outcome.made).get(object_id) if is_good else None
+            if content is not None:
+                self.world.witness.completed(key, object_id)
             self._notify_followers(object_id, content, self.world.latency_s())
 
     def _notify_followers(self, object_id: ObjectId, content: bytes | None, delay_s: float) -> None:
@@ -423,7 +452,7 @@ class FakeWorker:
         waiting process that continues.
         """  # fmt: skip
         order = self.running[key].order
-        failures = self.world.witness.started(key)
+        failures = self.world.witness.started(key, self.facts.id)
         if "lots" in read_arguments(order.spec.payload):
             self._run_lots(key, memory)
             return

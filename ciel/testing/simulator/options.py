@@ -3,7 +3,7 @@
 The engine must survive these faults: loss and restart of any worker (with or without its store),
 loss of any connection or client, delays, and frozen workers. Two faults it cannot survive: the loss
 of three workers that had the same task, and the loss of the only worker that had an upload.
-`Witness.is_excused` recognises both. The master does not fail in a simulation.
+`Witness.is_excused` recognises both. Without `journal`, the master does not fail.
 """
 
 from __future__ import annotations
@@ -82,8 +82,19 @@ class Options:
     pause_mean_s: float = 3.0
     pause_max_s: float = 1e9
     worker_timeout_s: float = 8.0
+    partition_interval_s: float = 0.0
+    partition_mean_s: float = 3.0
+    flap_share: float = 0.0  # of new connections that end at once
     client_cut_interval_s: float = 0.0
     client_back_share: float = 0.8
+
+    # The master. With a journal, clients have sessions.
+    journal: bool = False
+    sync_mean_s: float = 0.002  # until a group of records is durable
+    crash_interval_s: float = 0.0
+    power_share: float = 0.3  # of crashes that lose what the disk has not made durable
+    master_restart_mean_s: float = 0.5
+    lying_share: float = 0.0  # of calls that make records durable, and do nothing
 
     # The checks.
     ticks_per_check: int = 1
@@ -181,16 +192,84 @@ SCENARIOS: dict[str, Options] = {
         after_end_mean_s=0.3, kill_interval_s=3.0, wipe_share=0.6, cut_interval_s=6.0,
         client_cut_interval_s=6.0,
     ),
+    "restarts": replace(_CALM, journal=True, crash_interval_s=1.5, flap_share=0.1),
+    # Nothing but the master fails, so each task runs only once.
+    "redo": replace(
+        _CALM, journal=True, crash_interval_s=1.5, power_share=0.5, sync_mean_s=0.02,
+        worker_timeout_s=60.0, twin_share=0.0, release_share=0.0, growing_share=0.0, phases_max=1,
+        nothing_runs_twice=True,
+    ),
+    "partitions": replace(
+        _CALM, journal=True, crash_interval_s=4.0, partition_interval_s=3.0, flap_share=0.1,
+        growing_share=0.3, streaming_share=0.2, inline_share=0.2,
+    ),
+    "ruins": replace(
+        _CALM, journal=True, crash_interval_s=2.0, kill_interval_s=2.0, wipe_share=0.5,
+        cut_interval_s=4.0, pause_interval_s=6.0, client_cut_interval_s=5.0, flap_share=0.1,
+        growing_share=0.3, inline_share=0.2, flaky_share=0.1, hand_over_share=0.3,
+        sync_mean_s=0.01,
+    ),
+    # A disk that says too early that records are durable.
+    "lies": replace(
+        _CALM, journal=True, crash_interval_s=1.5, power_share=0.8, lying_share=0.3,
+        growing_share=0.3, kill_interval_s=6.0,
+    ),
 }  # fmt: skip
 
 
-def options_for(scenario: str, seed: int) -> Options:
-    """Return a named scenario; for `any`, options that the seed draws.
+ANY, CRASHES = "any", "crashes"
+DRAWN = (ANY, CRASHES)
+"""Scenarios whose options the seed draws: without and with crashes of the master."""
 
-    Most seeds switch most faults off, because frequent faults would prevent rare sequences.
-    """
-    if scenario != "any":
-        return SCENARIOS[scenario]
+
+def options_for(scenario: str, seed: int) -> Options:
+    """Return the options of a scenario: a named one, or one that the seed draws."""
+    if scenario == ANY:
+        return _draw(seed)
+    return _draw_crashes(seed) if scenario == CRASHES else SCENARIOS[scenario]
+
+
+def _draw_crashes(seed: int) -> Options:
+    """Draw small clusters and short runs, so that many seeds can run, whose master crashes."""
+    chance = Random(f"crashes {seed}")
+
+    def sometimes(share: float, *values: float) -> float:
+        return chance.choice(values) if chance.random() < share else 0.0
+
+    any_of = _draw(seed)
+    return replace(
+        any_of,
+        journal=True,
+        workers=min(any_of.workers, 3),
+        jobs=chance.randint(1, 2),
+        tasks_per_job=chance.choice((2, 5, 10)),
+        growth_depth_max=2,
+        phases_max=min(any_of.phases_max, 3),
+        phase_mean_s=0.5,
+        faults_end_s=chance.choice((2.0, 5.0)),
+        spike_share=sometimes(0.5, 0.01, 0.05),
+        crash_interval_s=chance.choice((0.5, 1.0, 2.0, 1e9)),
+        power_share=chance.choice((0.0, 0.3, 1.0)),
+        master_restart_mean_s=chance.choice((0.05, 0.5)),
+        sync_mean_s=chance.choice((0.0005, 0.005, 0.05, 0.5)),
+        flap_share=sometimes(0.3, 0.1, 0.3),
+        partition_interval_s=sometimes(0.2, 2.0),
+        lying_share=sometimes(0.05, 0.3),
+        kill_interval_s=sometimes(0.3, 1.0, 3.0),
+        blackout_interval_s=sometimes(0.1, 2.0),
+        restart_mean_s=chance.choice((0.1, 1.0)),
+        cut_interval_s=sometimes(0.3, 1.0, 3.0),
+        pause_interval_s=sometimes(0.15, 2.0),
+        pause_mean_s=chance.choice((1.0, 5.0)),
+        pause_max_s=12.0,
+        client_cut_interval_s=sometimes(0.2, 1.0),
+        ticks_per_check=chance.choice((2, 16)),
+        through_wire=chance.random() < 0.2,
+    )
+
+
+def _draw(seed: int) -> Options:
+    """Draw options. Most seeds switch most faults off: frequent faults prevent rare sequences."""
     chance = Random(f"options {seed}")
 
     def sometimes(share: float, *values: float) -> float:

@@ -7,8 +7,7 @@ last fault, all jobs must end with the right results (liveness), and no state ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from random import Random
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 from ciel.core.errors import CielError
@@ -18,22 +17,14 @@ from ciel.core.refs import Concrete, Failure, Reference, Value
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.subscriptions import CLIENT_GRACE_S
-from ciel.master.state.workers import WorkerFacts
+from ciel.testing.simulator.cluster import Cluster
 from ciel.testing.simulator.fake_client import FakeClient
 from ciel.testing.simulator.fake_master import FakeMaster
 from ciel.testing.simulator.fake_user import FakeUser
-from ciel.testing.simulator.fake_worker import FakeWorker
-from ciel.testing.simulator.invariants import (
-    Problems,
-    check_master,
-    check_worker,
-    kept_after_all,
-    unrest,
-)
+from ciel.testing.simulator.faults import Faults
+from ciel.testing.simulator.invariants import Problems, check_master, kept_after_all, unrest
 from ciel.testing.simulator.options import Options, options_for
 from ciel.testing.simulator.witness import Violation
-from ciel.testing.simulator.workloads import EXECUTOR, draw_plan
-from ciel.testing.simulator.world import Connection, World
 
 REST_S = 2.0  # between checks whether all work has ended
 HISTORY_LINES_MAX = 80
@@ -50,129 +41,44 @@ class Result(NamedTuple):
     retried: int
     removed: int
     simulated_s: float
+    restarts: int  # of the master
 
 
 class Simulation:
     """The simulation of one cluster with one seed."""
 
     def __init__(
-        self, seed: int, options: Options, make_master: Callable[..., MasterMachine] = MasterMachine
+        self,
+        seed: int,
+        options: Options,
+        make_master: Callable[..., MasterMachine] = MasterMachine,
+        without: Set[int] = frozenset(),
     ) -> None:
+        """`without`: the numbers of faults that do not happen."""
         self.options = options
-        self.chance = Random(seed)
-        self.world: World[FakeWorker] = World(options, self.chance, check_worker)
-        self.master = FakeMaster(self.world, make_master(delegates=options.delegates))
-        self.master.machine.membership.timeout_s = options.worker_timeout_s
-        self.workers: list[FakeWorker] = []
-        self.clients: list[FakeClient] = []
-        self._calm_at_s = options.faults_end_s  # when the last fault is repaired
-        self._lives = 0
-        for place in range(options.workers):
-            self.workers.append(self._start_worker(place, 9000 + place, {}))
-        for number in range(options.jobs):
-            plan = draw_plan(options, self.chance, number)
-            self.clients.append(FakeClient(self.world, plan, self._dial_as_client))
-        self.user = FakeUser(self.world, self.master, self.clients, self._is_excused_or_right)
-        self._every(options.kill_interval_s, self._kill)
-        self._every(options.blackout_interval_s, self._kill_all)
-        self._every(options.cut_interval_s, self._cut)
-        self._every(options.pause_interval_s, self._pause)
-        self._every(options.client_cut_interval_s, self._cut_client)
+        self.cluster = Cluster(seed, options, make_master, without)
+        self.world = self.cluster.world
+        self.clients = self.cluster.clients
+        self.user = FakeUser(
+            self.world, lambda: self.master, self.clients, self._is_excused_or_right
+        )
+        self.faults = Faults(self.cluster)
 
-    def _dial_as_client(self, name: str) -> Connection:
-        connection = Connection(self.world, name)
-        self.master.accept_client(connection)
-        return connection
-
-    def _dial_as_worker(self, worker: FakeWorker) -> Connection:
-        connection = Connection(self.world, worker.facts.id)
-        self.master.accept_worker(connection)
-        return connection
-
-    def _start_worker(self, place: int, port: int, store: dict[ObjectId, bytes]) -> FakeWorker:
-        self._lives += 1
-        host = f"host{place % self.options.hosts}"
-        slots, executors = self.options.slots_per_worker, frozenset((EXECUTOR,))
-        facts = WorkerFacts(
-            f"w{place}.{self._lives}", f"{host}:{port}", host, slots, executors,
-            memory_bytes=self.options.memory_per_worker,
-        )  # fmt: skip
-        return FakeWorker(self.world, facts, store, self._dial_as_worker)
-
-    # --- faults -----------------------------------------------------------------------------------
-
-    def _every(self, interval_s: float, act: Callable[[], None]) -> None:
-        """Call `act` at random intervals until faults end."""
-        if interval_s:
-            due_s = self.world.timeline.now_s + self.world.mean(interval_s)
-            if due_s < self.options.faults_end_s:
-                self.world.timeline.at(due_s, act)
-                self.world.timeline.at(due_s, self._every, interval_s, act)
-
-    def _repair_after(self, delay_s: float, act: Callable[..., None], *arguments: object) -> None:
-        self._calm_at_s = max(self._calm_at_s, self.world.timeline.now_s + delay_s)
-        self.world.timeline.after(delay_s, act, *arguments)
-
-    def _is_silent(self) -> bool:
-        return self.chance.random() < self.options.silent_share
-
-    def _kill_all(self) -> None:
-        for worker in self.workers:
-            self._kill(worker)
-
-    def _kill(self, worker: FakeWorker | None = None) -> None:
-        worker = worker or self.chance.choice(self.workers)
-        if not worker.is_dead:
-            self.world.note(worker.facts.id, "was killed")
-            worker.die(silently=self._is_silent())
-            place = self.workers.index(worker)
-            delay_s = self.world.mean(self.options.restart_mean_s)
-            self._repair_after(delay_s, self._restart, place)
-
-    def _restart(self, place: int) -> None:
-        before = self.workers[place]
-        is_wiped = self.chance.random() < self.options.wipe_share
-        port = int(before.facts.netloc.split(":")[1])
-        if self.chance.random() < self.options.move_share:
-            port += 100
-        store = {} if is_wiped else before.store
-        self.workers[place] = self._start_worker(place, port, store)
-        self.world.note(self.workers[place].facts.id, f"replaces it with {len(store)} objects")
-
-    def _cut(self) -> None:
-        worker = self.chance.choice(self.workers)
-        if worker.connection is not None and not worker.is_dead:
-            self.world.note(worker.facts.id, "its connection was cut")
-            worker.connection.cut(silently=self._is_silent())
-
-    def _pause(self) -> None:
-        worker = self.chance.choice(self.workers)
-        if not worker.is_dead and not worker.is_frozen:
-            self.world.note(worker.facts.id, "was paused")
-            worker.freeze()
-            pause_s = min(self.world.mean(self.options.pause_mean_s), self.options.pause_max_s)
-            self._repair_after(pause_s, self._resume, worker)
-
-    def _resume(self, worker: FakeWorker) -> None:
-        self.world.note(worker.facts.id, "was resumed")
-        worker.thaw()
-
-    def _cut_client(self) -> None:
-        client = self.chance.choice(self.clients)
-        must_return = client.plan.job.detached  # no other client could close an open job
-        comes_back = must_return or self.chance.random() < self.options.client_back_share
-        away_s = self.chance.choice((0.1, 3.0, 8.0))
-        self.world.note(client.plan.job.id, "its client lost the connection")
-        client.cut(for_good=not comes_back, away_s=away_s, silently=self._is_silent())
+    @property
+    def master(self) -> FakeMaster:
+        """The master that has started last."""
+        return self.cluster.master
 
     # --- the run ----------------------------------------------------------------------------------
 
     def run(self) -> Result:
         """Run until all work has ended; raises Violation, and errors of the machines."""
         timeline = self.world.timeline
-        while timeline.now_s < self._calm_at_s:
+        while timeline.now_s < self.faults.calm_at_s and not self.faults.has_refused:
             timeline.step()
-        deadline_s = self._calm_at_s + self.options.liveness_s
+        if self.options.lying_share:
+            return self._end_without_promises()
+        deadline_s = self.faults.calm_at_s + self.options.liveness_s
         while (problem := next(self._unrest(), None)) is not None:
             if timeline.now_s > deadline_s:
                 subject, text = problem
@@ -187,6 +93,21 @@ class Simulation:
             for again in self.world.witness.remade:
                 raise Violation(again, f"{again} was recomputed, and no object was lost")
         excused = sum([self._is_excused_or_right(client) for client in self.clients])
+        return self._result(excused)
+
+    def _end_without_promises(self) -> Result:
+        """End a run whose disk has lied: acknowledged work may be lost, but no result is wrong."""
+        until_s = self.world.timeline.now_s + REST_S * 5
+        while self.world.timeline.now_s < until_s and not self.faults.has_refused:
+            self.world.timeline.step()
+        # What a task sees of an error that such a disk has caused may be in its result.
+        for client in () if self.options.sees_errors_share else self.clients:
+            for object_id, ref in (client.settled | client.handed_over).items():
+                if not isinstance(ref, Failure):
+                    self._check_reference(client, object_id, ref)
+        return self._result(0)
+
+    def _result(self, excused: int) -> Result:
         return Result(
             tasks=len(self.master.machine.graph.tasks),
             runs=self.world.witness.runs,
@@ -194,14 +115,17 @@ class Simulation:
             handed_over=sum([len(client.handed_over) for client in self.clients]),
             retried=self.user.retried,
             removed=len(self.user.removed),
-            simulated_s=timeline.now_s,
+            simulated_s=self.world.timeline.now_s,
+            restarts=self.world.witness.restarts,
         )
 
     def _unrest(self) -> Problems:
         for client in self.clients:
             yield from client.unrest()
         yield from self.user.unrest()
-        yield from unrest(self.master.machine, self.workers, self.world.witness)
+        if not self.master.is_idle:
+            yield "master", "not all its messages are acknowledged"
+        yield from unrest(self.master.machine, self.cluster.workers, self.world.witness)
 
     def _is_excused_or_right(self, client: FakeClient) -> bool:
         """Check the state and the results of a job. Return whether a fault that the engine cannot
@@ -317,26 +241,46 @@ def _brief(what: object) -> str:
 
 
 class SimulationError(Exception):
-    """A seed failed. The message contains the history, the error, and the command for a replay."""
+    """A seed failed. The message contains the history, the faults that happened, the error, and the
+    command for a replay. `without`: the faults that did not happen, by number.
+    """
 
-    def __init__(self, seed: int, scenario: str, error: Exception, history: list[str]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        scenario: str,
+        error: Exception,
+        history: list[str],
+        faults: Sequence[str] = (),
+        without: Set[int] = frozenset(),
+    ) -> None:
         self.seed = seed
         self.scenario = scenario
         self.error = error
+        self.fault_count = len(faults)
+        self.without = without
         replay = f"python -m ciel.testing.simulator --scenario {scenario} --seeds {seed}-{seed}"
+        if without:
+            replay += f" --without {','.join(map(str, sorted(without)))}"
+        left = [text for number, text in enumerate(faults) if number not in without]
         what = f"seed {seed}: {type(error).__name__}: {error}"
-        super().__init__("\n".join([*history, what, f"replay: {replay}"]))
+        super().__init__("\n".join([*history, *left, what, f"replay: {replay}"]))
 
 
 def simulate(
-    seed: int, scenario: str = "any", make_master: Callable[..., MasterMachine] = MasterMachine
+    seed: int,
+    scenario: str = "any",
+    make_master: Callable[..., MasterMachine] = MasterMachine,
+    without: Set[int] = frozenset(),
 ) -> Result:
     """Run one seed of a scenario; raises SimulationError."""
-    simulation = Simulation(seed, options_for(scenario, seed), make_master)
+    simulation = Simulation(seed, options_for(scenario, seed), make_master, without)
+    subject, found = "", Exception()
     try:
         return simulation.run()
     except Violation as error:
-        history = simulation.history_of(error.subject)
-        raise SimulationError(seed, scenario, error, history) from error
+        subject, found = error.subject, error
     except (CielError, LookupError, AssertionError, TypeError, ValueError, AttributeError) as error:
-        raise SimulationError(seed, scenario, error, simulation.history_of("")) from error
+        found = error
+    history, faults = simulation.history_of(subject), simulation.world.faults
+    raise SimulationError(seed, scenario, found, history, faults, without) from found

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ciel.core.events import (
+    RECALLED,
     AssignTask,
+    AttemptsKept,
     CancelTask,
     DropObjects,
     InputsLost,
@@ -26,6 +28,7 @@ from ciel.core.refs import Failure, Future, Reference, Stream, locations_of
 from ciel.core.retries import WORKER_LOSSES_MAX
 from ciel.core.tasks import ACTIVE, ASSIGNED, FAILED, TaskSpec
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.workers import WorkerFacts
 
 Key = tuple[str, int]
 
@@ -58,12 +61,15 @@ class Witness:
         self.remade: list[str] = []  # objects, once for each time they were recomputed
         self._contents: dict[str, bytes] = {}
         self._failures: Counter[str] = Counter()
-        self._started: set[Key] = set()
-        self._counted: set[Key] = set()
+        self._started: set[tuple[str, int, str, int]] = set()  # with the worker and `_epoch`
+        self._epoch = 1  # how many masters have started
+        self._failed_counts: Counter[str] = Counter()  # by task, of reports to this master
+        self._counted: set[tuple[str, int, str]] = set()  # with the worker
         self._read: defaultdict[Key, set[tuple[Key, ObjectId]]] = defaultdict(
             set
         )  # objects that it read while they grew
         self._believed: set[Key] = set()
+        self._completed: set[tuple[Key, ObjectId]] = set()
         self._reported_early: set[tuple[Key, ObjectId]] = (
             set()
         )  # complete outputs that were reported while their task ran
@@ -90,13 +96,15 @@ class Witness:
     def content_of(self, object_id: str) -> bytes | None:
         return self._contents.get(object_id)
 
-    def started(self, key: Key) -> int:
+    def started(self, key: Key, worker_id: str) -> int:
         """Record the start of a program; return how often programs of its task have failed. A child
         that starts inline may have started before, in another attempt of its parent.
         """
-        if key in self._started and key[1]:
+        life = (*key, worker_id, self._epoch)
+        if life in self._started and key[1]:
             raise Violation(key[0], f"attempt {key[1]} was started twice")
-        self._started.add(key)
+        self._started.add(life)
+        self._read.pop(key, None)  # an attempt for an earlier master may have had this number
         return self._failures[key[0]]
 
     def chose(self, spec: TaskSpec, inputs: Sequence[Reference]) -> None:
@@ -112,6 +120,18 @@ class Witness:
         """Record that an attempt reads an object that another attempt is still writing."""
         self._read[reader].add((maker, object_id))
 
+    def completed(self, maker: Key, object_id: ObjectId) -> None:
+        """Record that a program has ended well, and completed an object that others read."""
+        self._completed.add((maker, object_id))
+
+    def _is_complete(self, maker: Key, object_id: ObjectId) -> bool:
+        """Whether a master may know that an object is complete. One that has restarted may list a
+        copy before it knows the attempt that made it.
+        """
+        if maker in self._believed or (maker, object_id) in self._reported_early:
+            return True
+        return self.restarts > 0 and (maker, object_id) in self._completed
+
     def believed(self, report: Message) -> None:
         """Check a report that the master accepts: before that, all objects that the attempt read
         must be complete.
@@ -120,10 +140,15 @@ class Witness:
             key = (report.task, report.attempt)
             self._believed.add(key)
             for maker, object_id in self._read[key]:
-                if maker not in self._believed and (maker, object_id) not in self._reported_early:
+                if not self._is_complete(maker, object_id):
                     raise Violation(
                         object_id, f"{key} counts, though {maker} has not completed the object"
                     )
+
+    @property
+    def restarts(self) -> int:
+        """How often the master has restarted."""
+        return self._epoch - 1
 
     def program_failed(self, key: Key) -> None:
         self._failures[key[0]] += 1
@@ -189,6 +214,12 @@ class Witness:
             if message.started:
                 self.given[worker_id].add((message.spec.id, 0))
             return
+        if isinstance(message, AttemptsKept):
+            adopted = {(t.spec.id, a) for (_, a), t in master.workers[worker_id].assigned.items()}
+            if wrong := adopted - set(message.attempts) - self.given[worker_id]:
+                raise Violation(worker_id, f"the master took {wrong} for its attempts")
+            self.given[worker_id] |= adopted
+            return
         if not isinstance(message, TaskReported | InputsLost):
             return
         key = (message.task, message.attempt)
@@ -201,9 +232,41 @@ class Witness:
             raise Violation(
                 key[0], f"{worker_id} reported attempt {key[1]}, which counted as {before}"
             )
-        if key in self._counted:
-            raise Violation(key[0], f"attempt {key[1]} counted twice")
-        self._counted.add(key)
+        if (*key, worker_id) in self._counted:
+            raise Violation(key[0], f"attempt {key[1]} of {worker_id} counted twice")
+        self._counted.add((*key, worker_id))
+        self._count_failure(task, message)
+
+    def _count_failure(self, task: TaskNode, message: TaskReported | InputsLost) -> None:
+        """Check that a task is not retried more often than its creator allows."""
+        if isinstance(message, InputsLost) or message.fault is None:
+            self._failed_counts.pop(task.spec.id, None)
+        elif message.fault.reason != RECALLED and task.job.spec.id not in self.retried:
+            self._failed_counts[task.spec.id] += 1
+            failures, retries = self._failed_counts[task.spec.id], task.spec.needs.retries
+            if failures > retries + 1:
+                text = f"{failures} attempts have failed, and {retries} retries are allowed"
+                raise Violation(task.spec.id, text)
+
+    def joined(self, master: MasterMachine, facts: WorkerFacts) -> None:
+        """Record that a worker has joined, maybe in the place of one that has ended meanwhile."""
+        for worker_id, netloc in master.membership.awaited.items():
+            if netloc == facts.netloc and worker_id != facts.id:
+                self.worker_lost(worker_id, netloc)
+
+    def master_restarted(self, master: MasterMachine, done: set[Key]) -> None:
+        """Record that a master has read a journal. `done`: the attempts that succeeded in it.
+
+        What was not durable has not happened: reports about it count when they are repeated.
+        """
+        self._epoch += 1
+        self.given.clear()
+        self.cancelled.clear()
+        self._failed_counts.clear()
+        self._believed = set(done)
+        self._counted = {counted for counted in self._counted if counted[:2] in done}
+        self.forgotten_tasks -= master.graph.tasks.keys()
+        self.forgotten_objects -= master.graph.objects.nodes.keys()
 
     def worker_lost(self, worker_id: str, netloc: str) -> None:
         """Record that the master has declared a worker dead."""

@@ -5,7 +5,7 @@ Messages of one connection arrive in order, as with TCP; there is no order betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -48,22 +48,44 @@ class Timeline:
 class World(Generic[W]):
     """The state that all parties of one simulation share; generic over the type of workers."""
 
-    def __init__(self, options: Options, chance: Random, check_worker: Callable[[W], None]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        chance: Random,
+        check_worker: Callable[[W], None],
+        without: Set[int] = frozenset(),
+    ) -> None:
+        """`without`: the numbers of faults that do not happen, to find which of them matter."""
         self.options = options
         self.chance = chance
         self.check_worker = check_worker
+        self.without = without
+        self.faults: list[str] = []  # all faults so far, with their times
         self.witness = Witness()
         self.timeline = Timeline()
         self.serving: dict[str, W] = {}  # by address
         self.powerless: set[str] = set()  # workers on hosts that do not answer any more
+        self.partitioned: set[str] = set()  # workers and jobs whose clients do not reach the master
         self.log: list[tuple[float, str, object]] = []  # time, peer, and message
 
     def note(self, who: str, what: object) -> None:
         self.log.append((self.timeline.now_s, who, what))
 
-    def has_fault(self, share: float) -> bool:
+    def is_reachable(self, worker_id: str) -> bool:
+        """Whether the master reaches the host of a worker."""
+        return worker_id not in self.powerless and worker_id not in self.partitioned
+
+    def happens_now(self, what: str) -> bool:
+        """Number a fault that is about to happen; return whether it does."""
+        number = len(self.faults)
+        self.faults.append(f"{self.timeline.now_s:9.4f} fault {number}: {what}")
+        return number not in self.without
+
+    def has_fault(self, share: float, what: str) -> bool:
         """Draw whether a fault happens now; there are none after `faults_end_s`."""
-        return self.timeline.now_s < self.options.faults_end_s and self.chance.random() < share
+        if self.timeline.now_s >= self.options.faults_end_s or self.chance.random() >= share:
+            return False
+        return self.happens_now(what)
 
     def happens(self, share: float) -> bool:
         """Draw whether an event happens that has this probability; 0 draws no random number."""
@@ -89,8 +111,15 @@ class Hello(NamedTuple):
     received: int | None
 
 
+class ClientHello(NamedTuple):
+    """The first message of a client that has a session; see `Hello`."""
+
+    token: str
+    received: int | None
+
+
 class Refusal(NamedTuple):
-    """The master does not know the session that a worker wants to resume."""
+    """The master has declared a worker dead, and ends its session."""
 
 
 class Line(NamedTuple):
@@ -131,7 +160,7 @@ class Connection:
         self._receive[side] = receive
         self._hear_end[side] = hear_end
 
-    def send(self, side: int, message: Message | Hello | Refusal) -> None:
+    def send(self, side: int, message: Message | Hello | ClientHello | Refusal) -> None:
         """Send a message from `side` to its peer."""
         if self._is_open[side] and not self._is_cut:
             self.on_the_way += 1
@@ -148,6 +177,15 @@ class Connection:
         if self._is_open[side] and not self._is_cut:
             self._world.note(f"{self.name} {'to' if side == PEER else 'says'}", message)
             self._receive[side](message)
+
+    def is_open(self, side: int) -> bool:
+        """Whether a side has neither closed the connection nor been told that it ended."""
+        return self._is_open[side]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether messages still arrive, in both directions."""
+        return not self._is_cut and all(self._is_open)
 
     def end(self, side: int) -> None:
         """Report the end of the connection to `side`."""

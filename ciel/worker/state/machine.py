@@ -7,7 +7,7 @@ a time. After each batch of events the service takes the orders, and then the re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 
 from ciel.core.events import (
@@ -96,6 +96,11 @@ master, which wakes the client; this costs as much as a small program.
 """
 
 _STORED = Concrete | Sweetheart
+
+
+def _stores_of(ref: Reference) -> frozenset[str]:
+    """Return where an object is in a store; nothing for a stream, a value or a process."""
+    return ref.locations if isinstance(ref, _STORED) else frozenset()
 
 
 def _is_cancelled(ending: TaskFault | InputsLost | None) -> bool:
@@ -298,20 +303,26 @@ class WorkerMachine:
         self._kept = set(self._stored)
         self._report_retained()
 
-    def master_restarted(self, unconfirmed: Sequence[Message]) -> AttemptsKept:
+    def master_restarted(self, unconfirmed: Sequence[Message]) -> list[Message]:
         """Continue with a master that has restarted. Attempts that run stay; those that do not are
-        forgotten, as the master assigns their tasks again. `unconfirmed`: the messages that are
-        sent again. Returns the attempts to be reported before them.
+        forgotten, as the master assigns their tasks again. `unconfirmed`: the messages that the
+        earlier master has not confirmed. Returns the messages to be sent first: the attempts that
+        stay, and those of the unconfirmed messages that are still true.
         """
         for attempt in list(self._attempts.values()):
             if attempt.phase is Phase.FETCHING or attempt.phase is Phase.QUEUED:
                 self._waiting.forget(attempt.key, [ref.id for ref in attempt.inputs])
                 del self._attempts[attempt.key]
         self._to_fetch.clear()
-        pending = [*unconfirmed, *self._reports]
-        spawned = {m.spec.id for m in pending if isinstance(m, SpawnTask)}
+        again = [message for message in unconfirmed if self._is_still_true(message)]
+        pending = [*again, *self._reports]
         ends = {(m.task, m.attempt): m for m in pending if isinstance(m, TaskReported | InputsLost)}
-        keys = [key for key in (*self._attempts, *ends) if key[0] not in spawned]
+        again = [self._without_lost_start(message, ends) for message in again]
+        pending = [*again, *self._reports]
+        # The master learns of a child that was started here when it learns of the child.
+        spawned = {(m.spec.id, 0) for m in pending if isinstance(m, SpawnTask) and m.started}
+        known = dict.fromkeys((*self._attempts, *ends))
+        keys = [key for key in known if key not in spawned]
         kept = self._attempts.values()
         cancelled = [a.key[0] for a in kept if a.ending is not None and _is_cancelled(a.ending)]
         cancelled += [key[0] for key, m in ends.items() if _is_cancelled(getattr(m, "fault", None))]
@@ -319,13 +330,34 @@ class WorkerMachine:
         streams: list[FromWorker] = []
         for attempt in kept:
             growing = [o for o in attempt.streams if o in self._growing and o not in opened]
-            if growing and attempt.key[0] not in spawned:
+            if growing and attempt.key not in spawned:
                 refs = tuple([Stream(object_id, self._here) for object_id in growing])
                 streams.append(StreamsOpened(*attempt.key, refs))
         self._reports[:0] = streams
         self._reports_are_urgent = True
-        within = [a.key[0] for a in kept if not a.slots]
-        return AttemptsKept(tuple(keys), tuple(within), tuple(cancelled))
+        within = dict.fromkeys([a.key[0] for a in kept if not a.slots])
+        ended = dict.fromkeys(cancelled)  # a task may have several such attempts
+        return [AttemptsKept(tuple(keys), tuple(within), tuple(ended)), *again]
+
+    def _without_lost_start(self, message: Message, ends: Container[Key]) -> Message:
+        """Do not say of a child that it was started here if its end will not be reported."""
+        if not isinstance(message, SpawnTask) or not message.started:
+            return message
+        key = (message.spec.id, 0)
+        return message._replace(started=key in self._attempts or key in ends)
+
+    def _is_still_true(self, message: Message) -> bool:
+        """Whether a message is to be sent again to a master that has restarted.
+
+        The reports about the whole worker are sent anew. If an output is not stored any more, the
+        earlier master has ordered its deletion: then it had recorded the report, or ignored it.
+        """
+        match message:
+            case AttemptsKept() | StoreListed():
+                return False
+            case TaskReported(published=refs) | ObjectsStored(refs):
+                return all(ref.id in self._stored for ref in refs if self.netloc in _stores_of(ref))
+        return True
 
     def _report_retained(self) -> None:
         """Report some of the stored objects. Later ticks report the rest, so that each is short."""
@@ -338,6 +370,9 @@ class WorkerMachine:
             self._report(ObjectsStored(tuple(refs), kept=True))
         if self._is_listing and not self._to_report:
             self._is_listing = False
+            if self._fixed:  # a master that has restarted may have released them before
+                waiting = tuple([Fixed(object_id, self.netloc) for object_id in self._fixed])
+                self._report(ObjectsStored(waiting, kept=True))
             self._report(StoreListed())
 
     def master_lost(self, now_s: float) -> None:

@@ -94,8 +94,8 @@ class Cluster:
         fault = TaskFault(reason, "exit status 3")
         self.worker_says(worker, TaskReported(spec.id, attempt, (), fault, 0.01))
 
-    def joins(self, facts: WorkerFacts) -> None:
-        self.machine.worker_joined(facts, self.now_s)
+    def joins(self, facts: WorkerFacts, *, returns: bool = False) -> None:
+        self.machine.worker_joined(facts, self.now_s, returns=returns)
         self.end_turn()
 
     def loses(self, worker: str) -> None:

@@ -1,0 +1,118 @@
+"""Simulations whose master crashes: seeds, stories that failed once, and the smallest story."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Set
+from pathlib import Path
+
+import pytest
+
+from ciel.master.state.machine import MasterMachine
+from ciel.testing.simulator.__main__ import main
+from ciel.testing.simulator.disk import DamagedJournalError, FakeDisk
+from ciel.testing.simulator.options import CRASHES
+from ciel.testing.simulator.shrinking import shrink
+from ciel.testing.simulator.simulation import SimulationError, simulate
+
+ROOT = Path(__file__).parents[2]
+MUTANTS = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())["mutant"]
+IS_LONG = os.environ.get("CIEL_LONG") == "1"
+
+
+@pytest.mark.parametrize("start", range(1, 2001 if IS_LONG else 201, 50))
+def test_a_master_that_crashes_loses_nothing(start: int) -> None:
+    results = [simulate(seed, CRASHES) for seed in range(start, start + 50)]
+    assert sum(result.restarts for result in results)
+
+
+def test_no_finished_task_runs_again_if_only_the_master_fails() -> None:
+    results = [simulate(seed, "redo") for seed in range(1, 41 if IS_LONG else 6)]
+    assert sum(result.restarts for result in results)
+
+
+@pytest.mark.parametrize(
+    "scenario, seed",
+    [
+        pytest.param("redo", 1, id="read-by-one-master-and-lost-with-the-power"),
+        pytest.param("redo", 8, id="job-without-wants-is-restored"),
+        pytest.param("restarts", 3, id="repeated-report-of-a-deleted-output"),
+        pytest.param("restarts", 4, id="connection-ends-before-the-session-is-known"),
+        pytest.param("restarts", 5, id="restored-after-it-delegated-its-outputs"),
+        pytest.param("restarts", 202, id="starts-over-twice"),
+        pytest.param("partitions", 8, id="adopted-while-it-was-dispatched-eagerly"),
+        pytest.param("partitions", 12, id="listed-after-its-repeated-report"),
+        pytest.param("ruins", 131, id="two-attempts-at-one-task-are-kept"),
+        pytest.param(CRASHES, 56, id="process-given-to-a-child-is-restored"),
+        pytest.param(CRASHES, 127, id="attempt-that-counted-is-kept"),
+        pytest.param(CRASHES, 1131, id="process-waits-on-a-worker-that-was-dead"),
+        pytest.param(CRASHES, 1140, id="retried-before-its-failure-is-repeated"),
+        pytest.param(CRASHES, 2018, id="process-released-before-the-crash"),
+        pytest.param(CRASHES, 2332, id="started-child-whose-end-is-not-repeated"),
+    ],
+)
+def test_what_failed_once(scenario: str, seed: int) -> None:
+    simulate(seed, scenario)
+
+
+# --- the smallest story ---------------------------------------------------------------------------
+
+
+class _Tears(MasterMachine):
+    """Forgets a recorded report when it restores, which happens after a crash only."""
+
+    def take_journal(self):  # type: ignore[no-untyped-def]  # on purpose
+        return [record for record in super().take_journal() if type(record).__name__ != "AddTask"]
+
+
+def test_the_smallest_story_needs_fewer_faults_and_is_replayed_by_one_line() -> None:
+    def fails(without: Set[int]) -> SimulationError | None:
+        try:
+            simulate(7, "restarts", _Tears, without)
+        except SimulationError as error:
+            return error
+        return None
+
+    first = fails(frozenset())
+    assert first is not None
+    smallest = shrink(first, fails)
+    left = smallest.fault_count - len(smallest.without)
+    assert left < first.fault_count
+    assert "the master is killed" in str(smallest)
+    *_, replay = str(smallest).splitlines()
+    assert replay.startswith("replay: python -m ciel.testing.simulator --scenario restarts")
+    assert "--without" in replay
+
+
+def test_faults_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = ",".join(map(str, range(100)))
+    assert main(["--seeds", "2", "--scenario", "restarts", "--without", numbers]) == 0
+    assert "0 restarts of the master" in capsys.readouterr().out
+
+
+# --- the disk -------------------------------------------------------------------------------------
+
+
+def test_a_file_that_ends_early_before_another_one_is_damaged() -> None:
+    disk = FakeDisk()
+    first = disk.begin_file()
+    first.content += b"CJg1"
+    assert list(disk.groups()) == []  # its end is cut off
+    first.content += b"CJg1"
+    disk.begin_file()
+    with pytest.raises(DamagedJournalError):
+        list(disk.groups())
+
+
+# --- mutants --------------------------------------------------------------------------------------
+
+
+def test_there_are_thirty_mutants_and_each_text_occurs_once() -> None:
+    wrong = [
+        mutant["effect"]
+        for mutant in MUTANTS
+        if (ROOT / mutant["file"]).read_text().count(mutant["text"]) != 1
+    ]
+    assert wrong == []
+    assert len(MUTANTS) >= 30
