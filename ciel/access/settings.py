@@ -50,7 +50,7 @@ class ExecutorSetting(NamedTuple):
 class MasterLocation(NamedTuple):
     """A master's address and key. `origin` names the setting or file that contains them.
 
-    `pid` and `pid_start` are those of the access file: the process of the master or, for `ciel up`,
+    `pid` and `pid_start` come from the access file: the process of the master or, for `ciel up`,
     the process that restarts it.
     """
 

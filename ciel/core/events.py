@@ -234,7 +234,7 @@ class DrainWorker(NamedTuple):
     """Start no children locally any more: the worker is to leave.
 
     It says so if it joins again, with the rest of `timeout_s`: after this time, other workers run
-    its tasks. None: there is no limit.
+    its tasks. None: without limit.
     """
 
     timeout_s: float | None
@@ -475,8 +475,8 @@ class AttemptFailed(NamedTuple):
 
 
 class JournalCompacted(NamedTuple):
-    """The records before this one are those that were still needed. `jobs`: how many jobs there
-    have been, also those that have no records any more.
+    """Ends the records that a compaction has left. `jobs`: the number of jobs that were ever
+    created, including removed ones.
     """
 
     jobs: int

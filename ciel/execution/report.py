@@ -72,7 +72,7 @@ def _text(said: bytes) -> str:
 
 
 def device_text(path: str) -> str:
-    """Describe the device of a path: where it is mounted, its size, and what is free."""
+    """Describe the device of a path: its mount point, its size, and its free space."""
     try:
         place = os.path.realpath(path)
         while not os.path.ismount(place):

@@ -1,7 +1,7 @@
 """The directory of a journal: its files, their order, and the lock of the process that writes.
 
 00000001.journal, 00000002.journal, …   the records; each start of a master begins a new file
-00000002.base                           what is still needed of the files up to 00000002.journal
+00000002.base                           the needed records of the files up to 00000002.journal
 compacted                               an unfinished base
 lock                                    locked by the master; contains its process id
 

@@ -18,7 +18,7 @@ from ciel.net.sessions import PeerSession
 
 
 class Consequences(NamedTuple):
-    """What a tick causes: messages with their receivers, ended jobs, and functions to call."""
+    """The consequences of a tick: messages with receivers, ended jobs, functions to call."""
 
     messages: list[tuple[Peer | PeerSession, Message]]
     ended: list[Job]
@@ -43,7 +43,7 @@ class WriteAhead:
         messages: list[tuple[Peer | PeerSession, Message]],
         ended: list[Job],
     ) -> Consequences | None:
-        """Append the records of a tick; return what it causes if that may happen at once."""
+        """Append the records of a tick; return its consequences if they may happen at once."""
         if records:
             self._appended = self._journal.append(records)
         calls, self._calls = self._calls, []

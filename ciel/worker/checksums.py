@@ -1,7 +1,7 @@
 """Computes the checksums of new objects, and verifies objects before they are read; see ADR 78.
 
 Threads do both, except for small objects. A new object can be read before its checksum is known:
-until then it is not verified. An object that is not what was committed is deleted and reported, so
+until then it is not verified. An object whose content has changed is deleted and reported, so
 that its readers find it missing, and its task runs again.
 """
 
@@ -30,7 +30,7 @@ Damaged = frozenset[ObjectId]
 
 
 class Damage(NamedTuple):
-    """An object that was deleted, since it was not what was committed. `place`: its file."""
+    """An object that was deleted because its content had changed. `place`: its file."""
 
     object_id: ObjectId
     place: str
@@ -87,7 +87,7 @@ class Checksums:
     # --- readers ----------------------------------------------------------------------------------
 
     def verify(self, refs: Iterable[Reference]) -> Deferred[Damaged] | None:
-        """Verify those of the objects that are stored here, and delete the damaged ones.
+        """Verify the objects that are stored here, and delete the damaged ones.
 
         Returns what fires with the damaged objects; None if nothing has to be verified.
         """

@@ -83,7 +83,7 @@ class StoreReports:
             self.report()
 
     def report(self) -> None:
-        """Report what has changed since the last report."""
+        """Report the changes since the last report."""
         is_full = lacks_room(self._spool)
         if is_full != self._is_full:
             self._is_full = is_full

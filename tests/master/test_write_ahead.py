@@ -1,4 +1,4 @@
-"""What a tick causes happens when the records of the tick, and of all earlier ones, are durable."""
+"""Consequences of a tick happen when its records, and all earlier ones, are durable."""
 
 from __future__ import annotations
 

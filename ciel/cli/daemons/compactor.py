@@ -61,7 +61,7 @@ class Compactor:
             threading.Thread(target=self._write, args=(number,), name=name, daemon=True).start()
 
     def _write(self, number: int) -> None:
-        """Run the process that writes a base; in a thread of its own."""
+        """Run the process that writes a base, and wait for it in this thread."""
         command = [sys.executable, "-P", "-m", "ciel.master.compaction"]
         try:
             self._process = process = subprocess.Popen(

@@ -26,7 +26,7 @@ RESTARTS_MAX: Final = 3
 MASTER_RESTARTS_MAX: Final = 5
 MASTER_RESTARTS_WINDOW_S: Final = 20.0
 """How often a master is restarted within which time. A master that always crashes reaches this
-limit; one that a test kills every 5 s does not."""
+limit; a master that a test kills every 5 s does not."""
 MASTER_START_TIMEOUT_S: Final = 3600.0
 """How long a restarted master may take to read its journal: there is nothing to do instead."""
 

@@ -65,7 +65,7 @@ class Restart(Resource):
     def __init__(
         self, reactor: Any, service: MasterService, restart: Callable[[], object] | None
     ) -> None:
-        """`restart`: ends this master and starts another one; None if there is no journal."""
+        """`restart`: ends this master and starts another one; None without a journal."""
         super().__init__(service)
         self._reactor = reactor
         self._restart = restart

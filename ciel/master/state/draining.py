@@ -1,7 +1,7 @@
 """Drains workers: other workers get their tasks and their objects, and then they may leave.
 
-A worker that drains gets no more tasks, except those that no other worker can run. Attempts that
-have not started are recalled; those that run have time to end. See ADR 80.
+A worker that drains gets no more tasks, except tasks that no other worker can run. Attempts that
+have not started are recalled; running attempts have time to end. See ADR 80.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CannotDrainError(CielError):
 
 
 class Drain:
-    """What is left to do before one worker may leave."""
+    """The rest of the work before one worker may leave."""
 
     __slots__ = (
         "again_s",
@@ -63,7 +63,7 @@ class Drain:
         self.until_s: float | None = None  # then other workers run its tasks
         self.is_handed_over = False
         self.unchecked = objects  # held by the worker, and not examined in this pass
-        self.is_last_pass = False  # this pass has begun when the worker had nothing else to do
+        self.is_last_pass = False  # this pass started when the worker had nothing else to do
         self.copying: dict[ObjectId, WorkerNode] = {}  # to these workers
         self.moved: dict[ObjectId, str] = {}  # the locations of the new copies
         self.refused: dict[ObjectId, set[str]] = {}  # by these workers
@@ -90,7 +90,7 @@ class Draining:
         self._eager = eager
         self._attempts = attempts
         self._drains: dict[WorkerNode, Drain] = {}
-        self._turn = 0  # which of the other workers gets the next object
+        self._turn = 0  # the index of the worker that gets the next object
 
     def __bool__(self) -> bool:
         return bool(self._drains)
@@ -119,7 +119,7 @@ class Draining:
         drain.until_s = None if timeout_s is None else self._context.now_s + timeout_s
 
     def _recall(self, worker: WorkerNode) -> None:
-        """Recall the attempts that have not started, except those that can only run there."""
+        """Recall the attempts that have not started, unless they can only run there."""
         fixed = self._context.graph.fixed
         keys = [
             (task.spec.id, attempt)
@@ -162,7 +162,7 @@ class Draining:
                 drain.stuck[object_id] = message.details
 
     def worker_lost(self, worker: WorkerNode) -> None:
-        """Forget a worker that has left, and offer what was copied to it to other workers."""
+        """Forget a worker that has left, and let other workers copy what it was copying."""
         self._drains.pop(worker, None)
         for drain in self._drains.values():
             for object_id in [o for o, taker in drain.copying.items() if taker is worker]:
@@ -253,7 +253,7 @@ class Draining:
         self, drain: Drain, ref: Concrete | Sweetheart, near: Sequence[WorkerNode],
         others: Sequence[WorkerNode],
     ) -> WorkerNode | None:  # fmt: skip
-        """Return a worker for an object: one that has it, else one on the same host, else any.
+        """Return a worker for an object: preferably one with a copy, then one on the same host.
 
         A worker that has it must copy it as well, since its store might drop its copy.
         """

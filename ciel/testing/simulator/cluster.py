@@ -70,7 +70,7 @@ class Cluster:
         return connection
 
     def _maybe_cut_soon(self, connection: Connection) -> None:
-        """Let a connection end while its two sides say what they have received."""
+        """Let a connection end during the exchange of the numbers of received messages."""
         share = self.options.flap_share
         if share and self.world.has_fault(share, f"{connection.name} loses its new connection"):
             delay_s = self.world.mean(3 * self.options.latency_mean_s)
@@ -93,7 +93,7 @@ class Cluster:
         return FakeWorker(self.world, facts, store, self._dial_as_worker)
 
     def replace_worker(self, place: int, *, is_wiped: bool, has_moved: bool) -> None:
-        """Start a worker in the place of one that has ended."""
+        """Start a worker that replaces an ended one."""
         before = self.workers[place]
         port = int(before.facts.netloc.split(":")[1]) + (100 if has_moved else 0)
         worker = self._start_worker(place, port, {} if is_wiped else before.store)

@@ -2,7 +2,7 @@
 
 The journal has the format and the reader of the real one (`ciel.journal.groups`). In place of its
 thread there are events: a group is written, and becomes durable some time later. A crash keeps what
-was written, unless the power fails: then the disk keeps any part of what it had not made durable.
+was written, unless the power fails: then the disk keeps any part of the data that is not durable.
 """
 
 from __future__ import annotations

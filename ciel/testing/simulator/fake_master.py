@@ -57,7 +57,7 @@ class FakeMaster:
         self.machine = machine
         self.is_dead = False
         self.records: list[Message] = []
-        """What this master has decided, in order; see `restored`."""
+        """The records of this master, in order; see `restored`."""
         machine.bulk.steps_per_tick = world.options.steps_per_tick
         self._world = world
         self._journal = journal or NullJournal()

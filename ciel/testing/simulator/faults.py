@@ -107,7 +107,7 @@ class Faults:
     # --- the network ------------------------------------------------------------------------------
 
     def _partition(self) -> None:
-        """Cut some workers and clients off from the master and the other workers, for a while."""
+        """Separate some workers and clients from all others for a while."""
         options, world = self._options, self._world
         workers, clients = self._cluster.workers, self._cluster.clients
         some = self._chance.sample(workers, self._chance.randint(1, len(workers)))

@@ -223,7 +223,7 @@ DRAWN = (ANY, CRASHES)
 
 
 def options_for(scenario: str, seed: int) -> Options:
-    """Return the options of a scenario: a named one, or one that the seed draws."""
+    """Return the options of a named scenario, or of `any`, which the seed draws."""
     if scenario == ANY:
         return _draw(seed)
     return _draw_crashes(seed) if scenario == CRASHES else SCENARIOS[scenario]

@@ -1,7 +1,7 @@
 """A client with a session, as `JobClient` has one: it resumes it, or starts over.
 
-It is told that its messages are durable, and does not repeat those. So a master that forgot one of
-them could never finish the client's job.
+The master confirms durable messages, which the client then does not repeat. So a master that forgot
+one of them could never finish the client's job.
 """
 
 from __future__ import annotations

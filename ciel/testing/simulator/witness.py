@@ -249,7 +249,7 @@ class Witness:
                 raise Violation(task.spec.id, text)
 
     def joined(self, master: MasterMachine, facts: WorkerFacts) -> None:
-        """Record that a worker has joined, maybe in the place of one that has ended meanwhile."""
+        """Record that a worker has joined, perhaps as a replacement for an ended one."""
         for worker_id, netloc in master.membership.awaited.items():
             if netloc == facts.netloc and worker_id != facts.id:
                 self.worker_lost(worker_id, netloc)
@@ -257,7 +257,7 @@ class Witness:
     def master_restarted(self, master: MasterMachine, done: set[Key]) -> None:
         """Record that a master has read a journal. `done`: the attempts that succeeded in it.
 
-        What was not durable has not happened: reports about it count when they are repeated.
+        Forget reports that were not durable: they count when they are repeated.
         """
         self._epoch += 1
         self.given.clear()

@@ -179,7 +179,7 @@ class Connection:
             self._receive[side](message)
 
     def is_open(self, side: int) -> bool:
-        """Whether a side has neither closed the connection nor been told that it ended."""
+        """Whether a side has neither closed the connection nor learnt of its end."""
         return self._is_open[side]
 
     @property

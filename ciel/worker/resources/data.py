@@ -130,7 +130,7 @@ class Data(Route):
     def _verified(self, request: Request, answer: Callable[[Request], Answer]) -> Answer:
         """Answer a request once its object, if it is here, is verified.
 
-        Workers compare what they receive with `Ciel-Checksum` themselves.
+        Workers compare received bytes with `Ciel-Checksum` themselves.
         """
         try:
             info = self._store.stat(check_id(request.params["id"]))

@@ -307,7 +307,7 @@ class WorkerMachine:
         """Continue with a master that has restarted. Attempts that run stay; those that do not are
         forgotten, as the master assigns their tasks again. `unconfirmed`: the messages that the
         earlier master has not confirmed. Returns the messages to be sent first: the attempts that
-        stay, and those of the unconfirmed messages that are still true.
+        stay, and the unconfirmed messages that are still true.
         """
         for attempt in list(self._attempts.values()):
             if attempt.phase is Phase.FETCHING or attempt.phase is Phase.QUEUED:
@@ -349,7 +349,7 @@ class WorkerMachine:
     def _is_still_true(self, message: Message) -> bool:
         """Whether a message is to be sent again to a master that has restarted.
 
-        The reports about the whole worker are sent anew. If an output is not stored any more, the
+        New reports replace those about the whole worker. If an output is not stored any more, the
         earlier master has ordered its deletion: then it had recorded the report, or ignored it.
         """
         match message:
