@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Set
 from pathlib import Path
 
 import pytest
 
-from ciel.master.state.machine import MasterMachine
 from ciel.testing.simulator.__main__ import main
 from ciel.testing.simulator.disk import DamagedJournalError, FakeDisk
 from ciel.testing.simulator.options import CRASHES
-from ciel.testing.simulator.shrinking import shrink
-from ciel.testing.simulator.simulation import SimulationError, simulate
+from ciel.testing.simulator.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
 MUTANTS = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())["mutant"]
@@ -57,32 +54,6 @@ def test_what_failed_once(scenario: str, seed: int) -> None:
 
 
 # --- the smallest story ---------------------------------------------------------------------------
-
-
-class _Tears(MasterMachine):
-    """Forgets a recorded report when it restores, which happens after a crash only."""
-
-    def take_journal(self):  # type: ignore[no-untyped-def]  # on purpose
-        return [record for record in super().take_journal() if type(record).__name__ != "AddTask"]
-
-
-def test_the_smallest_story_needs_fewer_faults_and_is_replayed_by_one_line() -> None:
-    def fails(without: Set[int]) -> SimulationError | None:
-        try:
-            simulate(7, "restarts", _Tears, without)
-        except SimulationError as error:
-            return error
-        return None
-
-    first = fails(frozenset())
-    assert first is not None
-    smallest = shrink(first, fails)
-    left = smallest.fault_count - len(smallest.without)
-    assert left < first.fault_count
-    assert "the master is killed" in str(smallest)
-    *_, replay = str(smallest).splitlines()
-    assert replay.startswith("replay: python -m ciel.testing.simulator --scenario restarts")
-    assert "--without" in replay
 
 
 def test_faults_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 
 import pytest
 
-from ciel.core.events import AssignTask, Message, ReleaseObjects, SpawnTask, TaskReported
+from ciel.core.events import AddTask, AssignTask, Message, ReleaseObjects, SpawnTask, TaskReported
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.objects import ObjectNode
 from ciel.core.graph.retention import Retention
@@ -22,6 +22,7 @@ from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
 from ciel.testing.simulator import lots
 from ciel.testing.simulator.options import SCENARIOS
+from ciel.testing.simulator.shrinking import shrink
 from ciel.testing.simulator.simulation import Simulation, SimulationError, simulate
 from ciel.testing.simulator.witness import Violation
 
@@ -199,7 +200,7 @@ class GivesNoChoice(Spoiled):
         (RemovesInSilence, "afterwards", 1),
         (ForgetsSlots, "afterwards", 1),
         (BelievesReaders, "streams", 1),
-        (ForgetsReaders, "streams", 24),
+        (ForgetsReaders, "streams", 22),
         (ForgetsEagerTasks, "wavering", 1),
         (GivesNoChoice, "choices", 1),
         (KeepsMemory, "memory", 1),
@@ -281,14 +282,40 @@ def test_names_that_depend_on_the_execution_are_found_out(
 def test_what_never_ends_is_found_without_a_look_at_the_books() -> None:
     options = replace(SCENARIOS["kills"], ticks_per_check=10**9)
     with pytest.raises(Violation, match=r"900 s after all faults, <Job \d job\d active>"):
-        Simulation(3, options, ForgetsTheLost).run()
+        Simulation(5, options, ForgetsTheLost).run()
 
 
 def test_a_failure_tells_the_story_and_the_command_that_replays_it() -> None:
     with pytest.raises(SimulationError) as caught:
-        simulate(3, "kills", ForgetsTheLost)
+        simulate(5, "kills", ForgetsTheLost)
     text = str(caught.value)
     worker = re.findall(r"it is assigned to (\S+), which has not received it", text)[0]
     assert f"{worker} to: AssignTask" in text
     assert f"{worker}: was killed" in text
-    assert text.endswith("replay: python -m ciel.testing.simulator --scenario kills --seeds 3-3")
+    assert text.endswith("replay: python -m ciel.testing.simulator --scenario kills --seeds 5-5")
+
+
+class ForgetsTasks(MasterMachine):
+    """Does not record tasks, which shows when it restarts."""
+
+    def take_journal(self) -> list[Message]:
+        return [record for record in super().take_journal() if not isinstance(record, AddTask)]
+
+
+def test_the_smallest_story_needs_fewer_faults_and_is_replayed_by_one_line() -> None:
+    def fails(without: Set[int]) -> SimulationError | None:
+        try:
+            simulate(7, "restarts", ForgetsTasks, without)
+        except SimulationError as error:
+            return error
+        return None
+
+    first = fails(frozenset())
+    assert first is not None
+    smallest = shrink(first, fails, max_s=5.0)
+    left = smallest.fault_count - len(smallest.without)
+    assert left < first.fault_count
+    assert "the master is killed" in str(smallest)
+    *_, replay = str(smallest).splitlines()
+    assert replay.startswith("replay: python -m ciel.testing.simulator --scenario restarts")
+    assert "--without" in replay
