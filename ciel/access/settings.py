@@ -164,7 +164,8 @@ def _locate_address(
     # The file's control address may be a socket on this host; it is valid only for the file's URL.
     same = (normalise_host(own[1]), own[2]) == (normalise_host(host), port)
     control = found.control if same else netloc(host, port)
-    return location_of(found._replace(url=url, control=control), master.origin)
+    location = location_of(found._replace(url=url, control=control), master.origin)
+    return location if same else location._replace(pid=0)  # that process restarts another master
 
 
 def location_of(found: AccessFile, origin: str) -> MasterLocation:

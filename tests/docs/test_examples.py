@@ -18,7 +18,7 @@ ELSEWHERE = {
     "docs/skywriting/reference.md": ["skywriting", "grammar"],  # the same
 }
 """Blocks that other tests check, by page."""
-NOT_RUN_MAX = 7
+NOT_RUN_MAX = 8
 """Raise it only for a block that no test machine can run."""
 
 

@@ -185,7 +185,12 @@ def test_job_info(up: Up, array: str) -> None:
         "ran on: WORKER (N), WORKER (N)\n"
         "tasks: 26 done, 4 failed\n"
         "results: 30 wanted\n"
-        "time: TIME, submitted at CLOCK, TIME ago, ended CLOCK"
+        "time: TIME, submitted at CLOCK, TIME ago, ended CLOCK\n"
+        "history:\n"
+        "  CLOCK created\n"
+        "  CLOCK its first task was sent to worker WORKER\n"
+        "  CLOCK failed: RUNTIME_EXCEPTION: sh -c 'echo 7; echo why 7 >&2; test $((7 % 7)) != 0' "
+        "ended with exit status 1 on worker WORKER"
     )
     assert table.endswith(f"\n10 of 30 tasks; ciel task list {array} --all")
     first, *others = failures.split("\n\n")
@@ -204,8 +209,8 @@ def test_json_of_a_job_contains_durations_and_times(up: Up, array: str) -> None:
     job = up.facts("job", "info", array)
     assert sorted(job) == [
         "age_s", "counts", "created_at_s", "elapsed_s", "ended_at_s", "failures", "first_task",
-        "handed_over", "id", "name", "number", "open", "ran_on", "reason", "state", "tasks",
-        "unsettled", "wanted",
+        "handed_over", "history", "id", "name", "number", "open", "ran_on", "reason", "state",
+        "tasks", "unsettled", "wanted",
     ]  # fmt: skip
     assert job["counts"] == {"done": 26, "failed": 4}
     assert 0 <= job["elapsed_s"] <= job["age_s"] < 1000
@@ -213,7 +218,9 @@ def test_json_of_a_job_contains_durations_and_times(up: Up, array: str) -> None:
         ["object", "reason", "story", "task"]
     ] * 4
     jobs = up.facts("job", "list", "--all")
-    assert set(jobs[0]) == set(job) - {"failures", "first_task", "open", "ran_on", "tasks"}
+    assert set(jobs[0]) == set(job) - {
+        "failures", "first_task", "history", "open", "ran_on", "tasks",
+    }  # fmt: skip
 
 
 def test_status_does_not_show_the_clock_of_the_master(up: Up) -> None:

@@ -32,7 +32,7 @@ class TwoSlots:
         begun = self.run(*up, *self._options)
         assert begun.returncode == 0, begun.stderr
         try:
-            (self.spool,) = self.home.tmp.iterdir()
+            (self.spool,) = self.home.tmp.glob("*/1")
             self.daemons = self.home.processes()
             warm = self.submit("--array", "1-9", "--", "echo", "warm")
             assert warm.stdout == "warm\n" * 9, warm.stderr
