@@ -345,6 +345,20 @@ def test_an_adopted_attempt_does_not_count_before_its_missing_inputs_are_complet
     assert cluster.state(second) is TaskState.DONE
 
 
+def test_the_missing_input_of_an_adopted_attempt_is_produced_again() -> None:
+    first, second = a_chain(2)
+    cluster = restart(two_in_a_stream(first, second))
+    cluster.joins(a_worker("w2"), returns=True)
+    end = TaskReported(second.id, 1, (stored("c1", place_of("w2")),), None, 0.1)
+    cluster.worker_says("w2", AttemptsKept(((second.id, 1),), (), ()), end, StoreListed())
+    cluster.passes(RETURN_S)
+    assert cluster.state(first) is TaskState.ASSIGNED
+    recalled = TaskFault("RECALLED", "it was returned")
+    number = cluster.machine.graph.tasks[first.id].attempt
+    cluster.worker_says("w2", TaskReported(first.id, number, (), recalled, 0.0))
+    assert cluster.state(first) is TaskState.ASSIGNED
+
+
 def two_in_a_stream(first: TaskSpec, second: TaskSpec) -> Cluster:
     """Return a cluster in which one task reads what another one is writing."""
     cluster = two()

@@ -577,6 +577,12 @@ def test_processes_that_wait_are_listed_with_the_objects(played: Played) -> None
     played.comes(ObjectsStored((FIXED,), kept=True), StoreListed())
 
 
+def test_a_task_whose_latest_attempt_goes_on_was_not_cancelled(played: Played) -> None:
+    ends = [report(A, fault=CANCELLED), report(A)._replace(attempt=2)]
+    kept = AttemptsKept(((A.id, 1), (A.id, 2)), (), ())
+    assert played.machine.master_restarted(ends) == [kept, *ends]
+
+
 def test_a_child_whose_output_was_deleted_since_was_not_started(played: Played) -> None:
     child = a_task("c", parent=A, ordinal=0)
     end = report(child, stored("c", HERE))._replace(attempt=0)

@@ -266,7 +266,7 @@ class TaskGraph:
                 continue
             if producer.state is DORMANT or producer.state is DONE:
                 # The activation of other tasks may have failed the tasks that needed this object.
-                if self._is_demanded(object_id, node):
+                if self.is_awaited(object_id):
                     pending.extend(self._activate(producer))
                     self.steps_left -= 1
                     if self.steps_left < 0 and pending:

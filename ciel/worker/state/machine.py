@@ -103,6 +103,10 @@ def _stores_of(ref: Reference) -> frozenset[str]:
     return ref.locations if isinstance(ref, _STORED) else frozenset()
 
 
+def _number_of(key: Key) -> int:
+    return key[1]
+
+
 def _is_cancelled(ending: TaskFault | InputsLost | None) -> bool:
     """Return whether an attempt ends because the master has cancelled it."""
     return isinstance(ending, TaskFault) and ending.reason == CANCELLED.reason
@@ -324,8 +328,8 @@ class WorkerMachine:
         known = dict.fromkeys((*self._attempts, *ends))
         keys = [key for key in known if key not in spawned]
         kept = self._attempts.values()
-        cancelled = [a.key[0] for a in kept if a.ending is not None and _is_cancelled(a.ending)]
-        cancelled += [key[0] for key, m in ends.items() if _is_cancelled(getattr(m, "fault", None))]
+        cancelled = [a.key for a in kept if a.ending is not None and _is_cancelled(a.ending)]
+        cancelled += [key for key, m in ends.items() if _is_cancelled(getattr(m, "fault", None))]
         opened = {ref.id for m in pending if isinstance(m, StreamsOpened) for ref in m.refs}
         streams: list[FromWorker] = []
         for attempt in kept:
@@ -336,7 +340,9 @@ class WorkerMachine:
         self._reports[:0] = streams
         self._reports_are_urgent = True
         within = dict.fromkeys([a.key[0] for a in kept if not a.slots])
-        ended = dict.fromkeys(cancelled)  # a task may have several such attempts
+        # A task may have several attempts. The master adopts the latest, unless it was cancelled.
+        latest = dict(sorted(keys, key=_number_of))
+        ended = dict.fromkeys([task for task, n in cancelled if latest.get(task) == n])
         return [AttemptsKept(tuple(keys), tuple(within), tuple(ended)), *again]
 
     def _without_lost_start(self, message: Message, ends: Container[Key]) -> Message:
