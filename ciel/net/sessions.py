@@ -124,7 +124,7 @@ class PeerSession:
     @property
     def may_be_unknown(self) -> bool:
         """Whether the peer may not know that this session has replaced an earlier one: it has sent
-        nothing in it. Then the numbers of messages that it reports may be those of the earlier one.
+        nothing in it. Then it may report numbers of messages of the earlier session.
         """
         return self.replaces_earlier and not self.received
 

@@ -158,7 +158,7 @@ def _candidate(listen: str | None) -> Path | None:
     """Return the access file of a cluster that may have been interrupted.
 
     It is the cluster at `listen` if that has a port, else the last cluster, else the one at the
-    default address. None if there is no such file, or its master runs.
+    default address. None if the file is missing, or its master runs.
     """
     if (listen is None or listen.endswith(":0")) and interrupted():
         return current_path(os.environ).readlink()

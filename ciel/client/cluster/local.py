@@ -79,7 +79,7 @@ class LocalCluster(Shown):
     A master that crashes is restarted, up to five times within 20 s, and continues all jobs from
     its journal. `journal_sync`: when the journal is written to the disk (`SYNC_MODES`). The end of
     the master's process loses nothing even with `off`; the journal ends with the cluster. With None
-    there is no journal, and the cluster ends with its master. `resumable`: the journal, and a link
+    no journal is kept, and the cluster ends with its master. `resumable`: the journal, and a link
     to the work directories of the workers, are in `directory`, and stay there when the cluster
     ends. Then a cluster with the same directory and `identity` continues the jobs.
     """

@@ -49,7 +49,7 @@ class Streams:
                 self.add_read(task, object_id)
 
     def add_read(self, task: TaskNode, object_id: ObjectId) -> None:
-        """Make a task a reader of an object that still grows, or is taken for one (`adopt`)."""
+        """Make a task a reader of an object that grows, or that may grow (see `adopt`)."""
         self.readers.setdefault(object_id, {})[task] = None
         self.reading.setdefault(task, {})[object_id] = None
 

@@ -91,11 +91,11 @@ class Compaction:
                 self._whole.add(creation)
         self._counted: dict[str, int] = {}  # by job: the forgotten tasks that a record mentions
         self._known: dict[str, dict[ObjectId, Reference]] = {}
-        """Of each job, uploads that only a task that is left out has introduced so far."""
-        self._specs: dict[str, TaskSpec] = {}  # a task of each such job
+        """By job: uploads that only omitted tasks have introduced so far."""
+        self._specs: dict[str, TaskSpec] = {}  # by job: the last task that is not omitted
 
     def last(self) -> list[Message]:
-        """Return the records that stand after all others: what the left out ones have counted."""
+        """Return the records that follow all others, with the counts of the omitted ones."""
         records: list[Message] = []
         for job_id, known in self._known.items():
             if known and job_id in self._specs:

@@ -162,7 +162,7 @@ class Draining:
                 drain.stuck[object_id] = message.details
 
     def worker_lost(self, worker: WorkerNode) -> None:
-        """Forget a worker that has left, and let other workers copy what it was copying."""
+        """Forget a worker that has left, and let other workers copy its share of objects."""
         self._drains.pop(worker, None)
         for drain in self._drains.values():
             for object_id in [o for o, taker in drain.copying.items() if taker is worker]:

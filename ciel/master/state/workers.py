@@ -35,7 +35,7 @@ class WorkerFacts(NamedTuple):
     memory_bytes: int = 0  # for the programs of tasks; 0: unknown
     hostname: str = ""  # for users; workers with the same `host` can share files
     spool: str = ""  # identifies its work directory, which only one process uses; "": unknown
-    is_draining: bool = False  # it was told so by an earlier master
+    is_draining: bool = False  # an earlier master has ordered it
     drain_within_s: float | None = None  # the time left for its tasks; None: no limit
 
 

@@ -32,7 +32,7 @@ class FakeFile:
         self.safe_bytes = 0
 
     def lose_power(self, chance: Random) -> None:
-        """Keep what is safe, and any part of the rest: a beginning, and maybe single sectors."""
+        """Keep the durable bytes and any part of the rest: a beginning, or single sectors."""
         unsafe = self.content[self.safe_bytes :]
         kept = unsafe[: chance.randint(0, len(unsafe))]
         if chance.random() < 0.3:  # the file was extended before its sectors were written

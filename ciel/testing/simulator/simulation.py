@@ -100,7 +100,7 @@ class Simulation:
         until_s = self.world.timeline.now_s + REST_S * 5
         while self.world.timeline.now_s < until_s and not self.faults.has_refused:
             self.world.timeline.step()
-        # What a task sees of an error that such a disk has caused may be in its result.
+        # The result of a task may contain an error that such a disk has caused.
         for client in () if self.options.sees_errors_share else self.clients:
             for object_id, ref in (client.settled | client.handed_over).items():
                 if not isinstance(ref, Failure):
