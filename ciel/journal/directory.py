@@ -3,6 +3,7 @@
 00000001.journal, 00000002.journal, …   the records; each start of a master begins a new file
 00000002.base                           the needed records of the files up to 00000002.journal
 compacted                               an unfinished base
+copied                                  an unfinished copy of another master's journal
 lock                                    locked by the master; contains its process id
 
 A base replaces the files up to its number. It is complete when it has its name; the files that it
@@ -28,6 +29,7 @@ from ciel.journal.groups import Group, JournalReader
 
 _NAME: Final = re.compile(r"([0-9]{8})\.(journal|base)")
 _UNFINISHED: Final = "compacted"
+_COPY: Final = "copied"
 
 
 class JournalFiles(NamedTuple):
@@ -85,6 +87,24 @@ def number_of(path: Path) -> int:
 def unfinished_path(directory: Path) -> Path:
     """Return the path at which a base is written before it gets its name."""
     return directory / _UNFINISHED
+
+
+def copy_path(directory: Path) -> Path:
+    """Return the path at which a standby writes a copy before it replaces all files."""
+    return directory / _COPY
+
+
+def unfinished_paths(directory: Path) -> tuple[Path, ...]:
+    """Return the paths of files that may be incomplete."""
+    return unfinished_path(directory), copy_path(directory)
+
+
+def adopt_copy(directory: Path) -> None:
+    """Let the copy that was written replace all files. Raises OSError and JournalError."""
+    os.rename(copy_path(directory), base_path(directory, find_files(directory).next_number))
+    sync_directory(directory)
+    for path in find_files(directory).replaced:
+        path.unlink()
 
 
 def adopt_base(directory: Path, number: int) -> None:

@@ -26,7 +26,7 @@ from ciel.journal.directory import (
     read_groups,
     sync_directory,
     sync_file,
-    unfinished_path,
+    unfinished_paths,
 )
 from ciel.journal.errors import JournalError
 from ciel.journal.groups import HEADER, Group, encode_records, seal
@@ -59,6 +59,8 @@ class FileJournal:
         self.directory = directory
         self.on_durable: Callable[[], object] = lambda: None
         self.on_failed: Callable[[str], object] = lambda reason: None
+        self.followers: list[Callable[[int, bytes], object]] = []
+        """Called with each append, before it is stored: its number and the encoded records."""
         self.durable = 0
         """The number of the last append that is durable."""
         self.cut_bytes = 0
@@ -107,7 +109,7 @@ class FileJournal:
         path = journal_path(self.directory, self._number)
         try:
             self._fd = self._create(path)
-            for old in (*files.replaced, unfinished_path(self.directory)):
+            for old in (*files.replaced, *unfinished_paths(self.directory)):
                 old.unlink(missing_ok=True)
         except OSError as error:
             raise JournalError(path, f"cannot be created: {error.strerror}") from None
@@ -116,7 +118,13 @@ class FileJournal:
 
     def append(self, records: Sequence[Message]) -> int:
         """Store records; return the number of this append, from 1."""
-        frames = encode_records(records)
+        return self.append_frames(encode_records(records))
+
+    def append_frames(self, frames: bytes) -> int:
+        """Store encoded records; return the number of this append, from 1."""
+        if self.followers:
+            for follow in self.followers:
+                follow(self._appended + 1, frames)
         if self._sync == OFF:
             self._append_now(frames)
             return self._appended
@@ -136,9 +144,10 @@ class FileJournal:
         else:
             self.durable = self._written = self._appended
 
-    def begin_file(self, done: Callable[[int], object]) -> None:
-        """Continue in a new file soon, and then call `done` with the number of the file before it,
-        or 0 if that failed: then the journal goes on in the same file.
+    def begin_file(self, done: Callable[[int, int], object]) -> None:
+        """Continue in a new file soon, and then call `done` with the number of the file before it
+        and of the last append in that file, or with 0 and 0 if that failed: then the journal goes
+        on in the same file.
         """
         if self._sync == OFF:
             self._act(lambda: self._sync_then_begin_file(done))
@@ -226,25 +235,25 @@ class FileJournal:
         waiting, self._waiting = self._waiting[:taken], self._waiting[taken:]
         return waiting
 
-    def _sync_then_begin_file(self, done: Callable[[int], object]) -> None:
+    def _sync_then_begin_file(self, done: Callable[[int, int], object]) -> None:
         """Begin a file in the thread of the caller, when little is left to sync."""
         with contextlib.suppress(OSError):  # the journal was closed meanwhile
             os.fdatasync(self._fd)
             self._call(lambda: self._begin_file(done))
 
-    def _begin_file(self, done: Callable[[int], object]) -> None:
-        before, number = self._fd, self._number
+    def _begin_file(self, done: Callable[[int, int], object]) -> None:
+        before, number, last = self._fd, self._number, self._written
         if before < 0:
             return  # the journal was closed meanwhile
         os.fdatasync(before)  # only the last file may be incomplete after a crash
         try:
             self._fd = self._create(journal_path(self.directory, number + 1))
         except OSError:
-            self._call(lambda: done(0))
+            self._call(lambda: done(0, 0))
             return
         self._number = number + 1
         os.close(before)
-        self._call(lambda: done(number))
+        self._call(lambda: done(number, last))
 
     def _adopt_base(self, number: int, done: Callable[[str], object]) -> None:
         reason = ""

@@ -114,7 +114,7 @@ class JournalReader:
                 return
             time_s, size_bytes, frames = found
             try:
-                records = _decode(frames)
+                records = decode_records(frames)
             except WireError as error:
                 self._end(offset, f"the group cannot be read: {error}")
                 return
@@ -180,7 +180,8 @@ def _with_json(record: Message, convert: Callable[[Any], Any]) -> Message:
     return record._replace(argument=convert(record.argument)) if type(record) is Change else record
 
 
-def _decode(frames: bytes) -> list[Message]:
+def decode_records(frames: bytes) -> list[Message]:
+    """Decode the result of `encode_records`; raises WireError."""
     reader = FrameReader()
     reader.feed(frames)
     records: list[Message] = []

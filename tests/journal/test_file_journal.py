@@ -281,7 +281,7 @@ def test_the_commands_show_a_journal_and_its_damage(directory: Path) -> None:
 def next_file(owner: Owner) -> int:
     """Continue in a new file; return the number of the one before."""
     numbers: list[int] = []
-    owner.journal.begin_file(numbers.append)
+    owner.journal.begin_file(lambda number, last: numbers.append(number))
     while not numbers:
         owner.take_call()
     return numbers[0]

@@ -53,7 +53,7 @@ class Compactor:
             self._is_busy = True
             self._journal.begin_file(self._begun)
 
-    def _begun(self, number: int) -> None:
+    def _begun(self, number: int, last: int) -> None:
         if not number:
             self._failed("a new file cannot be created")
         elif self._timer.running:
