@@ -24,6 +24,7 @@ class Role(StrEnum):
     ADMIN = "admin"
     SUBMIT = "submit"
     WORKER = "worker"
+    STANDBY = "standby"
     READ = "read"
 
     def permits(self, needed: "Role") -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.jobs import CallerContext, JobSpec, JobSummary
+from ciel.core.masters import Succession
 from ciel.core.refs import Reference, details_text
 from ciel.core.tasks import TaskSpec
 
@@ -431,6 +432,47 @@ class StoresReported(NamedTuple):
     is_full: bool = False
 
 
+# --- master to standby ----------------------------------------------------------------------------
+
+
+class JournalCopied(NamedTuple):
+    """A part of the journal as it was when the standby connected, without the headers of files."""
+
+    content: bytes
+
+
+class JournalCopyEnds(NamedTuple):
+    """All parts were sent; the records after them follow. `number`: of the last append in them."""
+
+    number: int
+
+
+class JournalGrew(NamedTuple):
+    """Records that the master has appended as number `number`, or a part of their frames."""
+
+    number: int
+    is_last_part: bool
+    content: bytes
+
+
+# --- standby to master ----------------------------------------------------------------------------
+
+
+class JournalStored(NamedTuple):
+    """All records up to append `number` are durable at the standby."""
+
+    number: int
+
+
+# --- master to client -----------------------------------------------------------------------------
+
+
+class MastersNamed(NamedTuple):
+    """Where a master may be found when this one is gone."""
+
+    urls: tuple[str, ...]
+
+
 # --- in the journal only --------------------------------------------------------------------------
 
 
@@ -474,6 +516,13 @@ class AttemptFailed(NamedTuple):
     worker_died: bool = False
 
 
+class SuccessionChanged(NamedTuple):
+    """The masters that may be elected, and their voters (`core.masters`): proposed, or agreed."""
+
+    succession: Succession
+    is_agreed: bool
+
+
 class JournalCompacted(NamedTuple):
     """Ends the records that a compaction has left. `jobs`: the number of jobs that were ever
     created, including removed ones.
@@ -503,8 +552,8 @@ FromClient = (
     | Change | Received | Heartbeat
 )  # fmt: skip
 ToClient = (
-    ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | StartOver | Received
-    | Heartbeat
+    ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | StartOver | MastersNamed
+    | Received | Heartbeat
 )  # fmt: skip
 ToWorker = (
     StartOver | DescribeJob | AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers
@@ -515,10 +564,13 @@ FromWorker = (
     | DiskQueued | CopyTimed | StoresReported | AttemptsKept | StoreListed | Change | Received
     | Heartbeat
 )  # fmt: skip
+ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
+FromStandby = JournalStored | Heartbeat
 InJournal = (
-    MasterStarted | JobNoted | WorkerSeen | WorkerLeft | AttemptFailed | JournalCompacted
+    MasterStarted | SuccessionChanged | JobNoted | WorkerSeen | WorkerLeft | AttemptFailed
+    | JournalCompacted
 )  # fmt: skip
-Message = FromClient | ToClient | ToWorker | FromWorker | InJournal
+Message = FromClient | ToClient | ToWorker | FromWorker | ToStandby | FromStandby | InJournal
 
 HEARTBEAT_INTERVAL_S = 1.0
 LOST_AFTER_S = 3.0

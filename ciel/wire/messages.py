@@ -30,6 +30,7 @@ from ciel.core.events import (
     DrainWorker,
     DropObjects,
     FromClient,
+    FromStandby,
     FromWorker,
     Heartbeat,
     InJournal,
@@ -38,6 +39,11 @@ from ciel.core.events import (
     JobNoted,
     JobPrinted,
     JournalCompacted,
+    JournalCopied,
+    JournalCopyEnds,
+    JournalGrew,
+    JournalStored,
+    MastersNamed,
     MasterStarted,
     MeetWorkers,
     Message,
@@ -55,10 +61,12 @@ from ciel.core.events import (
     StoresReported,
     StreamsOpened,
     SubmitJob,
+    SuccessionChanged,
     TaskFault,
     TaskPrinted,
     TaskReported,
     ToClient,
+    ToStandby,
     ToWorker,
     WantObjects,
     WatchJob,
@@ -81,6 +89,7 @@ from ciel.wire.descriptors import (
 )
 from ciel.wire.errors import DecodeError
 from ciel.wire.frames import Record
+from ciel.wire.masters import succession_from_json, succession_to_json
 from ciel.wire.references import from_array, to_array
 
 Fields = list[Any]
@@ -286,6 +295,7 @@ ATTEMPTS = FieldCodec(("tuple[tuple[TaskId, int], ...]",), _pairs, _read_attempt
 LOSSES = FieldCodec(("tuple[tuple[ObjectId, str], ...]",), _pairs, _read_losses)
 NEIGHBOURS = FieldCodec(("tuple[Neighbour, ...]",), _pairs, _read_neighbours)
 FAULT = FieldCodec(("TaskFault",), list, _read_fault)
+SUCCESSION = FieldCodec(("Succession",), succession_to_json, succession_from_json)
 LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
 
 _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
@@ -313,7 +323,11 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     StartOver: ("start_over", ()),
     AttemptsKept: ("kept", (ATTEMPTS, IDS, IDS)),
     StoreListed: ("listed", ()),
+    MastersNamed: ("masters", (TEXTS,)),
+    JournalCopyEnds: ("journal_copy_ends", (COUNT,)),
+    JournalStored: ("journal_stored", (COUNT,)),
     MasterStarted: ("master_started", (COUNT, TEXT)),
+    SuccessionChanged: ("succession", (SUCCESSION, FLAG)),
     JobNoted: ("job_noted", (ID, SECONDS, TEXT)),
     WorkerSeen: ("worker_seen", (TEXT, TEXT)),
     WorkerLeft: ("worker_left", (TEXT,)),
@@ -394,6 +408,14 @@ _SPECIAL: dict[type, Form] = {
         lambda m: ([_arrays(m.refs), m.kept + 2 * m.idle], b""),
         lambda f, p: ObjectsStored(_refs(f[0]), bool(_count(f[1]) & 1), bool(f[1] & 2)),
     ),
+    JournalCopied: Form(
+        "journal_copied", lambda m: ([], m.content), lambda f, p: JournalCopied(bytes(p))
+    ),
+    JournalGrew: Form(
+        "journal_grew",
+        lambda m: ([m.number, int(m.is_last_part)], m.content),
+        lambda f, p: JournalGrew(_count(f[0]), _flag(f[1]), bytes(p)),
+    ),
     TaskPrinted: Form(
         "prints",
         lambda m: ([*m[:-3], int(m.is_stderr) | m.is_notice << 1], m.text.encode()),
@@ -422,6 +444,8 @@ FROM_CLIENT: frozenset[type] = frozenset(get_args(FromClient))
 TO_CLIENT: frozenset[type] = frozenset(get_args(ToClient))
 FROM_WORKER: frozenset[type] = frozenset(get_args(FromWorker))
 TO_WORKER: frozenset[type] = frozenset(get_args(ToWorker))
+FROM_STANDBY: frozenset[type] = frozenset(get_args(FromStandby))
+TO_STANDBY: frozenset[type] = frozenset(get_args(ToStandby))
 IN_JOURNAL: frozenset[type] = frozenset(get_args(InJournal))
 
 

@@ -160,5 +160,7 @@ def test_each_role_permits_the_listed_roles() -> None:
         (Role.SUBMIT, Role.READ),
         (Role.WORKER, Role.WORKER),
         (Role.WORKER, Role.READ),
+        (Role.STANDBY, Role.STANDBY),
+        (Role.STANDBY, Role.READ),
         (Role.READ, Role.READ),
     }

@@ -25,6 +25,8 @@ from ciel.core.events import (
     InputsLost,
     JobChanged,
     JobPrinted,
+    JournalCopied,
+    JournalGrew,
     MeetWorkers,
     Message,
     Neighbour,
@@ -47,6 +49,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, TaskId
 from ciel.core.jobs import CallerContext, JobSpec, JobState, JobSummary
+from ciel.core.masters import Succession
 from ciel.core.scheduling import DEFAULT_SCHEDULING, read_scheduling
 from ciel.core.tasks import Mentions, Needs, TaskState
 from ciel.testing.builders import a_task
@@ -62,22 +65,27 @@ from ciel.wire.messages import (
     FAULT,
     FLAG,
     FROM_CLIENT,
+    FROM_STANDBY,
     FROM_WORKER,
     ID,
     IN_JOURNAL,
     REFERENCES,
     SECONDS,
     SECONDS_OR_NULL,
+    SUCCESSION,
     TEXT,
     TEXTS,
     TO_CLIENT,
+    TO_STANDBY,
     TO_WORKER,
     FieldCodec,
     decode,
     encode,
 )
 
-EVERYTHING = FROM_CLIENT | FROM_WORKER | TO_CLIENT | TO_WORKER | IN_JOURNAL
+EVERYTHING = (
+    FROM_CLIENT | FROM_WORKER | FROM_STANDBY | TO_CLIENT | TO_WORKER | TO_STANDBY | IN_JOURNAL
+)
 
 SCHEDULED = (
     DEFAULT_SCHEDULING,
@@ -170,13 +178,20 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     Heartbeat: st.just(Heartbeat()),
     Received: st.builds(Received, st.integers(0, 1 << 60)),
 }
+messages[JournalCopied] = st.builds(JournalCopied, st.binary(max_size=99))
+messages[JournalGrew] = st.builds(JournalGrew, counts, flags, st.binary(max_size=99))
+successions = st.builds(
+    Succession, st.integers(0, 99), st.integers(0, 99),
+    st.lists(st.sampled_from(["http://a:1", "http://b:2"]), min_size=1, max_size=3).map(tuple),
+    st.dictionaries(st.sampled_from(["w1", "w2"]), places()),
+)  # fmt: skip
 attempts = st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)
 messages[AttemptsKept] = st.builds(AttemptsKept, attempts, several_ids, several_ids)
 of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     ID: jobs, TEXT: texts, COUNT: counts, FLAG: st.booleans(), SECONDS: seconds,
     FAULT: st.builds(TaskFault, texts, texts),
     SECONDS_OR_NULL: st.none() | seconds, REFERENCES: refs,
-    TEXTS: st.lists(texts, max_size=2).map(tuple),
+    TEXTS: st.lists(texts, max_size=2).map(tuple), SUCCESSION: successions,
 }  # fmt: skip
 for added, (_, codecs_of) in _PLAIN.items():
     if added not in messages and all(field in of_codec for field in codecs_of):

@@ -1,0 +1,51 @@
+"""Which masters a cluster may have, and which of them its workers obey.
+
+Each start of a master begins an *epoch*, which has a number. A worker obeys the master of the
+latest epoch that it knows, and no earlier one. A *standby* is a master that follows the journal of
+the current one. The *succession* lists the master, its standbys that have all its records, and the
+workers that vote when a standby is to take over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+
+class Succession(NamedTuple):
+    """The masters that may be elected, and their voters. A master changes it during its epoch; the
+    one with the greater `epoch` and `number` is the later one.
+
+    `urls`: the master, then its standbys. `voters`: the addresses of workers, by the identity of
+    their work directories.
+    """
+
+    epoch: int
+    number: int
+    urls: tuple[str, ...]
+    voters: Mapping[str, str]
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The order of successions."""
+        return self.epoch, self.number
+
+    @property
+    def standbys(self) -> tuple[str, ...]:
+        return self.urls[1:]
+
+    def is_majority(self, voters: Collection[str]) -> bool:
+        """Whether these are more than half of the voters; never if there are no voters."""
+        return 2 * len(self.voters.keys() & set(voters)) > len(self.voters)
+
+
+class Ballot(NamedTuple):
+    """The promise of a worker to obey no master of an earlier epoch, and in this epoch only the
+    master with this URL.
+    """
+
+    epoch: int
+    url: str
+
+
+NO_BALLOT = Ballot(0, "")
