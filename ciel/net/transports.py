@@ -13,7 +13,7 @@ import errno
 import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -44,6 +44,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 PROBE_TIMEOUT_S: Final = 2.0
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
+STAY_S: Final = 3.0
+"""How long a process that listens soon is awaited at its address before others are tried."""
 
 _UNIX_NAME_MAX_LENGTH = 100  # the kernel allows 107
 _log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
@@ -122,15 +124,46 @@ def listen(
         return Listener(address, reactor.adoptStreamPort(sock.fileno(), sock.family, factory))
 
 
-def listen_inherited(reactor: Any, fd: int, factory: Factory[Any]) -> Listener:
-    """Serve a TCP socket that listens already, see `Listener.pass_on`. Raise `ListenError`."""
-    try:
-        with socket.socket(fileno=fd) as sock:
+class Reserved:
+    """An address that a daemon listens at later: nobody else can, and connections are refused."""
+
+    def __init__(self, sock: socket.socket, address: Address) -> None:
+        self._sock = sock
+        self.address = address
+
+    @classmethod
+    def bind(cls, text: str, *, is_reserved: bool = False) -> Reserved:
+        """Bind a TCP address. Raise `AddressError`, or `ListenError` with the reason.
+
+        `is_reserved`: another process of this user keeps the port; see
+        `Listener.allow_reservation`.
+        """
+        return cls(*_bind_tcp(parse_address(text), is_reserved, backlog=None))
+
+    @classmethod
+    def inherit(cls, fd: int) -> Reserved:
+        """Take over a socket that listens already, see `Listener.pass_on`. Raise `ListenError`."""
+        try:
+            sock = socket.socket(fileno=fd)
             host, port = sock.getsockname()[:2]
+        except OSError as error:
+            raise ListenError(f"descriptor {fd}", str(error.strerror)) from error
+        return cls(sock, Address(host, port, ""))
+
+    def listen(self, reactor: Any, factory: Factory[Any]) -> Listener:
+        """Serve the address with a factory. Raise `ListenError`."""
+        with self._sock as sock:
+            try:
+                sock.listen(BACKLOG)
+            except OSError as error:
+                raise ListenError(str(self.address), _failure_text(error, self.address)) from error
+            sock.setblocking(False)
             adopted = reactor.adoptStreamPort(sock.fileno(), sock.family, factory)
-    except OSError as error:
-        raise ListenError(f"descriptor {fd}", str(error.strerror)) from error
-    return Listener(Address(host, port, ""), adopted)
+        return Listener(self.address, adopted)
+
+    def close(self) -> None:
+        """Give the address up."""
+        self._sock.close()
 
 
 def _bind_unix(address: Address) -> tuple[socket.socket, Address]:
@@ -138,7 +171,10 @@ def _bind_unix(address: Address) -> tuple[socket.socket, Address]:
     return _bound(sock, f"\0{address.name}", address), address
 
 
-def _bind_tcp(address: Address, is_reserved: bool) -> tuple[socket.socket, Address]:
+def _bind_tcp(
+    address: Address, is_reserved: bool, backlog: int | None = BACKLOG
+) -> tuple[socket.socket, Address]:
+    """Bind a socket; it listens unless `backlog` is None."""
     try:
         found = socket.getaddrinfo(address.host or "0.0.0.0", 0, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -152,7 +188,7 @@ def _bind_tcp(address: Address, is_reserved: bool) -> tuple[socket.socket, Addre
         if is_reserved:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            return _bound(sock, (host, port), address), address._replace(port=port)
+            return _bound(sock, (host, port), address, backlog), address._replace(port=port)
         except ListenError as error:
             cause = error.__cause__
             taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
@@ -162,10 +198,13 @@ def _bind_tcp(address: Address, is_reserved: bool) -> tuple[socket.socket, Addre
     raise ListenError(str(address), reason)
 
 
-def _bound(sock: socket.socket, place: Any, address: Address) -> socket.socket:
+def _bound(
+    sock: socket.socket, place: Any, address: Address, backlog: int | None = BACKLOG
+) -> socket.socket:
     try:
         sock.bind(place)
-        sock.listen(BACKLOG)  # may fail as well: two sockets can bind, only one can listen
+        if backlog is not None:
+            sock.listen(backlog)  # may fail as well: two sockets can bind, only one can listen
     except OSError as error:
         sock.close()
         kind = ForeignAddressError if error.errno == errno.EADDRNOTAVAIL else ListenError
@@ -385,6 +424,8 @@ class Reconnector:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.address = address
+        self.alternatives: Callable[[], Sequence[str]] = lambda: ()
+        """Returns further addresses, which are tried in turn when `address` does not answer."""
         self._reactor = reactor
         self._build = build
         self._caller = caller
@@ -392,6 +433,7 @@ class Reconnector:
         self._delay_s = RETRY_MIN_S
         self._logged_reason = ""
         self._opened_at_s = 0.0
+        self._stay_until_s = 0.0
         self._connector: Any = None
         self._peer: ControlPeer | None = None
         self._timer: DelayedCall | None = None
@@ -409,6 +451,17 @@ class Reconnector:
             self._connector.stopConnecting()
         if self._peer is not None and self._peer.is_unproven:
             self._peer.close()
+
+    def redirect(self, address: str) -> None:
+        """Connect to another address from now on; an open connection is not closed.
+
+        For `STAY_S`, the alternatives are not tried.
+        """
+        self.address = address
+        self._stay_until_s = self._reactor.seconds() + STAY_S
+        self._delay_s = RETRY_MIN_S
+        if self._timer is not None and self._timer.active():
+            self._timer.reset(RETRY_MIN_S)
 
     def peer_opened(self, peer: ControlPeer) -> None:
         self._opened_at_s = self._reactor.seconds()
@@ -452,6 +505,10 @@ class Reconnector:
             self._logged_reason = reason
             _log.warn("no connection to {at}: {why}; retrying", at=self.address, why=reason)
         # Random delays, so that a hundred workers do not reconnect to a new master at once.
+        places = list(self.alternatives())
+        if places and self._reactor.seconds() >= self._stay_until_s:
+            next_place = places.index(self.address) + 1 if self.address in places else 0
+            self.address = places[next_place % len(places)]
         delay_s = self._delay_s * (0.75 + 0.5 * self._chance())
         self._delay_s = min(2 * self._delay_s, RETRY_MAX_S)
         self._timer = self._reactor.callLater(delay_s, self._connect)

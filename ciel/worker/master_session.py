@@ -65,6 +65,19 @@ class MasterSession:
         """Return how many messages were sent, by kind."""
         return {kind_of(message): count for message, count in self._sent_counts.items()}
 
+    def hears(self, silent_max_s: float) -> str:
+        """Return the URL of the master if it has sent something within this time, else ""."""
+        peer = None if self._session is None else self._session.peer
+        if peer is None or peer.hello is None or peer.silent_s >= silent_max_s:
+            return ""
+        return str(peer.hello.about.get("url", "")) or peer.address
+
+    def cut_off(self) -> None:
+        """Abort the connection; the session may continue with another master."""
+        for peer in (self._returning, None if self._session is None else self._session.peer):
+            if peer is not None:
+                peer.turn_away()
+
     # --- connections ------------------------------------------------------------------------------
 
     def greeting(self) -> dict[str, Any]:

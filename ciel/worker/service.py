@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from twisted.logger import Logger
+
 from ciel.core.events import DescribeJob, Message
 from ciel.core.ids import ObjectId
 from ciel.execution.environment import Callers
@@ -34,6 +36,8 @@ from ciel.worker.state.orders import (
 )
 from ciel.worker.store_reports import StoreReports
 from ciel.worker.transfer.fetching import Fetcher
+
+log = Logger(__name__)  # compiled code cannot determine its own module
 
 
 class WorkerService:
@@ -70,6 +74,8 @@ class WorkerService:
         self._events = events
         self._joined = joined
         self._refused = refused
+        self.objection: Callable[[Peer], str] = lambda peer: ""
+        """Returns why this worker does not obey a master that it has reached, or ""."""
         self._due: DelayedCall | None = None
         self._due_s = 0.0
         self._is_acting = False
@@ -89,6 +95,10 @@ class WorkerService:
     # --- the master -------------------------------------------------------------------------------
 
     def peer_opened(self, peer: Peer) -> None:
+        if reason := self.objection(peer):
+            log.warn("does not obey the master at {at}: {why}", at=peer.address, why=reason)
+            peer.turn_away()
+            return
         if self._master.opened(peer):
             self.machine.master_reached()
             self._joined()

@@ -69,6 +69,7 @@ from ciel.worker.host import host_identity, host_name, new_worker_id
 from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
 from ciel.worker.master_session import MasterSession
+from ciel.worker.masters import Masters
 from ciel.worker.metrics import WorkerMetrics
 from ciel.worker.operations import Operations
 from ciel.worker.pins import Pins
@@ -205,8 +206,8 @@ class Worker:
         Raises one of START_ERRORS.
         """
         reactor, options = self._reactor, self._options
-        address = advertised(options)
-        ticks, channels = Ticks(reactor), open_channels(reactor, options)
+        address, ticks = advertised(options), Ticks(reactor)
+        channels = open_channels(reactor, options)
         reactor.poll_for_s = poll_s(options, WORKER_POLL_US)
         become_subreaper()
         spool = self._keep(self._spool)
@@ -227,12 +228,11 @@ class Worker:
         checksums = Checksums(reactor, store, Verify(options.verify))
         callers, events = Callers(launching.environ), Events(reactor)
         master = MasterSession(events)
+        masters = Masters(spool.path / "masters.json", spool.identity, cluster_id, master)
         retention = Retention(reactor, store, machine, disk_jobs.turn, checksums)
-        store_reports = self._keep(
-            StoreReports(
-                reactor, ticks, master, store, disk_jobs, queue, self.fail, str(spool.path)
-            )
-        )
+        store_reports = self._keep(StoreReports(
+            reactor, ticks, master, store, disk_jobs, queue, self.fail, str(spool.path)
+        ))  # fmt: skip
         service = WorkerService(
             reactor, ticks, machine, master, store_reports, retention, callers, events,
             partial(self._joined, own), self._refused,
@@ -258,17 +258,30 @@ class Worker:
         about = self._about(machine, executors, channels)
         begin = partial(self._begin_session, key, cluster_id, about, master, machine)
         dial = partial(_control_peer, reactor, ticks, begin, channels)
-        reconnector = Reconnector(reactor, control, dial, service)
-        self._closers.append(reconnector.stop)
-        self._drain = partial(self._drain_programs, service, reconnector)
+        reconnector = self._reconnector(control, dial, service, masters)
+        site.serve_succession(masters)
         uploads = self._keep(IncomingUploads(reactor, store, own, operations.uploaded, admit))
         site.serve_objects(store, streams, uploads, checksums)
         site.serve_logs(logs, spool.kept)
-        controls = self._controls(machine, operations, store, executors, service, reconnector)
+        controls = self._controls(
+            machine, operations, store, executors, service, reconnector, masters
+        )
         metrics = WorkerMetrics(machine, master, events, reports, fetcher, store, disk_jobs)
         site.serve_controls(controls, metrics, Debugging(self._write_dump, set_log_level))
         self._join(reconnector, own, transfers, key)
         settle_memory()
+
+    def _reconnector(
+        self, control: str, dial: Callable[[Owner], ControlPeer], service: WorkerService,
+        masters: Masters,
+    ) -> Reconnector:  # fmt: skip
+        """Return what keeps a connection to a master that this worker obeys."""
+        reconnector = Reconnector(self._reactor, control, dial, service)
+        masters.lead(reconnector)
+        service.objection = masters.objection
+        self._closers.append(reconnector.stop)
+        self._drain = partial(self._drain_programs, service, reconnector)
+        return reconnector
 
     def _listen(self, factory: Any) -> Address:
         """Listen; if any port will do, at the port of the last worker with this work directory.
@@ -362,7 +375,7 @@ class Worker:
 
     def _controls(
         self, machine: WorkerMachine, operations: Operations, store: ObjectStore,
-        executors: Executors, service: WorkerService, reconnector: Reconnector,
+        executors: Executors, service: WorkerService, reconnector: Reconnector, masters: Masters,
     ) -> Controls:  # fmt: skip
         """Return the operations on this worker that users request by HTTP."""
         pins = Pins(self._spool.path / "pins", machine.uploads, machine.stored)
@@ -375,6 +388,7 @@ class Worker:
             url, host, port = parse_url(url)
             require_reachable(advertised(self._options).host, url)
             self._url, reconnector.address = url, netloc(host, port)
+            masters.forget()
             service.leave_master()
 
         policy = UrlPolicy(self._options.fetch_urls)

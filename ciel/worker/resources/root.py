@@ -18,10 +18,12 @@ from ciel.net.http import Answer, Request, Route, Routes, SecureSite
 from ciel.storage.interface import ObjectStore
 from ciel.worker.checksums import Checksums
 from ciel.worker.logs import CHUNK_BYTES, JobLogs
+from ciel.worker.masters import Masters
 from ciel.worker.metrics import Counts, WorkerMetrics
 from ciel.worker.resources.control import Controls, add_controls
 from ciel.worker.resources.data import BlockList, Data
 from ciel.worker.resources.processes import add_processes
+from ciel.worker.resources.succession import add_succession
 from ciel.worker.resources.uploads import IncomingUploads, add_uploads
 from ciel.worker.streams.growing import Streams
 
@@ -144,6 +146,10 @@ class WorkerSite:
         """Serve the logs of jobs, and the outputs of failed programs that are kept."""
         self.routes.add("/log/{job}", Log(logs))
         self.routes.add("/kept/{name}", KeptOutput(kept))
+
+    def serve_succession(self, masters: Masters) -> None:
+        """Serve the route by which masters name successions."""
+        add_succession(self.routes, masters)
 
     def serve_controls(
         self, controls: Controls, metrics: WorkerMetrics, debugging: Debugging
