@@ -32,7 +32,8 @@ class AccessFile(NamedTuple):
     """The content of an access file.
 
     `pid` and `pid_start` (clock ticks since boot) identify the master's process. `control` is the
-    address for frames: `HOST:PORT`, or `unix:PATH` for peers on the same host.
+    address for frames: `HOST:PORT`, or `unix:PATH` for peers on the same host. `standbys`: the URLs
+    of masters that may take over.
     """
 
     url: str
@@ -41,6 +42,7 @@ class AccessFile(NamedTuple):
     key: Key
     pid: int
     pid_start: int
+    standbys: tuple[str, ...] = ()
 
     def is_alive(self) -> bool:
         """Whether the master still runs; only meaningful on its own host."""
@@ -60,6 +62,8 @@ class AccessFile(NamedTuple):
             "pid": self.pid,
             "pid_start": self.pid_start,
         }
+        if self.standbys:
+            fields["standbys"] = list(self.standbys)
         try:
             path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -195,7 +199,10 @@ def _parse(path: Path, text: bytes) -> AccessFile:
         key=key,
         pid=_field(path, fields, "pid", int),
         pid_start=_field(path, fields, "pid_start", int),
+        standbys=tuple(fields.get("standbys", ())),
     )
+    if not all(isinstance(url, str) and _is_address(url) for url in found.standbys):
+        raise _damaged(path, '"standbys" is not a list of http://HOST:PORT')
     if not _is_address(found.url):
         raise _damaged(path, '"url" is not http://HOST:PORT')
     if not (_is_unix_socket(found.control) or _is_address(found.control)):

@@ -51,7 +51,7 @@ class MasterLocation(NamedTuple):
     """A master's address and key. `origin` names the setting or file that contains them.
 
     `pid` and `pid_start` come from the access file: the process of the master or, for `ciel up`,
-    the process that restarts it.
+    the process that restarts it. `standbys`: the URLs of masters that may have taken over.
     """
 
     url: str
@@ -61,6 +61,7 @@ class MasterLocation(NamedTuple):
     origin: str
     pid: int = 0
     pid_start: int = 0
+    standbys: tuple[str, ...] = ()
 
     def is_alive(self) -> bool:
         """Whether that process runs on this host, so that the master will serve again soon."""
@@ -171,8 +172,9 @@ def _locate_address(
 def location_of(found: AccessFile, origin: str) -> MasterLocation:
     """Return the location of the master that has written an access file."""
     return MasterLocation(
-        found.url, found.control, found.cluster_id, found.key, origin, found.pid, found.pid_start
-    )
+        found.url, found.control, found.cluster_id, found.key, origin, found.pid, found.pid_start,
+        found.standbys,
+    )  # fmt: skip
 
 
 def _read_named(access: Setting) -> AccessFile:

@@ -28,6 +28,8 @@ from ciel.core.events import (
     Answer,
     Ask,
     Change,
+    Heartbeat,
+    MastersNamed,
     Message,
     Received,
     StartOver,
@@ -108,6 +110,9 @@ class MasterService:
         self._sessions: dict[tuple[bool, str], PeerSession] = {}
         """The key says whether the peer is a worker, and contains the peer's session token."""
         self._probed: set[str] = set()  # workers that are being probed
+        self.on_workers_changed: Callable[[], object] = lambda: None
+        """Called when a worker has joined or was lost."""
+        self._masters: tuple[str, ...] = ()
         self.on_inconsistent: Callable[[str], object] = _raise
         """Called with a reason when the tables of the machine contradict each other."""
         self._bug_seen = ""  # the first unexpected error of this tick
@@ -150,7 +155,25 @@ class MasterService:
             self._admit_worker(peer, str(token or ""))
         else:
             self._admit_client(peer, token if isinstance(token, str) else None)
+            self._name_masters(self._names[peer])
         self._ticks.at_end(self._end_tick)
+
+    def name_masters(self, urls: tuple[str, ...]) -> None:
+        """Tell all clients where a master may be found when this one is gone."""
+        self._masters = self._about["masters"] = urls
+        for name in list(self._peers):
+            self._name_masters(name)
+
+    def _name_masters(self, name: str) -> None:
+        session = self._peers[name]
+        is_client = isinstance(session, PeerSession) and (False, session.token) in self._sessions
+        if self._masters and is_client:
+            session.send(MastersNamed(self._masters))
+
+    def beat(self) -> None:
+        """Let all peers hear from this master."""
+        for peer in self._names:
+            peer.send(Heartbeat())
 
     def _admit_worker(self, peer: Peer, token: str, *, returns: bool = False) -> None:
         """Let a worker join for which the master has no session. `returns`: it starts over."""
@@ -219,6 +242,7 @@ class MasterService:
         if isinstance(session, PeerSession):
             session.replaces_earlier = True
             session.send(StartOver())
+            self._name_masters(session.name)
 
     def _admit_client(self, peer: Peer, token: str | None) -> None:
         self._client_count += 1
@@ -421,6 +445,11 @@ class MasterService:
         """Return the time of the machine's clock."""
         return float(self._reactor.seconds())
 
+    def voters(self) -> dict[str, str]:
+        """Return the workers that can vote for masters: addresses by work directory."""
+        facts = [node.facts for node in self.machine.workers.values()]
+        return {item.spool: item.netloc for item in facts if item.spool}
+
     def netlocs(self) -> set[str]:
         """Return the addresses of all workers."""
         return {node.facts.netloc for node in self.machine.workers.values()}
@@ -473,6 +502,7 @@ class MasterService:
         if self._workers_version != machine.workers_version:
             self._workers_version = machine.workers_version
             self.waiters.notify(WORKERS)
+            self.on_workers_changed()
         can_answer = bool(self._queries) and self._can_answer()
         self._schedule(self._reactor.seconds() if can_answer else machine.due_s())
 

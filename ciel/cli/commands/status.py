@@ -59,6 +59,7 @@ def render(status: dict[str, Any], origin: str, width: int | None = None) -> str
         [
             f"cluster {status['cluster_id']} at {status['url']}, from {origin}",
             f"ciel {status['version']}, up for {duration(status['up_s'])}",
+            *(f"standby: {url} may take over" for url in status.get("masters", ())[1:]),
             f"jobs: {_tally(status['jobs'])}",
             f"tasks: {_tally(status['tasks'])}",
             "",

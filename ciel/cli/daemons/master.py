@@ -8,8 +8,9 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ciel
 from ciel.access.access_file import AccessFile, key_for_start, process_start
@@ -26,19 +27,25 @@ from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.ports import DEFAULT_LISTEN
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
+from ciel.cli.daemons.standby import follow, run_again
 from ciel.cli.daemons.timeouts import add_worker_limits
 from ciel.cli.parsing.parser import Parser, memory_size, seconds
-from ciel.core.events import FORGET_JOBS_AFTER_S, MasterStarted
+from ciel.core.events import CLIENT_GRACE_S, FORGET_JOBS_AFTER_S, MasterStarted
 from ciel.core.jobs import ENDED
+from ciel.core.masters import Ballot, Succession
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
+from ciel.master.standbys import ByRole, FollowedJournal, Standbys
 from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.restoring import Restoration
-from ciel.net.control import ControlPeer
+from ciel.master.state.restoring import RETURN_S, Restoration
+from ciel.master.succession.candidacy import contested
+from ciel.master.succession.reign import Reign
+from ciel.master.voters import Voters
+from ciel.net.control import ControlPeer, Owner
 from ciel.net.debugging import Debugging
 from ciel.net.errors import NetError
 from ciel.net.ticks import Ticks
@@ -46,8 +53,8 @@ from ciel.net.transports import (
     ControlFactory,
     FrontDoorFactory,
     Listener,
+    Reserved,
     listen,
-    listen_inherited,
     parse_address,
 )
 from ciel.plugins import PluginError
@@ -94,6 +101,18 @@ def parser() -> argparse.ArgumentParser:
         help="the access file (default: below the user's state directory)",
     )
     _add_journal_options(parse)
+    add(
+        "--standby",
+        metavar="URL",
+        help="follow the journal of the master at this URL, and take over when it is gone "
+        "(needs --journal)",
+    )
+    add(
+        "--promote",
+        action="store_true",
+        help="serve without asking the workers, although another master may serve: only when the "
+        "other masters are gone for good",
+    )
     add_worker_limits(parse)
     add("--new-key", action="store_true", help="create a new key even if one exists")
     add(
@@ -141,6 +160,15 @@ def _add_journal_options(parse: argparse.ArgumentParser) -> None:
     )
 
 
+class Restored(NamedTuple):
+    """A master as its journal describes it. `epoch`: the number of the last start."""
+
+    machine: MasterMachine
+    journal: FileJournal | None = None
+    epoch: int = 0
+    latest: tuple[Succession, ...] = ()
+
+
 class Master:
     """A master daemon, from reading its key to its end."""
 
@@ -148,47 +176,54 @@ class Master:
         self._reactor = reactor
         self._options = options
         self._service: MasterService | None = None
-        self._compactor: Compactor | None = None
+        self._closers: list[Callable[[], object]] = []
         self._listeners: list[Listener] = []
+        self._access: tuple[Path, AccessFile] | None = None
         self.dump: Callable[[str], Path | None] = lambda reason: None
         self.successor: list[str] = []
         self.failure = ""
         self.status = 0
 
-    def open(self, cluster_id: str, key: Key, *, is_reserved: bool = False) -> dict[str, Any]:
+    def serve(
+        self, cluster_id: str, key: Key, restored: Restored, door: Reserved, url: str, epoch: int,
+        before: Sequence[Succession] = (),
+    ) -> dict[str, Any]:  # fmt: skip
         """Listen and serve; returns the addresses of the master, and how many jobs it has restored.
 
-        `is_reserved`: the parent keeps the port for this master. Raises NetError, DaemonError,
-        JournalError.
+        `before`: the successions of earlier epochs by which another master could be elected.
+        Raises NetError, DaemonError, JournalError.
         """
         options, reactor = self._options, self._reactor
-        if options.worker_timeout < options.suspect_after:
-            raise DaemonError(
-                "--worker-timeout must not be less than --suspect-after: a worker is suspected "
-                "before it is declared dead",
-                status=2,
-            )
-        address = advertised(options)
         ticks = Ticks(reactor)
         channels = open_channels(reactor, options)
         reactor.poll_for_s = poll_s(options, 0.0)
-        about = {"version": ciel.__version__, "cluster_id": cluster_id}
-        machine = MasterMachine(**self._machine_options())
-        machine.epoch_s = time.time() - reactor.seconds()
-        journal, is_restored = self._open_journal(machine)
+        about = {
+            "version": ciel.__version__, "cluster_id": cluster_id, "url": url, "epoch": epoch
+        }  # fmt: skip
+        machine, file_journal = restored.machine, restored.journal
+        reign = Reign(url, epoch, before)
+        journal: Journal = NullJournal()
+        if file_journal is not None:
+            file_journal.append([MasterStarted(epoch, ciel.__version__)])
+            journal = FollowedJournal(file_journal, reign)
         service = self._service = MasterService(
-            reactor, ticks, journal, about, machine, is_restored=is_restored
+            reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
-        if isinstance(journal, FileJournal):
-            journal.on_durable = service.journal_durable
-            journal.on_failed = self.fail
-            self._compactor = Compactor(reactor, journal, options.journal_compact_from)
         service.on_inconsistent = self._fail_inconsistent
+        owner: Owner = ByRole(service, None)
+        if file_journal is not None:
+            file_journal.on_durable = service.journal_durable
+            file_journal.on_failed = self.fail
+            self._compact(file_journal)
+            owner = self._serve_standbys(key, file_journal, reign, service, bool(before))
 
         def build() -> ControlPeer:
-            session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)
+            session = Session.acceptor(
+                key.derive, software=ciel.__version__, cluster_id=cluster_id,
+                about={"epoch": epoch, "url": url},
+            )  # fmt: skip
             return ControlPeer(
-                reactor, ticks, session, service,
+                reactor, ticks, session, owner,
                 lost_after_s=max(CLIENT_LOST_AFTER_S, options.worker_timeout), channels=channels,
                 recorder=reactor.recorder,
             )  # fmt: skip
@@ -202,26 +237,55 @@ class Master:
             Debugging(self._write_dump, set_log_level),
             open_healthz=options.open_healthz,
         )
-        doors = FrontDoorFactory(reactor, build, site)
-        if options.listen_fd is None:
-            front = listen(reactor, options.listen, doors, is_reserved=is_reserved)
-        else:
-            front = listen_inherited(reactor, options.listen_fd, doors)
+        front = door.listen(reactor, FrontDoorFactory(reactor, build, site))
         self._listeners.append(front)
         if options.embedded:
             front.allow_reservation()
         side = self._listen_locally(f"ciel-{cluster_id[:8]}", key, ControlFactory(build))
         self._listeners.append(side)
-        netloc = with_port(address, front.address)
-        about["url"] = f"http://{netloc}"
-        authorisation.serve_as(netloc)
-        log.info("master of cluster {id} at {url}", id=cluster_id, url=about["url"])
+        authorisation.serve_as(url.removeprefix("http://"))
+        log.info("master of cluster {id} at {url}", id=cluster_id, url=url)
         settle_memory()
         unfinished = sum(job.state not in ENDED for job in machine.jobs.values())
         return {
-            "url": about["url"], "control": str(side.address),
+            "url": url, "control": str(side.address),
             "jobs": len(machine.jobs), "unfinished": unfinished,
         }  # fmt: skip
+
+    def _compact(self, journal: FileJournal) -> None:
+        compactor = Compactor(self._reactor, journal, self._options.journal_compact_from)
+        self._closers.append(compactor.close)
+
+    def _serve_standbys(
+        self, key: Key, journal: FileJournal, reign: Reign, service: MasterService, is_elected: bool
+    ) -> Owner:
+        """Let standbys follow the journal; return the owner of all connections."""
+        if self._options.embedded:
+            return ByRole(service, None)
+        standbys = Standbys(
+            self._reactor, journal, reign, service, Voters(self._reactor, key),
+            is_recorded=is_elected,
+        )  # fmt: skip
+        standbys.on_urls = partial(self._name_masters, service)
+        standbys.on_challenged = self._challenged
+        service.on_workers_changed = lambda: standbys.workers_changed(service.voters())
+        self._closers.append(standbys.close)
+        standbys.begin()
+        return ByRole(service, standbys)
+
+    def _name_masters(self, service: MasterService, urls: tuple[str, ...]) -> None:
+        """Let clients know where masters are: those that are connected, and later ones."""
+        service.name_masters(urls)
+        if self._access is not None:
+            path, access = self._access
+            self._access = path, access._replace(standbys=urls[1:])
+            self._access[1].write(path)
+
+    def _challenged(self, promised: Ballot) -> None:
+        """Run for master again, since a worker obeys another one: end if that one was elected."""
+        log.warn("a worker obeys the master {url} of epoch {epoch}", url=promised.url,
+                 epoch=promised.epoch)  # fmt: skip
+        self._restart()
 
     def _listen_locally(self, name: str, key: Key, factory: ControlFactory) -> Listener:
         """Listen for peers on this host, at an address that a restarted master has again, and that
@@ -233,15 +297,19 @@ class Master:
         except NetError:  # another master with this key is running, or still ending
             return listen(self._reactor, f"unix:@{name}-{secrets.token_hex(8)}", factory)
 
-    def _open_journal(self, machine: MasterMachine) -> tuple[Journal, bool]:
-        """Restore the machine from the journal; raises JournalError.
-
-        Return the journal, and whether an earlier master has written it.
-        """
-        options, reactor = self._options, self._reactor
+    def restore(self) -> Restored:
+        """Restore the machine from the journal, if there is one; raises JournalError."""
+        options = self._options
+        if options.worker_timeout < options.suspect_after:
+            raise DaemonError(
+                "--worker-timeout must not be less than --suspect-after: a worker is suspected "
+                "before it is declared dead",
+                status=2,
+            )
+        machine = self.new_machine()
         if options.journal is None:
-            return NullJournal(), False
-        journal = FileJournal(Path(options.journal), options.journal_sync, reactor.callFromThread)
+            return Restored(machine)
+        journal = self.open_journal()
         restoration = Restoration(machine)
         count = 0
         try:
@@ -249,22 +317,42 @@ class Master:
                 for record in group.records:
                     restoration.apply(record, group.time_s)
                 count += len(group.records)
-            restoration.finish(reactor.seconds())
             journal.open()
         except BaseException:
             journal.close()
             raise
         if journal.cut_bytes:
             log.warn("journal: cut off {n} bytes that a crash left unfinished", n=journal.cut_bytes)
-        for text in restoration.skipped[:10]:
-            log.warn("journal: a record had no effect, because of a bug in ciel: {text}", text=text)
+        restored = self.finish(journal, restoration)
         if count:
             log.info(
                 "journal: restored {jobs} jobs from {count} records in {directory}",
                 jobs=len(machine.jobs), count=count, directory=journal.directory,
             )  # fmt: skip
-        journal.append([MasterStarted(restoration.epoch + 1, ciel.__version__)])
-        return journal, restoration.epoch > 0
+        return restored
+
+    def finish(
+        self, journal: FileJournal, restoration: Restoration, return_s: float = RETURN_S,
+        grace_s: float = CLIENT_GRACE_S,
+    ) -> Restored:  # fmt: skip
+        """End a restoration; workers have `return_s` to return, and clients `grace_s`."""
+        restoration.finish(self._reactor.seconds(), return_s, grace_s)
+        for text in restoration.skipped[:10]:
+            log.warn("journal: a record had no effect, because of a bug in ciel: {text}", text=text)
+        return Restored(restoration.machine, journal, restoration.epoch, restoration.latest)
+
+    def open_journal(self) -> FileJournal:
+        """Lock the directory of the journal; raises JournalError."""
+        options = self._options
+        return FileJournal(
+            Path(options.journal), options.journal_sync, self._reactor.callFromThread
+        )
+
+    def new_machine(self) -> MasterMachine:
+        """Create a master that knows nothing yet."""
+        machine = MasterMachine(**self._machine_options())
+        machine.epoch_s = time.time() - self._reactor.seconds()
+        return machine
 
     def _machine_options(self) -> dict[str, Any]:
         options = self._options
@@ -290,21 +378,56 @@ class Master:
         return answers | {"problems": found, "machine": self._machine_options()}
 
     def open_alone(self) -> None:
-        """Read or create the key, open, and write the access file. Raises one of START_ERRORS."""
+        """Read or create the key, open, and write the access file. Raises one of START_ERRORS.
+
+        A standby follows its master first. A master that had standbys asks the workers first.
+        """
         options = self._options
+        if options.standby:
+            follow(self, self._reactor, options)
+            return
         address = advertised(options)
-        path = self._access_path(address.host, address.port)
+        inherited = None if options.listen_fd is None else self.reserve()
+        port = address.port if inherited is None else inherited[0].address.port
+        path = self._access_path(address.host, port)
         listens_at = parse_address(options.listen).host
         require_safe_listen(listens_at, has_key=path.exists(), new_key=options.new_key)
         cluster_id, key = key_for_start(path, new_key=options.new_key)
-        facts = self.open(cluster_id, key)
-        path = self._access_path(address.host, parse_url(facts["url"])[2])  # the port is known now
+        restored = self.restore()
+        door, url = inherited or self.reserve()
+        if contested(url, restored.latest) and not options.promote:
+            run_again(self, self._reactor, cluster_id, key, restored, door, url)
+        else:
+            self.serve_alone(cluster_id, key, restored, door, url, restored.epoch + 1)
+
+    def reserve(self, *, is_reserved: bool = False) -> tuple[Reserved, str]:
+        """Bind the address to listen at later; return it with the URL of this master."""
+        options = self._options
+        if options.listen_fd is None:
+            door = Reserved.bind(options.listen, is_reserved=is_reserved)
+        else:
+            door = Reserved.inherit(options.listen_fd)
+        return door, f"http://{with_port(advertised(options), door.address)}"
+
+    def serve_alone(
+        self, cluster_id: str, key: Key, restored: Restored, door: Reserved, url: str, epoch: int,
+        before: Sequence[Succession] = (),
+    ) -> None:  # fmt: skip
+        """Serve, and write the access file. Raises one of START_ERRORS."""
+        facts = self.serve(cluster_id, key, restored, door, url, epoch, before)
+        _, host, port = parse_url(url)
+        path = self._access_path(host, port)
         started = process_start(os.getpid()) or 0
-        access = AccessFile(facts["url"], facts["control"], cluster_id, key, os.getpid(), started)
+        access = AccessFile(url, facts["control"], cluster_id, key, os.getpid(), started)
         access.write(path)
+        self._access = path, access
         log.info("access file: {path}", path=path)
-        if path == access_path(os.environ, address.host, parse_url(facts["url"])[2]):
+        if path == access_path(os.environ, host, port):
             try_prune_ended(os.environ)
+
+    def keep(self, close: Callable[[], object]) -> None:
+        """Call a function when this daemon ends."""
+        self._closers.append(close)
 
     def _access_path(self, host: str, port: int) -> Path:
         options = self._options
@@ -319,7 +442,10 @@ class Master:
         """Open as an embedded master, with the key that the parent sent."""
         try:
             key, is_reserved = Key.from_text(str(line["key"])), line.get("reserved") is True
-            report_ready(self.open(str(line["cluster_id"]), key, is_reserved=is_reserved))
+            restored = self.restore()
+            door, url = self.reserve(is_reserved=is_reserved)
+            epoch = restored.epoch + 1
+            report_ready(self.serve(str(line["cluster_id"]), key, restored, door, url, epoch))
         except START_ERRORS as error:
             self.fail(start_failure(error)[0])
 
@@ -346,8 +472,8 @@ class Master:
 
     def stop(self) -> None:
         """Shut down in order."""
-        if self._compactor is not None:
-            self._compactor.close()
+        while self._closers:
+            self._closers.pop()()
         if self._service is not None:
             self._service.close()
             self._service = None
@@ -360,10 +486,12 @@ def successor_of(argv: Sequence[str], listen_fd: int) -> list[str]:
 
     `argv`: the command line of this process, with the options of the interpreter.
     """
-    words = [word for word in argv[1:] if word != "--new-key"]
-    if LISTEN_FD in words:
-        place = words.index(LISTEN_FD)
-        del words[place : place + 2]
+    words = [word for word in argv[1:] if word not in ("--new-key", "--promote")]
+    for option in (LISTEN_FD, "--standby"):  # a standby that took over is no standby any more
+        if option in words:
+            place = words.index(option)
+            del words[place : place + 2]
+    words = [word for word in words if not word.startswith("--standby=")]
     return [sys.executable, *words, LISTEN_FD, str(listen_fd)]
 
 

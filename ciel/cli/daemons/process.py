@@ -144,6 +144,7 @@ def begin_log(path: str | None) -> None:
         raise DaemonError(f"cannot log to {path}: {error.strerror}{advice}") from None
     write: Any = textFileLogObserver(stream)
     above: Any = LogLevelFilterPredicate(defaultLogLevel=level)
+    above.setLogLevelForNamespace("twisted.web.client", LogLevel.warn)  # it logs each request
     _levels.append(above)
     observer: Any = FilteringLogObserver(write, [above])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)

@@ -41,7 +41,9 @@ from ciel.client.locks import Changes
 from ciel.core.events import (
     CLIENT_GRACE_S,
     HEARTBEAT_INTERVAL_S,
+    LOST_AFTER_S,
     Heartbeat,
+    MastersNamed,
     Message,
     Received,
     StartOver,
@@ -54,7 +56,8 @@ from ciel.wire.session_counter import SessionCounter
 
 SILENT_MAX_S: Final = 15.0
 """After this time without a message the client considers the connection lost. It is five times the
-limit of other peers, since the job itself may keep this host busy."""
+limit of other peers, since the job itself may keep this host busy. If another master may take over,
+the limit is `LOST_AFTER_S`."""
 
 RECONNECT_S = CLIENT_GRACE_S
 """How long the client tries to reconnect if another program answers: then the master may run, and
@@ -271,8 +274,10 @@ class Connection:
                 elif size_bytes := self._read():
                     heard_s = time.monotonic()
                     read_bytes = size_bytes
-            if time.monotonic() - heard_s > SILENT_MAX_S:
-                raise ConnectionLostError(self.address, f"it was silent for {SILENT_MAX_S:g} s")
+            silent_max_s = LOST_AFTER_S if self._dialer.has_others else SILENT_MAX_S
+            if time.monotonic() - heard_s > silent_max_s:
+                self._dialer.leave_address()
+                raise ConnectionLostError(self.address, f"it was silent for {silent_max_s:g} s")
             if self._closing and time.monotonic() - self._moved_s > _FAREWELL_S:
                 return
 
@@ -351,6 +356,9 @@ class Connection:
         for message in decode_all(records, TO_CLIENT):
             if type(message) is Received:
                 self._take_confirmation(message.total)
+            elif type(message) is MastersNamed:
+                self._counter.received += 1
+                self._dialer.name([url.removeprefix("http://") for url in message.urls])
             else:
                 messages.append(message)
         self._counter.received += len(messages)
@@ -401,9 +409,10 @@ class Connection:
                 reason = f"; it could not be reached again within {patience_s:g} s: {reason}"
                 break
             try:
-                line = self._dialer.dial(
+                line = self._dialer.dial_any(
                     min(_DIAL_S, max(left_s, _PAUSE_MAX_S)), self._counter.received
                 )
+                self.address = self._dialer.address
             except AccessRefusedError as error:
                 reason = f"; it rejected the session: {error.reason}"
                 break

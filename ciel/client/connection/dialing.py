@@ -11,7 +11,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ciel.access.keys import Key, Role
@@ -42,6 +42,7 @@ class Dialer:
         self, address: str, key: Key, role: Role, cluster_id: str, about: Mapping[str, Any] | None
     ) -> None:
         self.address = address
+        self._others: list[str] = []  # where the master may be when it is not at `address`
         self.can_resume = role is not Role.READ
         """Whether the session continues over another connection. A read-only session does not."""
         self._key = key
@@ -50,6 +51,30 @@ class Dialer:
         self._about = dict(about or {})
         if self.can_resume:
             self._about["session"] = secrets.token_hex(16)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the cluster has another master that may take over."""
+        return bool(self._others)
+
+    def name(self, addresses: Sequence[str]) -> None:
+        """Set the addresses at which a master may be found; the current one stays."""
+        self._others = [address for address in addresses if address != self.address]
+
+    def leave_address(self) -> None:
+        """Try the current address last, since the master there has become silent."""
+        if self._others:
+            self._others.append(self.address)
+            self.address = self._others.pop(0)
+
+    def dial_any(self, timeout_s: float, received: int | None = None) -> Line:
+        """Connect like `dial`, to the first master that answers, and stay with that address."""
+        for _ in self._others:
+            try:
+                return self.dial(timeout_s, received)
+            except NoMasterError:
+                self.leave_address()
+        return self.dial(timeout_s, received)
 
     def dial(self, timeout_s: float, received: int | None = None) -> Line:
         """Connect and prove the key.

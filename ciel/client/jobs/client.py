@@ -533,7 +533,7 @@ class JobClient:
         return address.location
 
     def _connect(self, name: str) -> Connection:
-        """Connect to the master; wait for it if it is being restarted."""
+        """Connect to the master; wait for it if it is being restarted, or a standby takes over."""
         started_s = time.monotonic()
         is_reported = False
         while True:
@@ -543,7 +543,8 @@ class JobClient:
             except NoMasterError as error:
                 waited_s = time.monotonic() - started_s
                 answers = isinstance(error, NotAMasterError)
-                if not lives or waited_s > (RECONNECT_S if answers else self._absence_max_s):
+                patience_s = self._absence_max_s if lives and not answers else RECONNECT_S
+                if not (lives or self.location.standbys) or waited_s > patience_s:
                     raise
                 if waited_s > ABSENCE_REPORTED_S and not is_reported:
                     is_reported = True
@@ -560,12 +561,13 @@ class JobClient:
         return self.location.is_alive()
 
     def _connect_once(self, name: str) -> Connection:
-        """Connect to the control address, or else to the address in the URL.
+        """Connect to the control address, or else to the address in the URL, or to a standby.
 
         The control address may be a Unix socket, which is not visible in another network namespace.
         """
-        netloc = self.location.url.partition("://")[2]
-        addresses = list(dict.fromkeys((self.location.control, netloc)))
+        urls = (self.location.url, *self.location.standbys)
+        netlocs = [url.partition("://")[2] for url in urls]
+        addresses = list(dict.fromkeys((self.location.control, *netlocs)))
         for address in addresses:
             try:
                 return open_connection(
@@ -575,7 +577,8 @@ class JobClient:
                     absence_max_s=math.inf if self.cluster else self._absence_max_s, on_away=_say,
                 )  # fmt: skip
             except NoMasterError as error:
-                if isinstance(error, NotAMasterError) or address == addresses[-1]:
+                is_other = isinstance(error, NotAMasterError) and not error.is_silent
+                if is_other or address == addresses[-1]:
                     reason = f"{error.reason}; the address is from {self.location.origin}"
                     raise type(error)(address, reason) from None
         raise ClientClosedError  # there is always a last address

@@ -23,6 +23,7 @@ from ciel.core.events import (
     Message,
     ReleaseObjects,
     SubmitJob,
+    SuccessionChanged,
     TaskReported,
     WantObjects,
     WorkerLeft,
@@ -103,6 +104,8 @@ class Compaction:
         for job in self._machine.jobs.values():
             if job.state not in ENDED or job.handed_over > self._counted.get(job.spec.id, 0):
                 records.append(JobChanged(summarise(job)))
+        latest = self._survey.restoration.latest
+        records += [SuccessionChanged(item, item is latest[0]) for item in latest]
         workers = self._survey.restoration.workers
         records += [WorkerSeen(worker, netloc) for worker, netloc in workers.items()]
         return [*records, JournalCompacted(self._machine.job_table.count)]
@@ -134,7 +137,7 @@ class Compaction:
             case Change(_, topic, argument):
                 if self._changes_needed(topic, argument):
                     yield record
-            case WorkerSeen() | WorkerLeft() | JournalCompacted():
+            case WorkerSeen() | WorkerLeft() | SuccessionChanged() | JournalCompacted():
                 pass  # `last` has the final state
             case _:
                 yield record

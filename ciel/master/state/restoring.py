@@ -22,6 +22,7 @@ from ciel.core.events import (
     Message,
     ReleaseObjects,
     SubmitJob,
+    SuccessionChanged,
     TaskReported,
     WantObjects,
     WorkerLeft,
@@ -30,6 +31,7 @@ from ciel.core.events import (
 from ciel.core.graph.early_outputs import publish_early
 from ciel.core.graph.task_graph import UNBOUNDED
 from ciel.core.jobs import ENDED, Job, JobState, JobSummary
+from ciel.core.masters import Succession
 from ciel.core.tasks import DONE, RUNNABLE, WAITING
 from ciel.master.state.attempts import FIRST_STARTED
 from ciel.master.state.machine import MasterMachine
@@ -49,16 +51,18 @@ class Restoration:
 
     def __init__(self, machine: MasterMachine) -> None:
         self.epoch = 0
+        self.latest: tuple[Succession, ...] = ()
+        """The last agreed succession, and the later ones that were proposed."""
         self.workers: dict[str, str] = {}
         self.skipped: list[str] = []
         """Why records had no effect, for the log: there are none unless ciel has a bug."""
-        self._machine = machine
+        self.machine = machine
         self._context = machine.context
 
     def apply(self, record: Message, time_s: float) -> None:
         """Apply one record, which was written at a time since the epoch."""
         context = self._context
-        context.now_s = time_s - self._machine.epoch_s
+        context.now_s = time_s - self.machine.epoch_s
         context.graph.steps_left = UNBOUNDED
         try:
             self._apply(record)
@@ -69,7 +73,7 @@ class Restoration:
         context.journal.clear()
 
     def _apply(self, record: Message) -> None:
-        machine = self._machine
+        machine = self.machine
         match record:
             case SubmitJob(spec):
                 if spec.id not in machine.jobs:
@@ -95,6 +99,8 @@ class Restoration:
             case MasterStarted(epoch):
                 self.epoch = epoch
                 self._note_restart()
+            case SuccessionChanged(succession, is_agreed):
+                self.latest = (succession,) if is_agreed else (*self.latest, succession)
             case JobNoted(job, at_s, text):
                 self._note(machine.find_job(job), at_s, text)
             case WorkerSeen(worker, netloc):
@@ -105,17 +111,17 @@ class Restoration:
                 machine.job_table.count = max(machine.job_table.count, jobs)
 
     def _note(self, job: Job, at_s: float, text: str) -> None:
-        job.history.record(at_s - self._machine.epoch_s, text)
+        job.history.record(at_s - self.machine.epoch_s, text)
         job.is_started = job.is_started or text.startswith(FIRST_STARTED)
 
     def _note_restart(self) -> None:
-        for job in self._machine.jobs.values():
+        for job in self.machine.jobs.values():
             if job.state not in ENDED:
                 job.history.record(self._context.now_s, "the master was restarted")
 
     def _job_changed(self, summary: JobSummary) -> None:
         """End a job as it ended before; count the tasks that have no records any more."""
-        machine = self._machine
+        machine = self.machine
         job = machine.find_job(summary.id)
         job.number = summary.number
         machine.job_table.count = max(machine.job_table.count, summary.number)
@@ -132,9 +138,11 @@ class Restoration:
         else:
             machine.operations.end_now(job, state, summary.reason)
 
-    def finish(self, now_s: float) -> None:
-        """End the restoration: jobs wait for their clients, and tasks for workers."""
-        machine, context = self._machine, self._context
+    def finish(
+        self, now_s: float, return_s: float = RETURN_S, grace_s: float = CLIENT_GRACE_S
+    ) -> None:
+        """End the restoration: tasks wait for workers and jobs for clients, at most so long."""
+        machine, context = self.machine, self._context
         context.now_s = now_s
         machine.job_table.ended.clear()
         context.graph.settled.clear()
@@ -149,5 +157,5 @@ class Restoration:
                     context.touch(job)
                 if not (job.spec.detached and not job.open):
                     machine.job_table.subscriptions.own(NOBODY, job)
-        machine.membership.await_workers(self.workers, now_s + RETURN_S)
-        machine.job_table.subscriptions.gone(NOBODY, machine.jobs, now_s + CLIENT_GRACE_S)
+        machine.membership.await_workers(self.workers, now_s + return_s)
+        machine.job_table.subscriptions.gone(NOBODY, machine.jobs, now_s + grace_s)

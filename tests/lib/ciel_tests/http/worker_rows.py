@@ -32,6 +32,7 @@ def worker_table() -> Routes:
     site.serve_logs(nothing, nothing)
     controls = Controls(*[nothing for _ in Controls._fields])
     metrics = WorkerMetrics(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
+    site.serve_succession(nothing)
     site.serve_controls(controls, metrics, DEBUGGING)
     return site.routes
 
@@ -98,6 +99,10 @@ def _control() -> Iterator[Row]:
     yield Row("GET", "/control/process/{id}", status=404)
 
 
+_ASKS: Final = (
+    b'{"do": "ask", "ballot": {"epoch": 2, "url": "http://h:1"}, '
+    b'"succession": {"epoch": 1, "number": 1, "urls": ["http://h:1"], "voters": {}}}'
+)
 WORKER_ROWS: Final = (
     Row("GET", "/healthz"),
     Row("GET", "/metrics"),
@@ -108,5 +113,6 @@ WORKER_ROWS: Final = (
     *_control(),
     Row("POST", "/api/v1/debug/dump", Role.ADMIN),
     Row("POST", "/api/v1/debug/log-level", Role.ADMIN, body=b'"info"', takes="json"),
+    Row("POST", "/control/succession", Role.ADMIN, body=_ASKS, takes="json"),
     Row("POST", "/control/kill", Role.ADMIN, 202, ends=True),
 )

@@ -1,0 +1,73 @@
+"""Decides whether a candidate is elected: one round of questions to the voters, and their answers.
+
+A candidate first asks which voters would vote for it, and requests their promises only if there are
+enough. So a standby that has lost its own connection disturbs nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ciel.core.masters import Ballot, Succession
+
+
+def contested(url: str, latest: Sequence[Succession]) -> list[Succession]:
+    """Return the successions by which a master other than the one with this URL may be elected."""
+    return [item for item in latest if item.urls != (url,)]
+
+
+def may_follow(latest: Sequence[Succession], epoch: int) -> bool:
+    """Whether a master with this journal may replace it by that of a master of an epoch.
+
+    It may have served in a later epoch, whose records would be lost.
+    """
+    return all(item.epoch <= epoch for item in latest)
+
+
+class Round:
+    """One round: the voters of each succession in `latest` are asked, and a majority of each is
+    needed by which another master could be elected. The last one of `latest` is the latest
+    succession that the candidate knows.
+    """
+
+    def __init__(self, ballot: Ballot, latest: Sequence[Succession], *, only_asks: bool) -> None:
+        self.ballot = ballot
+        self.only_asks = only_asks
+        self.latest = latest[-1]
+        self.voters = {voter: at for item in latest for voter, at in item.voters.items()}
+        """The addresses of those to ask, by identity."""
+        self.seen_epoch = ballot.epoch
+        """The greatest epoch that a voter has named."""
+        self.elected = ""
+        """The URL of a master of a later epoch that a voter hears: it was elected."""
+        self._contested = contested(ballot.url, latest)
+        self._granted: set[str] = set()
+        self._refused: dict[str, str] = {}
+
+    def answered(self, voter: str, reason: str, promised: Ballot, hears: str) -> None:
+        """Take the answer of a voter: why it refuses, or "", what it has promised, and the URL of
+        the master that it hears.
+        """
+        if reason:
+            self._refused[voter] = reason
+        else:
+            self._granted.add(voter)
+        self.seen_epoch = max(self.seen_epoch, promised.epoch)
+        is_other = hears not in ("", self.ballot.url) and hears == promised.url
+        if is_other and promised.epoch > self.latest.epoch:
+            self.elected = hears
+
+    @property
+    def is_won(self) -> bool:
+        return all(item.is_majority(self._granted) for item in self._contested)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing changes any more: it is won, or all voters have answered."""
+        return self.is_won or len(self._granted) + len(self._refused) == len(self.voters)
+
+    def tally(self) -> str:
+        """Describe the result for the log."""
+        reasons = sorted(set(self._refused.values()))
+        refused = f"; {len(self._refused)} refused: {'; '.join(reasons)}" if reasons else ""
+        return f"{len(self._granted)} of {len(self.voters)} workers agree{refused}"

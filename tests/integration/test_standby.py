@@ -1,0 +1,290 @@
+"""Tests that a standby takes over from a master that is dead, frozen or unreachable, that no work
+is lost or repeated, and that no worker obeys two masters.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.client import Client
+from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel_tests.clusters.hosts import Host, Hosts
+
+PROGRAM = "echo {} >> runs; sleep 0.3; echo result {}"
+
+
+class Pair:
+    """A cluster of three workers on this host, with a master and a standby."""
+
+    def __init__(self, path: Path) -> None:
+        self.home = Home(path)
+        journal = ("--journal", str(path / "journal1"))
+        self.cluster = HandCluster.start(self.home, 3, of_master=journal)
+        self.first_url = self.cluster.url
+        self.standbys: list[subprocess.Popen[str]] = []
+        self.start_standby("2")
+
+    def start_standby(self, name: str, *options: str) -> subprocess.Popen[str]:
+        """Start a standby of the current master; return it when it may take over."""
+        log = self.log_path(name)
+        known = log.read_text().count("copy is complete") if log.exists() else 0
+        journal = self.home.path / f"journal{name}"
+        standby = self.home.start(
+            "ciel-master", "--listen", "127.0.0.1:0", "--standby", self.cluster.url,
+            "--access", str(self.cluster.access), "--journal", str(journal),
+            "--log", str(log), *options,
+        )  # fmt: skip
+        self.standbys.append(standby)
+        wait_for(
+            lambda: log.exists() and self.log(name).count("copy is complete") > known, "a copy"
+        )
+        wait_for(lambda: len(self.standby_urls()) > 0, "the standby in the access file")
+        return standby
+
+    def log_path(self, name: str) -> Path:
+        return self.home.path / f"master{name}.log"
+
+    def log(self, name: str) -> str:
+        return self.log_path(name).read_text()
+
+    def standby_urls(self) -> list[str]:
+        return list(json.loads(self.cluster.access.read_text()).get("standbys", []))
+
+    def kill_master(self) -> None:
+        self.cluster.master.send_signal(signal.SIGKILL)
+        self.cluster.master.communicate()
+
+    def runs(self) -> list[str]:
+        path = self.home.path / "runs"
+        return path.read_text().split() if path.exists() else []
+
+    def wait_for_runs(self, count: int) -> None:
+        wait_for(lambda: len(self.runs()) >= count, "some tasks have run")
+
+    def submit(self, count: int) -> subprocess.Popen[str]:
+        return self.home.start("ciel", "submit", "--array", f"1-{count}", "--", "sh", "-c", PROGRAM)
+
+    def stop(self) -> None:
+        for process in [*self.standbys, *self.cluster.workers, self.cluster.master]:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGTERM)
+        for process in [*self.standbys, *self.cluster.workers, self.cluster.master]:
+            if process.stdout is not None and not process.stdout.closed:
+                process.communicate(timeout=20)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    yield pair
+    pair.stop()
+
+
+def finished(job: subprocess.Popen[str], count: int) -> None:
+    printed, complaints = job.communicate(timeout=60)
+    assert job.returncode == 0, complaints
+    assert sorted(printed.split("\n")) == sorted(
+        ["", *[f"result {n}" for n in range(1, count + 1)]]
+    )
+
+
+def test_a_waiting_submit_goes_on_with_the_standby(pair: Pair) -> None:
+    job = pair.submit(30)
+    pair.wait_for_runs(6)
+    pair.kill_master()
+    finished(job, 30)
+    assert sorted(pair.runs()) == sorted(str(n) for n in range(1, 31))  # each ran once
+    assert pair.cluster.url != pair.first_url  # the access file names the new master
+    done = pair.home.run("ciel", "status")
+    assert (done.returncode, "jobs: 1 completed" in done.stdout) == (0, True), done.stdout
+
+
+def test_a_frozen_master_is_replaced_and_finds_that_out(pair: Pair) -> None:
+    path = str(pair.home.path / "runs")
+
+    def work(number: int) -> int:
+        import time
+
+        with open(path, "a") as file:
+            file.write(f"{number}\n")
+        time.sleep(0.2)
+        return number * number
+
+    access = pair.cluster.access
+    with Client(pair.first_url, access=str(access)) as client:
+        futures = [client.submit(work, number) for number in range(30)]
+        pair.wait_for_runs(4)
+        pair.cluster.master.send_signal(signal.SIGSTOP)
+        assert [future.result(timeout=60) for future in futures] == [n * n for n in range(30)]
+        assert sorted(pair.runs(), key=int) == [str(n) for n in range(30)]
+        assert client.submit(work, 30).result(timeout=30) == 900
+    pair.cluster.master.send_signal(signal.SIGCONT)
+    pair.cluster.master.communicate(timeout=30)
+    assert pair.cluster.master.returncode == 1
+    assert "was elected while this one was away" in pair.cluster.log("master")
+
+
+def test_a_master_without_its_standby_goes_on_when_the_workers_agree(pair: Pair) -> None:
+    job = pair.submit(20)
+    pair.wait_for_runs(4)
+    pair.standbys[0].send_signal(signal.SIGKILL)
+    pair.standbys[0].communicate()
+    finished(job, 20)
+    assert pair.cluster.url == pair.first_url
+    wait_for(lambda: not pair.standby_urls(), "the standby to be struck off")
+    pair.start_standby("2")  # with its old copy, which is replaced
+    job = pair.submit(20)
+    pair.kill_master()
+    finished(job, 20)
+
+
+def test_the_old_master_becomes_the_standby_and_takes_over_again(pair: Pair) -> None:
+    job = pair.submit(40)
+    pair.wait_for_runs(6)
+    pair.kill_master()
+    wait_for(lambda: pair.cluster.url != pair.first_url, "the standby to take over")
+    pair.start_standby("1")
+    pair.standbys[0].send_signal(signal.SIGKILL)
+    pair.standbys[0].communicate()
+    finished(job, 40)
+    assert sorted(pair.runs()) == sorted(str(n) for n in range(1, 41))
+
+
+def test_a_master_that_returns_before_its_standby_took_over_serves_again(pair: Pair) -> None:
+    pair.standbys[0].send_signal(signal.SIGSTOP)  # it cannot take over
+    pair.kill_master()
+    netloc = pair.first_url.removeprefix("http://")
+    pair.cluster.master = pair.home.start(
+        "ciel-master", "--listen", netloc, "--access", str(pair.cluster.access),
+        "--journal", str(pair.home.path / "journal1"), "--log", str(pair.log_path("1b")),
+    )  # fmt: skip
+    wait_for(
+        lambda: pair.log_path("1b").exists() and "access file" in pair.log("1b"), "the election"
+    )
+    assert "elected in epoch 2" in pair.log("1b")
+    finished(pair.submit(3), 3)
+    pair.standbys[0].send_signal(signal.SIGCONT)
+    wait_for(lambda: len(pair.standby_urls()) == 1, "the standby to follow again")
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_a_standby_needs_journals(tmp_path: Path) -> None:
+    cluster = HandCluster.start(Home(tmp_path), 0)
+    try:
+        options = (
+            "--standby",
+            cluster.url,
+            "--access",
+            str(cluster.access),
+            "--listen",
+            "127.0.0.1:0",
+        )
+        done = cluster.home.run("ciel-master", *options)
+        assert done.returncode == 2
+        assert "--standby needs --journal" in done.stderr
+        done = cluster.home.run("ciel-master", *options, "--journal", str(tmp_path / "copy"))
+        assert done.returncode == 1
+        assert "this master has no journal that a standby could follow" in done.stderr
+    finally:
+        cluster.stop()
+
+
+def test_the_journal_of_another_master_is_not_replaced(tmp_path: Path) -> None:
+    cluster = HandCluster.start(Home(tmp_path), 0, of_master=("--journal", str(tmp_path / "one")))
+    (tmp_path / "other").mkdir()
+    other = HandCluster.start(
+        Home(tmp_path / "other"), 0, of_master=("--journal", str(tmp_path / "two"))
+    )
+    other.stop()
+    try:
+        done = cluster.home.run(
+            "ciel-master", "--standby", cluster.url, "--access", str(cluster.access),
+            "--listen", "127.0.0.1:0", "--journal", str(tmp_path / "two"),
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "has the journal of a master without standbys" in done.stderr
+    finally:
+        cluster.stop()
+
+
+# --- two hosts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    with Hosts(tmp_path) as hosts:
+        yield hosts
+
+
+def start_pair(here: Host, there: Host, workers_there: int) -> subprocess.Popen[str]:
+    """Start a master and a worker on one host, and a standby and workers on the other; return the
+    master.
+    """
+    listen = ("--listen", f"{here.address}:0", "--new-key", "--journal", "journal")
+    master = here.start("ciel-master", *listen, "--log", "master.log")
+    wait_for(lambda: [*here.path.glob("state/ciel/*/access.json")], "the access file")
+    (access,) = here.path.glob("state/ciel/*/access.json")
+    url = str(json.loads(access.read_text())["url"])
+    carried = there.path / "carried.json"
+    shutil.copy2(access, carried)
+    here.environ["CIEL_MASTER"] = url
+    there.environ["CIEL_ACCESS"] = str(there.inside / "carried.json")
+    there.start(
+        "ciel-master", "--listen", f"{there.address}:0", "--standby", url, "--journal", "copy",
+        "--access", str(there.inside / "carried.json"), "--log", "standby.log",
+    )  # fmt: skip
+    for number, host in enumerate([here, *[there] * workers_there]):
+        name = f"worker{number}"
+        host.start(
+            "ciel-worker", "--slots", "1", "--listen", f"{host.address}:0", "--log", f"{name}.log",
+            "--spool", f"{name}-spool",
+        )  # fmt: skip
+    wait_for(lambda: json.loads(access.read_text()).get("standbys"), "the standby")
+    path = there.path / "worker1.log"
+    wait_for(lambda: path.exists() and "joined the master" in path.read_text(), "the workers")
+    time.sleep(1.0)  # until the last of the workers is a voter, too
+    return master
+
+
+def test_a_standby_takes_over_when_the_cable_of_the_master_is_unplugged(hosts: list[Host]) -> None:
+    here, there = hosts
+    master = start_pair(here, there, 2)
+    script = "sleep 0.2; echo {}"
+    job = there.start("ciel", "submit", "--array", "1-40", "--", "sh", "-c", script)
+    time.sleep(2.0)
+    there.set_link(up=False)
+    output, errors = job.communicate(timeout=60)
+    assert job.returncode == 0, errors
+    assert sorted(map(int, output.split())) == list(range(1, 41))
+    assert master.poll() is None  # it does not know yet
+    there.set_link(up=True)
+    assert master.wait(timeout=60) == 1
+    log = (here.path / "master.log").read_text()
+    assert "was elected while this one was away" in log
+    worker = here.path / "worker0.log"
+    wait_for(lambda: worker.read_text().count("has restarted") == 1, "the worker to change sides")
+
+
+def test_nobody_takes_over_without_a_majority_of_the_workers(hosts: list[Host]) -> None:
+    here, there = hosts
+    start_pair(here, there, 1)
+    there.set_link(up=False)
+    log = there.path / "standby.log"
+    wait_for(lambda: "not elected: 1 of 2 workers agree" in log.read_text(), "the vote")
+    time.sleep(2.0)
+    assert "takes over" not in log.read_text()
+    there.set_link(up=True)
+    script = "echo {}"
+    done = there.run("ciel", "submit", "--array", "1-5", "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,411 @@
+"""Who may take over from a master, and when its records count (docs/adr/0091)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from ciel.core.masters import Ballot, Succession
+from ciel.master.succession.candidacy import Round, contested, may_follow
+from ciel.master.succession.reign import ALL, Reign
+from ciel.worker.state.voter import Voter
+
+A, B, C = "http://a:1", "http://b:1", "http://c:1"
+VOTERS = {"w1": "h:1", "w2": "h:2", "w3": "h:3"}
+
+
+def reign_with(*standbys: str, voters: dict[str, str] = VOTERS) -> Reign:
+    """Return the reign of A in epoch 1, with standbys that have stored all records so far."""
+    reign = Reign(A, 1, ())
+    reign.workers_changed(voters)
+    for url in standbys:
+        reign.standby_stored(url, 10)
+    while reign.propose() is not None:
+        reign.proposal_appended(10)
+        assert reign.agree()
+    return reign
+
+
+# --- the master in office -------------------------------------------------------------------------
+
+
+def test_records_of_a_master_without_standbys_wait_for_nobody() -> None:
+    reign = reign_with()
+    assert reign.limit == ALL
+    assert reign.propose() is None
+    assert reign.audience() == {}
+
+
+def test_a_record_counts_when_the_standby_has_stored_it() -> None:
+    reign = reign_with(B)
+    assert reign.agreed.urls == (A, B)
+    assert reign.limit == 10
+    reign.standby_stored(B, 12)
+    assert reign.limit == 12
+
+
+def test_without_the_standby_records_wait_until_a_majority_of_the_workers_agrees() -> None:
+    reign = reign_with(B)
+    reign.standby_lost(B)
+    proposal = reign.propose()
+    assert proposal is not None
+    assert proposal.urls == (A,)
+    reign.proposal_appended(11)
+    assert reign.limit == 0
+    assert set(reign.audience()) == set(VOTERS)
+    reign.voter_stored("w1", proposal.version)
+    assert not reign.agree()
+    reign.voter_stored("w2", proposal.version)
+    assert reign.agree()
+    assert reign.limit == ALL
+
+
+def test_one_of_two_workers_is_no_majority() -> None:
+    reign = reign_with(B, voters={"w1": "h:1", "w2": "h:2"})
+    reign.standby_lost(B)
+    proposal = reign.propose()
+    assert proposal is not None
+    reign.voter_stored("w1", proposal.version)
+    assert not reign.agree()
+
+
+def test_a_standby_joins_only_when_there_are_voters() -> None:
+    reign = reign_with(B, voters={})
+    assert reign.agreed.urls == (A,)
+    reign.workers_changed({"w1": "h:1"})
+    proposal = reign.propose()
+    assert proposal is not None
+    assert proposal.urls == (A, B)
+
+
+def test_the_last_voters_stay_when_all_workers_are_gone() -> None:
+    reign = reign_with(B)
+    reign.workers_changed({})
+    assert reign.propose() is None
+    assert reign.agreed.voters == VOTERS
+
+
+def test_an_elected_master_counts_nothing_before_its_first_succession_is_agreed() -> None:
+    before = Succession(1, 3, (A, B), VOTERS)
+    reign = Reign(B, 2, (before,))
+    assert reign.limit == 0
+    proposal = reign.propose()
+    assert proposal == Succession(2, 0, (B,), VOTERS)
+    reign.proposal_appended(1)
+    assert not reign.agree()
+    for voter in ("w1", "w3"):
+        reign.voter_stored(voter, proposal.version)
+    assert reign.agree()
+    assert reign.took_office
+    assert reign.limit == ALL
+
+
+def test_late_answers_about_an_earlier_succession_do_not_count() -> None:
+    reign = reign_with(B)
+    old = reign.agreed.version
+    reign.standby_lost(B)
+    assert reign.propose() is not None
+    for voter in VOTERS:
+        reign.voter_stored(voter, old)
+    assert not reign.agree()
+
+
+# --- candidates -----------------------------------------------------------------------------------
+
+
+def test_a_round_is_won_by_more_than_half_of_the_voters_of_each_succession() -> None:
+    agreed, proposed = Succession(1, 1, (A, B), VOTERS), Succession(1, 2, (A, B), {"w4": "h:4"})
+    current = Round(Ballot(2, B), (agreed, proposed), only_asks=False)
+    assert set(current.voters) == {"w1", "w2", "w3", "w4"}
+    for voter in ("w1", "w2"):
+        current.answered(voter, "", Ballot(2, B), "")
+    assert not current.is_won
+    current.answered("w4", "", Ballot(2, B), "")
+    assert current.is_won
+
+
+def test_a_round_is_over_when_all_have_answered() -> None:
+    current = Round(Ballot(2, B), (Succession(1, 1, (A, B), VOTERS),), only_asks=True)
+    for voter in VOTERS:
+        assert not current.is_over
+        current.answered(voter, f"this worker hears the master {A}", Ballot(1, A), A)
+    assert current.is_over
+    assert not current.is_won
+    assert not current.elected
+    assert "0 of 3 workers agree; 3 refused" in current.tally()
+
+
+def test_a_candidate_learns_of_the_master_that_was_elected_meanwhile() -> None:
+    current = Round(Ballot(2, A), (Succession(1, 1, (A, B), VOTERS),), only_asks=True)
+    current.answered("w1", f"this worker hears the master {B}", Ballot(2, B), B)
+    assert current.elected == B
+
+
+def test_a_succession_of_one_master_elects_nobody_else() -> None:
+    assert contested(A, (Succession(1, 0, (A,), VOTERS),)) == []
+    assert contested(A, (Succession(1, 0, (A, B), VOTERS),))
+    assert contested(B, (Succession(1, 0, (A,), VOTERS),))
+
+
+def test_a_standby_follows_no_master_of_an_earlier_epoch_than_its_own_journal() -> None:
+    latest = (Succession(2, 0, (B,), VOTERS),)
+    assert not may_follow(latest, 1)
+    assert may_follow(latest, 2)
+    assert may_follow((), 0)
+
+
+# --- voters ---------------------------------------------------------------------------------------
+
+KNOWN = Succession(3, 2, (A, B), VOTERS)
+
+
+def test_a_worker_votes_for_a_standby_when_it_hears_no_master() -> None:
+    voter = Voter(Ballot(3, A), KNOWN, KNOWN.urls)
+    assert not voter.vote(Ballot(4, B), KNOWN, served_by="", only_asks=False)
+    assert voter.promised == Ballot(4, B)
+    assert voter.refusal(Ballot(3, A)).startswith(f"the master {B} was elected in epoch 4")
+    assert voter.refusal(Ballot(4, A))
+    assert not voter.refusal(Ballot(4, B))
+    assert voter.urls == (B, A)
+
+
+def test_asking_promises_nothing() -> None:
+    voter = Voter(Ballot(3, A), KNOWN)
+    assert not voter.vote(Ballot(4, B), KNOWN, served_by="", only_asks=True)
+    assert voter.promised == Ballot(3, A)
+
+
+@pytest.mark.parametrize(
+    "ballot, latest, served_by, reason",
+    [
+        (Ballot(4, B), KNOWN, A, "hears the master"),
+        (Ballot(4, C), KNOWN, "", "is not in the succession"),
+        (Ballot(4, B), KNOWN._replace(number=1), "", "does not know the latest succession"),
+        (Ballot(3, B), KNOWN, "", "epoch 3 has already had a master"),
+    ],
+)
+def test_a_vote_is_refused(ballot: Ballot, latest: Succession, served_by: str, reason: str) -> None:
+    voter = Voter(Ballot(3, A), KNOWN)
+    assert reason in voter.vote(ballot, latest, served_by=served_by, only_asks=False)
+    assert voter.promised == Ballot(3, A)
+
+
+def test_an_earlier_master_can_name_no_succession() -> None:
+    voter = Voter(Ballot(4, B), KNOWN)
+    assert voter.name(KNOWN._replace(number=9, urls=(A,)))
+    assert voter.known == KNOWN
+
+
+def test_a_late_succession_does_not_replace_a_later_one() -> None:
+    voter = Voter(Ballot(3, A), KNOWN)
+    assert not voter.name(KNOWN._replace(number=1))
+    assert voter.known == KNOWN
+
+
+def test_a_worker_remembers_masters_that_were_struck_off() -> None:
+    voter = Voter()
+    assert not voter.name(KNOWN)
+    assert not voter.name(KNOWN._replace(number=3, urls=(A,)))
+    assert voter.urls == (A, B)
+
+
+# --- all of them, with every fault ----------------------------------------------------------------
+
+
+class Host:
+    """A master's host: its journal, and the master that runs there, if one does."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.journal: list[tuple[str, object]] = []  # "record" or "succession", and its value
+        self.reign: Reign | None = None
+        self.follows: Host | None = None
+        self.is_copied = False
+        self.pending: list[tuple[int, tuple[str, object]]] = []  # sent by the master, not received
+
+    @property
+    def latest(self) -> tuple[Succession, ...]:
+        found: tuple[Succession, ...] = ()
+        for kind, value in self.journal:
+            if kind == "proposed" and isinstance(value, Succession):
+                found = (*found, value)
+            elif kind == "agreed" and isinstance(value, Succession):
+                found = (value,)
+        return found
+
+
+class World:
+    """Masters, voters and the messages between them. Any message may be lost or late, any host may
+    crash, and voters may hear a master or not: safety must not depend on time.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.hosts = {url: Host(url) for url in (A, B, C)}
+        self.voters = {name: Voter() for name in VOTERS}
+        self.released: list[object] = []
+        self.records = 0
+        self.loss = self.chance.choice((0.0, 0.1, 0.4))
+        self._serve(self.hosts[A], 1, ())
+
+    # --- masters ----------------------------------------------------------------------------------
+
+    def _append(self, host: Host, kind: str, value: object) -> int:
+        host.journal.append((kind, value))
+        for other in self.hosts.values():
+            if other.follows is host:
+                other.pending.append((len(host.journal), (kind, value)))
+        return len(host.journal)
+
+    def _serve(self, host: Host, epoch: int, before: Sequence[Succession]) -> None:
+        host.reign = Reign(host.url, epoch, before)
+        host.follows = None
+        host.pending.clear()
+        host.reign.workers_changed(VOTERS)
+        self.step(host)
+
+    def step(self, host: Host) -> None:
+        reign = host.reign
+        assert reign is not None
+        while True:
+            if reign.agree():
+                self._append(host, "agreed", reign.agreed)
+                records = [value for kind, value in host.journal if kind == "record"]
+                if reign.agreed.number == 0:  # it takes office, and must know what has counted
+                    assert records[: len(self.released)] == self.released
+            before = reign.agreed
+            proposal = reign.propose()
+            if proposal is None:
+                break
+            if not host.latest:
+                self._append(host, "agreed", before)
+            reign.proposal_appended(self._append(host, "proposed", proposal))
+        self._release(host)
+
+    def _release(self, host: Host) -> None:
+        assert host.reign is not None
+        counted = host.journal[: min(len(host.journal), host.reign.limit)]
+        records = [value for kind, value in counted if kind == "record"]
+        common = min(len(records), len(self.released))
+        assert records[:common] == self.released[:common], "two masters disagree about the past"
+        self.released += records[common:]
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def masters(self) -> list[Host]:
+        return [host for host in self.hosts.values() if host.reign is not None]
+
+    def is_lost(self) -> bool:
+        return self.chance.random() < self.loss
+
+    def work(self) -> None:
+        for host in self.masters():
+            self.records += 1
+            self._append(host, "record", self.records)
+            self.step(host)
+
+    def name(self) -> None:
+        for host in self.masters():
+            reign = host.reign
+            assert reign is not None
+            latest = reign.proposed or reign.agreed
+            for voter in reign.audience():
+                if self.is_lost():
+                    continue
+                reason = self.voters[voter].name(latest)
+                if not reason and not self.is_lost():
+                    reign.voter_stored(voter, latest.version)
+            self.step(host)
+
+    def connect(self) -> None:
+        standby = self.chance.choice(list(self.hosts.values()))
+        masters = [host for host in self.masters() if host is not standby]
+        if standby.reign is None and masters and standby.follows is None:
+            master = self.chance.choice(masters)
+            assert master.reign is not None
+            if not may_follow(standby.latest, master.reign.epoch):
+                return
+            standby.follows = master
+            standby.journal = list(standby.follows.journal)
+            standby.pending.clear()
+            standby.is_copied = True
+            self._confirm(standby)
+
+    def _confirm(self, standby: Host) -> None:
+        master = standby.follows
+        if master is not None and master.reign is not None and not self.is_lost():
+            master.reign.standby_stored(standby.url, len(standby.journal))
+            self.step(master)
+
+    def deliver(self) -> None:
+        for standby in self.hosts.values():
+            if standby.follows is not None and standby.pending and not self.is_lost():
+                _, entry = standby.pending.pop(0)
+                standby.journal.append(entry)
+                self._confirm(standby)
+
+    def disconnect(self) -> None:
+        standby = self.chance.choice(list(self.hosts.values()))
+        master = standby.follows
+        if master is not None:
+            standby.follows = None
+            standby.pending.clear()
+            if master.reign is not None:
+                master.reign.standby_lost(standby.url)
+                self.step(master)
+
+    def crash(self) -> None:
+        host = self.chance.choice(list(self.hosts.values()))
+        for other in self.hosts.values():
+            if other.follows is host:
+                other.follows = None
+                other.pending.clear()
+        if host.follows is not None and host.follows.reign is not None:
+            host.follows.reign.standby_lost(host.url)
+        host.follows, host.reign = None, None
+
+    def run_for_master(self) -> None:
+        host = self.chance.choice(list(self.hosts.values()))
+        if host.reign is not None or not host.latest or host.follows is not None:
+            return
+        latest = host.latest
+        seen = max(item.epoch for item in latest)
+        for only_asks in (True, False):
+            ballot = Ballot(seen + 1, host.url)
+            current = Round(ballot, latest, only_asks=only_asks)
+            for name in current.voters:
+                voter = self.voters[name]
+                if self.is_lost():
+                    continue
+                served_by = self.chance.choice(("", "", "", A, B, C))
+                reason = voter.vote(
+                    ballot, current.latest, served_by=served_by, only_asks=only_asks
+                )
+                seen = max(seen, voter.promised.epoch - 1 if only_asks else seen)
+                if not self.is_lost():
+                    current.answered(name, reason, voter.promised, served_by)
+            if not current.is_won:
+                return
+        self._serve(host, ballot.epoch, latest)
+
+    def run(self, steps: int) -> None:
+        events = (
+            [self.work] * 4 + [self.name] * 4 + [self.deliver] * 6 + [self.connect] * 3
+            + [self.disconnect, self.crash] + [self.run_for_master] * 3
+        )  # fmt: skip
+        for _ in range(steps):
+            self.chance.choice(events)()
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_no_record_that_counted_is_unknown_to_a_later_master(first: int) -> None:
+    released = elected = 0
+    for seed in range(first, first + 100):
+        world = World(seed)
+        world.run(300)
+        released += len(world.released)
+        elected += max(voter.promised.epoch for voter in world.voters.values())
+    assert released > 1000  # otherwise the runs show nothing
+    assert elected > 200
