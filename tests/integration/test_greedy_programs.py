@@ -163,10 +163,10 @@ def test_a_thousand_programs_that_misbehave_leave_the_cluster_as_it_was(cluster:
         counts = Counter(line["state"] for line in lines)
         assert summary["job"]["counts"] == dict(counts)
 
-    run("1-200")
+    run("1-1000")  # afterwards the worker has all threads that verify objects
     cluster.expect_as_before()
     first_bytes = cluster.memory_bytes()
-    run("201-1000")
+    run("1001-1800")
     cluster.expect_as_before()
     last_bytes = cluster.memory_bytes()
     # The worker remembers the latest ten thousand attempts.
