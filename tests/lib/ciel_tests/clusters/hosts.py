@@ -1,181 +1,20 @@
-"""Makes hosts of namespaces: each has a private network, private directories and shared memory.
-
-The hosts are connected by a switch, which is a namespace, too; the network of this machine is not
-changed. One process holds the namespaces of each host and ends with the process that started it.
-Then the kernel removes interfaces, mounts and files. Needs root.
-"""
+"""Provides hosts of namespaces to tests, which are skipped where there can be none."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, Final
-
 import pytest
 
-from ciel.testing.homes import Home, wait_for
+from ciel.testing import hosts
+from ciel.testing.hosts import ROOT, Host, HostsUnavailableError
 
-TOOLS: Final = ("unshare", "nsenter", "ip", "mount")
-ROOT: Final = Path(__file__).resolve().parents[4]
-
-# If a needed directory is below a private one, it is mounted at its path again; "." still is that
-# directory.
-_FURNISH: Final = """
-set -e
-needed=$1; shift
-cd "$needed"
-for place; do mkdir -p "$place"; mount -t tmpfs -o mode=0755 none "$place"; done
-if ! [ -e "$needed" ]; then mkdir -p "$needed"; mount -c --bind . "$needed"; fi
-ip link set lo up
-echo ready
-exec cat
-"""
+__all__ = ["ROOT", "Host", "Hosts"]
 
 
-class HostsUnavailableError(Exception):
-    """Hosts cannot be made on this machine; the text is the reason."""
-
-
-def _hold(*command: str) -> subprocess.Popen[str]:
-    """Start a process that holds namespaces for as long as its standard input is open; raises
-    HostsUnavailableError.
-    """
-    keeper = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert keeper.stdout is not None
-    if keeper.stdout.readline() != "ready\n":
-        raise HostsUnavailableError(keeper.communicate()[1].strip())
-    return keeper
-
-
-def _let_go(keeper: subprocess.Popen[str]) -> None:
-    keeper.communicate(timeout=20)  # it reads to the end of its standard input
-
-
-class Host(Home):
-    """A host, and the home of its user. `path` is the path of the home for this process, `inside`
-    the path for processes of the host.
-    """
-
-    def __init__(self, keeper: subprocess.Popen[str], address: str, inside: Path) -> None:
-        self.keeper = keeper
-        self.seen_by = str(keeper.pid)
-        self.address = address
-        self.inside = inside
-        path = Path(f"/proc/{keeper.pid}/root{inside}")
-        path.mkdir(parents=True)
-        super().__init__(path, inside)
-        self._started: list[subprocess.Popen[str]] = []
-
-    def start(self, *argv: str, **options: Any) -> subprocess.Popen[str]:
-        started = super().start(*argv, **options)
-        self._started.append(started)
-        return started
-
-    def command(self, argv: Sequence[str]) -> list[str]:
-        """Return the command line that runs a command on this host, in the home."""
-        enter = ["nsenter", "-t", str(self.keeper.pid), "-n", "-m", "--"]
-        return [*enter, "env", "-C", str(self.inside), *argv]
-
-    def processes(self) -> dict[int, str]:
-        """Return the processes of this host by id, without the process that holds it."""
-        own = os.readlink(f"/proc/{self.keeper.pid}/ns/net")
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended meanwhile
-                if os.readlink(entry / "ns" / "net") == own:
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found[int(entry.name)] = command
-        found.pop(self.keeper.pid, None)
-        return found
-
-    def set_link(self, *, up: bool) -> None:
-        """Plug this host's cable in, or pull it out."""
-        done = self.run("ip", "link", "set", "eth0", "up" if up else "down")
-        assert done.returncode == 0, done.stderr
-
-    def traffic_bytes(self) -> tuple[int, int]:
-        """Return the bytes that the host has received and sent by its cable."""
-        lines = Path(f"/proc/{self.keeper.pid}/net/dev").read_text().splitlines()
-        (line,) = [line for line in lines if line.strip().startswith("eth0:")]
-        fields = line.partition(":")[2].split()
-        return int(fields[0]), int(fields[8])
-
-    def kill_all(self) -> None:
-        """End every process on this host at once, as a power failure would."""
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for started in self._started:
-            started.communicate(timeout=20)
-        self._started.clear()
-        wait_for(lambda: not self.processes(), f"the end of {self.processes()}")
-
-
-class Hosts:
-    """Hosts on one switch; a context manager. Skips the test if they cannot be made.
-
-    Only `/tmp`, `/dev/shm` and `path` are private to each host.
-    """
-
-    def __init__(self, path: Path, count: int = 2) -> None:
-        self._path = path
-        self._count = count
-        self._keepers: list[subprocess.Popen[str]] = []
-        self._hosts: list[Host] = []
+class Hosts(hosts.Hosts):
+    """Hosts on one switch; skips the test if they cannot be made."""
 
     def __enter__(self) -> list[Host]:
-        missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-        if missing:
-            pytest.skip(f"no hosts of their own here: {', '.join(missing)} not found")
         try:
-            self._make()
+            return super().__enter__()
         except HostsUnavailableError as error:
-            self.__exit__()
             pytest.skip(f"no hosts of their own here: {error}")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self._hosts
-
-    def __exit__(self, *error: object) -> None:
-        for host in self._hosts:
-            host.kill_all()
-        self._hosts.clear()
-        while self._keepers:
-            _let_go(self._keepers.pop())
-
-    def _make(self) -> None:
-        switch = self._keep("unshare", "-n", "sh", "-c", "echo ready; exec cat")
-        self._ip(switch, "link", "add", "switch", "type", "bridge")
-        self._ip(switch, "link", "set", "switch", "up")
-        for number in range(1, self._count + 1):
-            places = ("/tmp", "/dev/shm", str(self._path))
-            keeper = self._keep(
-                "unshare", "-nm", "sh", "-c", _FURNISH, "sh", str(ROOT), *places
-            )  # fmt: skip
-            port, address = f"port{number}", f"10.77.0.{number}"
-            self._ip(
-                switch, "link", "add", port, "type", "veth",
-                "peer", "name", "eth0", "netns", str(keeper.pid),
-            )  # fmt: skip
-            self._ip(switch, "link", "set", port, "master", "switch", "up")
-            self._ip(keeper, "addr", "add", f"{address}/24", "dev", "eth0")
-            self._ip(keeper, "link", "set", "eth0", "up")
-            self._hosts.append(Host(keeper, address, self._path / "home"))
-
-    def _keep(self, *command: str) -> subprocess.Popen[str]:
-        self._keepers.append(_hold(*command))
-        return self._keepers[-1]
-
-    def _ip(self, keeper: subprocess.Popen[str], *words: str) -> None:
-        command = ["nsenter", "-t", str(keeper.pid), "-n", "--", "ip", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise HostsUnavailableError(f"ip {' '.join(words)}: {done.stderr.strip()}")
