@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.chaos import (  # noqa: F401  # each of these modules adds its rows
+    objects,
     programs,
+    stores,
     workers,
 )
 from benchmarks.chaos.rows import ROWS, Result
