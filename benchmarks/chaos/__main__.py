@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.chaos import (  # noqa: F401  # each of these modules adds its rows
+    journals,
+    masters,
     objects,
     programs,
     stores,
