@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.chaos import (  # noqa: F401  # each of these modules adds its rows
     journals,
     masters,
+    networks,
     objects,
     programs,
     stores,
