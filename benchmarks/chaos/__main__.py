@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.chaos import (  # noqa: F401  # each of these modules adds its rows
+    clients,
+    existing,
+    hostile,
     journals,
     masters,
     networks,
