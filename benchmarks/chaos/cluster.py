@@ -89,7 +89,7 @@ class Cluster:
         return self.homes[0]
 
     def home_of(self, name: str) -> Home:
-        number = 0 if name == "master" else int(name.removeprefix("worker"))
+        number = int(name.removeprefix("worker")) if name.startswith("worker") else 0
         return self.homes[number % len(self.homes)]
 
     def start(self, workers: int) -> None:
@@ -111,6 +111,23 @@ class Cluster:
         )  # fmt: skip
         self.await_in_log("master", "access file:", ready + 1)
         self._listen = self.access()["url"].removeprefix("http://")
+
+    def start_standby(self, name: str) -> None:
+        """Start a standby of the master that the access file names; return when it may take over.
+
+        Its address and its journal are those that the name had before.
+        """
+        ready = self.log(name).count("the copy is complete")
+        own = re.findall(r"standby at http://(\S+)", self.log(name))
+        if name == "master":
+            own = [self._listen]
+        self._start(
+            name, "ciel-master", "--listen", own[-1] if own else "127.0.0.1:0", "--standby",
+            self.access()["url"], "--access", ACCESS, "--journal",
+            "journal" if name == "master" else f"journal-{name}", *self.of_master,
+        )  # fmt: skip
+        self.await_in_log(name, "the copy is complete", ready + 1)
+        await_that(lambda: self.access().get("standbys"), "a succession with the standby")
 
     def start_worker(self, name: str, *, waits: bool = True) -> None:
         """Start a worker; wait until it has joined."""

@@ -16,7 +16,7 @@ CATALOGUE = {
     *(f"W{n}" for n in range(1, 13)), *(f"O{n}" for n in range(1, 12)),
     *(f"M{n}" for n in range(1, 15)), *(f"H{n}" for n in range(1, 9)),
 }  # fmt: skip
-LATER = {"M5", "O11"}  # without a standby and Arrow objects
+LATER = {"O11"}  # there are no Arrow objects yet
 
 
 def nothing(setting: Setting) -> Findings:
