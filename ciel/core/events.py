@@ -54,6 +54,18 @@ class ReleaseObjects(NamedTuple):
     uploads: tuple[Reference, ...] = ()
 
 
+class ReplicateObjects(NamedTuple):
+    """Have a number of workers hold each of these objects until the job ends or releases them.
+
+    The client has uploaded them to some workers. Other workers copy them if these are too few, and
+    again whenever a worker with a copy is lost.
+    """
+
+    job: JobId
+    copies: int
+    refs: tuple[Reference, ...]
+
+
 class CloseJob(NamedTuple):
     """Announce that no tasks or wants follow: the job ends when its wanted objects exist."""
 
@@ -548,8 +560,8 @@ class Received(NamedTuple):
 
 
 FromClient = (
-    SubmitJob | AddTask | WantObjects | ReleaseObjects | CloseJob | CancelJob | WatchJob | Ask
-    | Change | Received | Heartbeat
+    SubmitJob | AddTask | WantObjects | ReleaseObjects | ReplicateObjects | CloseJob | CancelJob
+    | WatchJob | Ask | Change | Received | Heartbeat
 )  # fmt: skip
 ToClient = (
     ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | StartOver | MastersNamed
@@ -572,6 +584,9 @@ InJournal = (
 )  # fmt: skip
 Message = FromClient | ToClient | ToWorker | FromWorker | ToStandby | FromStandby | InJournal
 
+COPIES_MAX = 8
+"""The largest number of copies of an object that workers maintain: a client uploads each of them,
+and so many workers seldom fail together."""
 HEARTBEAT_INTERVAL_S = 1.0
 LOST_AFTER_S = 3.0
 """After this time without a message, the connecting side closes the connection and reconnects: a

@@ -29,6 +29,7 @@ from ciel.core.events import (
     JobChanged,
     Message,
     ReleaseObjects,
+    ReplicateObjects,
     SubmitJob,
     TaskReported,
     WantObjects,
@@ -49,8 +50,8 @@ BODY_MAX_BYTES: Final = 4 * RECORD_MAX_BYTES
 COMPRESSED_FROM_BYTES: Final = 512
 
 JOURNALLED: Final[frozenset[type]] = IN_JOURNAL | {
-    SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, CancelJob, TaskReported, JobChanged,
-    Change,
+    SubmitJob, AddTask, WantObjects, ReleaseObjects, ReplicateObjects, CloseJob, CancelJob,
+    TaskReported, JobChanged, Change,
 }  # fmt: skip
 """The kinds of messages that are records."""
 

@@ -54,6 +54,7 @@ from ciel.core.events import (
     RecallTasks,
     Received,
     ReleaseObjects,
+    ReplicateObjects,
     RequestRefused,
     SpawnTask,
     StartOver,
@@ -301,6 +302,7 @@ LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
 _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     WantObjects: ("want", (ID, IDS)),
     ReleaseObjects: ("release", (ID, IDS, FLAG, REFERENCES)),
+    ReplicateObjects: ("replicate", (ID, COUNT, REFERENCES)),
     CloseJob: ("close", (ID,)),
     CancelJob: ("cancel_job", (ID, TEXT)),
     WatchJob: ("watch", (ID, FLAG)),

@@ -70,7 +70,8 @@ def test_a_file_can_be_put_shown_fetched_and_removed(
     assert {**facts, "age_s": 0} == {
         "object": object_id, "state": "there", "size_bytes": len(CONTENT),
         "at": sorted(lasting_cluster.netlocs()), "made_by": None, "job": None, "wanted_by": [],
-        "name": "some data", "age_s": 0,
+        "copies": None, "name": "some data",
+        "age_s": 0,
     }  # fmt: skip
     (row,) = desk.facts("object", "list")
     assert row["object"] == object_id

@@ -83,7 +83,7 @@ def test_an_uploaded_object_is_shown_with_its_name_and_age(scene: Scene) -> None
     assert told == {
         "object": UPLOAD, "state": "there", "size_bytes": 5000,
         "at": [place_of("w1"), place_of("w2")], "made_by": None, "job": None, "wanted_by": [],
-        "name": "words", "age_s": 2.0,
+        "copies": None, "name": "words", "age_s": 2.0,
     }  # fmt: skip
 
 

@@ -66,6 +66,8 @@ class ObjectTable:
         self.growing: dict[ObjectId, None] = {}  # objects that are streams now
         self.fixed: dict[ObjectId, None] = {}  # objects that are waiting processes
         self.replaced: dict[str, list[ObjectId]] = {}  # copies of objects that are inline now
+        self.watched: set[ObjectId] = set()  # the owner of this set reads their changes
+        self.changed: dict[ObjectId, None] = {}  # of `watched`: other locations, or forgotten
         self._used: dict[str, int] = {}  # the number of jobs that upload or only read an object
         self._held: dict[str, dict[ObjectId, None]] = {}
         self._places: dict[frozenset[str], frozenset[str]] = {}
@@ -163,6 +165,8 @@ class ObjectTable:
 
     def _replace(self, node: ObjectNode, object_id: ObjectId, ref: Reference | None) -> None:
         before = NOWHERE if node.ref is None else locations_of(node.ref)
+        if self.watched and object_id in self.watched:
+            self.changed[object_id] = None
         if isinstance(ref, Concrete):
             # All objects at the same locations share one frozenset: a frozenset takes more memory
             # than the rest of the entry.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ciel.core.errors import CielError
 from ciel.core.events import (
+    COPIES_MAX,
     AddTask,
     CancelJob,
     Change,
@@ -17,29 +18,35 @@ from ciel.core.events import (
     Message,
     ObjectSettled,
     ReleaseObjects,
+    ReplicateObjects,
     RequestRefused,
     SubmitJob,
     WantObjects,
     WatchJob,
 )
+from ciel.core.graph.early_outputs import introduce
 from ciel.core.graph.removal import unnamed_uploads
-from ciel.core.ids import JobId, ObjectId
+from ciel.core.ids import JobId, ObjectId, is_output
 from ciel.core.jobs import Job, JobSpec, JobState, summarise
-from ciel.core.refs import Value
+from ciel.core.refs import Reference, Value, locations_of
 from ciel.core.tasks import TaskState, check_task
 from ciel.master.state.context import Context
 from ciel.master.state.jobs import Jobs
 from ciel.master.state.operations import JobOperations
+from ciel.master.state.placement.replication import Replication
 
 
 class ClientRequests:
     """Handles the requests of clients. A rejected request changes nothing."""
 
-    def __init__(self, context: Context, jobs: Jobs, operations: JobOperations) -> None:
+    def __init__(
+        self, context: Context, jobs: Jobs, operations: JobOperations, replication: Replication
+    ) -> None:
         self._context = context
         self._graph = context.graph
         self._jobs = jobs
         self._operations = operations
+        self._replication = replication
 
     def carry_out(self, client: str, message: Message) -> None:
         """Carry out one message of a client, or reject it."""
@@ -91,6 +98,8 @@ class ClientRequests:
                         self._graph.unwant(object_id, job)
                 context.touch(job)
                 context.journal.append(message)
+            case ReplicateObjects(job_id, copies, refs):
+                self._replicate(self._jobs.find(job_id), copies, refs)
             case SubmitJob():
                 self._submit(client, message)
             case CloseJob(job_id):
@@ -110,6 +119,19 @@ class ClientRequests:
         self._jobs.subscriptions.own(client, job)
         self._jobs.subscriptions.watch(client, job)
         self._context.send(client, JobChanged(summarise(job)))
+
+    def _replicate(self, job: Job, copies: int, refs: Sequence[Reference]) -> None:
+        """Have so many workers hold each of these uploads, until the job ends or releases it."""
+        check_copies(copies)
+        for ref in refs:
+            if is_output(ref.id):
+                raise CielError(f"{ref.id} is not an upload: a task can produce it again")
+        if job.state is not JobState.ACTIVE:
+            return
+        for ref in refs:
+            introduce(self._graph, ref, job)
+            self._replication.claim(ref, copies, job)
+        self._context.journal.append(ReplicateObjects(job.spec.id, copies, tuple(refs)))
 
     def _hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
         """Release objects that their client will not name again.
@@ -132,12 +154,18 @@ class ClientRequests:
         self._operations.hand_over(job, released)
 
     def submit_job(
-        self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...]
+        self,
+        spec: JobSpec,
+        tasks: Sequence[AddTask],
+        wanted: tuple[ObjectId, ...],
+        copies: int = 1,
     ) -> Job:
         """Create a complete job, with its tasks and wants, for a client without a connection.
 
-        Raises CielError, and then creates nothing.
+        As many workers as there are `copies` hold each uploaded object that the tasks read. Raises
+        CielError, and then creates nothing.
         """
+        check_copies(copies)
         if spec.id in self._jobs.by_id:
             raise CielError(f"a job {spec.id} exists already")
         for task, _ in tasks:
@@ -150,6 +178,8 @@ class ClientRequests:
             self._operations.undo(job, "one of its tasks was rejected")
             self._context.journal.append(Change(0, "remove", {"job": spec.id}))
             raise
+        if copies > 1 and (uploads := _uploads(tasks)):
+            self._replicate(job, copies, uploads)
         self._want(job, wanted)
         self._context.journal.append(WantObjects(spec.id, wanted))
         return job
@@ -173,3 +203,15 @@ class ClientRequests:
         if is_active:
             self._context.touch(job)
         return settled
+
+
+def check_copies(copies: int) -> None:
+    """Raise CielError unless so many copies of an object can be maintained."""
+    if not 1 <= copies <= COPIES_MAX:
+        raise CielError(f"an object has 1 to {COPIES_MAX} copies, not {copies}")
+
+
+def _uploads(tasks: Sequence[AddTask]) -> list[Reference]:
+    """Return the uploads in the stores of workers that tasks name."""
+    refs = {ref.id: ref for task in tasks for ref in task.known}
+    return [ref for ref in refs.values() if not is_output(ref.id) and locations_of(ref)]

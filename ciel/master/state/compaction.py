@@ -22,6 +22,7 @@ from ciel.core.events import (
     JournalCompacted,
     Message,
     ReleaseObjects,
+    ReplicateObjects,
     SubmitJob,
     SuccessionChanged,
     TaskReported,
@@ -127,6 +128,10 @@ class Compaction:
                     known = tuple(object_id for object_id in objects if object_id in self._objects)
                     if known:
                         yield record._replace(objects=known)
+            case ReplicateObjects(job_id, _, refs):
+                needed = tuple(ref for ref in refs if ref.id in self._objects)
+                if needed and self._is_needed(job_id):
+                    yield record._replace(refs=needed)
             case CloseJob(job_id) | CancelJob(job_id) | JobNoted(job_id):
                 if self._is_needed(job_id):
                     yield record

@@ -26,6 +26,7 @@ from ciel.master.state.attempts import Attempts
 from ciel.master.state.context import Context
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
+from ciel.master.state.placement.replication import Replication
 from ciel.master.state.workers import WorkerNode
 
 COPIES_MAX: Final = 64
@@ -81,7 +82,12 @@ class Draining:
     """The workers that drain, and how far they are."""
 
     def __init__(
-        self, context: Context, dispatcher: Dispatcher, eager: EagerDispatch, attempts: Attempts
+        self,
+        context: Context,
+        dispatcher: Dispatcher,
+        eager: EagerDispatch,
+        attempts: Attempts,
+        replication: Replication,
     ) -> None:
         self._context = context
         self._objects = context.graph.objects
@@ -89,6 +95,7 @@ class Draining:
         self._dispatcher = dispatcher
         self._eager = eager
         self._attempts = attempts
+        self._replication = replication
         self._drains: dict[WorkerNode, Drain] = {}
         self._turn = 0  # the index of the worker that gets the next object
 
@@ -255,20 +262,24 @@ class Draining:
     ) -> WorkerNode | None:  # fmt: skip
         """Return a worker for an object: preferably one with a copy, then one on the same host.
 
-        A worker that has it must copy it as well, since its store might drop its copy.
+        A worker that has it must copy it as well, since its store might drop its copy. If several
+        copies are to exist, preferably a worker without one.
         """
         refused = drain.refused.get(ref.id, ())
+        holders = []
         for place in ref.locations:
             holder = self._context.table.at(place)
             if holder is not None and holder.takes_tasks and holder.facts.id not in refused:
-                return holder
+                holders.append(holder)
+        if holders and not self._replication.is_claimed(ref.id):
+            return holders[0]
         for takers in (near, others):
             for _ in takers:
                 self._turn += 1
                 taker = takers[self._turn % len(takers)]
-                if taker.facts.id not in refused:
+                if taker.facts.id not in refused and taker not in holders:
                     return taker
-        return None
+        return holders[0] if holders else None
 
     def _reference(self, object_id: ObjectId) -> Reference:
         return self._objects.reference(object_id)

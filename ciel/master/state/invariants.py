@@ -29,6 +29,7 @@ def problems(master: MasterMachine) -> Problems:
     yield from _slots(master)
     yield from _holds(master)
     yield from _stalled(master)
+    yield from master.replication.problems()
 
 
 def _slots(master: MasterMachine) -> Problems:
@@ -110,6 +111,8 @@ def _stalled(master: MasterMachine) -> Problems:
             if task.state is RUNNABLE:
                 yield task.spec.id, "it waits for memory, although all workers are idle"
     for job in master.jobs.values():
+        if job.spec.id in master.context.touched:
+            continue  # the next tick decides whether it ends: the master has just been restored
         if job.state is JobState.ACTIVE and not job.open and job.wanted:
             if not job.unsettled:
                 yield job.spec.id, "all its wanted objects exist, but it has not ended"

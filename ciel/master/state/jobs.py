@@ -28,6 +28,7 @@ from ciel.core.jobs import (
 from ciel.core.refs import Reference, Stream
 from ciel.core.tasks import TaskState
 from ciel.master.state.context import Context
+from ciel.master.state.placement.replication import Replication
 from ciel.master.state.subscriptions import Subscriptions
 from ciel.master.state.workers import WorkerNode
 
@@ -38,8 +39,9 @@ JOBS_MAX = 100_000
 class Jobs:
     """All jobs, by id, with their state transitions and the clients that watch them."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, replication: Replication) -> None:
         self._context = context
+        self._replication = replication
         self.by_id: dict[str, Job] = {}
         self.removed: dict[str, Job] = {}  # removed jobs, some of whose tasks are still known
         self.count = 0  # of all jobs that ever existed
@@ -99,6 +101,7 @@ class Jobs:
         job.history.record(context.now_s, with_reason(str(state), reason))
         if context.graph.objects.fixed:
             context.graph.fixed.job_ended(job)
+        self._replication.job_ended(job)
         self.subscriptions.disown(job_id)
         self._progress_due.pop(job_id, None)
         if self._released_later:

@@ -7,7 +7,8 @@ a client's connection.
 
 The machine itself only receives events and orders the work of a tick. Its components decide; each
 owns its tables, and knows the components before it: `Context`, `Dispatcher`, `EagerDispatch`,
-`Attempts`, `InlineChildren`, `Draining`, `Membership`, `Jobs`, `JobOperations`, `ClientRequests`.
+`Attempts`, `InlineChildren`, `Replication`, `Draining`, `Membership`, `Jobs`, `JobOperations`,
+`ClientRequests`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from ciel.master.state.membership import Membership
 from ciel.master.state.operations import JobOperations
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
+from ciel.master.state.placement.replication import Replication
 from ciel.master.state.retention import Kept, drop_unneeded
 from ciel.master.state.workers import AttemptKey, WorkerFacts, WorkerNode
 
@@ -97,19 +99,22 @@ class MasterMachine:
             context.send,
         )
         self.children = InlineChildren(context, self.attempts, starts_inline=delegates)
-        self.draining = Draining(context, self.dispatcher, self.eager, self.attempts)
+        self.replication = Replication(context)
+        self.draining = Draining(
+            context, self.dispatcher, self.eager, self.attempts, self.replication
+        )
         self.membership = Membership(
             context, self.bulk, self.dispatcher, self.eager, self.attempts, self.children,
-            self.draining,
+            self.draining, self.replication,
             suspect_after_s=suspect_after_s, timeout_s=worker_timeout_s,
         )  # fmt: skip
-        self.job_table = Jobs(context)
+        self.job_table = Jobs(context, self.replication)
         self.jobs: Mapping[str, Job] = self.job_table.by_id
         self.operations = JobOperations(
             context, self.job_table, self.bulk, self.cancellations, self.kept,
             self._settle_children, self._stop_job,
         )  # fmt: skip
-        self.clients = ClientRequests(context, self.job_table, self.operations)
+        self.clients = ClientRequests(context, self.job_table, self.operations, self.replication)
         self._delegates = delegates
         self._forget_jobs_after_s = forget_jobs_after_s
         if delegates:
@@ -234,8 +239,11 @@ class MasterMachine:
                 attempts.stored(worker, refs, kept=kept, idle=idle)
                 if self.draining:
                     self.draining.stored(worker, message)
+                if self.replication:
+                    self.replication.stored(worker, message)
             case NotCopied():
                 self.draining.not_copied(worker, message)
+                self.replication.not_copied(worker, message)
             case StreamsOpened(task_id, attempt, refs):
                 task = attempts.reporting_task(worker, task_id, attempt)
                 if task is not None:
@@ -278,14 +286,20 @@ class MasterMachine:
         self.job_table.subscriptions.gone(client, self.jobs, now_s + grace_s)
 
     def submit_job(
-        self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...], now_s: float
+        self,
+        spec: JobSpec,
+        tasks: Sequence[AddTask],
+        wanted: tuple[ObjectId, ...],
+        now_s: float,
+        copies: int = 1,
     ) -> Job:
         """Create a complete job, with its tasks and wants, for a client without a connection.
 
-        Raises CielError, and then creates nothing.
+        As many workers as there are `copies` hold each uploaded object that the tasks read. Raises
+        CielError, and then creates nothing.
         """
         self.context.now_s = now_s
-        return self.clients.submit_job(spec, tasks, wanted)
+        return self.clients.submit_job(spec, tasks, wanted, copies)
 
     def find_job(self, job_id: str) -> Job:
         """Return a job; raises UnknownJobError."""
@@ -386,6 +400,8 @@ class MasterMachine:
         if self.draining:
             self.draining.step()
             self.attempts.follow_streams()
+        if self.replication:
+            self.replication.step()
         self._announce()
 
     def _announce(self) -> None:
@@ -405,7 +421,9 @@ class MasterMachine:
     def has_more(self) -> bool:
         """Whether this tick has left work for the next one, which should follow at once."""
         is_started = bool(self.bulk) or self.graph.has_more or self.dispatcher.is_cut_short
-        return is_started or (bool(self.draining) and self.draining.has_more)
+        if is_started or (bool(self.draining) and self.draining.has_more):
+            return True
+        return bool(self.replication) and not self.membership.awaited and self.replication.has_more
 
     def _settle_children(self) -> None:
         """Assign or cancel the inline children that are not decided yet."""
@@ -464,4 +482,6 @@ class MasterMachine:
         due = [self.job_table.progress_due_s, self.dispatcher.ready.due_s]
         if self.draining:
             due.append(self.draining.due_s())
+        if self.replication and not self.membership.awaited:
+            due.append(self.replication.due_s())
         return min((due_s for due_s in due if due_s is not None), default=None)

@@ -15,6 +15,7 @@ from ciel.master.state.draining import Draining
 from ciel.master.state.inline_children import InlineChildren
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
+from ciel.master.state.placement.replication import Replication
 from ciel.master.state.workers import WorkerFacts, WorkerNode
 
 
@@ -33,6 +34,7 @@ class Membership:
         attempts: Attempts,
         children: InlineChildren,
         draining: Draining,
+        replication: Replication,
         *,
         suspect_after_s: float = SUSPECT_AFTER_S,
         timeout_s: float = WORKER_TIMEOUT_S,
@@ -45,6 +47,7 @@ class Membership:
         self._attempts = attempts
         self._children = children
         self._draining = draining
+        self._replication = replication
         self._losing: dict[str, WorkerNode] = {}  # lost workers, by address
         self.suspect_after_s = suspect_after_s
         self.timeout_s = timeout_s
@@ -74,6 +77,7 @@ class Membership:
         self.joined_count += 1
         worker = WorkerNode(facts, self._context.now_s)
         self._dispatcher.add_worker(worker)
+        self._replication.worker_joined(worker)
         if facts.is_draining:
             self._draining.start(worker, facts.drain_within_s)
         if returns:
@@ -98,6 +102,7 @@ class Membership:
     def store_listed(self, worker: WorkerNode) -> None:
         """Mark the objects as lost that a worker had before the restart, and has no more."""
         worker.is_listing = False
+        self._replication.store_listed(worker)
         facts = worker.facts
         graph = self._context.graph
         for object_id in self._unlisted.pop(facts.id, ()):
@@ -139,6 +144,7 @@ class Membership:
         if worker.suspicion and self._context.now_s - heard_at_s < self.suspect_after_s:
             worker.suspicion = ""
             self._dispatcher.trust(worker)
+            self._replication.retry()
 
     def suspect(self, worker: WorkerNode, why: str) -> None:
         """Suspect a worker, unless it is suspected already."""
@@ -185,6 +191,7 @@ class Membership:
         self._attempts.worker_lost(worker, reason, died=died)
         self._children.worker_lost(worker)
         self._draining.worker_lost(worker)
+        self._replication.worker_lost(worker)
         graph, place = self._context.graph, worker.facts.netloc
         for object_id in (*graph.objects.fixed, *graph.objects.growing):
             lose(graph, object_id, place)  # at once, since running programs depend on these

@@ -21,6 +21,7 @@ from ciel.core.events import (
     MasterStarted,
     Message,
     ReleaseObjects,
+    ReplicateObjects,
     SubmitJob,
     SuccessionChanged,
     TaskReported,
@@ -83,7 +84,7 @@ class Restoration:
                 if parent is not None and known:
                     publish_early(self._context.graph, parent, known)
                 self._context.add_task(spec, known, machine.find_job(spec.job))
-            case WantObjects() | ReleaseObjects() | CloseJob() | CancelJob():
+            case WantObjects() | ReleaseObjects() | CloseJob() | CancelJob() | ReplicateObjects():
                 machine.clients.replay(record)
             case TaskReported():
                 machine.attempts.replay(record)
@@ -93,7 +94,8 @@ class Restoration:
                 self._job_changed(summary)
             case Change(_, "keep", argument):  # no worker that has the object is connected
                 name, ref = argument["name"], argument["reference"]
-                object_locations.add_kept(machine, name, ref, self._context.now_s)
+                copies = argument.get("copies", 1)
+                object_locations.add_kept(machine, name, ref, self._context.now_s, copies)
             case Change(_, topic, argument):
                 topics.change(machine, topic, argument, self._context.now_s)
             case MasterStarted(epoch):

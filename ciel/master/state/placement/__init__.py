@@ -1,1 +1,1 @@
-"""Chooses a worker for each task."""
+"""Chooses a worker for each task, and for further copies of objects."""

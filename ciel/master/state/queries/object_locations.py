@@ -4,8 +4,8 @@
     objects {first, kept}       a page of all objects, or of kept objects
 
 Queries name an object by its id. A kept object can also be named by the name under which it was
-put, if that is unique, or by `last`. The changes `keep {name, reference}` and `discard {object}`
-start and stop keeping an object.
+put, if that is unique, or by `last`. The changes `keep {name, reference, copies}` and
+`discard {object}` start and stop keeping an object.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from ciel.core.errors import CielError
+from ciel.core.events import COPIES_MAX
 from ciel.core.graph.objects import ObjectNode
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
 from ciel.core.refs import (
@@ -51,14 +52,21 @@ class CannotKeepError(CielError):
 # --- changes --------------------------------------------------------------------------------------
 
 
-def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str, Any]:
-    """Keep an upload that no job knows yet, until it is discarded. Jobs may read it meanwhile."""
+def keep(
+    machine: MasterMachine, name: Any, ref: Any, now_s: float, copies: Any = 1
+) -> dict[str, Any]:
+    """Keep an upload that no job knows yet, until it is discarded. Jobs may read it meanwhile.
+
+    As many workers as there are `copies` hold it.
+    """
     if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
         raise CannotKeepError(f"a name is a string of at most {NAME_MAX_LENGTH} characters")
     if name in _RESERVED_NAMES:
         raise CannotKeepError(f"an object cannot be called {name}")
     if not isinstance(ref, Value | Concrete | Sweetheart) or not ref.id.startswith(UPLOAD_PREFIX):
         raise CannotKeepError("only objects that were uploaded to workers can be retained")
+    if type(copies) is not int or not 1 <= copies <= COPIES_MAX:
+        raise CannotKeepError(f"an object has 1 to {COPIES_MAX} copies")
     node = machine.graph.objects.get(ref.id)
     if node is not None and (node.ref is not None or node.producer is not None):
         raise CannotKeepError(f"the object {ref.id} exists already")
@@ -75,15 +83,16 @@ def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str,
         ref = Concrete(ref.id, ref.size_bytes, frozenset(there))
     elif len(ref.content) > INLINE_MAX_BYTES:
         raise CannotKeepError(f"content of more than {INLINE_MAX_BYTES} bytes must be on a worker")
-    add_kept(machine, name, ref, now_s)
+    add_kept(machine, name, ref, now_s, copies)
     return describe(machine, ref.id, now_s)
 
 
-def add_kept(machine: MasterMachine, name: str, ref: Reference, now_s: float) -> None:
+def add_kept(machine: MasterMachine, name: str, ref: Reference, now_s: float, copies: int) -> None:
     """Add an object to the kept ones, without a check."""
     machine.kept[ref.id] = Kept(name, now_s)
     machine.graph.objects.ensure(ref.id).holds += 1
     machine.graph.publish(ref)
+    machine.replication.claim(ref, copies, None)
 
 
 def discard(machine: MasterMachine, object_id: ObjectId) -> dict[str, Any]:
@@ -96,6 +105,7 @@ def discard(machine: MasterMachine, object_id: ObjectId) -> dict[str, Any]:
         why = "was not stored by ciel object put: it is deleted with the job that produced it"
         raise CannotKeepError(f"{shown} {why}")
     del machine.kept[object_id]
+    machine.replication.release(object_id)
     node = machine.graph.objects.nodes[object_id]
     node.holds -= 1
     readers = [job.number for job in machine.jobs.values() if object_id in job.foreign]
@@ -148,6 +158,7 @@ def describe(machine: MasterMachine, object_id: ObjectId, now_s: float) -> dict[
         "made_by": None if producer is None else producer.spec.id,
         "job": None if producer is None else producer.job.number,
         "wanted_by": [job.number for job in node.wanters],
+        "copies": machine.replication.describe(object_id),
         "name": None if kept is None else kept.name,
         "age_s": None if kept is None else round(now_s - kept.since_s, 3),
     }
@@ -197,7 +208,8 @@ def change(
 ) -> dict[str, Any]:
     """Carry out `keep` or `discard`."""
     if topic == "keep":
-        return keep(machine, arguments.get("name"), arguments.get("reference"), now_s)
+        name, ref = arguments.get("name"), arguments.get("reference")
+        return keep(machine, name, ref, now_s, arguments.get("copies", 1))
     return discard(machine, find(machine, arguments.get("object")))
 
 
