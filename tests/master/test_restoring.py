@@ -407,7 +407,9 @@ def test_a_process_whose_worker_does_not_return_is_started_again() -> None:
 # --- whole simulations ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scenario", ["cancels", "bundles", "afterwards", "handed", "kills"])
+@pytest.mark.parametrize(
+    "scenario", ["cancels", "bundles", "afterwards", "handed", "kills", "copies"]
+)
 def test_a_restored_master_knows_what_the_other_one_knew(scenario: str) -> None:
     """At random moments of a simulation, as if the master was killed there."""
     simulation = Simulation(1, options_for(scenario, 1))

@@ -15,6 +15,7 @@ from ciel.core.events import (
     Message,
     ObjectSettled,
     ReleaseObjects,
+    ReplicateObjects,
     RequestRefused,
     SubmitJob,
     WantObjects,
@@ -22,7 +23,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobSummary
-from ciel.core.refs import Concrete, Reference, Stream, Value
+from ciel.core.refs import Concrete, Reference, Stream, Value, locations_of
 from ciel.master.state.machine import MasterMachine
 from ciel.testing.simulator.fake_worker import FakeWorker
 from ciel.testing.simulator.witness import Violation
@@ -35,6 +36,8 @@ CLIENT_SILENT_S = 30.0
 
 Problems = Iterator[tuple[str, str]]
 USE_MEAN_S = 0.3  # how long the client uses a result
+COPIES = 2
+"""How many copies of a replicated upload are to exist."""
 
 
 class FakeClient:
@@ -91,7 +94,7 @@ class FakeClient:
                     wants.update(dict.fromkeys(objects, False))
                 case AddTask(spec, _) if self.handed_over.keys() >= set(spec.outputs):
                     pass
-                case SubmitJob() | AddTask():
+                case SubmitJob() | AddTask() | ReplicateObjects():
                     yield message
         released = [o for o, is_wanted in wants.items() if not is_wanted]
         for for_good in (False, True):
@@ -128,8 +131,14 @@ class FakeClient:
         self._steps_said += 1
         if isinstance(message, AddTask):
             inputs = message.spec.inputs
+            new = [o for o in inputs if o in self.plan.replicated and o not in self._uploads]
             known = [self._upload(o) for o in inputs if o in self.plan.uploads]
             message = message._replace(known=tuple(known))
+            stored = tuple([self._uploads[o] for o in new if locations_of(self._uploads[o])])
+            if stored:
+                replicate = ReplicateObjects(self.plan.job.id, COPIES, stored)
+                self._said.append(replicate)
+                self._send(replicate)
         self._said.append(message)
         self._send(message)
         self._play(index + 1)
@@ -147,12 +156,15 @@ class FakeClient:
             serving = [w for w in world.serving.values() if w.has_met_master and not w.is_frozen]
             ref: Reference = Value.of(object_id, content)
             if serving and world.chance.random() >= world.options.upload_inline_share:
-                holder = world.chance.choice(serving)
-                holder.store[object_id] = content
-                holder.machine.uploaded(object_id, world.timeline.now_s)
-                world.witness.upload_places[object_id] = holder.facts.netloc
-                size_bytes = size_of(object_id, world.options)
-                ref = Concrete(object_id, size_bytes, frozenset((holder.facts.netloc,)))
+                holders = [world.chance.choice(serving)]
+                if object_id in self.plan.replicated and world.chance.random() < 0.7:
+                    holders = world.chance.sample(serving, min(COPIES, len(serving)))
+                for holder in holders:
+                    holder.store[object_id] = content
+                    holder.machine.uploaded(object_id, world.timeline.now_s)
+                places = frozenset(holder.facts.netloc for holder in holders)
+                world.witness.upload_places[object_id] = places
+                ref = Concrete(object_id, size_of(object_id, world.options), places)
             self._uploads[object_id] = ref
         return self._uploads[object_id]
 

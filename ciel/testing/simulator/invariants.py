@@ -114,6 +114,7 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
         ("early copies", list(master.attempts._copies._copies)),
         ("followers", list(master.attempts._followers._workers)),
         ("streams", list(master.graph.objects.growing)),
+        ("replicated", list(master.replication.copies())),
     ):
         if left:
             yield left[0], f"the master still lists as {name}: {left}"

@@ -56,6 +56,7 @@ class Options:
     bundle_share: float = 0.0  # of tasks: they hand lots of their work to idle workers
     uploads_per_job: int = 2
     upload_inline_share: float = 1.0
+    copies_share: float = 0.0  # of uploads: the master maintains two copies
     phases_max: int = 3  # in how many batches a client adds its tasks
     phase_mean_s: float = 1.0
     wanted_share: float = 0.1  # of the outputs of a batch, in addition to the last
@@ -177,6 +178,12 @@ SCENARIOS: dict[str, Options] = {
     "uploads": replace(
         _CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0,
         fetch_failure_share=0.2,
+    ),
+    "copies": replace(
+        _CALM, journal=True, workers=4, tasks_per_job=15, uploads_per_job=6,
+        upload_inline_share=0.1, copies_share=0.7, kill_interval_s=3.0, wipe_share=0.7,
+        restart_mean_s=0.5, cut_interval_s=6.0, crash_interval_s=5.0, fetch_failure_share=0.1,
+        object_mean_bytes=50_000_000, phases_max=6, cancel_share=0.2, remove_share=0.3,
     ),
     "thousand": replace(
         _CALM, jobs=1, tasks_per_job=1000, task_mean_s=0.05, workers=4, growing_share=0.03,

@@ -50,6 +50,13 @@ def differences(live: MasterMachine, records: Sequence[Message], now_s: float) -
             yield f"job {job.number} wants {len(found.wanted)} objects instead of {len(wanted)}"
         for object_id in wanted:
             yield from _object_differences(live, restored, object_id)
+    found_copies = restored.replication.copies()
+    for object_id, copies in live.replication.copies().items():
+        ref = restored.graph.objects.reference(object_id)
+        if object_id in live.graph.objects.nodes and not isinstance(ref, Failure):
+            if found_copies.get(object_id) != copies:
+                has = found_copies.get(object_id)
+                yield f"object {object_id} is to have {has} copies instead of {copies}"
     for task_id, task in live.graph.tasks.items():
         if task.job.spec.id not in live.jobs:
             continue  # it is being removed in slices

@@ -247,6 +247,7 @@ class Plan(NamedTuple):
     job: JobSpec
     steps: tuple[Step, ...]
     uploads: dict[ObjectId, bytes]
+    replicated: frozenset[ObjectId]  # of the uploads: the master maintains two copies
     wanted: tuple[ObjectId, ...]  # at the end of the plan
     is_cancelled: bool
     heals: bool  # failed tasks succeed after a retry; then no task sees errors
@@ -262,6 +263,8 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
         for i in range(options.uploads_per_job)
     }
     truth.values.update(uploads.items())
+    replicates = Random(f"{job} copies {number}")
+    replicated = frozenset(o for o in uploads if replicates.random() < options.copies_share)
     heals = bool(options.healing_share) and chance.random() < options.healing_share
     pool: list[ObjectId] = list(uploads)
     steps: list[Step] = []
@@ -298,7 +301,9 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
     if spec_of_job.open:
         steps.append(Step(chance.choice((0.0, 1.0)), CloseJob(job)))
     steps.insert(0, Step(chance.uniform(0, 1), SubmitJob(spec_of_job)))
-    return Plan(spec_of_job, tuple(steps), uploads, tuple(wanted), is_cancelled, heals, truth)
+    return Plan(
+        spec_of_job, tuple(steps), uploads, replicated, tuple(wanted), is_cancelled, heals, truth
+    )
 
 
 def _draw_scheduling(options: Options, chance: Random) -> Scheduling:
