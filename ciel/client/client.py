@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from ciel.client.calls.map_results import call_each, chunks_of, results_of_map
+from ciel.client.data.uploads import checked_copies
 from ciel.client.errors import ClientClosedError, ContextError
 from ciel.client.jobs.caller_context import Caller
 from ciel.client.jobs.client import JobClient
@@ -374,12 +375,18 @@ class Client(Shown, JobClient):
 
     # --- values -----------------------------------------------------------------------------------
 
-    def put(self, value: T) -> Future[T]:
+    def put(self, value: T, *, copies: int | None = None) -> Future[T]:
         """Store a value once, and return its future, to be an argument of many tasks.
+
+        With `copies`, from 1 to 8, so many workers hold the value when `put` returns, or all
+        workers if there are fewer. As long as the program has the future, other workers copy the
+        value again whenever one of them is lost. By default, two workers hold the value, and a lost
+        copy is not replaced. The master holds values of less than about 1,000 bytes itself.
 
         Raises PackingError, UploadError, ClientClosedError.
         """
-        found: Future[T] = self.calls.put(value)
+        number = None if copies is None else checked_copies(copies)
+        found: Future[T] = self.calls.put(value, number)
         return found
 
     def get(self, futures: Any, timeout: float | None = None) -> Any:
@@ -607,7 +614,9 @@ class TaskClient(Client):
 
         return results_of_map(begin, iterables, timeout, chunksize, buffersize)
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: Any, *, copies: int | None = None) -> Any:
+        if copies is not None:
+            checked_copies(copies)  # without effect: the task can store the value again
         return _session().put(value)
 
     def wait(

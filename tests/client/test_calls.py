@@ -84,6 +84,10 @@ class FakeCluster:
     wanted: list[ObjectId] = field(default_factory=list)
     released: list[ObjectId] = field(default_factory=list)
     objects: dict[ObjectId, bytes] = field(default_factory=dict)
+    uploaded_to: list[int] = field(default_factory=list)
+    """To how many workers each large object was uploaded."""
+    replicated: dict[ObjectId, int] = field(default_factory=dict)
+    """How many workers are to hold an object."""
     growing: list[bytes] = field(default_factory=list)
     """The contents for successive readers of a growing object."""
     lost: set[ObjectId] = field(default_factory=set)
@@ -120,7 +124,8 @@ class FakeCluster:
     def upload_content(self, content: bytes, name: str) -> Reference:
         return self._stored(ObjectId(f"upload:{next(self._numbers)}"), content)
 
-    def upload_pieces(self, pieces: Sequence[Any], name: str) -> Reference:
+    def upload_pieces(self, pieces: Sequence[Any], name: str, copies: int) -> Reference:
+        self.uploaded_to.append(copies)
         return self.upload_content(b"".join(map(bytes, pieces)), name)
 
     def _stored(self, object_id: ObjectId, content: bytes) -> Reference:
@@ -152,6 +157,9 @@ class FakeCluster:
 
     def release(self, refs: Iterable[Reference], *, for_good: bool = False) -> None:
         self.released += [ref.id for ref in refs]
+
+    def replicate(self, refs: Iterable[Reference], copies: int) -> None:
+        self.replicated |= {ref.id: copies for ref in refs}
 
     def settled(self, ref: Reference) -> Reference | None:
         return self._settled.get(ref.id)
@@ -633,6 +641,15 @@ def test_a_stored_value_can_hold_futures(cluster: FakeCluster) -> None:
     (_, again) = value.result(0)
     assert again.result(0) == 8
     assert again.lot is inner.lot
+
+
+def test_a_stored_value_has_as_many_copies_as_its_caller_requests(cluster: FakeCluster) -> None:
+    default, one, three = [cluster.calls.put(bytes(5000), copies) for copies in (None, 1, 3)]
+    short = cluster.calls.put(b"short", 3)
+    assert cluster.uploaded_to == [2, 1, 3]
+    assert three.lot is not None
+    assert cluster.replicated == {three.lot.id: 3}
+    assert [len(future.result(0)) for future in (default, one, three, short)] == [5000] * 3 + [5]
 
 
 def test_wait_returns_at_the_first_failure(cluster: FakeCluster) -> None:

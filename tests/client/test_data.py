@@ -15,7 +15,7 @@ from ciel.access.keys import Key, Role
 from ciel.access.tickets import TicketCheck
 from ciel.client.data.logs import LogReader
 from ciel.client.data.objects import read_object
-from ciel.client.data.uploads import upload_file
+from ciel.client.data.uploads import upload_file, upload_order
 from ciel.client.data.worker_http import Connections
 from ciel.client.errors import (
     LogUnreadableError,
@@ -205,6 +205,16 @@ def test_an_upload_goes_to_two_workers(holders: list[Holder], key: Key, tmp_path
     assert isinstance(ref, Concrete)
     assert (ref.size_bytes, ref.locations) == (3_000_000, frozenset(netlocs[:2]))
     assert holders[0].objects[ref.id] == path.read_bytes() == holders[1].objects[ref.id]
+
+
+def test_copies_go_to_workers_on_different_hosts_first() -> None:
+    workers = [
+        {"netloc": "a:1", "host": "a", "queued": 0, "draining": None},
+        {"netloc": "a:2", "host": "a", "queued": 1, "draining": None},
+        {"netloc": "b:1", "host": "b", "queued": 7, "draining": None},
+        {"netloc": "c:1", "host": "c", "queued": 0, "draining": {"tasks": 1}},
+    ]
+    assert upload_order(workers) == ["a:1", "b:1", "a:2", "c:1"]
 
 
 def test_an_upload_passes_over_a_worker_that_fails(holders: list[Holder], key: Key) -> None:

@@ -11,15 +11,24 @@ import pytest
 from ciel.client.errors import (
     JobEndedError,
     ObjectUnreadableError,
+    QueryError,
     TaskFailedError,
     WaitTimeoutError,
 )
 from ciel.client.jobs import Job
 from ciel.client.locks import Changes
-from ciel.core.events import AddTask, JobChanged, Message, ReleaseObjects, WantObjects
+from ciel.core.events import (
+    AddTask,
+    JobChanged,
+    Message,
+    ReleaseObjects,
+    ReplicateObjects,
+    WantObjects,
+)
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobSpec, JobSummary
-from ciel.core.refs import Concrete, Failure, Reference, Value
+from ciel.core.refs import Concrete, Failure, Future, Reference, Value
+from ciel.wire.references import to_json
 
 SUMMARY = JobSummary(JobId("job"), 7, "", "active", "", {}, 0.0, None, 1, 0, 0)
 
@@ -32,6 +41,7 @@ class FakeSession:
         self.coming: deque[Callable[[], object]] = deque()
         self.readable: dict[str, bytes] = {}
         self.suspected: list[str] = []
+        self.uploads: dict[str, Reference] = {}
 
     def send(self, *messages: Message) -> None:
         self.sent += messages
@@ -39,6 +49,10 @@ class FakeSession:
     def ask(self, topic: str, argument: Any = None) -> Any:
         if topic == "workers":
             return [{"netloc": netloc, "suspicion": "silent"} for netloc in self.suspected]
+        if topic == "object" and argument["object"] in self.uploads:
+            return {"reference": to_json(self.uploads[argument["object"]])}
+        if topic == "object":
+            raise QueryError(topic, "no such object is known")
         return [list(SUMMARY)]
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
@@ -110,6 +124,23 @@ def test_an_object_that_its_worker_does_not_have_is_unreadable(
     session.coming.append(lambda: job.take_settled(held_by(ref, "w:1")))
     with pytest.raises(ObjectUnreadableError):
         job.read(ref)
+
+
+def test_an_upload_is_read_from_the_worker_that_has_copied_it(
+    session: FakeSession, job: Job
+) -> None:
+    ref = held_by(Future(ObjectId("upload:1")), "w:1")
+    job.replicate([ref], 2)
+    assert session.sent == [ReplicateObjects(job.id, 2, (ref,))]
+    with pytest.raises(ObjectUnreadableError):
+        job.read(ref)
+    session.uploads[ref.id] = held_by(ref, "w:2")
+    session.readable["w:2"] = b"content"
+    assert job.read(ref) == b"content"
+    del session.readable["w:2"]
+    with pytest.raises(ObjectUnreadableError):
+        job.read(ref)
+    assert job.await_copy(ObjectUnreadableError(ref.id, []), ref) == held_by(ref, "w:2")
 
 
 def test_the_end_of_the_job_ends_waiting(session: FakeSession, job: Job) -> None:

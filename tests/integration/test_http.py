@@ -423,6 +423,7 @@ BAD_JOBS: dict[str, Any] = {
     "no policy": ({"tasks": [program("a", "a")], "scheduling": 1}, "scheduling: it must be"),
     "a deep name": ({"tasks": [program("a", "a")], "name": {"a": 1}}, "name: it must be a string"),
     "keep": ({"tasks": [program("a", "a")], "keep": 1}, "keep: it must be true or false"),
+    "copies": ({"tasks": [program("a", "a")], "copies": 9}, "copies: it must be 1 to 8"),
     "a bad reference": ({"tasks": [program("a", {"__ref__": ["val", "../x", ""]})]}, "not an id"),
 }  # fmt: skip
 

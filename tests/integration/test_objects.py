@@ -70,7 +70,7 @@ def test_a_file_can_be_put_shown_fetched_and_removed(
     assert {**facts, "age_s": 0} == {
         "object": object_id, "state": "there", "size_bytes": len(CONTENT),
         "at": sorted(lasting_cluster.netlocs()), "made_by": None, "job": None, "wanted_by": [],
-        "copies": None, "name": "some data",
+        "copies": {"wanted": 2, "there": 2, "copying": 0, "why": ""}, "name": "some data",
         "age_s": 0,
     }  # fmt: skip
     (row,) = desk.facts("object", "list")

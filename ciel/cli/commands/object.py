@@ -25,10 +25,13 @@ from ciel.cli.output.printing import (
 )
 from ciel.cli.output.tables import duration, screen_width, size_text, table
 from ciel.cli.parsing.options import count, require_text
+from ciel.cli.parsing.parser import whole_number
 from ciel.cli.parsing.selectors import ALL, LAST
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
+from ciel.client.data.uploads import REPLICAS
 from ciel.client.errors import QueryError
+from ciel.core.events import COPIES_MAX
 from ciel.core.refs import Failure, Reference, Value
 from ciel.execution.report import visible
 from ciel.wire.references import to_json
@@ -62,8 +65,9 @@ def _put(client: Client, args: Namespace) -> int:
             raise UsageError("--name names one object; store the files one by one, or omit --name")
     names = [_name_for(file, args.name) for file in args.files]
     for file, name in zip(args.files, names, strict=True):
-        ref = _upload(client, file)
-        answer = client.change("keep", {"name": name, "reference": to_json(ref)})
+        ref = _upload(client, file, args.copies)
+        what = {"name": name, "reference": to_json(ref), "copies": args.copies}
+        answer = client.change("keep", what)
         if args.json:
             print_json(answer)
         else:
@@ -86,15 +90,15 @@ def _name_for(file: str, given: str | None) -> str:
     return name
 
 
-def _upload(client: Client, file: str) -> Reference:
+def _upload(client: Client, file: str, copies: int) -> Reference:
     if file != _STANDARD_INPUT:
-        return client.upload(file)
+        return client.upload(file, copies)
     with (
         tempfile.TemporaryFile() as copy
-    ):  # two workers get the content, which can be read only once
+    ):  # several workers get the content, which can be read only once
         shutil.copyfileobj(sys.stdin.buffer, copy)
         copy.seek(0)
-        return client.upload_opened(copy, "standard input")
+        return client.upload_opened(copy, "standard input", copies)
 
 
 # --- get ------------------------------------------------------------------------------------------
@@ -153,6 +157,8 @@ def render_info(facts: dict[str, Any]) -> str:
     if facts["state"] == "there":
         places = " ".join(facts["at"]) or "on the master, because it is short"
         lines.append(f"stored at: {places}")
+    if (copies := facts["copies"]) is not None:
+        lines.append(f"copies: {_copies_text(copies)}")
     if facts["name"] is not None:
         ago = duration(facts["age_s"])
         lines.append(f"put: as {visible(facts['name']) or 'nothing'}, {ago} ago; kept until rm")
@@ -164,6 +170,14 @@ def render_info(facts: dict[str, Any]) -> str:
         lines += [f"failed ({visible(facts['reason'])}):"]
         lines += [f"  {visible(line)}" for line in facts["story"].split("\n")]
     return "\n".join(lines)
+
+
+def _copies_text(copies: dict[str, Any]) -> str:
+    """Describe how many of the wanted copies exist, and why not all do."""
+    found = f"{copies['there']} of {copies['wanted']}"
+    if copies["copying"]:
+        return f"{found}; {copies['copying']} being made"
+    return f"{found}; {visible(copies['why'])}" if copies["why"] else found
 
 
 def _list(client: Client, args: Namespace) -> int:
@@ -260,6 +274,13 @@ def _add_put(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--name", metavar="TEXT", help="the name of the object (default: the name of the file)"
     )
+    parser.add_argument(
+        "--copies",
+        type=whole_number(1, COPIES_MAX),
+        default=REPLICAS,
+        metavar="N",
+        help=f"how many workers hold each file, also after one is lost (default {REPLICAS})",
+    )
 
 
 def _add_objects(parser: ArgumentParser) -> None:
@@ -296,7 +317,7 @@ def _add_rm(parser: ArgumentParser) -> None:
 
 
 VERBS = {
-    "put": Verb("store files on two workers; print their ids", _add_put, _put),
+    "put": Verb("store files on several workers; print their ids", _add_put, _put),
     "get": Verb("print objects, or write them to a file", _add_get, _get, _SELECTORS),
     "info": Verb(
         "show where objects are stored, and which tasks read them", _add_objects, _info, _SELECTORS

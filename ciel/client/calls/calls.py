@@ -181,8 +181,8 @@ class Calls:
         """
         return self._job.caller.moved() or ("", {})
 
-    def put(self, value: Any) -> ClientFuture[Any]:
-        """Store a value; raises PackingError, ClientError."""
+    def put(self, value: Any, copies: int | None = None) -> ClientFuture[Any]:
+        """Store a value; raises PackingError, ClientError. `copies`: see `Client.put`."""
         if self._ended is not None:
             raise self._ended
         try:
@@ -195,7 +195,7 @@ class Calls:
             for lot, future in zip(named, taken, strict=True)
         ]
         future: ClientFuture[Any] = ClientFuture(self, type(value).__name__)
-        ref = self._job.store([Outcome(VALUE, packed, tuple(refs))], "the value")
+        ref = self._job.store([Outcome(VALUE, packed, tuple(refs))], "the value", copies)
         lot = Lot(self.lots, ref)
         lot.named = named
         future.sent_as(lot, 0)

@@ -10,6 +10,7 @@ from typing import Final
 
 from ciel.client.calls.lots import Lots
 from ciel.client.calls.session import CallJob, OpenJob, Session
+from ciel.client.data.uploads import REPLICAS
 from ciel.client.errors import ClientError, JobEndedError, RequestRefusedError
 from ciel.client.jobs.caller_context import Caller
 from ciel.core.refs import INLINE_MAX_BYTES, Reference, locations_of
@@ -97,13 +98,19 @@ class JobOfCalls:
             if self._opened is not None or any(map(locations_of, refs)):
                 self.open().release(refs, for_good=True)
 
-    def store(self, outcomes: list[Outcome], name: str) -> Reference:
-        """Store outcomes as an object; raises UploadError, which contains `name`."""
+    def store(self, outcomes: list[Outcome], name: str, copies: int | None = None) -> Reference:
+        """Store outcomes as an object; raises UploadError, which contains `name`.
+
+        `copies`: workers maintain so many copies of it; None: the default number, once.
+        """
         pieces = encode(outcomes)
         size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
         if size_bytes <= INLINE_MAX_BYTES:
             return self._session.upload_content(b"".join(pieces), name)
-        return self._session.upload_pieces(pieces, name)
+        ref = self._session.upload_pieces(pieces, name, copies or REPLICAS)
+        if copies is not None and copies > 1:
+            self.open().replicate((ref,), copies)
+        return ref
 
     def close(self) -> None:
         """Notify the master that no more tasks follow."""

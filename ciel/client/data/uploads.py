@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, Self
@@ -22,6 +23,7 @@ from ciel.client.data.worker_http import (
     text_of,
 )
 from ciel.client.errors import UploadError
+from ciel.core.events import COPIES_MAX
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
 from ciel.core.refs import (
     INLINE_MAX_BYTES,
@@ -36,13 +38,22 @@ from ciel.wire import codec
 from ciel.wire.references import from_json
 
 REPLICAS: Final = 2
-"""How many copies of an upload are stored, since no task can recompute it."""
+"""How many workers get an upload by default, since no task can recompute it."""
 _KNOWN_FOR_S: Final = 5.0  # after this time the list of workers is queried again
 
 
 def upload_id() -> ObjectId:
     """Return the id of a new object that no task produces."""
     return ObjectId(f"{UPLOAD_PREFIX}{secrets.token_hex(16)}")
+
+
+def checked_copies(copies: Any) -> int:
+    """Return a number of copies; raises TypeError, ValueError."""
+    if not isinstance(copies, int) or isinstance(copies, bool):
+        raise TypeError(f"copies must be a number, not {copies!r:.80}")
+    if not 1 <= copies <= COPIES_MAX:
+        raise ValueError(f"copies must be 1 to {COPIES_MAX}, not {copies}")
+    return copies
 
 
 def upload_file(
@@ -121,10 +132,18 @@ def _upload(
 def upload_order(workers: Sequence[dict[str, Any]]) -> list[str]:
     """Return the addresses of workers, in the order in which a client tries to upload to them.
 
-    Workers that are about to leave come last.
+    Workers that are about to leave come last. One worker of each host comes first, so that the
+    copies of an object are on different hosts.
     """
     ordered = sorted(workers, key=lambda w: (bool(w.get("draining")), w["queued"]))
-    return [worker["netloc"] for worker in ordered]
+    on_host: Counter[str] = Counter()
+    ranks = []
+    for worker in ordered:
+        host = worker.get("host", "")
+        ranks.append((bool(worker.get("draining")), on_host[host]))
+        on_host[host] += 1
+    places = sorted(range(len(ordered)), key=ranks.__getitem__)
+    return [ordered[place]["netloc"] for place in places]
 
 
 class Uploader(Protocol):

@@ -34,7 +34,7 @@ from ciel.client.connection.connection import (
 from ciel.client.data.logs import LogReader
 from ciel.client.data.objects import GrowingReader, map_object, read_object
 from ciel.client.data.pieces import CHUNK_BYTES, Pieces
-from ciel.client.data.uploads import upload_file, upload_id, upload_order
+from ciel.client.data.uploads import REPLICAS, upload_file, upload_id, upload_order
 from ciel.client.data.worker_http import Connections
 from ciel.client.errors import (
     CallbackWaitError,
@@ -324,10 +324,10 @@ class JobClient:
         """
         return map_object(ref, self.location.key, self._workers)
 
-    def upload(self, path: Path | str) -> Reference:
-        """Upload a file to workers, as an input of tasks; raises OSError, UploadError."""
+    def upload(self, path: Path | str, copies: int = REPLICAS) -> Reference:
+        """Upload a file to so many workers, as an input of tasks; raises OSError, UploadError."""
         with open(path, "rb") as file:
-            return self.upload_opened(file, str(path))
+            return self.upload_opened(file, str(path), copies)
 
     def upload_content(self, content: bytes, name: str) -> Reference:
         """Upload bytes to workers; `name` appears in errors.
@@ -338,9 +338,9 @@ class JobClient:
             return Value.of(upload_id(), content)
         return self.upload_opened(io.BytesIO(content), name)
 
-    def upload_pieces(self, pieces: Sequence[Any], name: str) -> Reference:
+    def upload_pieces(self, pieces: Sequence[Any], name: str, copies: int = REPLICAS) -> Reference:
         """Upload several buffers as one object; raises UploadError."""
-        return self.upload_opened(io.BufferedReader(Pieces(pieces), CHUNK_BYTES), name)
+        return self.upload_opened(io.BufferedReader(Pieces(pieces), CHUNK_BYTES), name, copies)
 
     def slot_count(self) -> int:
         """Return how many slots all workers have together; raises QueryError."""
@@ -351,10 +351,10 @@ class JobClient:
         """Whether the calling thread delivers messages, so that it cannot wait for a message."""
         return threading.get_ident() in self._delivering
 
-    def upload_opened(self, file: IO[bytes], name: str) -> Reference:
+    def upload_opened(self, file: IO[bytes], name: str, copies: int = REPLICAS) -> Reference:
         """Upload the rest of an open file, which must be seekable; raises as `upload`."""
         netlocs = upload_order(self.ask("workers"))
-        return upload_file(file, name, netlocs, self.location.key, self._workers)
+        return upload_file(file, name, netlocs, self.location.key, self._workers, copies)
 
     def log_readers(self, job_id: str) -> list[LogReader]:
         """Return, for each worker, a reader of the standard error of a job's programs there."""

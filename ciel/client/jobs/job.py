@@ -25,6 +25,7 @@ from ciel.client.errors import (
     InputsTooLargeError,
     JobEndedError,
     ObjectUnreadableError,
+    QueryError,
     RequestRefusedError,
     TaskFailedError,
     WaitTimeoutError,
@@ -39,6 +40,7 @@ from ciel.core.events import (
     JobPrinted,
     Message,
     ReleaseObjects,
+    ReplicateObjects,
     RequestRefused,
     SubmitJob,
     WantObjects,
@@ -62,7 +64,7 @@ from ciel.python.showing import Shown
 from ciel.wire import codec
 from ciel.wire.descriptors import make_task, read_summary
 from ciel.wire.packages import encode_package
-from ciel.wire.references import to_json
+from ciel.wire.references import from_json, to_json
 from ciel.wire.system_texts import to_value
 
 _T = TypeVar("_T")
@@ -353,6 +355,16 @@ class Job(Shown):
             stored = [uploads[i] for i in batch if i in uploads and locations_of(uploads[i])]
             self._send(ReleaseObjects(self.id, batch, for_good, tuple(stored)))
 
+    def replicate(self, refs: Iterable[Reference], copies: int) -> None:
+        """Have so many workers hold each of these uploads, until they are released or the job ends.
+
+        Whenever one of these workers is lost, another one copies the object.
+        """
+        stored = tuple([ref for ref in refs if locations_of(ref)])
+        for start in range(0, len(stored), _WANTED_AT_ONCE):
+            batch = stored[start : start + _WANTED_AT_ONCE]
+            self._send(ReplicateObjects(self.id, copies, batch))
+
     @property
     def is_over(self) -> bool:
         """Whether the client knows that the job has ended, and waits for no object of it."""
@@ -445,6 +457,8 @@ class Job(Shown):
                     found = self.await_copy(error, found, left_s)
                 elif is_output(ref.id):
                     found = self.result(ref, left_s)
+                elif (other := self._copied_elsewhere(found)) is not None:
+                    found = other
                 else:
                     raise  # an upload, which no task can recompute
 
@@ -458,6 +472,8 @@ class Job(Shown):
         the master has contact with that worker and the object is not there, and WaitTimeoutError.
         """
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        if ref.id not in self._wanted and (other := self._copied_elsewhere(ref)) is not None:
+            return other
 
         def is_changed() -> bool:
             return (self.settled(ref) or ref) != ref
@@ -481,6 +497,17 @@ class Job(Shown):
                     waited = True
                     continue
             return self.settled(ref) or ref
+
+    def _copied_elsewhere(self, ref: Reference) -> Reference | None:
+        """Return the current reference of an upload; None if the master knows no further copy."""
+        if is_output(ref.id):
+            return None
+        try:
+            answer: dict[str, Any] = from_json(self._client.ask("object", {"object": ref.id}))
+        except QueryError:
+            return None
+        current: Reference = answer["reference"]
+        return current if locations_of(current) - locations_of(ref) else None
 
     def _may_be_back(self, ref: Reference) -> bool:
         """Whether the master suspects a worker that holds an object, which may then reconnect."""

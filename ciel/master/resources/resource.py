@@ -77,7 +77,9 @@ class Resource(Route):
     def submit(self, job: Submission) -> Job:
         """Submit a job; raises CielError."""
         return self.service.act(
-            lambda machine, now_s: machine.submit_job(job.spec, job.tasks, job.wanted, now_s)
+            lambda machine, now_s: machine.submit_job(
+                job.spec, job.tasks, job.wanted, now_s, job.copies
+            )
         )
 
     def once_durable(self, reply: bytes) -> Deferred[bytes]:

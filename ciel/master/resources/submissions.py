@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ciel.core.errors import CielError, InvalidIdError
-from ciel.core.events import AddTask
+from ciel.core.events import COPIES_MAX, AddTask
 from ciel.core.ids import ID_MAX_LENGTH, JobId, ObjectId, job_output_id, root_task_id
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec
 from ciel.core.naming import all_references
@@ -52,12 +52,16 @@ class InvalidSubmissionError(CielError):
 
 
 class Submission(NamedTuple):
-    """A complete job. `outputs`: the outputs of each named task."""
+    """A complete job. `outputs`: the outputs of each named task.
+
+    `copies`: so many workers hold each upload that the tasks read.
+    """
 
     spec: JobSpec
     tasks: tuple[AddTask, ...]
     wanted: tuple[ObjectId, ...]
     outputs: dict[str, list[ObjectId]]
+    copies: int = 1
 
 
 # --- the original's form --------------------------------------------------------------------------
@@ -169,7 +173,7 @@ def _scheduling(policy: Any, options: Any, where: str) -> Scheduling:
 
 # --- the form of ciel -----------------------------------------------------------------------------
 
-JOB_KEYS: Final = ("name", "keep", "tasks", "want", "scheduling")
+JOB_KEYS: Final = ("name", "keep", "copies", "tasks", "want", "scheduling")
 
 
 def read_job(body: Mapping[str, Any], job: JobId) -> Submission:
@@ -180,6 +184,9 @@ def read_job(body: Mapping[str, Any], job: JobId) -> Submission:
         raise InvalidSubmissionError("name", text)
     if not isinstance(keep, bool):
         raise InvalidSubmissionError("keep", "it must be true or false")
+    copies = body.get("copies", 1)
+    if type(copies) is not int or not 1 <= copies <= COPIES_MAX:
+        raise InvalidSubmissionError("copies", f"it must be 1 to {COPIES_MAX}")
     scheduling = body.get("scheduling") or {}
     if not isinstance(scheduling, dict) or not scheduling.keys() <= {"policy", "options"}:
         raise InvalidSubmissionError("scheduling", "it must be an object of policy and options")
@@ -199,7 +206,7 @@ def read_job(body: Mapping[str, Any], job: JobId) -> Submission:
         _check_names(names, where)
     wanted = _wanted(body.get("want"), added, outputs)
     spec = JobSpec(job, name, False, True, keep, policy)
-    return Submission(spec, tuple(added), wanted, outputs)
+    return Submission(spec, tuple(added), wanted, outputs, copies)
 
 
 def _read_task(
