@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 import pytest
@@ -82,6 +82,21 @@ def _expect_all(config: pytest.Config, found: int) -> None:
             f"{found} tests were collected, {TEST_COUNT} says {expected}: "
             "have some vanished? If they were taken out on purpose, lower the number"
         )
+
+
+# --- the order of files ---------------------------------------------------------------------------
+
+LONG_FIRST: Final = ("tests/docs/", "tests/integration/", "tests/scc/", "tests/sim/")
+"""The files that take longest, one of them for minutes. A file runs in one process, so it must not
+begin last."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        places = [at for at, start in enumerate(LONG_FIRST) if item.nodeid.startswith(start)]
+        return places[0] if places else len(LONG_FIRST)
+
+    items.sort(key=rank)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -188,6 +203,8 @@ def _hear_interrupts() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     _hear_interrupts()
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # it puts the files with most tests first
     if not hasattr(config, "workerinput"):  # else inherited from the controlling process of xdist
         os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
 
