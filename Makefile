@@ -29,15 +29,16 @@ $(RUNTIME): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_
 	@echo "ciel: installing into $(VENV) (its dependencies, and what is in C)"
 	@$(PYTHON) -m venv $(VENV)
 	@find ciel executors -name '*.so' -delete  # of modules that are not compiled any more
-	@CIEL_COMPILED=0 $(PIP) install $(EDITABLE) .
+	@CIEL_COMPILED=0 $(PIP) install --no-compile $(EDITABLE) .
 	@for tool in scc/bin/*; do [ -x "$$tool" ] && ln -sf "../../$$tool" $(RUN)/; done; true
 	@touch $(RUNTIME)
 	@echo "ciel: installed: $(RUN)/ciel --help"
 
-# The package is already installed, so this only adds the dependencies for its development.
+# The package is already installed, so this only adds the dependencies for its development. Compiling all their modules
+# would take a minute; Python compiles those that are imported.
 $(STAMP): $(RUNTIME)
 	@echo "ciel: installing what the tests and checks need"
-	@$(PIP) install 'ciel[dev]'
+	@$(PIP) install --no-compile 'ciel[dev]'
 	@touch $(STAMP)
 
 $(COMPILED_STAMP): $(STAMP) $(COMPILED)
