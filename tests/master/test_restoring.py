@@ -21,8 +21,9 @@ from ciel.core.history import EVENTS_MAX
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
 from ciel.core.refs import Concrete, Fixed
-from ciel.core.tasks import TaskSpec, TaskState
+from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state.compaction import compact
+from ciel.master.state.invariants import problems
 from ciel.master.state.restoring import RETURN_S, Restoration
 from ciel.testing.builders import JOB, a_chain, a_job_spec, a_task, a_worker, place_of, stored
 from ciel.testing.simulator.options import options_for
@@ -246,6 +247,22 @@ def test_an_object_that_a_task_gave_its_child_is_still_an_output_of_the_task() -
     graphs = [cluster.machine.graph for cluster in (before, restart(before))]
     producers = [graph.objects.nodes[waits.id].producer for graph in graphs]
     assert [str(producer and producer.spec.id) for producer in producers] == [parent.id] * 2
+
+
+def test_a_task_that_creates_another_child_when_it_runs_again_holds_its_outputs() -> None:
+    before = two()
+    parent = a_task("a", "b", mentions=Mentions.OWN)
+    before.job(parent, want=["a", "b"], detached=True)
+    before.done("w1", parent, stored("a", place_of("w1")), stored("b", place_of("w1")))
+    before.loses("w1")
+    child = a_task("a", parent=parent, mentions=Mentions.OWN)
+    before.worker_says("w2", SpawnTask(child, (), 2))
+    before.done("w2", parent, stored("b", place_of("w2")), attempt=2)
+    after = restart(before)
+    for cluster in (before, after):
+        assert list(problems(cluster.machine)) == []
+    holds = [[c.machine.graph.objects.nodes[o].holds for o in "ab"] for c in (before, after)]
+    assert holds[0] == holds[1]
 
 
 def test_a_task_that_the_master_gave_up_has_failed_after_a_restart() -> None:

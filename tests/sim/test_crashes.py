@@ -47,6 +47,7 @@ def test_no_finished_task_runs_again_if_only_the_master_fails() -> None:
         pytest.param(CRASHES, 1140, id="retried-before-its-failure-is-repeated"),
         pytest.param(CRASHES, 2018, id="process-released-before-the-crash"),
         pytest.param(CRASHES, 2332, id="started-child-whose-end-is-not-repeated"),
+        pytest.param(CRASHES, 2407, id="creates-another-child-when-it-runs-again"),
     ],
 )
 def test_what_failed_once(scenario: str, seed: int) -> None:

@@ -432,6 +432,8 @@ class TaskGraph:
         """
         if task.state in (FAILED, CANCELLED):
             self.reset_failed(task)
+        elif task.state is DONE:  # it ran again, since an output was lost
+            self.reopen(task)
         elif task.state is WAITING:
             self._set_back(task, DORMANT)
         if task.state is DORMANT:

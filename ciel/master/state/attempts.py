@@ -44,7 +44,7 @@ from ciel.core.retries import (
     after_failure,
     after_worker_loss,
 )
-from ciel.core.tasks import ASSIGNED, DONE, FINISHED, RUNNABLE, WAITING
+from ciel.core.tasks import ASSIGNED, DONE, FINISHED, RUNNABLE, WAITING, TaskSpec
 from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.context import Context
@@ -243,12 +243,18 @@ class Attempts:
         if report.fault is not None:
             self._graph.fail(task, *report.fault)
             return
-        if task.state is DONE:  # it ran again, since an output was lost
-            for ref in report.published:
-                self._graph.publish(ref)
-            return
         self._graph.restore_assigned(task)
         self._graph.finish(task, report.published)
+
+    def replay_spawn(self, spec: TaskSpec) -> None:
+        """Note that the parent of a new task runs, before the task is added.
+
+        If the journal has an end of the parent, then the parent has run again since. So it may
+        create other tasks and objects than before.
+        """
+        parent = self._graph.tasks.get(spec.parent)
+        if parent is not None and parent.state is DONE and spec.id not in self._graph.tasks:
+            self._graph.reopen(parent)
 
     def replay_failure(self, failed: AttemptFailed) -> None:
         """Replay the failure of an attempt that was retried; raises CielError."""

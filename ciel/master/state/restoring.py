@@ -80,6 +80,7 @@ class Restoration:
                 if spec.id not in machine.jobs:
                     machine.job_table.create(spec)
             case AddTask(spec, known):
+                machine.attempts.replay_spawn(spec)
                 parent = self._context.graph.tasks.get(spec.parent)
                 if parent is not None and known:
                     publish_early(self._context.graph, parent, known)
