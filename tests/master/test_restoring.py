@@ -7,6 +7,7 @@ import random
 import pytest
 
 from ciel.core.events import (
+    AddTask,
     AttemptsKept,
     Message,
     ObjectsStored,
@@ -29,7 +30,7 @@ from ciel.testing.builders import JOB, a_chain, a_job_spec, a_task, a_worker, pl
 from ciel.testing.simulator.options import options_for
 from ciel.testing.simulator.restored import differences
 from ciel.testing.simulator.simulation import Simulation
-from ciel_tests.scenes.master import Cluster, ask, opened, two
+from ciel_tests.scenes.master import Cluster, ask, inputs_lost, opened, two
 
 A, B = a_task("a"), a_task("b")
 
@@ -154,6 +155,20 @@ def test_objects_that_are_still_there_are_not_produced_again() -> None:
     cluster.worker_says("w1", ObjectsStored((held,), kept=True), StoreListed())
     returns(cluster, "w2")
     assert [line for line in cluster.lines() if "run" in line] == ["w1: run c1"]
+
+
+def test_an_upload_is_not_lost_before_its_worker_can_return() -> None:
+    upload, reader = stored("upload", place_of("w1")), a_task("a", inputs=["upload"])
+    before = two()
+    before.says(SubmitJob(a_job_spec(detached=True)), AddTask(reader, (upload,)))
+    before.says(WantObjects(JOB, reader.outputs))
+    cluster = restart(before)
+    returns(cluster, "w2", reader, then=(inputs_lost(reader, place_of("w1")),))
+    assert cluster.machine.graph.objects.reference(upload.id) == upload
+    cluster.joins(a_worker("w1"), returns=True)
+    listed = ObjectsStored((upload,), kept=True)
+    cluster.worker_says("w1", AttemptsKept((), (), ()), listed, StoreListed())
+    assert [line for line in cluster.lines() if "run" in line] == ["w1: run a again (2)"]
 
 
 def test_failures_of_earlier_attempts_still_count() -> None:

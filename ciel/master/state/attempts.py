@@ -641,6 +641,8 @@ class Attempts:
             return not places or holder is not None
         if holder is not None and holder.suspicion:
             return True  # it may reconnect soon: the task waits for that, see `Dispatcher`
+        if place in self._table.awaited.values():
+            return True  # it may still return to this master, which assigns no task until then
         if holder is not None and holder is not reader and node.producer is None:
             return False
         lose(self._graph, object_id, place)

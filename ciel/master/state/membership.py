@@ -51,7 +51,7 @@ class Membership:
         self._losing: dict[str, WorkerNode] = {}  # lost workers, by address
         self.suspect_after_s = suspect_after_s
         self.timeout_s = timeout_s
-        self.awaited: dict[str, str] = {}
+        self.awaited = context.table.awaited
         """Addresses of the workers of the master before this one that have not returned yet, by id.
         While there are any, no task is assigned: they may have attempts at these tasks."""
         self._await_until_s = 0.0
@@ -89,7 +89,7 @@ class Membership:
 
     def await_workers(self, netlocs: Mapping[str, str], until_s: float) -> None:
         """Wait until a time for the workers of the master before this one, by id."""
-        self.awaited = dict(netlocs)
+        self.awaited.update(netlocs)
         self._await_until_s = until_s
         if not netlocs:
             self._lose_absent()

@@ -214,15 +214,17 @@ class WorkerTable:
     """All workers, by id and by address.
 
     `suspects` are the addresses of workers that may be lost, or are lost and are still listed in
-    the object table.
+    the object table. `awaited` are the addresses of the workers of the master before this one that
+    have not returned yet, by id.
     """
 
-    __slots__ = ("_by_netloc", "by_id", "hosts", "returned", "suspects")
+    __slots__ = ("_by_netloc", "awaited", "by_id", "hosts", "returned", "suspects")
 
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerNode] = {}
         self.hosts: dict[str, str] = {}  # by address
         self.suspects: frozenset[str] = frozenset()
+        self.awaited: dict[str, str] = {}
         self.returned: set[TaskNode] = set()  # recalled tasks that were returned in this tick
         self._by_netloc: dict[str, WorkerNode] = {}
 
