@@ -9,6 +9,7 @@ import pytest
 from ciel.core.events import (
     AddTask,
     AttemptsKept,
+    CloseJob,
     Message,
     ObjectsStored,
     SpawnTask,
@@ -169,6 +170,22 @@ def test_an_upload_is_not_lost_before_its_worker_can_return() -> None:
     listed = ObjectsStored((upload,), kept=True)
     cluster.worker_says("w1", AttemptsKept((), (), ()), listed, StoreListed())
     assert [line for line in cluster.lines() if "run" in line] == ["w1: run a again (2)"]
+
+
+def test_a_job_does_not_end_before_workers_can_say_which_results_are_left() -> None:
+    before = two()
+    before.job(A, want=["a"], open=True, detached=True)
+    before.done("w1", A, stored("a", place_of("w1")))
+    before.loses("w1")
+    before.says(CloseJob(JOB))
+    assert before.state(A) is TaskState.ASSIGNED
+    cluster = restart(before)
+    assert cluster.job_of().state is JobState.ACTIVE
+    cluster.joins(a_worker("w2"), returns=True)
+    cluster.worker_says("w2", AttemptsKept((), (), ()), StoreListed())
+    assert cluster.state(A) is TaskState.ASSIGNED
+    cluster.done("w2", A, attempt=cluster.machine.graph.tasks[A.id].attempt)
+    assert cluster.job_of().state is JobState.COMPLETED
 
 
 def test_failures_of_earlier_attempts_still_count() -> None:

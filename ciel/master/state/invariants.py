@@ -110,9 +110,7 @@ def _stalled(master: MasterMachine) -> Problems:
         for task in dispatcher.memory_queue:
             if task.state is RUNNABLE:
                 yield task.spec.id, "it waits for memory, although all workers are idle"
-    for job in master.jobs.values():
-        if job.spec.id in master.context.touched:
-            continue  # the next tick decides whether it ends: the master has just been restored
+    for job in () if master.membership.awaited else master.jobs.values():
         if job.state is JobState.ACTIVE and not job.open and job.wanted:
             if not job.unsettled:
                 yield job.spec.id, "all its wanted objects exist, but it has not ended"

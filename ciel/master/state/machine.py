@@ -410,7 +410,7 @@ class MasterMachine:
         self.job_table.announce_settled()
         self.operations.hand_over_released()
         self._drop()
-        self.operations.judge_jobs()
+        self.operations.judge_jobs(awaits_workers=bool(self.membership.awaited))
         self.operations.hand_over_released()
         if graph.fixed.released:
             self._drop()

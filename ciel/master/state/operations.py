@@ -65,13 +65,19 @@ class JobOperations:
 
     # --- the end of jobs --------------------------------------------------------------------------
 
-    def judge_jobs(self) -> None:
-        """End the touched jobs that are complete or stuck, and announce the progress of others."""
+    def judge_jobs(self, *, awaits_workers: bool = False) -> None:
+        """End the touched jobs that are complete or stuck, and announce the progress of others.
+
+        `awaits_workers`: the journal names results of which no worker has said yet whether they
+        still exist. Until then, active jobs do not end.
+        """
         context = self._context
         touched, context.touched = context.touched, {}
         for job in touched.values():
             if job.state is JobState.ACTIVE:
-                if job not in self._judged:  # otherwise its operation calls `touch` again
+                if awaits_workers:
+                    context.touch(job)
+                elif job not in self._judged:  # otherwise its operation calls `touch` again
                     self._judge(job)
             elif job.state is JobState.CANCELLING:
                 if job not in self._graph.cancelling and not self._cancellations.is_pending(job):

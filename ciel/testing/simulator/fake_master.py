@@ -430,7 +430,8 @@ def restart(world: World[FakeWorker], machine: MasterMachine, disk: FakeDisk) ->
     restoration.finish(world.timeline.now_s)
     world.witness.master_restarted(machine, done)
     for subject, text in invariants.problems(machine):
-        raise Violation(subject, f"after the restart, {text}")
+        if subject not in machine.context.touched:  # else the first tick may end this job
+            raise Violation(subject, f"after the restart, {text}")
     journal = FakeJournal(world, disk)
     master = FakeMaster(world, machine, journal)
     journal.append([MasterStarted(restoration.epoch + 1, "simulated")])
