@@ -133,7 +133,7 @@ class FakeMaster:
             self._end_tick_soon()
 
         def hear_end() -> None:
-            session = self._session_of(line)
+            session = self._session_of(line) or self._stop_returning(line)
             if session is not None:
                 session.peer, session.gone_at_s = None, self._now_s
             elif self._peers.pop(name, None) is not None:
@@ -182,7 +182,7 @@ class FakeMaster:
             self._end_tick_soon()
 
         def hear_end() -> None:
-            session = self._session_of(line)
+            session = self._session_of(line) or self._stop_returning(line)
             if session is not None:
                 session.peer = None
                 self.machine.worker_cut_off(name, "it ended", self._now_s)
@@ -251,6 +251,16 @@ class FakeMaster:
     def _session_of(self, line: Any) -> PeerSession | None:
         """Return the session that uses a connection now."""
         return next((s for s in self._sessions.values() if s.peer is line), None)
+
+    def _stop_returning(self, line: Line) -> PeerSession | None:
+        """Return the session that would use a connection once the journal is durable, but the
+        connection has ended.
+        """
+        for session in self._sessions.values():
+            if self._returning.get(session.token) is line:
+                del self._returning[session.token]
+                return session
+        return None
 
     def _resume(self, session: PeerSession, line: Line, received: int) -> None:
         assert session.may_be_unknown or session.take_confirmation(received)
