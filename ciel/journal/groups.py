@@ -28,6 +28,7 @@ from ciel.core.events import (
     CloseJob,
     JobChanged,
     Message,
+    ObjectsStored,
     ReleaseObjects,
     ReplicateObjects,
     SubmitJob,
@@ -51,7 +52,7 @@ COMPRESSED_FROM_BYTES: Final = 512
 
 JOURNALLED: Final[frozenset[type]] = IN_JOURNAL | {
     SubmitJob, AddTask, WantObjects, ReleaseObjects, ReplicateObjects, CloseJob, CancelJob,
-    TaskReported, JobChanged, Change,
+    TaskReported, ObjectsStored, JobChanged, Change,
 }  # fmt: skip
 """The kinds of messages that are records."""
 

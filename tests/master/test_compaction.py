@@ -8,7 +8,9 @@ from ciel.core.events import (
     AddTask,
     CloseJob,
     Message,
+    ObjectsStored,
     ReleaseObjects,
+    StoreListed,
     SubmitJob,
     TaskReported,
     WantObjects,
@@ -19,7 +21,7 @@ from ciel.core.tasks import DONE
 from ciel.master.state.compaction import compact
 from ciel.master.state.queries import topics
 from ciel.master.state.restoring import Restoration
-from ciel.testing.builders import a_job_spec, a_task, inline, place_of, stored
+from ciel.testing.builders import a_job_spec, a_task, a_worker, inline, place_of, stored
 from ciel.testing.simulator.restored import differences
 from ciel_tests.scenes.master import Cluster, two
 
@@ -77,6 +79,21 @@ def test_results_that_a_client_has_taken_over_need_no_record_but_count() -> None
     before, after = cluster.job_of(), restored(cluster).job_of()
     assert after.counts[DONE] == before.counts[DONE] == 98
     assert after.handed_over == before.handed_over == 98
+
+
+def test_an_object_that_stores_have_again_needs_one_record() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"], detached=True)
+    cluster.loses("w1")
+    for _ in range(3):
+        cluster.joins(a_worker("w1"))
+        found = stored("a", place_of("w1")), stored("unknown", place_of("w1"))
+        cluster.worker_says("w1", ObjectsStored(found, kept=True), StoreListed())
+        cluster.loses("w1")
+    assert sum(isinstance(record, ObjectsStored) for record in cluster.machine.journal) == 3
+    needed = [record for record in records_of(cluster) if isinstance(record, ObjectsStored)]
+    assert [ref.id for record in needed for ref in record.refs] == ["a"]
 
 
 def test_a_removed_job_needs_no_record_and_numbers_go_on() -> None:

@@ -188,6 +188,25 @@ def test_a_job_does_not_end_before_workers_can_say_which_results_are_left() -> N
     assert cluster.job_of().state is JobState.COMPLETED
 
 
+def test_a_result_that_only_a_store_had_is_still_a_result_of_a_failed_job() -> None:
+    """Its attempt ended with its worker, so no report names it; the next worker has the store."""
+    before = two()
+    wrong = a_task("wrong")
+    before.job(A, wrong, want=["a", "wrong"], detached=True)
+    before.loses("w1")
+    before.joins(a_worker("w3"))
+    before.worker_says("w3", ObjectsStored((stored("a", place_of("w3")),), kept=True))
+    before.failed("w2", wrong)
+    assert before.job_of().state is JobState.FAILED
+    cluster = restart(before)
+    assert isinstance(cluster.machine.graph.objects.reference(A.outputs[0]), Concrete)
+    assert cluster.state(A) is before.state(A)
+    returns(cluster, "w2")
+    held = ObjectsStored((stored("a", place_of("w3")),), kept=True)
+    returns(cluster, "w3", then=(held,))
+    assert not [line for line in cluster.lines() if "drop" in line or "delete" in line]
+
+
 def test_failures_of_earlier_attempts_still_count() -> None:
     flaky = a_task("flaky", retries=2)
     before = two()

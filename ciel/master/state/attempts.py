@@ -17,6 +17,7 @@ from ciel.core.events import (
     AttemptsKept,
     CancelTask,
     InputsLost,
+    ObjectsStored,
     TaskFault,
     TaskReported,
 )
@@ -255,6 +256,12 @@ class Attempts:
         parent = self._graph.tasks.get(spec.parent)
         if parent is not None and parent.state is DONE and spec.id not in self._graph.tasks:
             self._graph.reopen(parent)
+
+    def replay_stored(self, stored: ObjectsStored) -> None:
+        """Replay that a worker stored objects that were missing."""
+        for ref in stored.refs:
+            if ref.id in self._graph.objects.nodes:
+                self._graph.publish(ref)
 
     def replay_failure(self, failed: AttemptFailed) -> None:
         """Replay the failure of an attempt that was retried; raises CielError."""
@@ -577,6 +584,9 @@ class Attempts:
 
         The object table lists copies of a growing object once its producer has completed it.
         `kept`: the worker stored the objects before it joined. `idle`: no client will name them.
+
+        The journal gets the objects that were missing. They can be results, of which clients learn
+        now, and no report may ever name them: their attempt may have ended with its worker.
         """
         gone = [ref.id for ref in refs if type(ref) is Tombstone]
         for object_id in gone:  # it was damaged
@@ -585,12 +595,17 @@ class Attempts:
         known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
         if self._eager.tasks:
             self._cancel_produced_elsewhere(known, None)
+        found = []
         for ref in known:
             node = self._graph.objects.get(ref.id)
             if node is None or type(ref) is Fixed:  # a process that was given up is not used again
                 continue
             if not (kept and has_copy_elsewhere(node, worker.facts.netloc)):
+                if node.ref is None:
+                    found.append(ref)
                 self._graph.publish(ref)
+        if found:  # no report may have named them, or not since they were lost
+            self._context.journal.append(ObjectsStored(tuple(found)))
         self.unlisted.add(worker, known, idle=idle)
 
     def inputs_lost(self, worker: WorkerNode, message: InputsLost) -> None:

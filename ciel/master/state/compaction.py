@@ -21,6 +21,7 @@ from ciel.core.events import (
     JobNoted,
     JournalCompacted,
     Message,
+    ObjectsStored,
     ReleaseObjects,
     ReplicateObjects,
     SubmitJob,
@@ -94,6 +95,8 @@ class Compaction:
         self._counted: dict[str, int] = {}  # by job: the forgotten tasks that a record mentions
         self._known: dict[str, dict[ObjectId, Reference]] = {}
         """By job: uploads that only omitted tasks have introduced so far."""
+        self._stored: set[str] = set()
+        """Objects in an earlier record: whether a worker has stored them again does not matter."""
         self._specs: dict[str, TaskSpec] = {}  # by job: the last task that is not omitted
 
     def last(self) -> list[Message]:
@@ -116,6 +119,8 @@ class Compaction:
         match record:
             case SubmitJob(spec):
                 self._created[spec.id] = self._created.get(spec.id, 0) + 1
+                if self._created[spec.id] > 1:
+                    self._stored.clear()  # its objects may have the same ids as before
                 if self._is_needed(spec.id):
                     yield record
             case AddTask():
@@ -123,6 +128,12 @@ class Compaction:
             case TaskReported(task_id) | AttemptFailed(task_id):
                 if task_id in self._tasks or task_id in self._whole_tasks:
                     yield record
+            case ObjectsStored(refs):
+                refs = tuple([ref for ref in refs if ref.id in self._objects])
+                refs = tuple([ref for ref in refs if ref.id not in self._stored])
+                self._stored.update([ref.id for ref in refs])
+                if refs:
+                    yield ObjectsStored(refs)
             case WantObjects(job_id, objects) | ReleaseObjects(job_id, objects):
                 if self._is_needed(job_id):
                     known = tuple(object_id for object_id in objects if object_id in self._objects)

@@ -20,6 +20,7 @@ from ciel.core.events import (
     JournalCompacted,
     MasterStarted,
     Message,
+    ObjectsStored,
     ReleaseObjects,
     ReplicateObjects,
     SubmitJob,
@@ -91,6 +92,8 @@ class Restoration:
                 machine.attempts.replay(record)
             case AttemptFailed():
                 machine.attempts.replay_failure(record)
+            case ObjectsStored():
+                machine.attempts.replay_stored(record)
             case JobChanged(summary):
                 self._job_changed(summary)
             case Change(_, "keep", argument):  # no worker that has the object is connected
