@@ -207,6 +207,20 @@ def test_a_result_that_only_a_store_had_is_still_a_result_of_a_failed_job() -> N
     assert not [line for line in cluster.lines() if "drop" in line or "delete" in line]
 
 
+def test_a_failed_job_that_was_not_cancelled_has_its_lost_results_recomputed() -> None:
+    upload, reader = stored("upload", place_of("w2")), a_task("r", inputs=["upload"])
+    before = two()
+    before.says(SubmitJob(a_job_spec(detached=True)), AddTask(A, ()), AddTask(reader, (upload,)))
+    before.says(WantObjects(JOB, (*A.outputs, *reader.outputs)), CloseJob(JOB))
+    before.done("w1", A, stored("a", place_of("w1")))
+    before.loses("w2")  # no record says that the upload is lost
+    assert before.job_of().state is JobState.FAILED
+    cluster = restart(before)
+    assert (cluster.job_of().state, cluster.job_of().unsettled) == (JobState.FAILED, 0)
+    returns(cluster, "w1")  # without the result
+    assert (cluster.state(A), cluster.state(reader)) == (TaskState.ASSIGNED, TaskState.CANCELLED)
+
+
 def test_failures_of_earlier_attempts_still_count() -> None:
     flaky = a_task("flaky", retries=2)
     before = two()
@@ -476,9 +490,13 @@ def test_a_process_whose_worker_does_not_return_is_started_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "scenario", ["cancels", "bundles", "afterwards", "handed", "kills", "copies"]
-)
-def test_a_restored_master_knows_what_the_other_one_knew(scenario: str) -> None:
+    "scenario, share",
+    [
+        ("cancels", 0.01), ("bundles", 0.01), ("afterwards", 0.01), ("handed", 0.01),
+        ("kills", 0.01), ("copies", 0.01), ("any", 0.1),  # uploads are lost for good
+    ],
+)  # fmt: skip
+def test_a_restored_master_knows_what_the_other_one_knew(scenario: str, share: float) -> None:
     """At random moments of a simulation, as if the master was killed there."""
     simulation = Simulation(1, options_for(scenario, 1))
     master, chance, found = simulation.master, random.Random(1), list[str]()
@@ -486,7 +504,7 @@ def test_a_restored_master_knows_what_the_other_one_knew(scenario: str) -> None:
 
     def end_and_compare() -> None:
         end_tick()
-        if chance.random() < 0.01:
+        if chance.random() < share:
             machine, now_s = master.machine, master._now_s
             found.extend(differences(machine, master.records, now_s))
             batch = (now_s, list(master.records))

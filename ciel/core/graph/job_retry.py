@@ -1,7 +1,7 @@
-"""Cancels all tasks of a job, and retries its failed tasks.
+"""Cancels all tasks of a job, fails its missing results, and retries its failed tasks.
 
-Both are generators. They yield when the graph has no steps left, and the caller continues them when
-it has; other events may change the graph in between.
+`cancel` and `retry_tasks` are generators. They yield when the graph has no steps left, and the
+caller continues them when it has; other events may change the graph in between.
 """
 
 from __future__ import annotations
@@ -39,6 +39,20 @@ def cancel(graph: TaskGraph, job: Job, details: str) -> Generator[None, None, No
             if graph.steps_left < 0:
                 yield
     graph.cancelling.discard(job)
+
+
+def fail_missing(graph: TaskGraph, job: Job, details: str) -> None:
+    """Fail the missing wanted objects of a job, and the tasks of the job that would produce them.
+
+    Its finished tasks may still run again to recompute lost objects.
+    """
+    for object_id in list(job.wanted):
+        node = graph.objects.nodes[object_id]
+        producer = node.producer
+        if not node.is_settled and producer is not None and producer.job is job:
+            graph.fail(producer, "CANCELLED", details)
+        if not node.is_settled:
+            graph.publish(Failure(object_id, "CANCELLED", details))
 
 
 def _produces_any(graph: TaskGraph, task: TaskNode) -> bool:

@@ -31,10 +31,11 @@ from ciel.core.events import (
     WorkerSeen,
 )
 from ciel.core.graph.early_outputs import publish_early
+from ciel.core.graph.job_retry import fail_missing
 from ciel.core.graph.task_graph import UNBOUNDED
 from ciel.core.jobs import ENDED, Job, JobState, JobSummary
 from ciel.core.masters import Succession
-from ciel.core.tasks import DONE, RUNNABLE, WAITING
+from ciel.core.tasks import ACTIVE, CANCELLED, DONE, DORMANT, RUNNABLE, WAITING
 from ciel.master.state.attempts import FIRST_STARTED
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import object_locations, topics
@@ -139,6 +140,8 @@ class Restoration:
         state = JobState(summary.state)
         if state not in ENDED or job.state in ENDED:
             return
+        if state is JobState.FAILED and not _was_stopped(summary):
+            fail_missing(self._context.graph, job, summary.reason)
         if state is JobState.COMPLETED or (state is JobState.FAILED and not job.unsettled):
             machine.job_table.end(job, state, summary.reason)
         else:
@@ -165,3 +168,12 @@ class Restoration:
                     machine.job_table.subscriptions.own(NOBODY, job)
         machine.membership.await_workers(self.workers, now_s + return_s)
         machine.job_table.subscriptions.gone(NOBODY, machine.jobs, now_s + grace_s)
+
+
+def _was_stopped(summary: JobSummary) -> bool:
+    """Whether the tasks of a failed job were cancelled, so that lost results are not recomputed.
+
+    Other failed jobs ended by themselves, when each result was there or an error.
+    """
+    can_run = any(str(state) in summary.counts for state in (*ACTIVE, DORMANT))
+    return str(CANCELLED) in summary.counts and not can_run

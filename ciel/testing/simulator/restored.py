@@ -33,6 +33,8 @@ def differences(live: MasterMachine, records: Sequence[Message], now_s: float) -
     restored = restore(records, now_s)
     for subject, text in problems(restored):
         yield f"the restored tables contradict each other: {subject}: {text}"
+    if live.has_more:
+        return  # the restored machine has done what the live one has deferred
     if restored.jobs.keys() != live.jobs.keys():
         yield f"jobs {sorted(restored.jobs)} instead of {sorted(live.jobs)}"
         return
