@@ -62,8 +62,10 @@ class WriteAhead:
         return durable
 
     def must_wait(self, records: Sequence[Message]) -> bool:
-        """Whether something that has happened is not durable yet. `records`: of this tick."""
-        is_waiting = self._held or self._appended > self._journal.durable
+        """Whether something that has happened is not durable yet, or a function that waited for
+        that has not been called yet. `records`: of this tick.
+        """
+        is_waiting = self._held or self._calls or self._appended > self._journal.durable
         return bool(is_waiting or records)
 
     def call_after_tick(self, call: Callable[[], object]) -> None:

@@ -70,6 +70,20 @@ def test_a_tick_without_records_does_not_overtake_earlier_ticks() -> None:
     assert called == ["first", "second"]
 
 
+def test_a_call_does_not_overtake_an_earlier_one_of_its_tick() -> None:
+    journal, called = SlowJournal(), list[str]()
+    write_ahead = WriteAhead(journal)
+    write_ahead.end_tick([RECORD], [], [])
+    assert write_ahead.must_wait([])
+    write_ahead.call_after_tick(lambda: called.append("first"))
+    journal.durable = 1
+    _carry_out_durable(write_ahead)
+    assert write_ahead.must_wait([])
+    _end_tick(write_ahead, called, "second", 0)
+    assert called == ["first", "second"]
+    assert not write_ahead.must_wait([])
+
+
 def test_records_without_consequences_are_waited_for() -> None:
     journal = SlowJournal()
     write_ahead = WriteAhead(journal)
