@@ -51,6 +51,7 @@ def test_no_finished_task_runs_again_if_only_the_master_fails() -> None:
         pytest.param(CRASHES, 11398, id="results-are-recomputed-when-the-job-is-restored"),
         pytest.param(CRASHES, 11688, id="records-are-durable-before-the-next-tick-ends"),
         pytest.param(CRASHES, 11767, id="client-leaves-while-its-session-waits-for-the-disk"),
+        pytest.param(CRASHES, 12567, id="ends-while-the-master-waits-for-a-worker"),
         pytest.param(CRASHES, 12672, id="upload-of-a-worker-that-has-not-returned"),
     ],
 )

@@ -115,6 +115,7 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
         ("followers", list(master.attempts._followers._workers)),
         ("streams", list(master.graph.objects.growing)),
         ("replicated", list(master.replication.copies())),
+        ("awaited", list(master.membership.awaited)),
     ):
         if left:
             yield left[0], f"the master still lists as {name}: {left}"
