@@ -53,6 +53,7 @@ def test_no_finished_task_runs_again_if_only_the_master_fails() -> None:
         pytest.param(CRASHES, 11767, id="client-leaves-while-its-session-waits-for-the-disk"),
         pytest.param(CRASHES, 12567, id="ends-while-the-master-waits-for-a-worker"),
         pytest.param(CRASHES, 12672, id="upload-of-a-worker-that-has-not-returned"),
+        pytest.param(CRASHES, 14736, id="error-from-before-a-retry-is-replaced-by-a-result"),
     ],
 )
 def test_what_failed_once(scenario: str, seed: int) -> None:

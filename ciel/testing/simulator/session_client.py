@@ -22,7 +22,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED, JobState
-from ciel.core.refs import Value
+from ciel.core.refs import Failure, Value
 from ciel.master.state.machine import MasterMachine
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
@@ -137,8 +137,13 @@ class SessionClient(FakeClient):
         for message in before.unconfirmed():
             if (again := self._without_handed_over(message)) is not None:
                 session.send(again)
-        if unsettled := tuple([o for o in self._wants() if o not in self.settled]):
+        if unsettled := tuple([o for o in self._wants() if not self._has(o)]):
             session.send(WantObjects(self.plan.job.id, unsettled))
+
+    def _has(self, object_id: ObjectId) -> bool:
+        """Whether a result is there for good. An error is not, if the job was retried since."""
+        ref = self.settled.get(object_id)
+        return ref is not None and not (isinstance(ref, Failure) and self.plan.truth.is_retried)
 
     def _without_handed_over(self, message: Message) -> Message | None:
         """Return what to send of an unconfirmed message, which a master may have processed.
