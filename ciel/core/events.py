@@ -596,6 +596,9 @@ SUSPECT_AFTER_S = 3.0
 one."""
 WORKER_TIMEOUT_S = 60.0
 """After this time without a message, a worker is declared dead, and other workers run its tasks."""
+RESTART_GRACE_S = 3.0
+"""The objects of a worker whose process has ended stay listed for this time, if they are in a work
+directory: a worker that is started again there has them, and nothing is recomputed."""
 KILL_GRACE_S = 5.0
 """The time between SIGTERM and SIGKILL, after a time limit or a cancellation, for programs that
 write a checkpoint."""

@@ -698,6 +698,9 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     spool = about.get("spool", "")
     if not isinstance(spool, str) or not spool.isprintable() or len(spool) > ID_MAX_LENGTH:
         raise ValueError(f"its work directory (spool) must be {_PRINTABLE}")
+    keeps_objects = about.get("keeps_objects", False)
+    if type(keeps_objects) is not bool:
+        raise ValueError("keeps_objects must be true or false")
     is_draining, drain_within_s = about.get("draining", False), about.get("drain_within_s")
     if type(is_draining) is not bool or not (
         drain_within_s is None or type(drain_within_s) in (int, float)
@@ -705,6 +708,6 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         raise ValueError("it must say by true or false whether it drains, and for how many seconds")
     return WorkerFacts(
         str(worker), netloc, host, slots, frozenset(executors), lacking,
-        memory_bytes=memory_bytes, hostname=hostname, spool=spool,
+        memory_bytes=memory_bytes, hostname=hostname, spool=spool, keeps_objects=keeps_objects,
         is_draining=is_draining, drain_within_s=drain_within_s,
     )  # fmt: skip

@@ -21,6 +21,7 @@ import pytest
 
 from ciel.client import Client
 from ciel.client.jobs import Job
+from ciel.core.events import RESTART_GRACE_S
 from ciel.core.refs import Failure, Future, Value
 from ciel.core.tasks import Needs
 from ciel.testing.homes import HandCluster, Home, wait_for
@@ -131,6 +132,31 @@ def test_results_of_a_worker_are_available_when_it_is_back_unless_wiped(
     lost = stored if wiped else 0
     assert stored > 4
     assert lost <= sum(lab.count()) - LEAVES <= lost + UNREPORTED
+
+
+KILLS: Final = 4
+
+
+def test_workers_that_are_killed_and_started_again_cost_only_their_running_tasks(
+    lab: Lab, client: Client
+) -> None:
+    """A host that needs too long to start a worker may recompute what the worker has stored."""
+    workers = {number: lab.start(number) for number in (1, 2)}
+    allowed = 0
+    with client.job("sum") as job:
+        total = job.run(["sha256sum"], inputs=[lab.leaf(job, number) for number in range(LEAVES)])
+        job.want([total])
+        for kill in range(KILLS):
+            lab.await_runs(LEAVES * (kill + 1) // (KILLS + 2))
+            number = 1 + kill % 2
+            killed_at_s = time.monotonic()
+            lab.kill(workers[number])
+            stored = len(lab.stored(number))
+            workers[number] = lab.start(number)
+            is_late = time.monotonic() - killed_at_s > RESTART_GRACE_S
+            allowed += UNREPORTED + (stored if is_late else 0)
+        lab.expect_right(job.read(total, timeout_s=40))
+    assert sum(lab.count()) - LEAVES <= allowed
 
 
 LONG: Final = 200

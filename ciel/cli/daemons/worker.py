@@ -357,7 +357,7 @@ class Worker:
         """Start a session with the master. `about`: what this worker reports of itself."""
         own = {
             "kind": "worker", "worker": self._id, "hostname": host_name(),
-            "spool": self._spool.identity,
+            "spool": self._spool.identity, "keeps_objects": not self._spool.is_temporary,
         }  # fmt: skip
         return Session.initiator(
             worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,

@@ -510,9 +510,17 @@ class Job(Shown):
         return current if locations_of(current) - locations_of(ref) else None
 
     def _may_be_back(self, ref: Reference) -> bool:
-        """Whether the master suspects a worker that holds an object, which may then reconnect."""
-        places, workers = locations_of(ref), self._client.ask("workers")
-        return any(each["suspicion"] and each["netloc"] in places for each in workers)
+        """Whether a worker that holds an object may reconnect, or be started again.
+
+        The master suspects such a worker, or still lists its objects after it has ended.
+        """
+        try:
+            answer: dict[str, Any] = from_json(self._client.ask("object", {"object": ref.id}))
+        except QueryError:
+            return False
+        workers = self._client.ask("workers")
+        reachable = {each["netloc"] for each in workers if not each["suspicion"]}
+        return bool(locations_of(answer["reference"]) - reachable)
 
     def _is_readable(self, ref: Reference) -> bool:
         """Whether an object can be read now: its worker may have recomputed it."""

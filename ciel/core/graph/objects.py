@@ -158,6 +158,9 @@ class ObjectTable:
     def held_at(self, location: str) -> list[ObjectId]:
         return list(self._held.get(location, ()))
 
+    def has_any_at(self, location: str) -> bool:
+        return bool(self._held.get(location))
+
     def remove(self, object_id: ObjectId) -> None:
         node = self.nodes.pop(object_id, None)
         if node is not None:

@@ -654,8 +654,9 @@ class Attempts:
         places = locations_of(ref)
         if place not in places:  # no copy is listed there; newer copies may exist
             return not places or holder is not None
-        if holder is not None and holder.suspicion:
-            return True  # it may reconnect soon: the task waits for that, see `Dispatcher`
+        if place in self._table.suspects:
+            # It may reconnect, or be started again: the task waits for that, see `Dispatcher`.
+            return True
         if place in self._table.awaited.values():
             return True  # it may still return to this master, which assigns no task until then
         if holder is not None and holder is not reader and node.producer is None:

@@ -30,6 +30,7 @@ def problems(master: MasterMachine) -> Problems:
     yield from _holds(master)
     yield from _stalled(master)
     yield from master.replication.problems()
+    yield from master.membership.problems()
 
 
 def _slots(master: MasterMachine) -> Problems:

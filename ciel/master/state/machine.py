@@ -468,6 +468,7 @@ class MasterMachine:
         self.context.now_s = now_s
         self.membership.check_silence()
         self.membership.check_awaited()
+        self.membership.check_expected()
         for job_id in self.job_table.subscriptions.expired(now_s):
             self.operations.cancel(self.jobs[job_id], "its client was disconnected for too long")
         if self._forget_jobs_after_s:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ciel.core.events import SUSPECT_AFTER_S, WORKER_TIMEOUT_S, WorkerLeft, WorkerSeen
+from ciel.core.events import (
+    RESTART_GRACE_S,
+    SUSPECT_AFTER_S,
+    WORKER_TIMEOUT_S,
+    WorkerLeft,
+    WorkerSeen,
+)
 from ciel.core.graph.lost_objects import lose, lose_location
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference, locations_of
@@ -23,6 +29,8 @@ class Membership:
     """The workers that have joined, and lost workers some of whose objects are still listed.
 
     A worker is suspected after `suspect_after_s` of silence, and declared dead after `timeout_s`.
+    The objects of a worker whose process has ended stay listed for RESTART_GRACE_S if its work
+    directory outlives it: if a worker joins at its address, it says which of them exist.
     """
 
     def __init__(
@@ -41,6 +49,7 @@ class Membership:
     ) -> None:
         self._context = context
         self._workers = context.table.by_id
+        self._expected = context.table.expected
         self._bulk = bulk
         self._dispatcher = dispatcher
         self._eager = eager
@@ -64,7 +73,8 @@ class Membership:
         their numbers are not known here, and a new attempt must have another one.
 
         An earlier worker with the same id has lost its attempts; an earlier worker with the same
-        address or work directory has ended.
+        address or work directory has ended. Objects that are still listed at the address are kept
+        if the new worker lists them, too.
         """
         for other in list(self._workers.values()):
             if other.facts.id == facts.id:
@@ -73,7 +83,12 @@ class Membership:
                 facts.spool and other.facts.spool == facts.spool
             ):
                 self.lost(other.facts.id, "another worker took its place", died=True)
-        self._lose_rest(facts.netloc)
+        for lost in list(self._losing.values()):
+            place = lost.facts.netloc
+            if place == facts.netloc and place not in self._expected:
+                self._lose_rest(place)
+            elif place != facts.netloc and facts.spool and lost.facts.spool == facts.spool:
+                self._give_up(place)  # its objects have another address now
         self.joined_count += 1
         worker = WorkerNode(facts, self._context.now_s)
         self._dispatcher.add_worker(worker)
@@ -85,7 +100,10 @@ class Membership:
             self.suspect(worker, "it has not said yet which attempts it runs")
         self._context.journal.append(WorkerSeen(facts.id, facts.netloc))
         if held := self._context.graph.objects.held_at(facts.netloc):
-            self._unlisted[facts.id] = set(held)  # known from the journal
+            # They are known from the journal, or a worker here has ended.
+            self._unlisted[facts.id] = set(held)
+        elif facts.netloc in self._expected:
+            self._end_wait(worker)
 
     def await_workers(self, netlocs: Mapping[str, str], until_s: float) -> None:
         """Wait until a time for the workers of the master before this one, by id."""
@@ -100,7 +118,7 @@ class Membership:
             unlisted.difference_update([ref.id for ref in refs])
 
     def store_listed(self, worker: WorkerNode) -> None:
-        """Mark the objects as lost that a worker had before the restart, and has no more."""
+        """Mark the objects as lost that are listed at a worker, and that it does not have."""
         worker.is_listing = False
         self._replication.store_listed(worker)
         facts = worker.facts
@@ -108,6 +126,8 @@ class Membership:
         for object_id in self._unlisted.pop(facts.id, ()):
             if object_id not in graph.objects.fixed:
                 lose(graph, object_id, facts.netloc)
+        if facts.netloc in self._expected:
+            self._end_wait(worker)
         if self.awaited:
             for worker_id, netloc in list(self.awaited.items()):
                 if worker_id == facts.id or netloc == facts.netloc:
@@ -132,7 +152,7 @@ class Membership:
             for netloc in locations_of(objects.reference(object_id)) - here:
                 lose(graph, object_id, netloc)
         for netloc in objects.locations():
-            if netloc not in here:
+            if netloc not in here and netloc not in self._losing:
                 facts = WorkerFacts("", netloc, "", 1, frozenset())
                 self._bulk.start(self._losing_objects(WorkerNode(facts, self._context.now_s)))
 
@@ -195,7 +215,36 @@ class Membership:
         graph, place = self._context.graph, worker.facts.netloc
         for object_id in (*graph.objects.fixed, *graph.objects.growing):
             lose(graph, object_id, place)  # at once, since running programs depend on these
-        self._bulk.start(self._losing_objects(worker))
+        if died and worker.facts.keeps_objects and graph.objects.has_any_at(place):
+            # A worker that has ended again before it has listed its objects gets no more time.
+            self._expected.setdefault(place, self._context.now_s + RESTART_GRACE_S)
+            self._losing[place] = worker
+            self._context.table.suspects |= {place}
+        else:
+            self._expected.pop(place, None)
+            self._bulk.start(self._losing_objects(worker))
+
+    def check_expected(self) -> None:
+        """Mark the objects of ended workers as lost that have not been started again in time.
+
+        While there is no worker at all, nobody could recompute them.
+        """
+        if self._workers:
+            for place, until_s in list(self._expected.items()):
+                if self._context.now_s >= until_s and self._context.table.at(place) is None:
+                    self._give_up(place)
+
+    def _give_up(self, place: str) -> None:
+        """Mark the objects of an ended worker as lost, unless that has begun."""
+        if self._expected.pop(place, None) is not None:
+            self._bulk.start(self._losing_objects(self._losing[place]))
+
+    def _end_wait(self, worker: WorkerNode) -> None:
+        """Use the objects of a worker that has ended and was started again as this one."""
+        place = worker.facts.netloc
+        del self._expected[place], self._losing[place]
+        if not worker.suspicion:
+            self._dispatcher.trust(worker)
 
     def _losing_objects(self, worker: WorkerNode) -> Iterator[None]:
         """Mark the objects of a lost worker as lost, in slices.
@@ -208,9 +257,8 @@ class Membership:
             lose(graph, object_id, place)
             graph.steps_left -= 1
             if graph.steps_left < 0:
-                if place not in self._losing:
-                    self._losing[place] = worker
-                    self._context.table.suspects |= {place}
+                self._losing[place] = worker
+                self._context.table.suspects |= {place}
                 yield
                 if self._losing.get(place) is not worker:
                     return  # another worker has joined at this address
@@ -226,3 +274,14 @@ class Membership:
         if worker is not None:
             lose_location(self._context.graph, place)
             self._dispatcher.trust(worker)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield every contradiction between the tables: an address, and a description."""
+        table = self._context.table
+        suspected = {worker.facts.netloc for worker in self._workers.values() if worker.suspicion}
+        for place in suspected - table.suspects:
+            yield place, "its worker is suspected, and tasks may be sent to read objects there"
+        for place in table.suspects - suspected - self._losing.keys():
+            yield place, "tasks wait for it, and no worker there is suspected or lost"
+        for place in table.expected.keys() - self._losing.keys():
+            yield place, "a worker is expected there, and none has ended"

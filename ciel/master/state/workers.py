@@ -35,6 +35,7 @@ class WorkerFacts(NamedTuple):
     memory_bytes: int = 0  # for the programs of tasks; 0: unknown
     hostname: str = ""  # for users; workers with the same `host` can share files
     spool: str = ""  # identifies its work directory, which only one process uses; "": unknown
+    keeps_objects: bool = False  # a worker that is started again with this directory has them
     is_draining: bool = False  # an earlier master has ordered it
     drain_within_s: float | None = None  # the time left for its tasks; None: no limit
 
@@ -215,16 +216,18 @@ class WorkerTable:
 
     `suspects` are the addresses of workers that may be lost, or are lost and are still listed in
     the object table. `awaited` are the addresses of the workers of the master before this one that
-    have not returned yet, by id.
+    have not returned yet, by id. `expected` are the addresses of workers that have ended and may be
+    started again with their objects, each with the time until which the master waits for that.
     """
 
-    __slots__ = ("_by_netloc", "awaited", "by_id", "hosts", "returned", "suspects")
+    __slots__ = ("_by_netloc", "awaited", "by_id", "expected", "hosts", "returned", "suspects")
 
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerNode] = {}
         self.hosts: dict[str, str] = {}  # by address
         self.suspects: frozenset[str] = frozenset()
         self.awaited: dict[str, str] = {}
+        self.expected: dict[str, float] = {}
         self.returned: set[TaskNode] = set()  # recalled tasks that were returned in this tick
         self._by_netloc: dict[str, WorkerNode] = {}
 

@@ -47,7 +47,7 @@ class Cluster:
         self._lives = 0
         self._stale: list[Connection] = []  # of a dead master, whose peers have not noticed it
         for place in range(options.workers):
-            self.workers.append(self._start_worker(place, 9000 + place, {}))
+            self.workers.append(self._start_worker(place, 9000 + place, {}, f"spool{place}"))
         make_client = SessionClient if options.journal else FakeClient
         for number in range(options.jobs):
             plan = draw_plan(options, self.chance, number)
@@ -82,21 +82,27 @@ class Cluster:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _start_worker(self, place: int, port: int, store: dict[ObjectId, bytes]) -> FakeWorker:
+    def _start_worker(
+        self, place: int, port: int, store: dict[ObjectId, bytes], spool: str
+    ) -> FakeWorker:
         self._lives += 1
         host = f"host{place % self.options.hosts}"
         slots, executors = self.options.slots_per_worker, frozenset((EXECUTOR,))
         facts = WorkerFacts(
             f"w{place}.{self._lives}", f"{host}:{port}", host, slots, executors,
-            memory_bytes=self.options.memory_per_worker,
+            memory_bytes=self.options.memory_per_worker, spool=spool,
+            keeps_objects=self.options.wipe_share < 1,
         )  # fmt: skip
         return FakeWorker(self.world, facts, store, self._dial_as_worker)
 
     def replace_worker(self, place: int, *, is_wiped: bool, has_moved: bool) -> None:
-        """Start a worker that replaces an ended one."""
+        """Start a worker that replaces an ended one; if it `is_wiped`, in a new directory."""
         before = self.workers[place]
         port = int(before.facts.netloc.split(":")[1]) + (100 if has_moved else 0)
-        worker = self._start_worker(place, port, {} if is_wiped else before.store)
+        store, spool = before.store, before.facts.spool
+        if is_wiped:
+            store, spool = {}, f"spool{place}.{self._lives}"
+        worker = self._start_worker(place, port, store, spool)
         self.workers[place] = worker
         self.world.note(worker.facts.id, f"replaces it with {len(worker.store)} objects")
 

@@ -116,6 +116,8 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
         ("streams", list(master.graph.objects.growing)),
         ("replicated", list(master.replication.copies())),
         ("awaited", list(master.membership.awaited)),
+        ("expected", list(master.context.table.expected)),
+        ("suspected", list(master.context.table.suspects)),
     ):
         if left:
             yield left[0], f"the master still lists as {name}: {left}"

@@ -100,6 +100,7 @@ class Options:
     # The checks.
     ticks_per_check: int = 1
     nothing_runs_twice: bool = False
+    repeats_only_lost: bool = False  # a task runs again only if its worker died before its report
     liveness_s: float = 900.0  # all work must end within this time after the last fault
 
 
@@ -107,6 +108,12 @@ _CALM = Options()
 SCENARIOS: dict[str, Options] = {
     "calm": _CALM,
     "kills": replace(_CALM, kill_interval_s=4.0),
+    # Workers that are killed and started again at once find their objects: none is recomputed.
+    "returning": replace(
+        _CALM, kill_interval_s=1.0, wipe_share=0.0, move_share=0.0, silent_share=0.0,
+        restart_mean_s=0.2, inline_share=0.0, twin_share=0.0, release_share=0.0,
+        growing_share=0.0, phases_max=1, repeats_only_lost=True,
+    ),
     "wiped": replace(_CALM, kill_interval_s=4.0, wipe_share=1.0, inline_share=0.0),
     "cuts": replace(_CALM, cut_interval_s=3.0),
     "pauses": replace(_CALM, pause_interval_s=4.0),

@@ -92,6 +92,9 @@ class Simulation:
                 raise Violation("workers", f"{lost} were declared dead, and none has died")
             for again in self.world.witness.remade:
                 raise Violation(again, f"{again} was recomputed, and no object was lost")
+        if self.options.repeats_only_lost:
+            for task, count in self.world.witness.repeats().items():
+                raise Violation(task, f"it has run {count} times more than its workers were lost")
         excused = sum([self._is_excused_or_right(client) for client in self.clients])
         return self._result(excused)
 

@@ -150,6 +150,11 @@ class Witness:
         """How often the master has restarted."""
         return self._epoch - 1
 
+    def repeats(self) -> Counter[str]:
+        """Count the runs of each task beyond one, and beyond one for each loss of its worker."""
+        runs = Counter(life[0] for life in self._started)
+        return runs - Counter(dict.fromkeys(runs, 1)) - self.losses
+
     def program_failed(self, key: Key) -> None:
         self._failures[key[0]] += 1
 

@@ -11,7 +11,7 @@ from ciel.core.graph.any_inputs import inputs_of
 from ciel.core.graph.failures import size_text
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.task_graph import TaskGraph
-from ciel.core.ids import TaskId
+from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Fixed, locations_of
@@ -156,8 +156,8 @@ class Dispatcher:
     def _may_run(self, task: TaskNode) -> bool:
         """Whether a task can be assigned now.
 
-        If an input is only on a suspected worker, the task waits until that worker is trusted or
-        lost.
+        If an input is only on a suspected worker, or on one that has just ended, the task waits
+        until that worker is trusted or its objects are lost.
         """
         if not self._graph.is_ready(task):
             return False
@@ -166,9 +166,14 @@ class Dispatcher:
                 places = locations_of(ref)
                 if places and places <= self._table.suspects and type(ref) is not Fixed:
                     self._stranded.append(task)
-                    task.reason = f"only silent workers have {ref.id}, such as {min(places)}"
+                    task.reason = self._why_stranded(ref.id, min(places))
                     return False
         return True
+
+    def _why_stranded(self, object_id: ObjectId, place: str) -> str:
+        if place in self._table.expected:
+            return f"only the worker at {place} has {object_id}: it has ended, and may come back"
+        return f"only silent workers have {object_id}, such as {place}"
 
     def learn_bandwidth(self, worker: WorkerNode, copied: CopyTimed) -> None:
         """Record how long a worker took to copy an object from another worker."""

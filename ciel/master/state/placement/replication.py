@@ -228,7 +228,7 @@ class Replication:
         claim.places &= ref.locations
         self._short.pop(object_id, None)
         holders = [node for place in claim.places if (node := table.at(place)) is not None]
-        missing = claim.copies - len(holders) - len(claim.copying)
+        missing = claim.copies - self._count_there(claim) - len(claim.copying)
         while missing > 0:
             hosts = {worker.facts.host for worker in (*holders, *claim.copying)}
             taker = None
@@ -249,6 +249,11 @@ class Replication:
         if missing <= 0 and not claim.copying:
             claim.refused.clear()
             claim.why = ""
+
+    def _count_there(self, claim: Claim) -> int:
+        """Count the copies on workers that are connected, or have just ended and may come back."""
+        table = self._context.table
+        return sum(table.at(p) is not None or p in table.expected for p in claim.places)
 
     def _has_source(self, ref: Concrete | Sweetheart) -> bool:
         """Whether a worker that can be reached holds an object."""
@@ -316,10 +321,10 @@ class Replication:
             node = self._objects.get(object_id)
             if (node is None or node.ref is None) and object_id not in pending:
                 yield object_id, "copies of it are to exist, but it was forgotten"
-            there = [place for place in claim.places if self._context.table.at(place) is not None]
-            is_short = len(there) + len(claim.copying) < claim.copies
+            there = self._count_there(claim)
+            is_short = there + len(claim.copying) < claim.copies
             if is_short and object_id not in pending and object_id not in self._short:
-                yield object_id, f"it has {len(there)} copies of {claim.copies}, and none is made"
+                yield object_id, f"it has {there} copies of {claim.copies}, and none is made"
             if bool(claim.copying) != (object_id in self._copying):
                 yield object_id, f"{len(claim.copying)} workers copy it, which is wrongly listed"
             if not claim.copying <= set(self._workers.values()):
