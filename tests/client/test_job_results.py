@@ -40,7 +40,7 @@ class FakeSession:
         self.sent: list[Message] = []
         self.coming: deque[Callable[[], object]] = deque()
         self.readable: dict[str, bytes] = {}
-        self.suspected: list[str] = []
+        self.workers: dict[str, str] = {}  # the suspicion of each, by address
         self.uploads: dict[str, Reference] = {}
 
     def send(self, *messages: Message) -> None:
@@ -48,7 +48,7 @@ class FakeSession:
 
     def ask(self, topic: str, argument: Any = None) -> Any:
         if topic == "workers":
-            return [{"netloc": netloc, "suspicion": "silent"} for netloc in self.suspected]
+            return [{"netloc": at, "suspicion": why} for at, why in self.workers.items()]
         if topic == "object" and argument["object"] in self.uploads:
             return {"reference": to_json(self.uploads[argument["object"]])}
         if topic == "object":
@@ -124,6 +124,23 @@ def test_an_object_that_its_worker_does_not_have_is_unreadable(
     session.coming.append(lambda: job.take_settled(held_by(ref, "w:1")))
     with pytest.raises(ObjectUnreadableError):
         job.read(ref)
+
+
+@pytest.mark.parametrize("workers", [{"w:1": "it was silent for 4 s"}, {"w:2": ""}])
+def test_an_object_is_awaited_whose_worker_may_come_back(
+    session: FakeSession, job: Job, workers: dict[str, str]
+) -> None:
+    """The master suspects the worker, or it has ended and its objects are still listed."""
+    session.workers = workers
+    known = held_by(job.run(["seq", "1000"]), "w:1")
+    job.want((known,))
+    job.take_settled(known)
+    session.uploads[known.id] = known
+    unreadable = ObjectUnreadableError(known.id, [("w:1", "the connection was refused")])
+    assert job.await_copy(unreadable, known) == known
+    session.workers = {"w:1": ""}
+    with pytest.raises(ObjectUnreadableError):
+        job.await_copy(unreadable, known)
 
 
 def test_an_upload_is_read_from_the_worker_that_has_copied_it(

@@ -34,7 +34,7 @@ UPLOAD = stored("upload:1", PLACE, size_bytes=5000)
 
 
 def a_life(worker: str, *, at: str = "w1", spool: str = "spool1") -> WorkerFacts:
-    """A worker that has a work directory; it may be one that was started again in it."""
+    """A worker with a work directory. Another life of it has the same directory."""
     facts = a_worker(worker, netloc=place_of(at))
     return facts._replace(spool=spool, keeps_objects=True)
 

@@ -222,6 +222,8 @@ class MasterMachine:
         attempts = self.attempts
         match message:
             case TaskReported():
+                if self.membership.unlisted:
+                    self.membership.stored(worker, message.published)
                 attempts.reported(worker, message)
                 if worker.postponed_deletions:
                     postponed, worker.postponed_deletions = worker.postponed_deletions, {}

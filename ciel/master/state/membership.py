@@ -64,7 +64,9 @@ class Membership:
         """Addresses of the workers of the master before this one that have not returned yet, by id.
         While there are any, no task is assigned: they may have attempts at these tasks."""
         self._await_until_s = 0.0
-        self._unlisted: dict[str, set[ObjectId]] = {}  # by worker: objects that it may have lost
+        self.unlisted: dict[str, set[ObjectId]] = {}
+        """Objects that the object table lists at a worker that has joined, and the worker has not
+        listed yet; by the id of the worker."""
         self.joined_count = 0  # since the start of the master
         self.lost_count = 0
 
@@ -101,7 +103,7 @@ class Membership:
         self._context.journal.append(WorkerSeen(facts.id, facts.netloc))
         if held := self._context.graph.objects.held_at(facts.netloc):
             # They are known from the journal, or a worker here has ended.
-            self._unlisted[facts.id] = set(held)
+            self.unlisted[facts.id] = set(held)
         elif facts.netloc in self._expected:
             self._end_wait(worker)
 
@@ -114,7 +116,7 @@ class Membership:
 
     def stored(self, worker: WorkerNode, refs: Iterable[Reference]) -> None:
         """Note objects that a worker still has."""
-        if (unlisted := self._unlisted.get(worker.facts.id)) is not None:
+        if (unlisted := self.unlisted.get(worker.facts.id)) is not None:
             unlisted.difference_update([ref.id for ref in refs])
 
     def store_listed(self, worker: WorkerNode) -> None:
@@ -123,7 +125,7 @@ class Membership:
         self._replication.store_listed(worker)
         facts = worker.facts
         graph = self._context.graph
-        for object_id in self._unlisted.pop(facts.id, ()):
+        for object_id in self.unlisted.pop(facts.id, ()):
             if object_id not in graph.objects.fixed:
                 lose(graph, object_id, facts.netloc)
         if facts.netloc in self._expected:
@@ -204,7 +206,7 @@ class Membership:
         if worker is None:
             return
         self.lost_count += 1
-        self._unlisted.pop(worker_id, None)
+        self.unlisted.pop(worker_id, None)
         self._context.journal.append(WorkerLeft(worker_id))
         self._dispatcher.remove_worker(worker)
         self._eager.worker_lost(worker)
@@ -227,7 +229,7 @@ class Membership:
     def check_expected(self) -> None:
         """Mark the objects of ended workers as lost that have not been started again in time.
 
-        While there is no worker at all, nobody could recompute them.
+        They stay listed while there are no workers, since no worker could recompute them.
         """
         if self._workers:
             for place, until_s in list(self._expected.items()):
@@ -235,7 +237,7 @@ class Membership:
                     self._give_up(place)
 
     def _give_up(self, place: str) -> None:
-        """Mark the objects of an ended worker as lost, unless that has begun."""
+        """Mark the objects of an ended worker as lost, if they are still listed for its return."""
         if self._expected.pop(place, None) is not None:
             self._bulk.start(self._losing_objects(self._losing[place]))
 

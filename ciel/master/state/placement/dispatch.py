@@ -156,7 +156,7 @@ class Dispatcher:
     def _may_run(self, task: TaskNode) -> bool:
         """Whether a task can be assigned now.
 
-        If an input is only on a suspected worker, or on one that has just ended, the task waits
+        If only a suspected worker or a worker that has just ended has an input, the task waits
         until that worker is trusted or its objects are lost.
         """
         if not self._graph.is_ready(task):
