@@ -16,6 +16,7 @@ from ciel.core.events import (
     StreamsOpened,
     SubmitJob,
     WantObjects,
+    WorkerLeft,
 )
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
@@ -231,6 +232,23 @@ def test_an_upload_is_lost_after_the_grace_time() -> None:
     assert scene.job_of().state is JobState.ACTIVE
     scene.passes(RESTART_GRACE_S)
     assert isinstance(scene.machine.graph.objects.reference(ObjectId("b")), Failure)
+
+
+def test_a_master_that_restarts_waits_for_it_too() -> None:
+    """The journal says that it left when nothing is expected of it any more."""
+    scene = a_scene()
+    journal = scene.machine.journal
+    scene.loses("w1")
+    assert WorkerLeft("w1") not in journal
+    scene.joins(a_life("w1b"))
+    scene.lists("w1b", A)
+    assert WorkerLeft("w1") in journal
+    scene.loses("w1b")
+    scene.joins(a_life("w1c"))
+    scene.loses("w1c")
+    assert [WorkerLeft("w1b") in journal, WorkerLeft("w1c") in journal] == [True, False]
+    scene.passes(RESTART_GRACE_S)
+    assert journal.count(WorkerLeft("w1c")) == 1
 
 
 def test_a_process_that_waits_on_it_is_lost_at_once() -> None:

@@ -207,7 +207,6 @@ class Membership:
             return
         self.lost_count += 1
         self.unlisted.pop(worker_id, None)
-        self._context.journal.append(WorkerLeft(worker_id))
         self._dispatcher.remove_worker(worker)
         self._eager.worker_lost(worker)
         self._attempts.worker_lost(worker, reason, died=died)
@@ -219,11 +218,14 @@ class Membership:
             lose(graph, object_id, place)  # at once, since running programs depend on these
         if died and worker.facts.keeps_objects and graph.objects.has_any_at(place):
             # A worker that has ended again before it has listed its objects gets no more time.
-            self._expected.setdefault(place, self._context.now_s + RESTART_GRACE_S)
+            until_s = self._expected.get(place, self._context.now_s + RESTART_GRACE_S)
+            self._stop_expecting(place)
+            self._expected[place] = until_s
             self._losing[place] = worker
             self._context.table.suspects |= {place}
         else:
-            self._expected.pop(place, None)
+            self._stop_expecting(place)
+            self._context.journal.append(WorkerLeft(worker_id))
             self._bulk.start(self._losing_objects(worker))
 
     def check_expected(self) -> None:
@@ -238,15 +240,27 @@ class Membership:
 
     def _give_up(self, place: str) -> None:
         """Mark the objects of an ended worker as lost, if they are still listed for its return."""
-        if self._expected.pop(place, None) is not None:
+        if place in self._expected:
+            self._stop_expecting(place)
             self._bulk.start(self._losing_objects(self._losing[place]))
 
     def _end_wait(self, worker: WorkerNode) -> None:
         """Use the objects of a worker that has ended and was started again as this one."""
         place = worker.facts.netloc
-        del self._expected[place], self._losing[place]
+        self._stop_expecting(place)
+        del self._losing[place]
         if not worker.suspicion:
             self._dispatcher.trust(worker)
+
+    def _stop_expecting(self, place: str) -> None:
+        """Wait no more for the worker that has ended at an address, if there is one.
+
+        Until then the journal names it, so a master that is restarted waits for it, too.
+        """
+        if self._expected.pop(place, None) is not None:
+            worker_id = self._losing[place].facts.id
+            if worker_id not in self._workers:
+                self._context.journal.append(WorkerLeft(worker_id))
 
     def _losing_objects(self, worker: WorkerNode) -> Iterator[None]:
         """Mark the objects of a lost worker as lost, in slices.
