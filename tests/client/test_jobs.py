@@ -209,6 +209,8 @@ class Keeper:
         return summary(self._job, self.state)._replace(unsettled=self.unsettled)
 
     def reply(self, message: Message) -> list[Message]:
+        if isinstance(message, Ask) and message.topic == "object":
+            return [Answer(message.number, None, "it is not known")]
         if isinstance(message, Ask) and message.topic == "workers":
             return [Answer(message.number, [], "")]
         if isinstance(message, Ask):
