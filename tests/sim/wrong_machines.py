@@ -305,14 +305,14 @@ class ForgetsTasks(MasterMachine):
 def test_the_smallest_story_needs_fewer_faults_and_is_replayed_by_one_line() -> None:
     def fails(without: Set[int]) -> SimulationError | None:
         try:
-            simulate(7, "restarts", ForgetsTasks, without)
+            simulate(11, "restarts", ForgetsTasks, without)
         except SimulationError as error:
             return error
         return None
 
     first = fails(frozenset())
     assert first is not None
-    smallest = shrink(first, fails, max_s=5.0)
+    smallest = shrink(first, fails, max_s=20.0)
     left = smallest.fault_count - len(smallest.without)
     assert left < first.fault_count
     assert "the master is killed" in str(smallest)
