@@ -480,7 +480,7 @@ class JournalStored(NamedTuple):
 
 
 class MastersNamed(NamedTuple):
-    """Where a master may be found when this one is gone."""
+    """The URLs at which a client may find a master when this one has ended."""
 
     urls: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Which masters a cluster may have, and which of them its workers obey.
+"""The masters that a cluster may have, and the workers that elect them.
 
 Each start of a master begins an *epoch*, which has a number. A worker obeys the master of the
 latest epoch that it knows, and no earlier one. A *standby* is a master that follows the journal of
@@ -35,7 +35,7 @@ class Succession(NamedTuple):
         return self.urls[1:]
 
     def is_majority(self, voters: Collection[str]) -> bool:
-        """Whether these are more than half of the voters; never if there are no voters."""
+        """Whether these are more than half of the voters; False if there are no voters."""
         return 2 * len(self.voters.keys() & set(voters)) > len(self.voters)
 
 

@@ -274,7 +274,7 @@ class Master:
         return ByRole(service, standbys)
 
     def _name_masters(self, service: MasterService, urls: tuple[str, ...]) -> None:
-        """Let clients know where masters are: those that are connected, and later ones."""
+        """Send the addresses of the masters to all clients, and write them into the access file."""
         service.name_masters(urls)
         if self._access is not None:
             path, access = self._access
@@ -487,7 +487,7 @@ def successor_of(argv: Sequence[str], listen_fd: int) -> list[str]:
     `argv`: the command line of this process, with the options of the interpreter.
     """
     words = [word for word in argv[1:] if word not in ("--new-key", "--promote")]
-    for option in (LISTEN_FD, "--standby"):  # a standby that took over is no standby any more
+    for option in (LISTEN_FD, "--standby"):  # this process has become the master
         if option in words:
             place = words.index(option)
             del words[place : place + 2]
