@@ -163,6 +163,7 @@ def test_a_program_gets_a_damaged_input_recomputed(cluster: HandCluster) -> None
 def test_a_damaged_upload_is_reported_as_lost(cluster: HandCluster) -> None:
     """No task can recompute it."""
     lab = Lab(cluster, "disk")
+    lab.client.close()
     lab.cluster.home.path.joinpath("words").write_bytes(b"word " * 100_000)
     put = lab.cluster.home.run("ciel", "object", "put", "words")
     object_id = put.stdout.strip()
