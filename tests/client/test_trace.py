@@ -1,6 +1,8 @@
 """Traces, in the format that `chrome://tracing` reads."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 import ciel
+from ciel.client.errors import ClusterError
 from ciel.client.views.trace import AttemptSpan, events_of, lay_out
 
 WAIT_S = 10.0
@@ -115,6 +118,22 @@ def test_a_trace_includes_a_client_that_is_closed_meanwhile(
 ) -> None:
     with ciel.trace(tmp_path / "out.json"), ciel.Client(client.cluster) as other:
         other.run(["true"]).result(WAIT_S)
+    assert "true" in [bar["name"] for bar in bars_of(read(tmp_path / "out.json"))]
+
+
+def test_a_trace_leaves_out_a_client_that_has_lost_its_cluster(
+    client: ciel.Client, tmp_path: Path
+) -> None:
+    options = {"slots": 1, "journal_sync": None}
+    with ciel.Client(cluster_options=options, environ={"XDG_STATE_HOME": str(tmp_path)}) as other:
+        assert other.cluster is not None
+        os.kill(other.cluster.master.pid, signal.SIGKILL)
+        with pytest.raises(ClusterError):
+            other.ask("status")
+        client.run(["true"]).result(WAIT_S)
+        ciel.trace(tmp_path / "out.json")
+        with pytest.raises(ClusterError):
+            ciel.trace(tmp_path / "other.json", other)
     assert "true" in [bar["name"] for bar in bars_of(read(tmp_path / "out.json"))]
 
 

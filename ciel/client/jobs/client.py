@@ -40,6 +40,7 @@ from ciel.client.errors import (
     CallbackWaitError,
     ClientClosedError,
     ClientError,
+    ConnectionLostError,
     NoMasterError,
     NotAMasterError,
     QueryError,
@@ -367,8 +368,14 @@ class JobClient:
     # --- messages ---------------------------------------------------------------------------------
 
     def send(self, *messages: Message) -> None:
-        """Send messages; raises ConnectionLostError, ClientClosedError, ForkedError."""
-        self._connection.send(*messages)
+        """Send messages; raises ConnectionLostError, ClientClosedError, ForkedError.
+
+        If the client's own cluster has ended, raise ClusterError with the reason.
+        """
+        try:
+            self._connection.send(*messages)
+        except ConnectionLostError as error:
+            raise self._lost or error from None
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
         """Wait until `condition`, called with the lock held after each delivery, is true.
@@ -390,6 +397,11 @@ class JobClient:
                     raise CallbackWaitError(what)
         elif not self._changed.wait_for(is_over, timeout_s):
             raise WaitTimeoutError(what, timeout_s or 0.0)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has lost its master for good."""
+        return self._lost is not None
 
     def take_time(self, interval_s: float) -> None:
         """Deliver messages at most once in an interval: cheaper for a caller that expects many."""

@@ -300,7 +300,8 @@ class Trace:
     def _clients(self) -> list[Any]:
         if self._client is not None:
             return [self._client]
-        return [session for session in sessions.everyone() if hasattr(session, "job_ids")]
+        found: list[Any] = [each for each in sessions.everyone() if hasattr(each, "job_ids")]
+        return [client for client in found if not client.is_lost] or found
 
     def note(self, client: object, calls: Iterable[CallSpan]) -> None:
         """Add the times of calls of a client."""
@@ -346,8 +347,8 @@ def trace(path: str | os.PathLike[str], client: TracedClient | None = None) -> T
 
     It has a row for each slot, and a bar for each attempt at a task. The master remembers the last
     100,000 attempts. `with ciel.trace("out.json"):` writes the file again at the end of the block,
-    with the attempts that ended or ran during the block. `client`: by default all open clients.
-    Raises OSError, and as `Client.ask`.
+    with the attempts that ended or ran during the block. `client`: by default all open clients that
+    have not lost their master. Raises OSError, and as `Client.ask`.
     """
     found = Trace(path, client)
     found.write()
