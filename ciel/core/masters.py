@@ -9,7 +9,12 @@ workers that vote when a standby is to take over.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+SILENT_S: Final = 1.0
+"""A master that has sent nothing for this time may be replaced."""
+PROMOTION_EPOCHS: Final = 1 << 20
+"""More epochs than elections are lost between two masters."""
 
 
 class Succession(NamedTuple):
@@ -49,3 +54,11 @@ class Ballot(NamedTuple):
 
 
 NO_BALLOT = Ballot(0, "")
+
+
+def promoted_epoch(latest: int) -> int:
+    """Return the epoch of a master that serves without votes.
+
+    It is later than those which workers may have promised to candidates since the epoch `latest`.
+    """
+    return (latest // PROMOTION_EPOCHS + 1) * PROMOTION_EPOCHS

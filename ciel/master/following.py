@@ -12,12 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from twisted.logger import Logger
 
 from ciel.core.events import JournalCopied, JournalCopyEnds, JournalGrew, JournalStored, Message
-from ciel.core.masters import Succession
+from ciel.core.masters import SILENT_S, Succession
 from ciel.journal.directory import adopt_copy, copy_path, find_files
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import FileJournal
@@ -27,9 +27,6 @@ from ciel.master.state.restoring import Restoration
 from ciel.master.succession.candidacy import may_follow
 from ciel.net.control import ControlPeer
 from ciel.wire.errors import RefusedError
-
-SILENT_S: Final = 1.0
-"""A standby may take over when the master has sent nothing for this time."""
 
 log = Logger(__name__)
 

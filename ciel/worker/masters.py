@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.logger import Logger
 
 from ciel.core.errors import CielError
-from ciel.core.masters import Ballot, Succession
+from ciel.core.masters import SILENT_S, Ballot, Succession
 from ciel.net.control import Peer
 from ciel.net.transports import Reconnector
 from ciel.wire import codec
@@ -23,7 +23,7 @@ from ciel.wire.masters import (
     succession_to_json,
 )
 from ciel.worker.master_session import MasterSession
-from ciel.worker.state.voter import SILENT_S, Voter
+from ciel.worker.state.voter import Voter
 
 log = Logger(__name__)  # compiled code cannot determine its own module
 

@@ -176,6 +176,28 @@ def test_a_master_that_returns_before_its_standby_took_over_serves_again(pair: P
     wait_for(lambda: len(pair.standby_urls()) == 1, "the standby to follow again")
 
 
+def test_a_standby_that_nobody_elects_serves_when_it_is_promoted(pair: Pair) -> None:
+    job = pair.submit(20)
+    pair.wait_for_runs(4)
+    (standby,), (url,) = pair.standbys, pair.standby_urls()
+    standby.send_signal(signal.SIGSTOP)
+    for process in (pair.cluster.master, *pair.cluster.workers[:2]):
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    standby.send_signal(signal.SIGCONT)
+    wait_for(lambda: "not elected: 1 of 3 workers agree" in pair.log("2"), "an election")
+    standby.send_signal(signal.SIGTERM)
+    standby.communicate()
+    pair.cluster.master = pair.home.start(
+        "ciel-master", "--promote", "--listen", url.removeprefix("http://"), "--journal",
+        str(pair.home.path / "journal2"), "--access", str(pair.cluster.access), "--log",
+        str(pair.log_path("2b")),
+    )  # fmt: skip
+    finished(job, 20)
+    assert pair.cluster.url == url
+    assert "serves in epoch 1048576 without the votes of workers" in pair.log("2b")
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ciel.core.masters import Ballot, Succession
+from ciel.core.masters import Ballot, Succession, promoted_epoch
 from ciel.master.succession.candidacy import Round, contested, may_follow
 from ciel.master.succession.reign import ALL, Reign
 from ciel.worker.state.voter import Voter
@@ -202,6 +202,15 @@ def test_a_late_succession_does_not_replace_a_later_one() -> None:
     voter = Voter(Ballot(3, A), KNOWN)
     assert not voter.name(KNOWN._replace(number=1))
     assert voter.known == KNOWN
+
+
+def test_a_promoted_master_is_obeyed_after_promises_to_others() -> None:
+    voter = Voter(Ballot(3, A), KNOWN)
+    for epoch in (4, 5, 900):
+        assert not voter.vote(Ballot(epoch, A), KNOWN, served_by="", only_asks=False)
+    assert voter.refusal(Ballot(4, B))
+    assert not voter.refusal(Ballot(promoted_epoch(3), B))
+    assert promoted_epoch(promoted_epoch(3)) > promoted_epoch(3) + 900
 
 
 def test_a_worker_remembers_masters_that_were_struck_off() -> None:

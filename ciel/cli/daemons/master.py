@@ -32,7 +32,7 @@ from ciel.cli.daemons.timeouts import add_worker_limits
 from ciel.cli.parsing.parser import Parser, memory_size, seconds
 from ciel.core.events import CLIENT_GRACE_S, FORGET_JOBS_AFTER_S, MasterStarted
 from ciel.core.jobs import ENDED
-from ciel.core.masters import Ballot, Succession
+from ciel.core.masters import Ballot, Succession, promoted_epoch
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
@@ -395,7 +395,11 @@ class Master:
         cluster_id, key = key_for_start(path, new_key=options.new_key)
         restored = self.restore()
         door, url = inherited or self.reserve()
-        if contested(url, restored.latest) and not options.promote:
+        if options.promote:
+            epoch = promoted_epoch(restored.epoch)
+            log.info("serves in epoch {epoch} without the votes of workers", epoch=epoch)
+            self.serve_alone(cluster_id, key, restored, door, url, epoch)
+        elif contested(url, restored.latest):
             run_again(self, self._reactor, cluster_id, key, restored, door, url)
         else:
             self.serve_alone(cluster_id, key, restored, door, url, restored.epoch + 1)

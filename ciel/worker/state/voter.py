@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from ciel.core.masters import NO_BALLOT, Ballot, Succession
 
-SILENT_S = 1.0
-"""A master that has sent nothing for this time may be replaced."""
-
 SEEN_MAX = 16
 
 
