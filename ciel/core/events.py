@@ -432,6 +432,15 @@ class CopyTimed(NamedTuple):
     run_s: float
 
 
+class WorkersUnreached(NamedTuple):
+    """No answer came from these addresses for as long as this worker retries a fetch.
+
+    The reports of the attempts that needed objects from there follow.
+    """
+
+    netlocs: tuple[str, ...]
+
+
 class StoresReported(NamedTuple):
     """The contents and counters of each level of this worker's store, by name.
 
@@ -573,8 +582,8 @@ ToWorker = (
 )  # fmt: skip
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | NotCopied | TaskPrinted | InputsLost
-    | DiskQueued | CopyTimed | StoresReported | AttemptsKept | StoreListed | Change | Received
-    | Heartbeat
+    | DiskQueued | CopyTimed | WorkersUnreached | StoresReported | AttemptsKept | StoreListed
+    | Change | Received | Heartbeat
 )  # fmt: skip
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat

@@ -63,6 +63,7 @@ class DataWorker:
         )  # fmt: skip
         self.timed: list[tuple[str, int, float]] = []
         self.opened: list[ObjectId] = []
+        self.unreached: tuple[str, ...] = ()  # by the last fetch
         self.received: list[tuple[Any, ...]] = []
         self._changed = threading.Event()
 
@@ -91,8 +92,10 @@ class DataWorker:
         losses: tuple[str, ...],
         details: str,
         *,
+        unreached: tuple[str, ...] = (),
         lacks_room: bool = False,
     ) -> None:
+        self.unreached = unreached
         self._record(object_id, losses, details)
 
     def _record(self, *words: Any) -> None:

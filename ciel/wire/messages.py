@@ -73,6 +73,7 @@ from ciel.core.events import (
     WatchJob,
     WorkerLeft,
     WorkerSeen,
+    WorkersUnreached,
 )
 from ciel.core.ids import check_id
 from ciel.core.refs import Reference
@@ -317,6 +318,7 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     InputsLost: ("lost", (ID, COUNT, LOSSES, TEXT, FLAG)),
     DiskQueued: ("disk", (COUNT, SECONDS)),
     CopyTimed: ("copied", (TEXT, COUNT, SECONDS)),
+    WorkersUnreached: ("unreached", (TEXTS,)),
     CopyObjects: ("copy", (REFERENCES,)),
     NotCopied: ("not_copied", (ID, TEXTS, TEXT, FLAG)),
     DrainWorker: ("drain", (SECONDS_OR_NULL,)),

@@ -71,10 +71,13 @@ class FetchReports:
         losses: tuple[str, ...],
         details: str,
         *,
+        unreached: tuple[str, ...] = (),
         lacks_room: bool = False,
     ) -> None:
         now_s = self._service.now_s()
-        self._machine.fetch_failed(object_id, losses, details, now_s, lacks_room=lacks_room)
+        self._machine.fetch_failed(
+            object_id, losses, details, now_s, unreached=unreached, lacks_room=lacks_room
+        )
         lost = tuple([(object_id, place) for place in losses])
         self._events.note("fetch_failed", object_id, details)
         self._answer(object_id, lost, details)
@@ -84,7 +87,7 @@ class FetchReports:
         """As `FetcherOwner` says; none once the holders have not answered for too long.
 
         The worker keeps trying while it is itself disconnected from the master, and for some time
-        after that, since the master recomputes an object that is reported as lost.
+        after that, since the master then runs its tasks elsewhere, or recomputes the object.
         """
         if not self._master.is_open:
             return ()

@@ -36,6 +36,7 @@ from ciel.core.events import (
     TaskReported,
     WantObjects,
     WatchJob,
+    WorkersUnreached,
 )
 from ciel.core.graph.invariants import validate
 from ciel.core.ids import JobId, ObjectId
@@ -80,6 +81,7 @@ FROM_WORKER: Sequence[Message] = (
     InputsLost(ROOT.id, 1, ((ObjectId("up"), W1),), "gone"),
     DiskQueued(10, 0.5),
     CopyTimed(W1, 10_000_000, 0.5),
+    WorkersUnreached((W1, "nowhere:1")),
     StoresReported(({"name": "disk", "used_bytes": 1, "capacity_bytes": None},), 0),
     TaskReported(ROOT.id, 1, (inline("root"), stored("more", W1)), None, 0.1),
     TaskReported(ROOT.id, 1, (), TaskFault("RUNTIME_ERROR", {"text": "no"}), 0.1),

@@ -47,6 +47,7 @@ from ciel.core.events import (
     TaskReported,
     WantObjects,
     WatchJob,
+    WorkersUnreached,
 )
 from ciel.core.ids import JobId, TaskId
 from ciel.core.jobs import CallerContext, JobSpec, JobState, JobSummary
@@ -272,6 +273,7 @@ def examples() -> list[tuple[Any, bytes]]:
         InputsLost(spec.id, 1, ((spec.outputs[0], "w1:8001"),), "gone"),
         DiskQueued(1 << 30, 10.0),
         CopyTimed("w1:8001", 1 << 30, 10.0),
+        WorkersUnreached(("w1:8001", "w2:8001")),
     ]
     return [record for message in listed for record in through_the_wire([encode(message)])]
 

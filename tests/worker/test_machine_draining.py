@@ -11,12 +11,25 @@ from ciel.core.events import (
     DropObjects,
     NotCopied,
     SpawnTask,
+    WorkersUnreached,
 )
 from ciel.core.ids import ObjectId
 from ciel.testing.builders import a_task, stored
 from ciel.worker.state.orders import DeleteObjects, LeaveMaster
 from ciel.worker.state.uploads import NEW_FOR_S
-from ciel_tests.scenes.worker import HERE, READS_X, THERE, A, Played, X, copied, fetch, lost, spawn
+from ciel_tests.scenes.worker import (
+    BEYOND,
+    HERE,
+    READS_X,
+    THERE,
+    A,
+    Played,
+    X,
+    copied,
+    fetch,
+    lost,
+    spawn,
+)
 
 
 def order_copy(played: Played, *places: str) -> None:
@@ -69,6 +82,19 @@ def test_it_says_why_it_could_not_copy_an_object(played: Played, lacks_room: boo
     ended = lost(READS_X, ("x", THERE))._replace(lacks_room=lacks_room)
     played.comes(NotCopied(X, (THERE,), "why", lacks_room), ended)
     assert played.machine.is_droppable(X)
+
+
+def test_it_says_which_holders_did_not_answer_and_may_have_the_object(played: Played) -> None:
+    played.assign(READS_X, stored("x", BEYOND, THERE))
+    played.comes(fetch("x", BEYOND, THERE))
+    order_copy(played, BEYOND, THERE)
+    places = (BEYOND, THERE)
+    played.machine.fetch_failed(X, places, "why", played.now_s, unreached=(THERE,))
+    played.comes(
+        WorkersUnreached((THERE,)),
+        NotCopied(X, (BEYOND,), "why", False),
+        lost(READS_X, ("x", BEYOND), ("x", THERE)),
+    )
 
 
 def test_a_worker_that_drains_starts_no_children() -> None:

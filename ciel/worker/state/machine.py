@@ -34,6 +34,7 @@ from ciel.core.events import (
     TaskFault,
     TaskPrinted,
     TaskReported,
+    WorkersUnreached,
 )
 from ciel.core.graph.waiting import Waiting
 from ciel.core.ids import ObjectId
@@ -563,17 +564,22 @@ class WorkerMachine:
         details: str,
         now_s: float,
         *,
+        unreached: tuple[str, ...] = (),
         lacks_room: bool = False,
     ) -> None:
         """Give up the attempts that wait for an object which could not be fetched.
 
-        Reports the locations that do not have the object (`losses`).
+        Reports the locations that do not have the object (`losses`), and before that the locations
+        of them that did not answer (`unreached`): these may have it.
         """
         self._fetching.pop(object_id, None)
+        if unreached:
+            self._report(WorkersUnreached(unreached))
         lost = tuple([(object_id, netloc) for netloc in losses])
         if self._to_copy.pop(object_id, 0) is None:
             self._entrusted.discard(object_id)
-            self._report(NotCopied(object_id, losses, details, lacks_room))
+            missing_at = tuple([netloc for netloc in losses if netloc not in unreached])
+            self._report(NotCopied(object_id, missing_at, details, lacks_room))
         for key in self._waiting.waiters_of(object_id):
             if (
                 key in self._attempts

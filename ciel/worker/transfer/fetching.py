@@ -92,9 +92,12 @@ class FetcherOwner(Protocol):
         losses: tuple[str, ...],
         details: str,
         *,
+        unreached: tuple[str, ...] = (),
         lacks_room: bool = False,
     ) -> None:
-        """`lacks_room`: the object exists, but this worker's store has no space for it."""
+        """`unreached`: the locations, of `losses`, that did not answer. `lacks_room`: the object
+        exists, but this worker's store has no space for it.
+        """
         ...
 
     def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
@@ -173,27 +176,30 @@ class Fetcher:
             return
         reasons: list[str] = []
         losses: list[str] = []
+        unreached: list[str] = []
         plans, begun_s, lacks_room = order.plans, self.reactor.seconds(), False
         while plans:
             reasons.clear()
             losses.clear()
-            is_unanswered = lacks_room = False
+            unreached.clear()
+            is_final = lacks_room = False
             for plan in plans:
                 try:
                     size_bytes = yield self._try(plan, order.ref)
                 except PlanFailedError as error:
                     reasons.append(f"{plan.netloc} ({_WAYS[type(plan)]}): {error}")
-                    is_unanswered |= error.is_unanswered
                     lacks_room |= error.lacks_room
                     if error.is_loss:
                         losses.append(plan.netloc)
-                    if error.is_final:
-                        is_unanswered = False
+                    if error.is_unanswered:
+                        unreached.append(plan.netloc)
+                    if is_final := error.is_final:
                         break
                     continue
                 self.owner.fetched(order.ref.id, size_bytes)
                 return
-            plans = self.owner.plans_again(order.ref, begun_s) if is_unanswered else ()
+            may_retry = unreached and not is_final
+            plans = self.owner.plans_again(order.ref, begun_s) if may_retry else ()
             if plans:
                 yield deferLater(self.reactor, AGAIN_AFTER_S, lambda: None)
         if not order.plans:
@@ -201,7 +207,9 @@ class Fetcher:
             losses += sorted(locations_of(order.ref))
         details = f"{order.ref.id}: " + "; ".join(reasons)
         log.warn("cannot fetch {details}", details=details)
-        self.owner.fetch_failed(order.ref.id, tuple(losses), details, lacks_room=lacks_room)
+        self.owner.fetch_failed(
+            order.ref.id, tuple(losses), details, unreached=tuple(unreached), lacks_room=lacks_room
+        )
 
     def _discovered(self, ref: Reference) -> ObjectInfo | None:
         """Look for the object in memory that is shared with other workers, without a request."""
@@ -358,6 +366,7 @@ class _Copy:
         self._asked: Deferred[Any] | None = None
         self._seen_bytes = 0
         self._why = ""  # why this worker has ended it, if it has
+        self._is_silent = False  # the source has stopped to answer
 
     def begun(self, begun: Begun) -> None:
         """The response has started. Without a size, the object is still growing at its source."""
@@ -399,6 +408,7 @@ class _Copy:
         if is_loss or isinstance(error, StorageError | OSError):
             is_final = growing is not None
             is_unanswered = isinstance(error, TransferError) and error.is_unanswered
+            is_unanswered |= self._is_silent
             raise PlanFailedError(
                 reason,
                 is_loss=is_loss,
@@ -427,6 +437,7 @@ class _Copy:
     def _gone(self, failure: TwistedFailure) -> None:
         self._asked = None
         if not isinstance(failure.value, CancelledError):
+            self._is_silent = True
             self.end(f"its worker was silent, and does not answer: {failure.getErrorMessage()}")
 
     def end(self, why: str) -> None:
