@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ciel.core.graph.nodes import TaskNode
+from ciel.core.ids import ObjectId
 from ciel.core.refs import details_text, with_text
 from ciel.core.tasks import NOT_RETRIED, Needs
 
@@ -29,7 +30,9 @@ BACK_OFF_FIRST_BY_KIND_S = {"NO_SPACE": 2.0, "MEMORY_LIMIT": 1.0, "WORKER_FAULT"
 class RetryState:
     """The failures of one task so far; exists only for tasks with failures.
 
-    `full_workers`: the ids of the workers on which it found no space.
+    `full_workers`: the ids of the workers on which it found no space. `out_of_reach`: of the
+    workers from which the reader of an output that was lost cannot fetch. `unfetched`: objects, and
+    the ids of the workers that could not reach them.
     """
 
     failures: int = 0
@@ -37,6 +40,10 @@ class RetryState:
     missing_inputs: int = 0  # attempts without an input that the object table lists
     input_losses: int = 0
     full_workers: set[str] = field(default_factory=set)
+    out_of_reach: set[str] = field(default_factory=set)
+    unfetched: dict[ObjectId, set[str]] = field(default_factory=dict)
+    gathered: int = 0  # how often its inputs were gathered for one worker, see `Reach`
+    apart_since_s: float = 0.0  # no worker can fetch all its inputs since then; 0: one can
     not_before_s: float = 0.0  # the earliest time of the next attempt
 
 

@@ -8,15 +8,15 @@ from ciel.core.events import CopyTimed, DiskQueued, Message, RecallTasks
 from ciel.core.graph.early_outputs import introduce
 from ciel.core.graph.invariants import validate
 from ciel.core.graph.nodes import TaskNode
-from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
-from ciel.core.retries import RetryState
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
+from ciel.master.state.context import Context
 from ciel.master.state.placement.dispatch import RECALL_AFTER_S, UNPLACED_MAX, Dispatcher
-from ciel.master.state.workers import WorkerFacts, WorkerNode, WorkerTable
+from ciel.master.state.placement.reach import Reach
+from ciel.master.state.workers import WorkerFacts, WorkerNode
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
 
 BIG = 100 << 20  # copying it to another host takes a second
@@ -28,14 +28,16 @@ class Floor:
     def __init__(
         self, *workers: WorkerFacts, limit: int = 1, scheduling: Scheduling = DEFAULT_SCHEDULING
     ) -> None:
-        self.graph = TaskGraph()
+        context = Context()
+        self.graph = context.graph
         self.job = a_job(scheduling=scheduling)
         self.said: list[tuple[str, Message]] = []
-        self.retry_states: dict[str, RetryState] = {}
+        self.retry_states = context.retry_states
         self.dispatcher = Dispatcher(
             self.graph,
-            WorkerTable(),
+            context.table,
             self.retry_states,
+            Reach(context),
             self._assign,
             self._refuse,
             lambda *said: self.said.append(said),

@@ -54,7 +54,7 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
 def recompute(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
     """Demand a missing object if it is needed; make it an error if it cannot be recomputed."""
     producer = node.producer
-    why_final = _why_not_recomputable(producer)
+    why_final = why_not_recomputable(producer)
     if why_final:
         if producer is not None and producer.job.is_cancelled:
             producer.job.lost.append(object_id)
@@ -88,7 +88,7 @@ def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
     return graph.retention.forget(object_id, node)
 
 
-def _why_not_recomputable(producer: TaskNode | None) -> str:
+def why_not_recomputable(producer: TaskNode | None) -> str:
     """Explain why a lost object cannot be recomputed; empty if it can."""
     if producer is None:
         return "no task produces it (its client has to upload it again)"

@@ -105,8 +105,8 @@ class Attempts:
             self._note_start(task, worker)
         if self._lost:
             self._lost.pop(task, None)
-        if self._table.suspects:
-            inputs = tuple([self._table.without_suspects(ref) for ref in inputs])
+        if self._table.suspects or self._table.unreached:
+            inputs = tuple([self._table.fetchable(worker, ref) for ref in inputs])
         if self._graph.objects.growing:
             self._followers.task_sent(worker, inputs)
         self._context.outbox += worker.assignment(task, attempt, inputs)
@@ -619,7 +619,14 @@ class Attempts:
         context.touch(task.job)
         context.record(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
         retry_state = context.retry_states.setdefault(task.spec.id, RetryState())
-        changed = [self._lose_copy(worker, *loss) for loss in message.losses]
+        unreached = self._table.unreached.get(worker, {})
+        changed = [
+            # The object is not lost. The next attempt runs elsewhere, see `Reach`.
+            _is_first(retry_state, worker, object_id)
+            if place in unreached
+            else self._lose_copy(worker, object_id, place)
+            for object_id, place in message.losses
+        ]
         if not any(changed):
             # The object table still lists the copies that the worker could not read. They may
             # become readable, so retry a few times.
@@ -665,6 +672,14 @@ class Attempts:
         if holder is not None:
             self.unlisted.add(holder, (ref,))
         return True
+
+
+def _is_first(retry_state: RetryState, worker: WorkerNode, object_id: ObjectId) -> bool:
+    """Note that a worker could not reach an object; return whether it is the first time."""
+    workers = retry_state.unfetched.setdefault(object_id, set())
+    is_first = worker.facts.id not in workers
+    workers.add(worker.facts.id)
+    return is_first
 
 
 def _loss_text(worker: str, reason: str, attempt: int) -> str:

@@ -36,6 +36,7 @@ from ciel.core.events import (
     StreamsOpened,
     TaskPrinted,
     TaskReported,
+    WorkersUnreached,
 )
 from ciel.core.graph.early_outputs import open_streams
 from ciel.core.graph.nodes import TaskNode
@@ -55,6 +56,7 @@ from ciel.master.state.membership import Membership
 from ciel.master.state.operations import JobOperations
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
+from ciel.master.state.placement.reach import Reach
 from ciel.master.state.placement.replication import Replication
 from ciel.master.state.retention import Kept, drop_unneeded
 from ciel.master.state.workers import AttemptKey, WorkerFacts, WorkerNode
@@ -90,10 +92,12 @@ class MasterMachine:
             context, self.eager, self.cancellations, dispatches_eagerly=delegates
         )
         self.timeline = self.attempts.timeline
+        self.reach = Reach(context)
         self.dispatcher = Dispatcher(
             self.graph,
             context.table,
             context.retry_states,
+            self.reach,
             self.attempts.assign,
             context.fail,
             context.send,
@@ -243,9 +247,11 @@ class MasterMachine:
                     self.draining.stored(worker, message)
                 if self.replication:
                     self.replication.stored(worker, message)
+                self.reach.stored(worker, refs)
             case NotCopied():
                 self.draining.not_copied(worker, message)
                 self.replication.not_copied(worker, message)
+                self.reach.not_copied(worker, message)
             case StreamsOpened(task_id, attempt, refs):
                 task = attempts.reporting_task(worker, task_id, attempt)
                 if task is not None:
@@ -261,6 +267,8 @@ class MasterMachine:
                 self.membership.store_listed(worker)
             case CopyTimed():
                 self.dispatcher.learn_bandwidth(worker, message)
+            case WorkersUnreached(netlocs):
+                self.dispatcher.unreached(worker, netlocs)
             case StoresReported():
                 worker.stores = message
 
@@ -471,6 +479,7 @@ class MasterMachine:
         self.membership.check_silence()
         self.membership.check_awaited()
         self.membership.check_expected()
+        self.dispatcher.check_reach()
         for job_id in self.job_table.subscriptions.expired(now_s):
             self.operations.cancel(self.jobs[job_id], "its client was disconnected for too long")
         if self._forget_jobs_after_s:

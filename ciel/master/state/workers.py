@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ciel.core.events import AssignTask, DescribeJob, DiskQueued, Message, StoresReported
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.refs import Concrete, Reference, Sweetheart
+from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.core.tasks import Needs
 from ciel.master.state.credit import Credit
 
@@ -218,9 +218,20 @@ class WorkerTable:
     the object table. `awaited` are the addresses of the workers of the master before this one that
     have not returned yet, by id. `expected` are the addresses of workers that have ended and may be
     started again with their objects, each with the time until which the master waits for that.
+    `unreached` are, by worker, the addresses of connected workers that did not answer it, with the
+    time until which it does not try again.
     """
 
-    __slots__ = ("_by_netloc", "awaited", "by_id", "expected", "hosts", "returned", "suspects")
+    __slots__ = (
+        "_by_netloc",
+        "awaited",
+        "by_id",
+        "expected",
+        "hosts",
+        "returned",
+        "suspects",
+        "unreached",
+    )
 
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerNode] = {}
@@ -229,6 +240,7 @@ class WorkerTable:
         self.awaited: dict[str, str] = {}
         self.expected: dict[str, float] = {}
         self.returned: set[TaskNode] = set()  # recalled tasks that were returned in this tick
+        self.unreached: dict[WorkerNode, dict[str, float]] = {}
         self._by_netloc: dict[str, WorkerNode] = {}
 
     def add(self, worker: WorkerNode) -> None:
@@ -240,6 +252,10 @@ class WorkerTable:
         del self.by_id[worker.facts.id]
         if self._by_netloc.get(worker.facts.netloc) is worker:
             del self._by_netloc[worker.facts.netloc], self.hosts[worker.facts.netloc]
+        if self.unreached:
+            self.unreached.pop(worker, None)
+            for netlocs in self.unreached.values():
+                netlocs.pop(worker.facts.netloc, None)
 
     def at(self, netloc: str) -> WorkerNode | None:
         """Return the worker at an address; None if there is none."""
@@ -251,3 +267,21 @@ class WorkerTable:
             return ref
         places = ref.locations - self.suspects
         return ref._replace(locations=places) if places else ref
+
+    def fetchable(self, worker: WorkerNode, ref: Reference) -> Reference:
+        """As `without_suspects`; remove also the addresses that a worker does not reach."""
+        ref = self.without_suspects(ref)
+        if type(ref) is not Concrete and type(ref) is not Sweetheart:
+            return ref
+        places = ref.locations.difference(self.unreached.get(worker, {}))
+        return ref._replace(locations=places) if places else ref
+
+    def can_fetch(self, worker: WorkerNode, ref: Reference) -> bool:
+        """Whether a worker has an object, or may reach a worker that has it."""
+        unreached = self.unreached.get(worker)
+        if not unreached:
+            return True
+        places = locations_of(ref)
+        if not places or worker.facts.netloc in places:
+            return True
+        return not unreached.keys() >= places - self.suspects

@@ -19,6 +19,7 @@ from ciel.core.retries import RetryState
 from ciel.core.scheduling import DEFAULT_SCHEDULING, LOCALITY, SWEETHEART_FACTOR
 from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN
 from ciel.master.state.placement.random_placement import draw
+from ciel.master.state.placement.reach import Reach
 from ciel.master.state.placement.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode, WorkerTable
 
@@ -59,6 +60,7 @@ class Dispatcher:
         graph: TaskGraph,
         table: WorkerTable,
         retry_states: Mapping[str, RetryState],
+        reach: Reach,
         assign: Assign,
         refuse: Refuse,
         send: Send,
@@ -66,6 +68,7 @@ class Dispatcher:
         self._graph = graph
         self._table = table
         self._retry_states = retry_states
+        self._reach = reach
         self._assign = assign
         self._refuse = refuse
         self._send = send
@@ -85,7 +88,8 @@ class Dispatcher:
         self.is_cut_short = False  # the tick ended early because of stale queue entries
         self._stale = 0  # the number of stale entries in this tick
         self._waited_for: dict[WorkerNode, None] = {}  # workers that may have parked or bound tasks
-        self._stranded: list[TaskNode] = []  # an input is only on a suspected worker
+        # An input is only on a suspected worker, or no worker reaches all inputs.
+        self._stranded: list[TaskNode] = []
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -100,10 +104,12 @@ class Dispatcher:
             self._gone[worker.facts.netloc] = None
         self._has_lost = True
         self._waited_for.pop(worker, None)
+        self._reach.worker_lost(worker)
         for task in (*reversed(worker.parked), *reversed(worker.bound)):
             self.ready.push_first(task)
         if worker.suspicion:
             self.trust(worker)
+        self._requeue_stranded()
 
     def introduce_workers(self) -> None:
         """Notify all workers of the workers that joined or were lost in this tick.
@@ -149,6 +155,20 @@ class Dispatcher:
         Requeue the tasks that waited for it.
         """
         self._table.suspects -= {worker.facts.netloc}
+        self._requeue_stranded()
+
+    def unreached(self, worker: WorkerNode, netlocs: Iterable[str]) -> None:
+        """Note that addresses did not answer a worker; move its parked tasks to other workers."""
+        self._reach.unreached(worker, netlocs)
+        self._unpark(worker)
+
+    def check_reach(self) -> None:
+        """Place the tasks again whose inputs no worker reached; called twice a second."""
+        if self._table.unreached:
+            self._reach.expire()
+            self._requeue_stranded()
+
+    def _requeue_stranded(self) -> None:
         stranded, self._stranded = self._stranded, []
         for task in reversed(stranded):
             self.ready.push_first(task)
@@ -168,7 +188,18 @@ class Dispatcher:
                     self._stranded.append(task)
                     task.reason = self._why_stranded(ref.id, min(places))
                     return False
-        return True
+        return not self._table.unreached or self._is_within_reach(task)
+
+    def _is_within_reach(self, task: TaskNode) -> bool:
+        """Whether a worker that can run a task can fetch its inputs. If not, gather them."""
+        places = self._graph.fixed.location_of(task) if self._graph.objects.fixed else frozenset()
+        here = [worker for place in places if (worker := self._table.at(place)) is not None]
+        able = here if places else self._fitting(task)
+        if not able or self._reach.readers(task, able):
+            return bool(able or places)
+        if self._reach.gather(task, able):
+            self._stranded.append(task)
+        return False
 
     def _why_stranded(self, object_id: ObjectId, place: str) -> str:
         if place in self._table.expected:
@@ -363,7 +394,15 @@ class Dispatcher:
             self._waited_for[worker] = None
 
     def _able(self, task: TaskNode) -> Sequence[WorkerNode]:
-        """Return the workers that could run a task if they were idle; if none could, fail it."""
+        """Return the workers that could run a task if they were idle; if none could, fail it.
+
+        They reach its inputs, as `_may_run` has checked.
+        """
+        able = self._fitting(task)
+        return self._reach.readers(task, able) or able
+
+    def _fitting(self, task: TaskNode) -> Sequence[WorkerNode]:
+        """Return the workers that could run a task if they reached its inputs."""
         spec = task.spec
         offering = [w for w in self.workers.values() if spec.executor in w.facts.executors]
         if not offering:
@@ -377,7 +416,7 @@ class Dispatcher:
         if not able:
             self._refuse_as_too_large(task, offering)
         able = [worker for worker in able if worker.takes_tasks] or able
-        return self._having_space(task, able) or able
+        return self._reach.near(task, self._having_space(task, able) or able)
 
     def _having_space(self, task: TaskNode, workers: Sequence[WorkerNode]) -> Sequence[WorkerNode]:
         """Return the workers that may have space on their disks for what a task writes."""
@@ -461,6 +500,7 @@ class Dispatcher:
                 needs = task.spec.needs
                 able = task.spec.executor in worker.facts.executors and worker.can_hold(needs)
                 able = able and bool(self._having_space(task, (worker,)))
+                able = able and self._reach.suits(task, worker)
                 if not (able and worker.has_memory(needs)) or not (
                     is_idle or (worker.has_free(needs) and self._is_cheaper(task, worker, victim))
                 ):
@@ -517,7 +557,9 @@ class Dispatcher:
                 break
             spec = task.spec
             able = any(
-                spec.executor in taker.facts.executors and taker.has_free(spec.needs)
+                spec.executor in taker.facts.executors
+                and taker.has_free(spec.needs)
+                and self._reach.suits(task, taker)
                 for taker in takers
             )
             if (fixed and self._graph.fixed.location_of(task)) or not worker.slots_of(task, key[1]):

@@ -153,6 +153,8 @@ class EagerDispatch:
             if isinstance(ref, Concrete | Sweetheart) and facts.netloc not in ref.locations:
                 if ref.size_bytes is None or ref.size_bytes > FAR_MAX_BYTES:
                     return False
+                if not self._context.table.can_fetch(worker, ref):
+                    return False
         return self._is_produced_at(task, worker)
 
     def _is_produced_at(self, task: TaskNode, worker: WorkerNode) -> bool:

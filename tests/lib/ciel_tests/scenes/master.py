@@ -67,12 +67,15 @@ class Cluster:
 
     def job(
         self, *tasks: TaskSpec, want: Iterable[str] = (), open: bool = False, job: str = JOB,
-        detached: bool = False,
+        detached: bool = False, known: tuple[Reference, ...] = (),
     ) -> None:  # fmt: skip
-        """A client submits a job of these tasks, and closes it unless `open` is set."""
+        """A client submits a job of these tasks, and closes it unless `open` is set.
+
+        `known`: references of objects that it has uploaded.
+        """
         objects = tuple(ObjectId(name) for name in want)
         spec = a_job_spec(job, detached=detached)
-        messages: list[Message] = [SubmitJob(spec), *(AddTask(task, ()) for task in tasks)]
+        messages: list[Message] = [SubmitJob(spec), *(AddTask(task, known) for task in tasks)]
         messages.append(WantObjects(spec.id, objects))
         if not open:
             messages.append(CloseJob(spec.id))
