@@ -285,13 +285,13 @@ class FakeWorker:
     def _try_plans(self, order: FetchObject, since_s: float | None = None) -> None:
         object_id = order.ref.id
         since_s = self.world.timeline.now_s if since_s is None else since_s
-        is_slow = False
+        unreached: list[str] = []
         for plan in order.plans:
             holder = self.world.serving.get(plan.netloc)
             if holder is None or not (object_id in holder.store or holder.is_making(object_id)):
                 continue
-            if holder.is_frozen or holder._is_apart_from(self):
-                is_slow = True
+            if holder.is_frozen or self._is_apart_from(holder):
+                unreached.append(plan.netloc)
             elif not self.world.has_fault(
                 self.world.options.fetch_failure_share, f"a fetch of {object_id} fails"
             ):
@@ -307,7 +307,7 @@ class FakeWorker:
                 self.machine.fetched(object_id, self.world.timeline.now_s, size_bytes)
                 self._flush()
                 return
-        if not is_slow:
+        if not unreached:
             self._later(0.0, self._give_up, order.ref)
             return
         is_cut_off = self.session is not None and self.session.peer is None
@@ -315,17 +315,23 @@ class FakeWorker:
             again = order._replace(plans=self.machine.plans_for(order.ref))
             self._later(FETCH_TIMEOUT_S, self._try_plans, again, since_s)
         else:
-            self._later(FETCH_TIMEOUT_S, self._give_up, order.ref)
+            self._later(FETCH_TIMEOUT_S, self._give_up, order.ref, tuple(unreached))
 
     def _is_apart_from(self, other: FakeWorker) -> bool:
-        """Whether a partition is between two workers."""
+        """Whether a partition, or only a wall, is between this worker and one that it asks."""
         partitioned = self.world.partitioned
-        return (self.facts.id in partitioned) != (other.facts.id in partitioned)
+        is_cut_off = (self.facts.id in partitioned) != (other.facts.id in partitioned)
+        return is_cut_off or (self.place, other.place) in self.world.walls
 
-    def _give_up(self, ref: Reference) -> None:
+    @property
+    def place(self) -> str:
+        """The place of this worker, which its replacement takes."""
+        return self.facts.id.partition(".")[0]
+
+    def _give_up(self, ref: Reference, unreached: tuple[str, ...] = ()) -> None:
         places = tuple(sorted(locations_of(ref)))
-        now_s = self.world.timeline.now_s
-        self.machine.fetch_failed(ref.id, places, f"no worker at {places} could send it", now_s)
+        now_s, why = self.world.timeline.now_s, f"no worker at {places} could send it"
+        self.machine.fetch_failed(ref.id, places, why, now_s, unreached=unreached)
         self._flush()
 
     # --- growing objects --------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Faults:
         self._every(options.client_cut_interval_s, self._cut_client)
         self._every(options.crash_interval_s, self._crash)
         self._every(options.partition_interval_s, self._partition)
+        self._every(options.wall_interval_s, self._raise_wall)
 
     def _every(self, interval_s: float, act: Callable[[], None]) -> None:
         """Call `act` at random intervals until faults end."""
@@ -127,6 +128,25 @@ class Faults:
     def _heal(self) -> None:
         self._world.note("network", "is whole again")
         self._world.partitioned.clear()
+
+    def _raise_wall(self) -> None:
+        """Let some workers not fetch from the others, and mostly the others not from them."""
+        options, world, workers = self._options, self._world, self._cluster.workers
+        places = [worker.place for worker in workers]
+        some = set(self._chance.sample(places, self._chance.randint(1, len(places))))
+        is_one_way, lasts = self._chance.random() < 0.3, world.happens(options.lasting_share)
+        for_s = min(world.mean(options.wall_mean_s), options.pause_max_s)
+        what = f"{', '.join(sorted(some))} cannot fetch from the others"
+        if not world.happens_now(what + (" or they from these" if not is_one_way else "")):
+            return
+        wall = {(one, other) for one in some for other in places if other not in some}
+        if not is_one_way:
+            wall |= {(other, one) for one, other in wall}
+        wall -= world.walls
+        world.walls |= wall
+        world.note("network", what)
+        if not lasts:
+            self._repair_after(for_s, world.walls.difference_update, wall)
 
     # --- the master -------------------------------------------------------------------------------
 

@@ -85,6 +85,9 @@ class Options:
     worker_timeout_s: float = 8.0
     partition_interval_s: float = 0.0
     partition_mean_s: float = 3.0
+    wall_interval_s: float = 0.0  # workers cannot fetch from each other, but reach the master
+    wall_mean_s: float = 8.0
+    lasting_share: float = 0.0  # of walls: they stay until the end
     flap_share: float = 0.0  # of new connections that end at once
     client_cut_interval_s: float = 0.0
     client_back_share: float = 0.8
@@ -216,6 +219,15 @@ SCENARIOS: dict[str, Options] = {
     "partitions": replace(
         _CALM, journal=True, crash_interval_s=4.0, partition_interval_s=3.0, flap_share=0.1,
         growing_share=0.3, streaming_share=0.2, inline_share=0.2,
+    ),
+    # Workers that do not reach each other; all but uploads can be recomputed elsewhere.
+    "walls": replace(
+        _CALM, journal=True, workers=4, hosts=4, wall_interval_s=2.0, lasting_share=0.3,
+        inline_share=0.2, growing_share=0.3, streaming_share=0.1, choosing_share=0.1,
+        kill_interval_s=12.0, crash_interval_s=8.0,
+    ),
+    "two apart": replace(
+        _CALM, workers=2, hosts=2, wall_interval_s=1.0, lasting_share=1.0, inline_share=0.2,
     ),
     "ruins": replace(
         _CALM, journal=True, crash_interval_s=2.0, kill_interval_s=2.0, wipe_share=0.5,

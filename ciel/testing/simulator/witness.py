@@ -188,11 +188,17 @@ class Witness:
                         raise Violation(object_id, f"it is dropped, but still listed at {place}")
 
     def released(self, master: MasterMachine, objects: set[ObjectId]) -> None:
-        """Check known objects that the master drops: no task may need them."""
+        """Check known objects that the master drops: no task may need them, unless they are
+        recomputed where their readers reach them.
+        """
         active = [task for task in master.graph.tasks.values() if task.state in ACTIVE]
         needed = {object_id for task in active for object_id in task.spec.inputs}
         for object_id in objects:
             node = master.graph.objects.get(object_id)
+            producer = None if node is None else node.producer
+            state = master.retry_states.get("" if producer is None else producer.spec.id)
+            if state is not None and state.out_of_reach:
+                continue
             if object_id in needed or (node is not None and node.wanters):
                 raise Violation(object_id, "it is dropped, though a task or job needs it")
 

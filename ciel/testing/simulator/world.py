@@ -66,6 +66,7 @@ class World(Generic[W]):
         self.serving: dict[str, W] = {}  # by address
         self.powerless: set[str] = set()  # workers on hosts that do not answer any more
         self.partitioned: set[str] = set()  # workers and jobs whose clients do not reach the master
+        self.walls: set[tuple[str, str]] = set()  # places of workers that cannot fetch from places
         self.log: list[tuple[float, str, object]] = []  # time, peer, and message
 
     def note(self, who: str, what: object) -> None:
