@@ -142,8 +142,9 @@ def work(directory: str, store: str = "disk") -> None:
             self.store.delete(object_id)
 
         def fetch_failed(
-            self, object_id: ObjectId, losses: object, details: str, *, lacks_room: bool = False
-        ) -> None:
+            self, object_id: ObjectId, losses: object, details: str, *, unreached: object = (),
+            lacks_room: bool = False,
+        ) -> None:  # fmt: skip
             raise SystemExit(details)
 
     opened = open_shm({}, Path(directory)) if store == "shm" else open_disk({}, Path(directory))

@@ -8,6 +8,7 @@ from ciel.core.refs import Failure
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state.placement.reach import (
     APART_MAX_S,
+    APART_RETRY_S,
     UNREACHED_FIRST_S,
     UNREACHED_MAX_S,
 )
@@ -151,7 +152,9 @@ def test_a_reader_of_uploads_that_are_apart_waits_until_the_network_may_be_whole
         "no worker can fetch all its inputs: worker w1 cannot reach w2:8001, which has b; "
         "worker w2 cannot reach w1:8001, which has a"
     )
-    cluster.passes(UNREACHED_FIRST_S)
+    cluster.passes(APART_RETRY_S - CHECK_EVERY_S)
+    cluster.said()
+    cluster.passes(2 * CHECK_EVERY_S)
     cluster.said("w2: run c again (3)")
 
 

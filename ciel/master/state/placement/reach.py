@@ -22,15 +22,17 @@ from ciel.core.retries import RetryState
 from ciel.master.state.context import Context
 from ciel.master.state.workers import WorkerNode
 
-UNREACHED_FIRST_S: Final = 30.0
+UNREACHED_FIRST_S: Final = 120.0
 """How long the master assumes that a worker cannot reach an address, after the first report."""
 UNREACHED_MAX_S: Final = 600.0
 """The longest such time: it doubles when the address does not answer soon after the last time. Each
 new attempt costs its tasks 10 s."""
-GATHERED_MAX: Final = 3
+GATHERED_MAX: Final = 10
 """How often the inputs of one task are gathered; then the task waits."""
-APART_MAX_S: Final = 120.0
+APART_MAX_S: Final = 300.0
 """How long a task waits whose inputs cannot be gathered, until it fails."""
+APART_RETRY_S: Final = 60.0
+"""How soon the workers that could run such a task try again to reach its inputs."""
 LINEAGE_MAX: Final = 1000
 """The number of objects that are examined to find out whether one can be recomputed elsewhere."""
 
@@ -276,10 +278,19 @@ class Reach:
         state.apart_since_s = state.apart_since_s or now_s
         task.reason = f"no worker can fetch all its inputs: {self._why(task, able)}"
         if now_s - state.apart_since_s <= APART_MAX_S:
+            self._retry_by(now_s + APART_RETRY_S, task, able)
             return True
         advice = "mend the network between the hosts, and retry the job"
         self._context.fail(task, "MISSING_INPUT", f"{task.reason}; {advice}")
         return False
+
+    def _retry_by(self, time_s: float, task: TaskNode, workers: Iterable[WorkerNode]) -> None:
+        """Let workers try again at a time, at the latest, to reach the inputs of a task."""
+        refs = self._needed(task)
+        for worker in workers:
+            netlocs = self._table.unreached.get(worker, {})
+            for place in {place for ref in refs for place in locations_of(ref)} & netlocs.keys():
+                netlocs[place] = min(netlocs[place], time_s)
 
     def _why(self, task: TaskNode, able: Sequence[WorkerNode]) -> str:
         """Name one input that each of the first workers cannot fetch."""
