@@ -273,9 +273,13 @@ def start_pair(here: Host, there: Host, workers_there: int) -> subprocess.Popen[
             "--spool", f"{name}-spool",
         )  # fmt: skip
     wait_for(lambda: json.loads(access.read_text()).get("standbys"), "the standby")
-    path = there.path / "worker1.log"
-    wait_for(lambda: path.exists() and "joined the master" in path.read_text(), "the workers")
-    time.sleep(1.0)  # until the last of the workers is a voter, too
+    promises = here.path / "worker0-spool/masters.json"
+
+    def are_voters() -> bool:
+        known = json.loads(promises.read_text())["known"] if promises.exists() else None
+        return known is not None and len(known["voters"]) == 1 + workers_there
+
+    wait_for(are_voters, "a succession in which all workers vote")
     return master
 
 
@@ -284,11 +288,13 @@ def test_a_standby_takes_over_when_the_cable_of_the_master_is_unplugged(hosts: l
     master = start_pair(here, there, 2)
     script = "sleep 0.2; echo {}"
     job = there.start("ciel", "submit", "--array", "1-40", "--", "sh", "-c", script)
-    time.sleep(2.0)
+    assert job.stdout is not None
+    assert job.stderr is not None
+    printed = [job.stdout.readline()]
     there.set_link(up=False)
-    output, errors = job.communicate(timeout=60)
-    assert job.returncode == 0, errors
-    assert sorted(map(int, output.split())) == list(range(1, 41))
+    printed += job.stdout
+    assert job.wait(timeout=60) == 0, job.stderr.read()
+    assert sorted(map(int, printed)) == list(range(1, 41))
     assert master.poll() is None  # it does not know yet
     there.set_link(up=True)
     assert master.wait(timeout=60) == 1
@@ -304,7 +310,7 @@ def test_nobody_takes_over_without_a_majority_of_the_workers(hosts: list[Host]) 
     there.set_link(up=False)
     log = there.path / "standby.log"
     wait_for(lambda: "not elected: 1 of 2 workers agree" in log.read_text(), "the vote")
-    time.sleep(2.0)
+    time.sleep(2.0)  # four more rounds
     assert "takes over" not in log.read_text()
     there.set_link(up=True)
     script = "echo {}"
