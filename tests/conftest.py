@@ -26,6 +26,7 @@ from zope.interface import implementer
 
 from ciel.cli.main import main
 from ciel.net.ticks import use_monotonic_clock
+from ciel.python.sessions import everyone, leave
 
 IS_CI = os.environ.get("CIEL_CI") == "1"
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
@@ -130,6 +131,16 @@ def typed() -> Callable[..., tuple[int, str, str]]:
         return status, out.read(), err.read()
 
     return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def expect_closed_clients() -> Iterator[None]:
+    """Fail a file that leaves a client open: later tests of this process would use it."""
+    yield
+    left = everyone()
+    for session in left:
+        leave(session)
+    assert not left, "some test of this file leaves a client open"
 
 
 # --- nothing is left behind -----------------------------------------------------------------------
