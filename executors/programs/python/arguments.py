@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class InputFailedError(Exception):
-    """An argument has failed; the call gets the same outcome."""
+    """The call that produces an argument has failed; the call that needs it fails, too."""
 
     def __init__(self, outcome: Outcome) -> None:
-        super().__init__("an argument has failed")
+        super().__init__("the call that produces an argument has failed")
         self.outcome = outcome
 
 

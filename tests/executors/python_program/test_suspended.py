@@ -244,7 +244,7 @@ def test_a_stream_that_fails_fails_its_task(cluster: Any) -> None:
     _, details = stream_of(cluster, count).failure
     assert details["text"].endswith("ValueError: no\n")
     _, details = stream_of(cluster, unpicklable).failure
-    assert "an item that it yields: _thread.lock cannot be pickled" in details["text"]
+    assert "an item that the task yields: _thread.lock cannot be pickled" in details["text"]
 
 
 def test_a_stream_cannot_wait_for_other_programs_after_its_first_item(cluster: Any) -> None:

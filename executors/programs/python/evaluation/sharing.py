@@ -1,8 +1,8 @@
 """Turns work items of a task into tasks of their own, which other programs run.
 
 It does so if another worker has a free slot, or if the task has to wait for the item anyway. A
-thread (`share_timer`) checks for free slots, so that the function that runs need not cooperate. The
-lock of the channel guards all state that both threads change.
+thread (`share_timer`) checks for free slots, so that the running function does not have to do it.
+The lock of the channel guards all state that both threads change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ciel.python.packing import Buffer
 
 REMOTE_MAX = 64
-"""How many items of a task may be remote at a time, as far as the task knows."""
+"""The limit on remote items of a task while the worker does not know how many slots are idle."""
 SCOPES_MAX = 1000
 
 Scope = dict[int, "weakref.ref[WorkItem]"]
@@ -74,7 +74,8 @@ class Sharing:
         self._thread = get_ident()
         self.is_armed = False
         self.is_closed = False
-        """Whether an output is open, so that the task can no longer wait for remote calls."""
+        """Whether sharing has ended: an output is open, so that the task cannot wait for remote
+        calls any more."""
         self.batches: Batches | None = None
         self._channel = channel
         self._inputs = inputs
@@ -116,7 +117,10 @@ class Sharing:
 
     @property
     def has_items(self) -> bool:
-        """Whether there may be pending items that no call needs any more."""
+        """Whether there may be pending items.
+
+        After a call has ended, no other call needs its items.
+        """
         return bool(self._scopes)
 
     def drop_all(self) -> None:
@@ -238,10 +242,10 @@ class Sharing:
             self.evaluation.evaluate(work)
 
     def as_delegate(self, future: TaskFuture[Any]) -> TaskFuture[Any] | None:
-        """Return a future if its task can take over the output of this task, else None.
+        """Return `future` if its task can take over the output of this task.
 
-        Offloads the future's item if necessary. None: the item cannot be remote, or is of a kind
-        that this task has to read itself.
+        First offload its item if that is pending. Return None if the item cannot be remote, or if
+        this task has to read the result itself: a stream, or raw bytes.
         """
         work = future.work
         with self.lock:
@@ -281,8 +285,8 @@ class Sharing:
     ) -> None:
         """Release the slot, and wait until all items that this program cannot run are done.
 
-        With `any_one`, wait for one of them. With a timeout, return after that time, or as soon as
-        one more of them is done.
+        With `any_one`, wait for one of them. With a timeout, return at the latest after that time,
+        but already when one more item is done.
         """
         if timeout_s is not None and timeout_s >= TIMEOUT_MAX_S:
             timeout_s = None
@@ -327,8 +331,9 @@ class Sharing:
         return work
 
     def _suspend(self, works: Sequence[WorkItem], any_one: bool, timeout_s: float | None) -> None:
-        """End this task; another task continues in this process once the items are done.
+        """End this task.
 
+        A successor task continues the same function in this process once the items are done.
         Meanwhile all other remote items stay wanted.
         """
         self._outputs.give_up_arrays()

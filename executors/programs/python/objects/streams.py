@@ -1,4 +1,4 @@
-"""Writes and reads streams: the items that a task yields, which other tasks read at once."""
+"""Writes and reads streams: items that a task yields, and that other tasks read while it runs."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class StreamWriter:
             reply = self._channel.call("open_output", {"index": 0, "may_stream": True})
             self._descriptor = os.open(reply["filename"], os.O_WRONLY | os.O_CLOEXEC)
             self._write(STREAM_MAGIC)
-        self._write(stream_frame(ITEM, _packed(item, "an item")))
+        self._write(stream_frame(ITEM, _packed(item, "an item that the task yields")))
 
     def finish(self, value: Any) -> None:
         """Write the value that the task's function has returned; raises PackingError."""
-        frame = stream_frame(RETURNED, _packed(value, "the value"))
+        frame = stream_frame(RETURNED, _packed(value, "the value that the task returns"))
         if not self.is_open:
             self._outputs.publish_pieces(0, [STREAM_MAGIC, frame])
             return
@@ -69,7 +69,7 @@ def _packed(value: Any, what: str) -> bytes:
     try:
         packed = pack(value)
     except UnpackedError as error:
-        raise packing_error(f"{what} that it yields", error) from None
+        raise packing_error(what, error) from None
     if packed.buffers:  # a stream contains only pickles, so copy the buffers into one
         import pickle
 
