@@ -87,7 +87,7 @@ that expire, such as tickets."""
 
 
 class Transfers:
-    """Downloads over HTTP from other workers, or from URLs that the policy `outside` allows.
+    """Downloads over HTTP from other workers, or from URLs that `url_policy` allows.
 
     Each instance has its own connections. `close` ends all transfers.
     """
@@ -97,10 +97,10 @@ class Transfers:
         reactor: Any,
         *,
         concurrent_max: int = CONCURRENT_MAX,
-        outside: UrlPolicy | None = None,
+        url_policy: UrlPolicy | None = None,
     ) -> None:
         self._reactor = reactor
-        self._outside = outside
+        self._url_policy = url_policy
         self._concurrent_max = concurrent_max
         self._waiting: deque[_Transfer] = deque()
         self._running: dict[pycurl.Curl, _Transfer] = {}
@@ -140,7 +140,7 @@ class Transfers:
         """
         transfer = _Transfer(url, sink, headers or {}, offset_bytes, expected_size_bytes)
         transfer.begun = begun
-        transfer.may_be_endless = self._outside is None
+        transfer.may_be_endless = self._url_policy is None
         transfer.changed = self._changed.add
         transfer.connect_timeout_s = connect_timeout_s
         transfer.stall_timeout_s = stall_timeout_s
@@ -240,8 +240,8 @@ class Transfers:
         curl = self._spare.pop() if self._spare else pycurl.Curl()
         try:
             transfer.prepare(curl)
-            if self._outside is not None:
-                self._outside.prepare(curl, transfer.refuse)
+            if self._url_policy is not None:
+                self._url_policy.prepare(curl, transfer.refuse)
         except Exception:
             self._spare.append(curl)
             transfer.fail(Failure())

@@ -44,14 +44,14 @@ REFUSED_BY_ALL = [
 
 
 @pytest.mark.parametrize("url", REFUSED_BY_ALL, ids=range(len(REFUSED_BY_ALL)))
-@pytest.mark.parametrize("outside", UrlPolicy)
-def test_an_unsupported_url_is_refused(outside: UrlPolicy, url: str) -> None:
+@pytest.mark.parametrize("policy", UrlPolicy)
+def test_an_unsupported_url_is_refused(policy: UrlPolicy, url: str) -> None:
     with pytest.raises(UrlRefusedError):
-        outside.check(url)
+        policy.check(url)
 
 
 @pytest.mark.parametrize(
-    "outside, url, is_fetched",
+    "policy, url, is_fetched",
     [
         (UrlPolicy.OFF, "https://example.org/", False),
         (UrlPolicy.HTTPS, "https://example.org/", True),
@@ -62,13 +62,13 @@ def test_an_unsupported_url_is_refused(outside: UrlPolicy, url: str) -> None:
     ],
 )
 def test_the_policy_decides_which_schemes_are_fetched(
-    outside: UrlPolicy, url: str, is_fetched: bool
+    policy: UrlPolicy, url: str, is_fetched: bool
 ) -> None:
     if is_fetched:
-        outside.check(url)
+        policy.check(url)
     else:
         with pytest.raises(UrlRefusedError):
-            outside.check(url)
+            policy.check(url)
 
 
 ONLY_OURS = [
@@ -182,13 +182,13 @@ def redirecting() -> Iterator[Redirecting]:
     redirecting.close()
 
 
-def fetch(in_reactor: Any, outside: UrlPolicy, url: str) -> bytes:
+def fetch(in_reactor: Any, policy: UrlPolicy, url: str) -> bytes:
     came: list[bytes] = []
 
     class Sink:
         write = staticmethod(came.append)
 
-    transfers = in_reactor(Transfers, in_reactor.reactor, outside=outside)
+    transfers = in_reactor(Transfers, in_reactor.reactor, url_policy=policy)
     try:
         in_reactor(transfers.fetch, url, Sink())
     finally:

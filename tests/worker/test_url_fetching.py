@@ -55,13 +55,13 @@ def url() -> Iterator[str]:
 class Fetching:
     """The fetch sessions of a worker, on the reactor."""
 
-    def __init__(self, run: Any, store: FileStore, outside: UrlPolicy) -> None:
+    def __init__(self, run: Any, store: FileStore, policy: UrlPolicy) -> None:
         self.run = run
         self.kept: list[str] = []
-        self.urls = run(UrlFetching, run.reactor, store, outside, "127.0.0.1:1", self.kept.append)
+        self.urls = run(UrlFetching, run.reactor, store, policy, "127.0.0.1:1", self.kept.append)
 
-    def begin(self, name: str, **urls: str) -> None:
-        self.run(self.urls.begin, name, [Fetch(ObjectId(i), url) for i, url in urls.items()])
+    def start(self, name: str, **urls: str) -> None:
+        self.run(self.urls.start, name, [Fetch(ObjectId(i), url) for i, url in urls.items()])
 
     def end(self, name: str) -> dict[str, Any]:
         def facts() -> dict[str, Any]:
@@ -80,7 +80,7 @@ def fetching(in_reactor: Any, store: FileStore) -> Iterator[Fetching]:
 
 
 def test_urls_become_objects_that_are_kept(fetching: Fetching, store: FileStore, url: str) -> None:
-    fetching.begin("s", a=f"{url}/good", b=f"{url}/good")
+    fetching.start("s", a=f"{url}/good", b=f"{url}/good")
     facts = fetching.end("s")
     assert (facts["state"], facts["fetched"], facts["failures"]) == ("done", 2, [])
     assert sorted(ref["__ref__"][1] for ref in facts["refs"]) == ["a", "b"]
@@ -91,7 +91,7 @@ def test_urls_become_objects_that_are_kept(fetching: Fetching, store: FileStore,
 def test_what_cannot_be_had_is_said_and_leaves_nothing(
     fetching: Fetching, store: FileStore, url: str
 ) -> None:
-    fetching.begin("s", a=f"{url}/none", b=f"{url}/half", c=f"{url}/good", d="http://127.0.0.1:1/")
+    fetching.start("s", a=f"{url}/none", b=f"{url}/half", c=f"{url}/good", d="http://127.0.0.1:1/")
     facts = fetching.end("s")
     assert (facts["state"], facts["fetched"], facts["failed"]) == ("failed", 1, 3)
     said = {failure["id"]: failure["error"] for failure in facts["failures"]}
@@ -105,21 +105,21 @@ def test_an_object_that_is_there_is_not_fetched_again(
     fetching: Fetching, store: FileStore, url: str
 ) -> None:
     store.put("a", b"x" * 2000)
-    fetching.begin("s", a=f"{url}/none")
+    fetching.start("s", a=f"{url}/none")
     assert fetching.end("s")["refs"] == [{"__ref__": ["c2", "a", 2000, ["127.0.0.1:1"]]}]
     assert fetching.kept == ["a"]
 
 
 def test_an_empty_session_is_done(fetching: Fetching) -> None:
-    fetching.begin("s")
+    fetching.start("s")
     assert fetching.end("s")["state"] == "done"
 
 
 def test_a_second_fetch_session_needs_another_name(fetching: Fetching, url: str) -> None:
     Answer.held.clear()
-    fetching.begin("s", a=f"{url}/held")
+    fetching.start("s", a=f"{url}/held")
     with pytest.raises(FetchRefusedError, match="the fetch session s exists already"):
-        fetching.begin("s", b=f"{url}/good")
+        fetching.start("s", b=f"{url}/good")
     assert fetching.run(fetching.urls.facts, "s")["state"] == "running"
     Answer.held.set()
     assert fetching.end("s")["state"] == "done"
@@ -130,12 +130,12 @@ def test_the_oldest_ended_fetch_session_makes_room(
 ) -> None:
     monkeypatch.setattr(url_fetching, "SESSIONS_MAX", 2)
     Answer.held.clear()
-    fetching.begin("running", a=f"{url}/held")
-    fetching.begin("over")
-    fetching.begin("third", b=f"{url}/held")
+    fetching.start("running", a=f"{url}/held")
+    fetching.start("over")
+    fetching.start("third", b=f"{url}/held")
     assert [row["session"] for row in fetching.run(fetching.urls.rows)] == ["running", "third"]
-    with pytest.raises(FetchRefusedError, match="2 fetch sessions are running here already"):
-        fetching.begin("fourth")
+    with pytest.raises(FetchRefusedError, match="this worker runs 2 fetch sessions"):
+        fetching.start("fourth")
     Answer.held.set()
     fetching.end("running")
     fetching.end("third")
@@ -145,7 +145,7 @@ def test_nothing_is_fetched_if_one_url_is_refused(
     fetching: Fetching, store: FileStore, url: str
 ) -> None:
     with pytest.raises(FetchRefusedError) as caught:
-        fetching.begin("s", a=f"{url}/good", b="file:///etc/passwd")
+        fetching.start("s", a=f"{url}/good", b="file:///etc/passwd")
     assert caught.value.status == 400
     assert fetching.run(fetching.urls.rows) == []
 
@@ -155,7 +155,7 @@ def test_a_worker_that_fetches_no_urls_says_what_to_do(
 ) -> None:
     fetching = Fetching(in_reactor, store, UrlPolicy.OFF)
     with pytest.raises(FetchRefusedError, match="start it with --fetch-urls https"):
-        fetching.begin("s", a=f"{url}/good")
+        fetching.start("s", a=f"{url}/good")
     in_reactor(fetching.urls.close)
 
 
@@ -164,7 +164,7 @@ def test_what_is_under_way_fails_when_the_worker_ends(
 ) -> None:
     Answer.held.clear()
     fetching = Fetching(in_reactor, store, UrlPolicy.ANY)
-    fetching.begin("s", **{f"a{number}": f"{url}/held" for number in range(20)})
+    fetching.start("s", **{f"a{number}": f"{url}/held" for number in range(20)})
     in_reactor(fetching.urls.close)
     facts = fetching.end("s")
     assert (facts["fetched"], facts["failed"]) == (0, 20)

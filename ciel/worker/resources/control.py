@@ -262,7 +262,7 @@ class FetchSessionById(_Control):
         if not isinstance(refs, list) or not all(isinstance(ref, Fetch) for ref in refs):
             raise HttpError(400, "the body: expected a list of fetch2 references")
         try:
-            self.controls.urls.begin(name, refs)
+            self.controls.urls.start(name, refs)
         except FetchRefusedError as error:
             raise HttpError(error.status, str(error)) from None
         return request.reply({"session": name, "urls": len(refs)}, 202)

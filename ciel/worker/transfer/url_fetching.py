@@ -59,20 +59,20 @@ class UrlFetching:
         self,
         reactor: Any,
         store: ObjectStore,
-        outside: UrlPolicy,
+        url_policy: UrlPolicy,
         netloc: str,
         keep: Callable[[ObjectId], None],
     ) -> None:
         self._netloc = netloc
         self._store = store
-        self._policy = outside
+        self._policy = url_policy
         self._keep = keep
-        self._transfers = Transfers(reactor, concurrent_max=AT_A_TIME, outside=outside)
+        self._transfers = Transfers(reactor, concurrent_max=AT_A_TIME, url_policy=url_policy)
         self._semaphore = DeferredSemaphore(AT_A_TIME)
         self._sessions: dict[str, FetchSession] = {}
         self._is_closed = False
 
-    def begin(self, name: str, refs: Sequence[Fetch]) -> FetchSession:
+    def start(self, name: str, refs: Sequence[Fetch]) -> FetchSession:
         """Start a fetch session; raises FetchRefusedError before it fetches anything."""
         if self._policy is UrlPolicy.OFF:
             raise FetchRefusedError(
@@ -108,7 +108,11 @@ class UrlFetching:
             if session.state != "running":
                 del self._sessions[name]
                 return
-        raise FetchRefusedError(503, f"{SESSIONS_MAX} fetch sessions are running here already")
+        raise FetchRefusedError(
+            503,
+            f"this worker runs {SESSIONS_MAX} fetch sessions, the most that it can; try again when "
+            "one has ended",
+        )
 
     @inlineCallbacks
     def _fetch(self, ref: Fetch) -> Any:
