@@ -25,14 +25,14 @@ _SHOWN_BYTES: Final = 40
 _is_base64 = re.compile(r"[A-Za-z0-9+/=]*", re.ASCII).fullmatch
 _EXITS: dict[bytes, Any] = {}  # decoded `exit` calls, of which programs send few variants
 _EXITS_MAX, _EXIT_MAX_BYTES = 100, 80
-_is_small_output = re.compile(  # as encoded by our SDK; most tasks end with this call
+_is_small_output = re.compile(  # as our SDK encodes it; most tasks publish their output by it
     rb'\["publish_string",\{"index":(0|[1-9][0-9]{0,8}),"str":"([A-Za-z0-9+/=]*)"\}\]'
 ).fullmatch
 _has_nul = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000").search
 
 
 class Call(NamedTuple):
-    """A call: a method, never empty, and its arguments: any JSON, mostly an object."""
+    """A call: a non-empty method name, and arguments: any JSON value, usually an object."""
 
     method: str
     args: Any
@@ -167,13 +167,13 @@ def _cache_exit(payload: bytes, args: Any) -> None:
 
 
 def _too_large(size_bytes: int, prefix: bytes | bytearray) -> str:
-    call = f"a call of {size_bytes} bytes"
     if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in prefix):
         return (
-            f"{call} (the text {_excerpt(prefix)}): a program's calls begin with their length in 4 "
-            "bytes; does something print to the FIFO?"
+            f"the start of a call is the text {_excerpt(prefix)}, not its length in 4 bytes; does "
+            "the program print to the FIFO?"
         )
-    return f"{call} (the bytes {prefix.hex(' ')}), but the limit is {CALL_MAX_BYTES}"
+    found = f"a call of {size_bytes} bytes (the bytes {prefix.hex(' ')})"
+    return f"{found}, but the limit is {CALL_MAX_BYTES}"
 
 
 def _excerpt(data: bytes | bytearray) -> str:

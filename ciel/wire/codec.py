@@ -100,7 +100,7 @@ def _value_of(text: str) -> Any:
 
 
 def _reject_type(value: Any) -> Any:
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

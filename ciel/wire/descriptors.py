@@ -212,7 +212,9 @@ def _read_needs(value: Any) -> Needs:
         raise DecodeError("a task's needs must be five numbers, and optionally its retry options")
     numbers = value[:_NUMBERS]
     if not all(_is_limit(i, item) for i, item in enumerate(numbers)):
-        raise DecodeError("the first five of a task's needs must be numbers")
+        raise DecodeError(
+            "a task's slots, memory, priority and retries must be integers, its timeout a number"
+        )
     key: tuple[Any, ...] = tuple(numbers)
     if len(value) > _NUMBERS:
         kinds, *further = value[_NUMBERS:]

@@ -10,7 +10,8 @@ import os
 from typing import Final
 
 FILE_HEADER: Final = "X-Ciel-File"
-"""The header of an answer to `HEAD /data/<id>` with the object's file; empty if there is none."""
+"""The header that gives the identity of an object's file in a response to `HEAD /data/<id>`. It is
+empty if the object has no file."""
 
 
 def file_identity(path: str) -> str:
@@ -32,7 +33,8 @@ def open_identified(identity: str) -> int | None:
     except OSError:
         return None
     # The store may reuse the file's memory for another object while no process has it open. So
-    # check its name again: if the identity is unchanged now that it is open, it stays so.
+    # check what is at the path now, with the file open: if the identity is unchanged, the store
+    # cannot reuse the file before we close it.
     found = os.fstat(fd)
     is_it = f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}:{path}" == identity
     if is_it and file_identity(path) == identity:

@@ -304,13 +304,13 @@ BREAKS = {
         "in the middle of a call: only 1 of the 7 bytes",
     ),
     "dies in a length": ("open_both(); write(b'\\0\\0')", r"2 of the 4 bytes of a call's length"),
-    "prints": ("open_both(); write(b'hello, world\\n'); time.sleep(60)", "(the text 'hell')"),
+    "prints": ("open_both(); write(b'hello, world\\n'); time.sleep(60)", "is the text 'hell'"),
     "announces too much": (
         "open_both(); write(struct.pack('>I', 17 << 20)); time.sleep(60)",
         f"a call of 17825792 bytes (the bytes 01 10 00 00), but the limit is {CALL_MAX_BYTES}",
     ),
     "talks no JSON": ("open_both(); write(b'\\0\\0\\0\\2hi'); time.sleep(60)", "('hi'): not JSON"),
-    "writes a long line": ("open_both(); write(b'x' * 10_000_000)", "(the text 'xxxx')"),
+    "writes a long line": ("open_both(); write(b'x' * 10_000_000)", "is the text 'xxxx'"),
     "talks otherwise": ("open_both(); write(b'\\0\\0\\0\\2{}'); time.sleep(60)", "('{}'): not a"),
 }  # fmt: skip
 
@@ -378,7 +378,7 @@ def test_a_program_that_does_not_read_is_given_up(talk: Conversation) -> None:
 
 def test_good_calls_before_garbage_are_given_first(talk: Conversation) -> None:
     talk.start("open_both(); write(b'\\0\\0\\0\\x07[\"a\",1]garbage'); time.sleep(60)")
-    assert "(the text 'garb')" in talk.wait_for_break()
+    assert "is the text 'garb'" in talk.wait_for_break()
     assert talk.calls == [Call("a", 1)]
 
 

@@ -272,7 +272,7 @@ def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:
         "non-JSON": ((*START, "x0000000368657921", STAY), "not JSON"),
         "truncated": ((*START, f"x{FRAME[:20].hex()}", "q0"), "in the middle of a call"),
         "wrong shape": ((*START, 's{"exit":1}', STAY), "not a list of a method"),
-        "a long line": ((*START, "n10000000", STAY), "does something print to the FIFO?"),
+        "a long line": ((*START, "n10000000", STAY), "does the program print to the FIFO?"),
         "non-UTF8": ((*START, "x0000000322ff22", STAY), "not UTF-8"),
         "error report": ((*START, 's["error",{"report":"my reason"}]', STAY), "my reason"),
         "no length": ((*START, "r\n", "q0"), "in the middle of a call"),

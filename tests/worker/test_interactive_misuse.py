@@ -211,8 +211,8 @@ def test_somebody_elses_hand_on_its_channel_keeps_no_slot(start: Start, tmp_path
 
 
 GARBAGE = [
-    (("rhello, world, this is text\n",), "does something print to the FIFO?"),
-    (("n10000000",), "does something print to the FIFO?"),
+    (("rhello, world, this is text\n",), "does the program print to the FIFO?"),
+    (("n10000000",), "does the program print to the FIFO?"),
     (("x00000003616263",), "not JSON"),
     (("x0000000222ff",), "not UTF-8"),
     (("x00000000",), "a call of no bytes"),
