@@ -1,7 +1,8 @@
-"""Removes access files of masters that have ended, except the latest ones.
+"""Removes the state directories of masters that have ended, except the latest ones.
 
-A master that restarts at the same port reads its key from the file. Only files of masters that
-listen on loopback are removed: workers on other hosts may have copies of any other master's key.
+The latest ones stay, since a master that restarts at the same port reads its key from there. Only
+directories of masters that listen on loopback are removed: other hosts may have copies of any other
+master's key.
 """
 
 import fcntl
@@ -35,7 +36,7 @@ def try_prune_ended(environ: Mapping[str, str]) -> None:
 def prune_ended(environ: Mapping[str, str]) -> None:
     """Remove the directories of this host's ended masters, except the latest ten.
 
-    The directory that the link of `ciel up` points to is not removed either.
+    The directory with the access file that the link of `ciel up` points to is not removed either.
     """
     link = current_path(environ)
     current = link.readlink() if link.is_symlink() else None

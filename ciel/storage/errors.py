@@ -77,8 +77,8 @@ class ShortOutputError(StorageError):
         self.object_id = object_id
         self.size_bytes = size_bytes
         super().__init__(
-            f"{object_id}: the device was full while a program wrote the object; "
-            f"only {size_bytes} bytes were written"
+            f"{object_id}: the device was full while a program wrote the object; it has "
+            f"{size_bytes} bytes, and may be incomplete; free some space, and run the task again"
         )
 
 
