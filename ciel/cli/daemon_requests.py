@@ -20,12 +20,13 @@ def ask_daemon(
 ) -> bytes:  # fmt: skip
     """Send a request with a ticket; return the answer.
 
-    Raises UsageError without the cluster's key, and errors of the connection and of the daemon.
+    Raises UsageError without the cluster's admin key, and errors of the connection and the daemon.
     """
     key = location.key
     if key.role is not Role.ADMIN:
         raise UsageError(
-            f"{location.origin} has only the key of a role; this command needs the cluster's key"
+            f"{location.origin} has only a key that is restricted to one role; this command needs "
+            "the cluster's admin key"
         )
     connection = connect(netloc, timeout_s)
     try:

@@ -35,7 +35,8 @@ def main(prog: str, words: Sequence[str]) -> int:
     key = found.key.derive(Role(args.role))
     if key is None:
         raise UsageError(
-            f"{found.origin} has only the key of a role; this command needs the cluster's key"
+            f"{found.origin} has only a key that is restricted to one role; this command needs "
+            "the cluster's admin key"
         )
     if args.out is not None:
         _write(Path(args.out), key.text())

@@ -149,7 +149,7 @@ def _add_journal_options(parse: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         default=COMPACT_FROM_BYTES,
         help="remove records that are no longer needed when the journal has grown by this size "
-        "(default: 64MiB), and to twice the size after the last time",
+        "(default: 64MiB), and is twice as large as after the previous compaction",
     )
     add(
         "--forget-jobs-after",

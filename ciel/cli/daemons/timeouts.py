@@ -23,7 +23,8 @@ def add_worker_limits(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         default=WORKER_TIMEOUT_S,
         help="declare a worker dead after this time without a message, and run its tasks elsewhere "
-        "(default: %(default)gs; at once if its host reports its end)",
+        "(default: %(default)gs; at once if its host reports that its process has "
+        "ended)",
     )
 
 

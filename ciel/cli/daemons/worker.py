@@ -101,7 +101,8 @@ def _add_storage(add: Callable[..., object]) -> None:
         type=_io_policy,
         metavar="N",
         default="adaptive",
-        help="how many disk jobs run at a time on each disk: off, a number, or adaptive (default)",
+        help="limit of concurrent disk jobs for each disk: a number, off (no limit), or adaptive "
+        "(default)",
     )
     add(
         "--spool",
@@ -159,7 +160,8 @@ def parser() -> argparse.ArgumentParser:
         "--fetch-urls",
         choices=[which.value for which in UrlPolicy],
         default=UrlPolicy.OFF.value,
-        help="which URLs the worker fetches for HTTP requests: off (default), https, or any",
+        help="which URLs the worker fetches when clients request it by HTTP: off (default), https, "
+        "or any",
     )
     add("--open-healthz", action="store_true", help="answer /healthz without a key")
     add_channel_options(parse)
@@ -275,7 +277,9 @@ class Worker:
         self, control: str, dial: Callable[[Owner], ControlPeer], service: WorkerService,
         masters: Masters,
     ) -> Reconnector:  # fmt: skip
-        """Return what keeps a connection to a master that this worker obeys."""
+        """Return the reconnector, which maintains the connection to the master that this worker
+        obeys.
+        """
         reconnector = Reconnector(self._reactor, control, dial, service)
         masters.lead(reconnector)
         service.objection = masters.objection
@@ -284,9 +288,10 @@ class Worker:
         return reconnector
 
     def _listen(self, factory: Any) -> Address:
-        """Listen; if any port will do, at the port of the last worker with this work directory.
+        """Listen. If --listen has port 0, try the port of the previous worker with this work
+        directory first.
 
-        A master that has restarted knows the objects there by that address.
+        A restarted master knows the objects in the work directory by that address.
         """
         wanted = parse_address(self._options.listen)
         last = wanted._replace(port=wanted.port or self._spool.last_port())
@@ -405,7 +410,9 @@ class Worker:
         return part
 
     def _attempts(self, callers: Callers, **means: Any) -> tuple[Attempts, InteractivePrograms]:
-        """Build the parts that run attempts at tasks of batch and of interactive programs."""
+        """Create the components that run the attempts of batch programs and of interactive
+        programs.
+        """
         kept, scratch = KeptAttempts(self._spool.kept), ScratchPool(self._spool.path)
         place = Workplace(worker=self._id, scratch=scratch, kept=kept, **means)
         lifecycle = Lifecycle(place)
@@ -509,9 +516,11 @@ class Worker:
         self._reactor.callLater(0, self.stop)
 
     def stop(self) -> None:
-        """Let running programs end, then close everything.
+        """Cancel all attempts; close everything once they have ended, at most after their grace
+        time.
 
-        A second call, or the end of the parent process, closes everything at once.
+        A second call closes everything at once, and so does the first one in an embedded worker or
+        after a failure.
         """
         drain, self._drain = self._drain, None
         if drain is None or self._options.embedded or self.failure:
@@ -571,7 +580,9 @@ def held_by(store: ObjectStore) -> dict[ObjectId, int]:
             info = store.stat(object_id)
         except StorageError as error:
             log.error(
-                "cannot read object {id}, and leaves it out: {error}", id=object_id, error=error
+                "object {id} cannot be read, so this worker does not report it: {error}",
+                id=object_id,
+                error=error,
             )
             continue
         if info is not None:

@@ -29,7 +29,9 @@ class Following:
     def __init__(
         self, client: Client, write: Callable[[bytes], object], give_up: Callable[[], object]
     ) -> None:
-        """The threads call `write`; if that raises an error, they call `give_up`. See `finish`."""
+        """Reader threads call `write`. If it raises an error, they call `give_up`, and `finish`
+        raises the error.
+        """
         self._client = client
         self._write = write
         self._give_up = give_up
@@ -38,9 +40,10 @@ class Following:
         self._error: Exception | None = None
 
     def finish(self, object_id: str) -> int:
-        """Wait until the last line of a finished output is printed; return how many bytes were.
+        """Wait until the reader thread of a finished output has ended.
 
-        Raises the error of writing, if any.
+        Return how many bytes it has printed: the caller prints the rest. Raises the error of
+        writing, if any.
         """
         reader = self._readers.pop(object_id, None)
         if reader is not None:
@@ -59,7 +62,7 @@ class Following:
             raise self._error
 
     def begin(self, ref: Reference, printed_bytes: int = 0) -> None:
-        """Start to read a growing output, of its first attempt or a later one.
+        """Start to read a growing output of a task, in its first or a later attempt.
 
         `printed_bytes`: how much of it the caller has printed already.
         """
@@ -77,7 +80,8 @@ class Following:
             before.join()
         start, rest = 0, b""
         with (
-            suppress(ObjectUnreadableError),  # it is complete by now, or its worker was lost
+            # The output no longer grows, or its worker was lost: the caller prints the rest.
+            suppress(ObjectUnreadableError),
             closing(self._client.read_growing(ref)) as reading,
         ):
             while piece := reading.read_some():
