@@ -40,7 +40,9 @@ def read_table(page: str, head: tuple[str, ...]) -> tuple[str, list[str], Rows, 
     """
     before, mark, rest = page.partition(f"| {' | '.join(head[:2])} |")
     if not mark:
-        raise ValueError(f"there is no table of {head[0]} and {head[1]}")
+        raise ValueError(
+            f"the page has no table whose header starts with | {head[0]} | {head[1]} |"
+        )
     table, end, after = f"{mark}{rest}".partition("\n\n")
     lines = [_cells(line) for line in table.splitlines()]
     names = keys(without_marks(line[0]) for line in lines[2:])

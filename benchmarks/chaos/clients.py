@@ -85,8 +85,8 @@ def _lost_answers(setting: Setting) -> Findings:
                 task = {"name": "a", "executor": "stdinout", "arguments": args}
                 body = json.dumps({"tasks": [task]}).encode()
                 answers = []
-                for cuts in (True, False, False):
-                    proxy.cuts = cuts
+                for loses_reply in (True, False, False):
+                    proxy.loses_replies = loses_reply
                     with suppress(OSError, http.client.HTTPException):
                         answers.append(
                             api.call(
@@ -97,7 +97,7 @@ def _lost_answers(setting: Setting) -> Findings:
                 ids = {json.loads(answer)["job"]["id"] for _, answer in answers}
                 same += len(ids) == 1
                 found |= ids
-            lost = proxy.cut
+            lost = proxy.lost_count
         for job in found:
             api.call("GET", f"/api/v1/jobs/{job}?wait_s=100", role=Role.READ)
         total = api.json("/api/v1/jobs")["total"] - before

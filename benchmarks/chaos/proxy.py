@@ -1,4 +1,4 @@
-"""Forwards TCP connections, and loses answers: the request arrives, and its sender never knows."""
+"""Forwards TCP connections, and can drop replies: a client cannot know if its request arrived."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ CHUNK_BYTES: Final = 65536
 class Proxy:
     """Forwards each connection to a daemon.
 
-    While `cuts` is true, it closes a connection as soon as the daemon's answer arrives, and
-    forwards nothing of it. `address` is where it listens, `cut` how many answers it has lost.
+    A connection that is accepted while `loses_replies` is true is closed as soon as the daemon's
+    reply starts to arrive; no byte of the reply is forwarded. `address` is the address at which the
+    proxy listens. `lost_count` counts the lost replies.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
-        self.cuts = False
-        self.cut = 0
+        self.loses_replies = False
+        self.lost_count = 0
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()
@@ -35,15 +36,15 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        cuts = self.cuts
+        loses_reply = self.loses_replies
         with client, socket.create_connection(self._target, timeout=60) as daemon:
             client.settimeout(60)
             forward = threading.Thread(target=_copy, args=(client, daemon), daemon=True)
             forward.start()
-            if cuts:
+            if loses_reply:
                 with suppress(OSError):
-                    daemon.recv(1)  # the daemon has decided, and its answer begins
-                self.cut += 1
+                    daemon.recv(1)  # the daemon has processed the request: its reply starts
+                self.lost_count += 1
                 for end in (client, daemon):
                     with suppress(OSError):
                         end.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Tests the proxy that loses answers: the request has arrived whenever an answer is lost."""
+"""Tests the proxy that drops replies: the request has arrived whenever a reply is lost."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def ask(address: tuple[str, int], request: bytes) -> bytes:
         return answer
 
 
-def test_answers_pass_and_get_lost(server: Server) -> None:
+def test_replies_pass_or_are_lost(server: Server) -> None:
     address, requests = server
     with Proxy(address) as proxy:
         assert ask(proxy.address, b"one") == b"answer to one"
-        proxy.cuts = True
+        proxy.loses_replies = True
         assert ask(proxy.address, b"two") == b""
-        proxy.cuts = False
+        proxy.loses_replies = False
         assert ask(proxy.address, b"three") == b"answer to three"
     assert requests == [b"one", b"two", b"three"]
-    assert proxy.cut == 1
+    assert proxy.lost_count == 1

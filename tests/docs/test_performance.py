@@ -95,5 +95,5 @@ def test_the_history_has_one_column_for_each_name() -> None:
 
 
 def test_a_page_without_the_table_is_an_error() -> None:
-    with pytest.raises(ValueError, match="there is no table"):
+    with pytest.raises(ValueError, match="the page has no table"):
         in_readme("nothing", TWO, {})
