@@ -54,8 +54,8 @@ class Home:
     which the home's processes know it, if they have another mount namespace.
     """
 
-    seen_by = "self"
-    """A process that has the home's namespaces, as a name in `/proc`."""
+    proc_name = "self"
+    """The name in `/proc` of a process that has the home's namespaces."""
 
     def __init__(self, path: Path, inside: Path | None = None) -> None:
         self.path = path
@@ -85,8 +85,8 @@ class Home:
         """Return the segments and sockets that ciel's processes share on this machine, each with
         the name that it has in `/proc/PID/fd`.
         """
-        segments = Path(f"/proc/{self.seen_by}/root", "dev/shm").glob("ciel-*")
-        sockets = Path(f"/proc/{self.seen_by}/net/unix").read_text()
+        segments = Path(f"/proc/{self.proc_name}/root", "dev/shm").glob("ciel-*")
+        sockets = Path(f"/proc/{self.proc_name}/net/unix").read_text()
         found = {
             str(path): f"/dev/shm/{path.name}"
             for path in segments

@@ -1,8 +1,9 @@
-"""Makes hosts of namespaces: each has a private network, private directories and shared memory.
+"""Creates test hosts from Linux namespaces: each has a private network, directories and shared
+memory.
 
 The hosts are connected by a switch, which is a namespace, too; the network of this machine is not
-changed. One process holds the namespaces of each host and ends with the process that started it.
-Then the kernel removes interfaces, mounts and files. Needs root.
+changed. For each host, one process holds its namespaces; that process ends with the process that
+started it. Then the kernel removes interfaces, mounts and files. Needs root.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ TOOLS: Final = ("unshare", "nsenter", "ip", "mount")
 NOWHERE: Final = "02:00:00:00:de:ad"
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-# If a needed directory is below a private one, it is mounted at its path again; "." still is that
-# directory.
+# A private mount hides the needed directory if that is below it. Then the script mounts the needed
+# directory at its path again, through ".", which still refers to it.
 _FURNISH: Final = """
 set -e
 needed=$1; shift
@@ -37,12 +38,13 @@ exec cat
 
 
 class HostsUnavailableError(Exception):
-    """Hosts cannot be made on this machine; the text is the reason."""
+    """Hosts cannot be created on this machine; the text is the reason."""
 
 
 def _hold(*command: str) -> subprocess.Popen[str]:
-    """Start a process that holds namespaces for as long as its standard input is open; raises
-    HostsUnavailableError.
+    """Start a process that holds namespaces for as long as its standard input is open.
+
+    Raises HostsUnavailableError if the command does not print `ready`.
     """
     keeper = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -64,7 +66,7 @@ class Host(Home):
 
     def __init__(self, keeper: subprocess.Popen[str], address: str, inside: Path) -> None:
         self.keeper = keeper
-        self.seen_by = str(keeper.pid)
+        self.proc_name = str(keeper.pid)
         self.address = address
         self.inside = inside
         path = Path(f"/proc/{keeper.pid}/root{inside}")
@@ -83,7 +85,7 @@ class Host(Home):
         return [*enter, "env", "-C", str(self.inside), *argv]
 
     def processes(self) -> dict[int, str]:
-        """Return the processes of this host by id, without the process that holds it."""
+        """Return the processes of this host by id, except the process that holds its namespaces."""
         own = os.readlink(f"/proc/{self.keeper.pid}/ns/net")
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
@@ -100,7 +102,7 @@ class Host(Home):
         assert done.returncode == 0, done.stderr
 
     def lose_frames_to(self, other: Host, *, loses: bool = True) -> None:
-        """Lose all that this host sends to another one, without an error; or lose it no more.
+        """Drop all that this host sends to another one, without an error; or stop dropping it.
 
         The kernel sends it to a hardware address that no host has.
         """
@@ -132,7 +134,7 @@ class Host(Home):
 class Hosts:
     """Hosts on one switch; a context manager. Raises HostsUnavailableError.
 
-    Only `/tmp`, `/dev/shm` and `path` are private to each host.
+    The private directories of a host are `/tmp`, `/dev/shm` and `path`; it shares all others.
     """
 
     def __init__(self, path: Path, count: int = 2) -> None:
