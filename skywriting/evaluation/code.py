@@ -1,7 +1,7 @@
-"""Scripts that are ready to run: units and codes.
+"""Compiled scripts: units and code objects.
 
-Each text is a unit, which has a code for its top level and one for each function. A code is
-compiled when it first runs.
+Each script text is a unit. A unit has a code object for its top level and one for each function. A
+code object is compiled when it first runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ signal.
 """
 
 Resumption = Callable[[Frame, tuple[Any, ...], Any], Any]
-"""Resumes a construct. Its arguments are the frame, the values that the construct had, and the
-value that it was waiting for, or RETRY if the construct itself was blocked.
+"""Resumes a construct. Its arguments are the frame, the values that the construct had computed, and
+the value of the part that it waited for. RETRY instead of a value means: the construct itself was
+blocked, so it runs again.
 """
 
 
 class Signal:
-    """The reason why a block ends early; for a `return`, it is a tuple of the value instead."""
+    """The reason why a block ends early. A `return` is no Signal: it is a tuple that contains the
+    value.
+    """
 
     __slots__ = ("name",)
 
@@ -42,8 +45,10 @@ PENDING = Signal("pending")
 
 
 class Language(NamedTuple):
-    """The parts of the language that depend on this module. `compile_body` compiles the body of a
-    code; `names` returns the values that scripts of a version can use without binding them.
+    """The functions of the language that this module calls but cannot import, since they import it.
+
+    `compile_body` compiles the body of a code object. `names` returns the values that scripts of a
+    version can use without binding them.
     """
 
     compile_body: Callable[[Code], Evaluation]
@@ -51,8 +56,10 @@ class Language(NamedTuple):
 
 
 class Unit:
-    """A text and its codes. `origin` says in JSON, maybe with references, from where to load the
-    text; units with equal origins are equal.
+    """A script text and its code objects.
+
+    `origin`: a JSON value, possibly with references, that says where the text can be loaded from.
+    Units with equal origins have equal texts.
     """
 
     __slots__ = ("_names", "codes", "language", "origin", "source", "version")
@@ -77,8 +84,10 @@ class Unit:
 
 
 class Code:
-    """A function, or the top level of a script. It may stop at numbered points. `points` contains
-    for each the function that resumes it, `checks` the function that checks its saved values.
+    """A function, or the top level of a script.
+
+    It can stop at numbered points. `points[n]` resumes it at point n; `checks[n]` checks the values
+    that were saved there.
     """
 
     __slots__ = ("assigned", "checks", "free", "function", "name", "number", "parameters", "points",
@@ -101,12 +110,12 @@ class Code:
         return self.run(frame)
 
     def compile(self) -> None:
-        """Compile this code, so that it can run and be resumed."""
+        """Compile this code object, so that it can run and be resumed."""
         if self.run == self._first_run:
             self.run = self.unit.language.compile_body(self)
 
     def point(self, check: Callable[[tuple[Any, ...]], bool]) -> int:
-        """Add a point where this code may stop, and return its number. `check` returns whether
+        """Add a point where this code can stop, and return its number. `check` returns whether
         saved values fit the point.
         """
         self.checks.append(check)
