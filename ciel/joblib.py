@@ -1,7 +1,7 @@
 """A backend for joblib: `joblib.parallel_config("ciel")`.
 
-The backend is registered once `ciel` and `joblib` are imported, and this module is imported when
-the name is used (`ciel.joblib_name`).
+`ciel.joblib_name` registers the name "ciel" when `ciel` and `joblib` are both imported. joblib
+imports this module when a program uses the name.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from ciel.client import Client
 
 SLOTS_UNKNOWN: Final = 2
-"""The number of slots assumed within a task."""
+"""The number of slots that a loop within a task assumes: it cannot query the cluster."""
 
 
 class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib is untyped
     """Runs the batches of `joblib.Parallel` in a cluster.
 
-    `client`: the same default as in `ciel.Executor`, but all loops share a client that is created
-    here. `options`: the options of `ciel.task`, for every batch. The default of `n_jobs` is -1: the
-    number of slots of the cluster.
+    `client`: the default is the client that was opened last; if there is none, one new client
+    serves all loops. `options`: the options of `ciel.task`, for every batch. The default of
+    `n_jobs` is -1: the number of slots of the cluster.
 
     Arrays above `max_nbytes` are stored once and mapped, as in joblib: read-only with
-    `mmap_mode="r"`, copied on write with "c". Smaller arrays, and all with None, are writable
-    copies. An `initializer` runs in each process before its first batch of a loop.
-    `inner_max_num_threads` requires threadpoolctl. Loops within a loop become tasks if they set
-    `n_jobs`; loops within those are sequential.
+    `mmap_mode="r"`, copied on write with "c". Smaller arrays are writable copies; so are all arrays
+    with `mmap_mode=None` or `max_nbytes=None`. An `initializer` runs in each process before its
+    first batch of a loop. `inner_max_num_threads` requires threadpoolctl. The calls of a nested
+    loop become tasks if it sets `n_jobs`; loops within such a loop are sequential.
     """
 
     default_n_jobs = -1
@@ -120,8 +120,8 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         if mmap_mode not in ("r", "c", None):
             raise ValueError(
-                f"mmap_mode={mmap_mode!r}: what lies in ciel's stores cannot be changed; "
-                "'r' has it mapped read-only, 'c' copied where it is written to"
+                f"mmap_mode={mmap_mode!r} is not supported, since stored objects cannot be "
+                "changed; use 'r' (mapped read-only), 'c' (copied on write) or None (copied)"
             )
         self._max_bytes = max_nbytes if mmap_mode is not None else None
         self._is_read_only = mmap_mode == "r"
@@ -247,8 +247,8 @@ class _Batch:
 
 
 class _BatchPickler(Pickler):
-    """Pickles arrays that are mapped from a file by the file's name, like joblib, so that writes to
-    them reach the file.
+    """Pickles a memory-mapped array as its file's name, as joblib does, so that writes reach the
+    file.
     """
 
     def reducer_override(self, value: Any) -> Any:
