@@ -34,11 +34,12 @@ BETTER = 1.05
 this factor, since new jobs then wait for fewer running jobs."""
 
 WORSE = 0.8
-"""A limit that is slower by this factor in its first round gets no second round."""
+"""A tried limit whose rate is below this share of the settled limit's rate in the first round is
+rejected."""
 
 WAITING_FOR_EACH = 4
-"""Another limit is tried only while this many jobs wait for each job that it would let run: many
-jobs then share the cost of a trial that fails."""
+"""Another limit is tried only while at least this many times the limit wait as jobs. Then many jobs
+share the cost of a failed trial."""
 
 ROUNDS = 2
 PAUSE_MIN_S = 10.0
@@ -123,7 +124,7 @@ class Search:
         """Note how many jobs run and wait from now on.
 
         `ended_bytes`: the size of a job that has just succeeded. `has_ended`: a job has just ended,
-        well or not.
+        successfully or not.
         """
         if self._measured_from_s is None:
             self._stale -= has_ended and self._stale > 0
