@@ -265,7 +265,7 @@ class Standbys:
     def _name(self) -> None:
         """Name the latest succession to the voters that should store it."""
         latest = self.reign.proposed or self.reign.agreed
-        for voter, netloc in self.reign.audience().items():
+        for voter, netloc in self.reign.voters_to_inform().items():
             if voter not in self._asked:
                 self._asked.add(voter)
                 done = partial(self._named, voter, latest.version)

@@ -117,7 +117,7 @@ def test_a_stored_file_is_copied_again_after_a_restart_of_the_master(hosts: Host
     assert hosts.await_copies(object_id, 3)
     hosts.destroy(before[0])
     wait_for(lambda: hosts.facts(object_id)["copies"]["there"] == 2, "the loss is noticed", 30.0)
-    said = "copies: 2 of 3; no other worker takes objects now"
+    said = "copies: 2 of 3; no other worker can take a copy now"
     wait_for(lambda: said in hosts.out("object", "info", object_id), "the reason", 30.0)
     hosts.start(1)
     hosts.await_copies(object_id, 3)

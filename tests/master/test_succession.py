@@ -35,7 +35,7 @@ def test_records_of_a_master_without_standbys_wait_for_nobody() -> None:
     reign = reign_with()
     assert reign.limit == ALL
     assert reign.propose() is None
-    assert reign.audience() == {}
+    assert reign.voters_to_inform() == {}
 
 
 def test_a_record_counts_when_the_standby_has_stored_it() -> None:
@@ -54,7 +54,7 @@ def test_without_the_standby_records_wait_until_a_majority_of_the_workers_agrees
     assert proposal.urls == (A,)
     reign.proposal_appended(11)
     assert reign.limit == 0
-    assert set(reign.audience()) == set(VOTERS)
+    assert set(reign.voters_to_inform()) == set(VOTERS)
     reign.voter_stored("w1", proposal.version)
     assert not reign.agree()
     reign.voter_stored("w2", proposal.version)
@@ -320,7 +320,7 @@ class World:
             reign = host.reign
             assert reign is not None
             latest = reign.proposed or reign.agreed
-            for voter in reign.audience():
+            for voter in reign.voters_to_inform():
                 if self.is_lost():
                     continue
                 reason = self.voters[voter].name(latest)

@@ -243,7 +243,7 @@ class Draining:
             object_id = drain.unchecked.pop()
             examined += 1
             ref, place = self._reference(object_id), worker.facts.netloc
-            why = drain.stuck.pop(object_id, "no other worker takes objects now")
+            why = drain.stuck.pop(object_id, "no other worker can take objects now")
             if not isinstance(ref, Concrete | Sweetheart) or place not in ref.locations:
                 continue
             if drain.moved.get(object_id, "") in ref.locations:

@@ -55,7 +55,9 @@ def _holds(master: MasterMachine) -> Problems:
     if master.job_table.removed:
         return  # the tasks of a removed job are forgotten before their objects
     if master.graph.divergent:
-        return  # a child of a re-execution may not be the producer of the outputs that it names
+        # After a divergent re-execution, another task may be the producer of an output that a child
+        # names.
+        return
     holds: defaultdict[str, int] = defaultdict(int)
     for task_id, task in master.graph.tasks.items():
         spec = task.spec
@@ -65,7 +67,8 @@ def _holds(master: MasterMachine) -> Problems:
         nodes = [master.graph.objects.nodes[o] for o in own]
         there = sum(node.is_settled and not isinstance(node.ref, Failure) for node in nodes)
         if spec.mentions is Mentions.INPUTS and task.live_outputs != there:
-            yield task_id, f"{there} of its outputs exist, its count is {task.live_outputs}"
+            live = task.live_outputs
+            yield task_id, f"{there} of its outputs exist, but its live_outputs is {live}"
         if is_free or task.state not in FINISHED or task.live_outputs:
             for input_id in spec.inputs:
                 holds[input_id] += 1
@@ -80,7 +83,8 @@ def _holds(master: MasterMachine) -> Problems:
         holds[object_id] += 1
     for known_id, node in master.graph.objects.nodes.items():
         if node.holds != holds.get(known_id, 0):
-            yield known_id, f"it has {node.holds} holds, but reasons for {holds[known_id]}"
+            count = holds[known_id]
+            yield known_id, f"its holds is {node.holds}, but there are {count} reasons to hold it"
 
 
 def _produced_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) -> bool:

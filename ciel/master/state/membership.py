@@ -30,7 +30,7 @@ class Membership:
 
     A worker is suspected after `suspect_after_s` of silence, and declared dead after `timeout_s`.
     The objects of a worker whose process has ended stay listed for RESTART_GRACE_S if its work
-    directory outlives it: if a worker joins at its address, it says which of them exist.
+    directory outlives it: a new worker at that address reports which of them exist.
     """
 
     def __init__(
@@ -61,18 +61,21 @@ class Membership:
         self.suspect_after_s = suspect_after_s
         self.timeout_s = timeout_s
         self.awaited = context.table.awaited
-        """Addresses of the workers of the master before this one that have not returned yet, by id.
-        While there are any, no task is assigned: they may have attempts at these tasks."""
+        """Workers of the previous master that have not rejoined: their addresses, by id. Until all
+        have, or the wait ends, this master assigns no tasks, since these workers may run attempts
+        of the same tasks."""
         self._await_until_s = 0.0
         self.unlisted: dict[str, set[ObjectId]] = {}
-        """Objects that the object table lists at a worker that has joined, and the worker has not
-        listed yet; by the id of the worker."""
+        """For each joined worker, by id: the objects that the object table lists there, but which
+        the worker has not reported yet."""
         self.joined_count = 0  # since the start of the master
         self.lost_count = 0
 
     def joined(self, facts: WorkerFacts, *, returns: bool) -> None:
-        """Add a worker. If it `returns`, it gets no tasks until it has said which attempts it runs:
-        their numbers are not known here, and a new attempt must have another one.
+        """Add a worker.
+
+        If it `returns`, it gets no tasks until it has reported which attempts it runs: this master
+        does not know the numbers of those attempts, and a new attempt needs an unused number.
 
         An earlier worker with the same id has lost its attempts; an earlier worker with the same
         address or work directory has ended. Objects that are still listed at the address are kept
@@ -99,16 +102,17 @@ class Membership:
             self._draining.start(worker, facts.drain_within_s)
         if returns:
             worker.is_returning = worker.is_listing = True
-            self.suspect(worker, "it has not said yet which attempts it runs")
+            self.suspect(worker, "it has not reported yet which attempts it runs")
         self._context.journal.append(WorkerSeen(facts.id, facts.netloc))
         if held := self._context.graph.objects.held_at(facts.netloc):
-            # They are known from the journal, or a worker here has ended.
+            # The journal lists them, or a worker at this address has ended and its objects are
+            # still listed.
             self.unlisted[facts.id] = set(held)
         elif facts.netloc in self._expected:
             self._end_wait(worker)
 
     def await_workers(self, netlocs: Mapping[str, str], until_s: float) -> None:
-        """Wait until a time for the workers of the master before this one, by id."""
+        """Wait until `until_s` for the previous master's workers, at these addresses, by id."""
         self.awaited.update(netlocs)
         self._await_until_s = until_s
         if not netlocs:
@@ -120,7 +124,7 @@ class Membership:
             unlisted.difference_update([ref.id for ref in refs])
 
     def store_listed(self, worker: WorkerNode) -> None:
-        """Mark the objects as lost that are listed at a worker, and that it does not have."""
+        """Mark objects as lost that the table lists at a worker, but that it does not have."""
         worker.is_listing = False
         self._replication.store_listed(worker)
         facts = worker.facts
@@ -146,7 +150,7 @@ class Membership:
             self._lose_absent()
 
     def _lose_absent(self) -> None:
-        """Mark the objects as lost whose workers have not returned."""
+        """Mark all objects at the addresses of absent workers as lost."""
         graph = self._context.graph
         objects = graph.objects
         here = {worker.facts.netloc for worker in self._workers.values()}
@@ -197,10 +201,10 @@ class Membership:
             worker.heard_at_s += late_s
 
     def lost(self, worker_id: str, reason: str, *, died: bool = False) -> None:
-        """Remove a worker, with its attempts and its objects.
+        """Remove a worker and its attempts.
 
-        `died`: its process is known to have ended, so the loss counts against the tasks that it
-        ran.
+        Its objects are lost, too, or stay listed if it may be started again with them. `died`: its
+        process is known to have ended, so the loss counts against each task that it ran.
         """
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -229,7 +233,7 @@ class Membership:
             self._bulk.start(self._losing_objects(worker))
 
     def check_expected(self) -> None:
-        """Mark the objects of ended workers as lost that have not been started again in time.
+        """If an ended worker is not started again in time, mark its objects as lost.
 
         They stay listed while there are no workers, since no worker could recompute them.
         """
@@ -245,7 +249,10 @@ class Membership:
             self._bulk.start(self._losing_objects(self._losing[place]))
 
     def _end_wait(self, worker: WorkerNode) -> None:
-        """Use the objects of a worker that has ended and was started again as this one."""
+        """Stop waiting for an ended worker.
+
+        `worker` is its successor, and tasks may use its objects again.
+        """
         place = worker.facts.netloc
         self._stop_expecting(place)
         del self._losing[place]
@@ -253,9 +260,9 @@ class Membership:
             self._dispatcher.trust(worker)
 
     def _stop_expecting(self, place: str) -> None:
-        """Wait no more for the worker that has ended at an address, if there is one.
+        """Stop waiting for the worker that has ended at an address, if there is one.
 
-        Until then the journal names it, so a master that is restarted waits for it, too.
+        The journal names that worker until this call, so that a restarted master waits for it, too.
         """
         if self._expected.pop(place, None) is not None:
             worker_id = self._losing[place].facts.id
@@ -296,8 +303,8 @@ class Membership:
         table = self._context.table
         suspected = {worker.facts.netloc for worker in self._workers.values() if worker.suspicion}
         for place in suspected - table.suspects:
-            yield place, "its worker is suspected, and tasks may be sent to read objects there"
+            yield place, "its worker is suspected, but tasks may be sent to read objects there"
         for place in table.suspects - suspected - self._losing.keys():
-            yield place, "tasks wait for it, and no worker there is suspected or lost"
+            yield place, "tasks avoid it, but no worker there is suspected or lost"
         for place in table.expected.keys() - self._losing.keys():
-            yield place, "a worker is expected there, and none has ended"
+            yield place, "a worker is expected there, but none has ended"

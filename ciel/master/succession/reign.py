@@ -1,9 +1,9 @@
-"""Decides which records of a master count, while standbys follow its journal.
+"""Decides which records of a master are committed while standbys follow its journal.
 
 A standby may take over with the records that it has. So nothing that depends on a record may leave
-the master before each standby in the succession has stored the record. To go on without a standby
-that is gone, the master names a succession without it; this takes effect when a majority of the
-voters has stored it, since then that standby cannot be elected any more.
+the master before each standby in the succession has stored the record. To continue without a lost
+standby, the master proposes a succession without it. This takes effect when a majority of the
+voters has stored it: from then on that standby cannot be elected.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ ALL: Final = 2**63
 class Reign:
     """The succession of a serving master, and which of its appended records all standbys have.
 
-    A change is *proposed*, and in effect when it is *agreed*: each standby of the succession before
-    it has stored it, or a majority of the voters of that succession has. There is one proposal at a
-    time, and meanwhile both successions count.
+    A new succession is first *proposed*. It is *agreed*, and takes effect, when all standbys of the
+    previous succession have stored it, or a majority of that succession's voters. There is at most
+    one proposal. While there is one, the standbys of both successions must store each record.
     """
 
     def __init__(self, url: str, epoch: int, before: Sequence[Succession]) -> None:
-        """`before`: the successions of earlier epochs by which another master could be elected; the
-        first one of this epoch must be agreed in each. Until then, no record of this master counts.
+        """`before`: the successions of earlier epochs by which another master could still be
+        elected. The first succession of this epoch must be agreed under each of them. Until then no
+        record of this master is committed.
         """
         self.url = url
         self.epoch = epoch
@@ -36,10 +37,12 @@ class Reign:
         """The successions in effect: one, except in the beginning."""
         self._proposed_at = ALL  # the number of the append with the proposal
         self._stored_by: set[str] = set()  # the voters that have stored the latest succession
-        self._standbys: dict[str, int] = {}  # by URL: the last durable append of those that follow
+        # The last durable append of each standby that follows, by its URL.
+        self._standbys: dict[str, int] = {}
         self._workers: dict[str, str] = {}  # the voters that have joined
         self.limit = ALL
-        """The last append that all standbys have which might take over; ALL without standbys."""
+        """The last append that every standby that may take over has stored; ALL without standbys,
+        0 before this master's own succession is in effect."""
         self._recount()
 
     @property
@@ -93,7 +96,7 @@ class Reign:
         """
         if self.proposed is not None:
             return None
-        # Without a voter no standby could take over, and nobody could agree to go on without it.
+        # Without voters no standby could be elected, and no voter could agree to drop a lost one.
         voters = self._workers or dict(self.agreed.voters)
         urls = (self.url, *self._standbys) if voters else (self.url,)
         if self.took_office:
@@ -107,7 +110,7 @@ class Reign:
         self._recount()
         return self.proposed
 
-    def audience(self) -> dict[str, str]:
+    def voters_to_inform(self) -> dict[str, str]:
         """Return the voters that should store the latest succession, and have not yet."""
         latest = (*self._before, *([] if self.proposed is None else [self.proposed]))
         found = dict(self._workers)

@@ -1,4 +1,4 @@
-"""Maintains a number of copies of uploaded objects: workers copy them again when a copy goes.
+"""Maintains a number of copies of each uploaded object: if one is lost, another worker copies it.
 
 A client states how many workers hold an object that it uploads. The master orders other workers to
 copy it if these are too few, and again whenever one of them is lost. See ADR 92.
@@ -24,15 +24,16 @@ AGAIN_AFTER_S: Final = 5.0
 """After this time, objects that workers could not copy are offered to all workers again."""
 LISTING_MAX_S: Final = 10.0
 """How long a worker that has joined may take to report its objects, before others copy them."""
-NO_WORKER: Final = "no other worker takes objects now"
+NO_WORKER: Final = "no other worker can take a copy now"
 NO_SOURCE: Final = "no worker that holds it can be reached now"
 
 
 class Claim:
-    """How many copies of an object are to exist. `job`: until it ends; None: until a release.
+    """The number of copies that an object should have, until `job` ends; without a job, until
+    `release`.
 
-    `places`: the addresses of workers that will not drop their copy, whether they are present or
-    not. Another worker may have a copy that it has fetched for a task: its store may drop it.
+    `places`: the addresses of workers that retain their copy, connected or not. A copy that a
+    worker fetched for a task does not count, since its store may drop it.
     """
 
     __slots__ = ("copies", "copying", "job", "places", "refused", "why")
@@ -65,10 +66,11 @@ class Replication:
         self._by_job: dict[str, dict[ObjectId, None]] = {}
         self._unexamined: dict[ObjectId, None] = {}  # their copies may be too few
         self._short: dict[ObjectId, None] = {}  # their copies are too few, and no worker can help
-        self._copying: dict[ObjectId, None] = {}  # those whose claims have orders
-        self._count = 0  # of all orders
-        self._unneeded: dict[ObjectId, set[WorkerNode]] = {}  # orders without a claim
-        self._listing: dict[WorkerNode, float] = {}  # they report their objects, until then
+        self._copying: dict[ObjectId, None] = {}  # objects that workers are copying now
+        self._count = 0  # copy orders in progress
+        self._unneeded: dict[ObjectId, set[WorkerNode]] = {}  # orders whose claim has ended
+        # Workers that still report their objects, and until when to wait for that.
+        self._listing: dict[WorkerNode, float] = {}
         self._again_s = 0.0  # when `_short` is examined again; 0: when a worker joins
         self._turn = 0  # the index of the worker that gets the next object
 
@@ -78,9 +80,11 @@ class Replication:
     # --- claims -----------------------------------------------------------------------------------
 
     def claim(self, ref: Reference, copies: int, job: Job | None) -> None:
-        """Have so many workers hold an uploaded object, until `job` ends; None: until `release`.
+        """Make `copies` workers hold an uploaded object until `job` ends; without a job, until
+        `release`.
 
-        The locations of `ref` count as copies. Short content, which the master has, needs none.
+        The locations of `ref` count as copies. Short content needs no copies, since the master
+        stores it.
         """
         if copies < 2 or not isinstance(ref, Concrete | Sweetheart):
             return
@@ -96,7 +100,7 @@ class Replication:
         self._unexamined[object_id] = None
 
     def release(self, object_id: ObjectId) -> None:
-        """Copy an object no more, if it was copied; copies that exist stay."""
+        """Stop maintaining copies of an object; existing copies stay."""
         claim = self._claims.pop(object_id, None)
         if claim is None:
             return
@@ -113,7 +117,7 @@ class Replication:
             self._unneeded.setdefault(object_id, set()).update(claim.copying)
 
     def job_ended(self, job: Job) -> None:
-        """Copy the objects of a job no more."""
+        """Stop maintaining copies of the objects of a job; existing copies stay."""
         for object_id in list(self._by_job.get(job.spec.id, ())):
             self.release(object_id)
 
@@ -128,7 +132,10 @@ class Replication:
     # --- events -----------------------------------------------------------------------------------
 
     def worker_joined(self, worker: WorkerNode) -> None:
-        """Wait until a worker that has joined has reported its objects: it may have copies."""
+        """Postpone copying until the new worker has reported its objects: it may have copies.
+
+        Copying goes on after LISTING_MAX_S at the latest.
+        """
         self._listing[worker] = self._context.now_s + LISTING_MAX_S
 
     def store_listed(self, worker: WorkerNode) -> None:
@@ -142,14 +149,14 @@ class Replication:
         for object_id in list(self._copying):
             self._end_order(object_id, worker)
         for object_id in list(self._unneeded):
-            self._is_unneeded(object_id, worker)
+            self._end_unneeded(object_id, worker)
 
     def stored(self, worker: WorkerNode, message: ObjectsStored) -> None:
         """Note the copies that a worker has made by order."""
         for ref in message.refs:
             if (claim := self._end_order(ref.id, worker)) is not None:
                 claim.places.add(worker.facts.netloc)
-            elif self._is_unneeded(ref.id, worker) and self._objects.get(ref.id) is None:
+            elif self._end_unneeded(ref.id, worker) and self._objects.get(ref.id) is None:
                 self._context.send(worker.facts.id, DropObjects((ref.id,)))
 
     def not_copied(self, worker: WorkerNode, message: NotCopied) -> None:
@@ -159,10 +166,10 @@ class Replication:
             claim.refused.add(worker.facts.id)
             claim.why = message.details
         else:
-            self._is_unneeded(message.object, worker)
+            self._end_unneeded(message.object, worker)
 
     def retry(self) -> None:
-        """Examine the objects again that no worker could copy: one may be able to now."""
+        """Examine objects again that no worker could copy, since a worker may be able to now."""
         self._again_s = 0.0
         for object_id in self._short:
             self._claims[object_id].refused.clear()
@@ -181,8 +188,8 @@ class Replication:
         self._unexamined[object_id] = None
         return claim
 
-    def _is_unneeded(self, object_id: ObjectId, worker: WorkerNode) -> bool:
-        """End an order whose claim ended before it; return whether there is one."""
+    def _end_unneeded(self, object_id: ObjectId, worker: WorkerNode) -> bool:
+        """Remove an order whose claim has ended; return whether there was one."""
         workers = self._unneeded.get(object_id)
         if workers is None or worker not in workers:
             return False
@@ -263,8 +270,8 @@ class Replication:
     def _taker(self, found: Situation, takers: Sequence[WorkerNode]) -> WorkerNode | None:
         """Return a worker for a further copy; None if there is none.
 
-        It is on a host without a copy, if possible. There, a worker comes first that has fetched
-        the object for a task: it only has to retain its copy.
+        Prefer a host without a copy. Among workers of such hosts, prefer one that has fetched the
+        object for a task, since it only has to retain its copy.
         """
         table = self._context.table
         fetched = [node for place in found.ref.locations if (node := table.at(place)) is not None]
@@ -288,7 +295,7 @@ class Replication:
         return has_objects and self._count < COPYING_MAX and self._listing_until_s() is None
 
     def _listing_until_s(self) -> float | None:
-        """Until when workers report their objects; None if none does."""
+        """The time until which workers may report their objects; None if no worker is reporting."""
         now_s = self._context.now_s
         return max((u for u in self._listing.values() if u > now_s), default=None)
 
@@ -324,9 +331,10 @@ class Replication:
             there = self._count_there(claim)
             is_short = there + len(claim.copying) < claim.copies
             if is_short and object_id not in pending and object_id not in self._short:
-                yield object_id, f"it has {there} copies of {claim.copies}, and none is made"
+                yield object_id, f"it has {there} copies of {claim.copies}, but none is being made"
             if bool(claim.copying) != (object_id in self._copying):
-                yield object_id, f"{len(claim.copying)} workers copy it, which is wrongly listed"
+                count = len(claim.copying)
+                yield object_id, f"{count} workers copy it, but `_copying` does not agree"
             if not claim.copying <= set(self._workers.values()):
                 yield object_id, f"a lost worker is to copy it: {claim.copying}"
             job = claim.job

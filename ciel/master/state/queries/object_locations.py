@@ -82,7 +82,10 @@ def keep(
             )
         ref = Concrete(ref.id, ref.size_bytes, frozenset(there))
     elif len(ref.content) > INLINE_MAX_BYTES:
-        raise CannotKeepError(f"content of more than {INLINE_MAX_BYTES} bytes must be on a worker")
+        raise CannotKeepError(
+            f"the content has more than {INLINE_MAX_BYTES} bytes: upload it to a worker, and pass "
+            "its reference"
+        )
     add_kept(machine, name, ref, now_s, copies)
     return describe(machine, ref.id, now_s)
 
