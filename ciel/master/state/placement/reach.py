@@ -49,7 +49,7 @@ class Gathering(NamedTuple):
 
 
 class Reach:
-    """Which workers can fetch the inputs of a task, and how others get them."""
+    """Finds the workers that can fetch the inputs of a task; orders copies if there is none."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -185,7 +185,7 @@ class Reach:
         return True
 
     def _gathering(self, task: TaskNode, able: Sequence[WorkerNode]) -> Gathering | None:
-        """Choose the worker that gets all inputs; None if there is no way.
+        """Choose the worker that gets all inputs; None if none can.
 
         Copies are better than recomputed objects. Apart from that, the order of workers is the same
         for all tasks, so that tasks do not move an object to and fro.
