@@ -402,7 +402,7 @@ class Dispatcher:
         return self._reach.readers(task, able) or able
 
     def _fitting(self, task: TaskNode) -> Sequence[WorkerNode]:
-        """Return the workers that could run a task if they reached its inputs."""
+        """Return the workers that could run a task if they reached its inputs; if none, fail it."""
         spec = task.spec
         offering = [w for w in self.workers.values() if spec.executor in w.facts.executors]
         if not offering:
