@@ -318,7 +318,7 @@ class FakeWorker:
             self._later(FETCH_TIMEOUT_S, self._give_up, order.ref, tuple(unreached))
 
     def _is_apart_from(self, other: FakeWorker) -> bool:
-        """Whether a partition, or only a wall, is between this worker and one that it asks."""
+        """Whether a partition or a wall keeps this worker from fetching from another."""
         partitioned = self.world.partitioned
         is_cut_off = (self.facts.id in partitioned) != (other.facts.id in partitioned)
         return is_cut_off or (self.place, other.place) in self.world.walls

@@ -130,7 +130,7 @@ class Faults:
         self._world.partitioned.clear()
 
     def _raise_wall(self) -> None:
-        """Let some workers not fetch from the others, and mostly the others not from them."""
+        """Keep some workers from fetching from all others, and mostly also the reverse."""
         options, world, workers = self._options, self._world, self._cluster.workers
         places = [worker.place for worker in workers]
         some = set(self._chance.sample(places, self._chance.randint(1, len(places))))
