@@ -135,10 +135,13 @@ class FileJournal:
             return self._appended
 
     def _append_now(self, frames: bytes) -> None:
-        """Write without the thread: nothing waits for the disk."""
+        """Write without the thread: nothing waits for the disk.
+
+        Compressing would take the caller as long as encoding the records.
+        """
         self._appended += 1
         try:
-            self._write(seal(frames, self._wall_clock()))
+            self._write(seal(frames, self._wall_clock(), may_compress=False))
         except OSError as error:
             self._report_failure(error)
         else:

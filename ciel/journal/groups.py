@@ -82,9 +82,10 @@ def encode_records(records: Sequence[Message]) -> bytes:
     return encode_frames(encode_all([_with_json(record, to_json) for record in records]))
 
 
-def seal(frames: bytes, time_s: float) -> bytes:
+def seal(frames: bytes, time_s: float, *, may_compress: bool = True) -> bytes:
     """Make a group of encoded records, which may be several results of `encode_records`."""
-    flag, time_us = len(frames) >= COMPRESSED_FROM_BYTES, int(time_s * 1e6)
+    flag = may_compress and len(frames) >= COMPRESSED_FROM_BYTES
+    time_us = int(time_s * 1e6)
     body = zlib.compress(frames, 1) if flag else frames
     checksum = zlib.crc32(body, zlib.crc32(_SUMMED.pack(time_us, flag)))
     return _PREFIX.pack(_MARK, len(body), checksum, time_us, flag) + body

@@ -241,6 +241,16 @@ while True:
     assert survivor.before == [numbered(number) for number in range(count)]
 
 
+@pytest.mark.parametrize("sync, is_compressed", [(ALWAYS, True), (OFF, False)])
+def test_only_the_thread_compresses(directory: Path, sync: str, is_compressed: bool) -> None:
+    owner = Owner(directory, sync)
+    owner.write(*(numbered(number) for number in range(200)))
+    owner.journal.close()
+    [path] = find_files(directory).paths
+    plain_bytes = len(encode_records([numbered(number) for number in range(200)]))
+    assert (path.stat().st_size < plain_bytes) == is_compressed
+
+
 def ciel(*words: str) -> subprocess.CompletedProcess[str]:
     program = "import sys; from ciel.cli.main import main; sys.exit(main(sys.argv[1:]))"
     return subprocess.run(
