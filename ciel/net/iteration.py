@@ -61,10 +61,11 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
         return
     finally:
         loop.woke_s = time.monotonic()
-    for descriptor, event in ready:
-        # None if serving an earlier descriptor has closed this one.
-        selectable = selectables.get(descriptor)
-        if selectable is not None:
+    # Serving a descriptor may close another one and open a file that gets its number: an event of
+    # the closed one is not for that file.
+    served = [(selectables.get(descriptor), descriptor, event) for descriptor, event in ready]
+    for selectable, descriptor, event in served:
+        if selectable is not None and selectables.get(descriptor) is selectable:
             try:
                 _serve(loop, selectable, descriptor, event)
             except Exception:

@@ -204,6 +204,39 @@ def test_a_reader_removed_by_an_earlier_one_is_not_served(
     assert noted == ["read"]
 
 
+def test_an_event_of_a_closed_file_is_not_for_another_one_with_its_number(
+    loop: Any, first: Reading, second: Reading, noted: list[str]
+) -> None:
+    replacements: list[Reading] = []
+
+    def replace(reading: Reading, other: Reading) -> None:
+        """Read `reading`; the first time, close the other one and reuse its descriptor."""
+        os.read(reading.fileno(), 1)
+        noted.append(reading.name)
+        if not replacements:
+            number = other.fileno()
+            loop.removeReader(other)
+            os.dup2(replacement_fd, number)  # closes it
+            replacement = Reading.__new__(Reading)
+            replacement._descriptor, replacement.name = number, "replacement"
+            replacement._noted, replacement._loop = noted, loop
+            loop.addReader(replacement)
+            replacements.append(replacement)
+
+    replacement_fd, writes = os.pipe()
+    first.doRead = lambda: replace(first, second)  # type: ignore[method-assign]
+    second.doRead = lambda: replace(second, first)  # type: ignore[method-assign]
+    for reading in (first, second):
+        os.write(reading.writes, b"x")
+    loop.doIteration(0)
+    assert noted in (["first"], ["second"])
+    os.write(writes, b"y")
+    loop.doIteration(0)
+    assert noted[1:] == ["replacement"]
+    for descriptor in (replacement_fd, writes):
+        os.close(descriptor)
+
+
 def test_timers_work_as_in_other_reactors(loop: Any, noted: list[str]) -> None:
     loop.callLater(0, noted.append, "timer")
     assert loop.timeout() == 0

@@ -85,6 +85,22 @@ def test_an_input_that_cannot_be_read_is_an_error(
     assert feeder.error.errno == errno.ENOENT
 
 
+def test_a_pipe_that_the_reactor_gives_up_is_an_error(
+    feed: Callable[..., tuple[bytes, Feeder]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program sees the end of its input, and must not take that for the whole."""
+
+    def fail(feeder: Feeder, path: str) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Feeder, "_feed_file", fail)
+    monkeypatch.setattr("twisted.internet.posixbase.log.err", lambda: None)
+    output, feeder = feed(b"one")
+    assert output == b""
+    assert feeder.error is not None
+    assert "its pipe cannot be served: planted" in str(feeder.error)
+
+
 def test_closed_in_the_middle_the_program_sees_the_end(in_reactor: Any, tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(LARGE)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IWriteDescriptor
 from twisted.python.failure import Failure as TwistedFailure
 from zope.interface import implementer
@@ -176,6 +177,9 @@ class Feeder:
         self._reactor.addWriter(self)
 
     def connectionLost(self, reason: TwistedFailure) -> None:
+        """Stop: the program has closed its end of the pipe, or the reactor cannot serve ours."""
+        if self._pipe >= 0 and not isinstance(reason.value, ConnectionLost | ConnectionDone):
+            self.error = OSError(errno.EIO, f"its pipe cannot be served: {reason.value}")
         self._stop()
 
 
