@@ -224,8 +224,8 @@ def test_an_event_of_a_closed_file_is_not_for_another_one_with_its_number(
             replacements.append(replacement)
 
     replacement_fd, writes = os.pipe()
-    first.doRead = lambda: replace(first, second)  # type: ignore[method-assign]
-    second.doRead = lambda: replace(second, first)  # type: ignore[method-assign]
+    first.doRead = lambda: replace(first, second)  # type: ignore[method-assign]  # it reads another one, too
+    second.doRead = lambda: replace(second, first)  # type: ignore[method-assign]  # it reads another one, too
     for reading in (first, second):
         os.write(reading.writes, b"x")
     loop.doIteration(0)
