@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ciel.core.errors import CielError
 from ciel.python.contents import ERROR, VALUE
@@ -42,6 +42,38 @@ def empty(shape: int | Sequence[int], dtype: Any = float) -> numpy.ndarray[Any, 
     session = current_or_none()
     array = session.array(shape, dtype) if isinstance(session, TaskSession) else None
     return numpy.empty(shape, dtype) if array is None else array
+
+
+class OutputRegion(Protocol):
+    """A part of the file of a task's output in which another allocator works.
+
+    It extends the file from the offset on at which it was made.
+    """
+
+    def skip(self, size_bytes: int) -> int:
+        """Set whole pages of the file aside; return their offset. Raises MemoryError."""
+
+    def place(self, address: int, size_bytes: int) -> int | None:
+        """Return the offset in the file of bytes in memory; None if they are elsewhere."""
+
+    def close(self, *, is_final: bool) -> int:
+        """Allocate nothing more; return the offset where the used part of the file ends.
+
+        `is_final`: the content becomes an object. Otherwise its memory stays as ordinary memory.
+        """
+
+
+MakeRegion = Callable[[int, int], OutputRegion]
+"""Makes a region from a descriptor, which it then owns, and an offset in the file."""
+
+
+def output_region(make: MakeRegion) -> OutputRegion | None:
+    """Return the region in the output of the calling task; `make` makes it at the first call.
+
+    Return None outside of a task, and in a task that cannot have any.
+    """
+    session = current_or_none()
+    return session.region(make) if isinstance(session, TaskSession) else None
 
 
 def task_directory() -> str:
@@ -92,7 +124,8 @@ class TaskSession:
 
     `snapshot` returns a function that behaves as its argument does now, whatever variables change
     later. `directory` returns the task's private directory, `describe` the fields of `TaskInfo`.
-    `new_array` allocates an array in the store; None: this task cannot have any.
+    `new_array` allocates an array in the store, and `new_region` a region of its output for other
+    allocators; None: this task cannot have any.
     """
 
     is_of_task = True
@@ -109,10 +142,15 @@ class TaskSession:
         self.directory = directory
         self.describe = describe
         self.new_array: Callable[[Any, Any], Any] | None = None
+        self.new_region: Callable[[MakeRegion], OutputRegion] | None = None
 
     def array(self, shape: Any, dtype: Any) -> Any:
         """Return an array in the store; None if this task cannot have any."""
         return None if self.new_array is None else self.new_array(shape, dtype)
+
+    def region(self, make: MakeRegion) -> OutputRegion | None:
+        """Return the region in this task's output; None if it cannot have any."""
+        return None if self.new_region is None else self.new_region(make)
 
     def resolve(self, value: Any, name: str) -> Any:
         """Return the final value of what a function has returned: see `Host.resolve`."""

@@ -112,6 +112,7 @@ class Run:
         is_alone = self._is_alone
         if is_alone and not self._bundle.raw:
             self._session.new_array = self._outputs.array
+            self._session.new_region = self._outputs.region
         if self._is_retry and not is_alone:
             self._run_each_alone()
             return None

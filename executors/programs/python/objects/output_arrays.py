@@ -1,7 +1,8 @@
 """Allocates arrays in the store before a task fills them (`ciel.empty`).
 
 The program maps the file of the task's output, and places the arrays in it where readers will find
-them. Later it writes only the pickle that refers to them.
+them. Later it writes only the pickle that refers to them. Another allocator may use the file, too:
+once there is such a region, arrays lie in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy
 
     from ciel.executors.programs.python.channel import Channel
+    from ciel.python.task_session import MakeRegion, OutputRegion
 
 PAGE_BYTES = 4096
 
@@ -31,6 +33,7 @@ class OutputArrays:
         self._descriptor = -1
         self._end_bytes = PAGE_BYTES  # the first page is for the header
         self._arrays: list[tuple[int, int, int, weakref.ref[Any]]] = []  # address, size, offset
+        self._region: OutputRegion | None = None
 
     def array(self, shape: Any, dtype: Any) -> numpy.ndarray[Any, Any]:
         """Return a new array in the file; raises MemoryError."""
@@ -43,23 +46,41 @@ class OutputArrays:
         size_bytes = kind.itemsize
         for length in dimensions:
             size_bytes *= length
-        offset = self._end_bytes
         room_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
-        if self._descriptor < 0:
-            request = {"index": self._number, "size": offset + room_bytes}
-            path = self._channel.call("open_output", request)["filename"]
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._open(self._end_bytes + room_bytes)
         try:
-            self._reserve(offset + room_bytes)
+            offset = self._take(room_bytes)
             memory = mapped(self._descriptor, room_bytes, offset, writes=True)
         except OSError as error:
             text = f"the store has no space for an array of {size_bytes} bytes: {error.strerror}"
             raise MemoryError(text) from None
-        self._end_bytes = offset + room_bytes
         array: numpy.ndarray[Any, Any] = numpy.ndarray(dimensions, kind, memory)
         address = array.__array_interface__["data"][0]
         self._arrays.append((address, size_bytes, offset, weakref.ref(array)))
         return array
+
+    def region(self, make: MakeRegion) -> OutputRegion:
+        """Return the region of another allocator in the file; `make` makes it once."""
+        if self._region is None:
+            self._open(self._end_bytes)
+            self._region = make(os.dup(self._descriptor), self._end_bytes)
+        return self._region
+
+    def _open(self, size_bytes: int) -> None:
+        """Open the file, unless it is open, with a hint about its size."""
+        if self._descriptor < 0:
+            request = {"index": self._number, "size": size_bytes}
+            path = self._channel.call("open_output", request)["filename"]
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _take(self, room_bytes: int) -> int:
+        """Return the offset of new pages of the file."""
+        if self._region is not None:
+            return self._region.skip(room_bytes)
+        offset = self._end_bytes
+        self._reserve(offset + room_bytes)
+        self._end_bytes += room_bytes
+        return offset
 
     def _reserve(self, size_bytes: int) -> None:
         """Allocate all pages of the file, so that no write fails later.
@@ -79,6 +100,8 @@ class OutputArrays:
             self.give_up()
             return False
         end_bytes = self._end_bytes
+        if self._region is not None:
+            end_bytes = self._region.close(is_final=True)
         spans: list[list[tuple[int, int]]] = []
         for outcome, row in zip(outcomes, places, strict=True):
             spans.append([])
@@ -103,6 +126,8 @@ class OutputArrays:
 
     def give_up(self) -> None:
         """Roll the output back; the arrays stay as ordinary memory."""
+        if self._region is not None:
+            self._region.close(is_final=False)
         if self._descriptor >= 0:
             self._close()
             self._channel.request("rollback_output", {"index": self._number})
@@ -123,7 +148,7 @@ class OutputArrays:
         for start, size_bytes, offset, _ in self._arrays:
             if start <= address and address + view.nbytes <= start + size_bytes:
                 return offset + int(address) - start
-        return None
+        return None if self._region is None else self._region.place(int(address), view.nbytes)
 
     def _write(self, content: memoryview, offset: int) -> None:
         left = content.cast("B")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ciel.executors.programs.python.channel import Channel
     from ciel.executors.programs.python.objects.output_arrays import OutputArrays
     from ciel.python.packing import Buffer
+    from ciel.python.task_session import MakeRegion, OutputRegion
 
 INLINE_MAX_BYTES = 64 << 10
 """Larger objects are written to files."""
@@ -52,11 +53,18 @@ class Outputs:
 
     def array(self, shape: Any, dtype: Any) -> Any:
         """Return an array in the file of the output of the only batch."""
+        return self._arrays_now().array(shape, dtype)
+
+    def region(self, make: MakeRegion) -> OutputRegion:
+        """Return the region of another allocator in the same file; `make` makes it once."""
+        return self._arrays_now().region(make)
+
+    def _arrays_now(self) -> OutputArrays:
         from ciel.executors.programs.python.objects.output_arrays import OutputArrays
 
         if self.arrays is None:
             self.arrays = OutputArrays(self._channel, self._numbers[0])
-        return self.arrays.array(shape, dtype)
+        return self.arrays
 
     def give_up_arrays(self) -> None:
         """Discard the file with arrays; the arrays stay as ordinary memory."""
