@@ -24,7 +24,7 @@ deps:
 ifeq ($(CIEL_CI),1)
 $(RUNTIME): | deps
 endif
-$(RUNTIME): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_ffi.py $(C_OF_SCC)
+$(RUNTIME): pyproject.toml setup.py ciel/launch/launcher.c ciel/arrow/store_pool.cpp $(LOADERS) scc/build_ffi.py $(C_OF_SCC)
 	@.ci/packages report
 	@echo "ciel: installing into $(VENV) (its dependencies, and what is in C)"
 	@$(PYTHON) -m venv $(VENV)

@@ -24,6 +24,8 @@ from setuptools.command.build_py import build_py
 
 TOP_LEVEL_PACKAGES = ("executors", "scc", "shm", "skywriting")
 PROGRAM_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
+POOL_FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
+POOL_FLAGS += ["-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"]
 PARTS = runpy.run_path("scc/build_ffi.py")
 
 # Programs that a wheel installs on the PATH; `make dev` links them. Each has one source file with
@@ -140,6 +142,7 @@ class BuildWithPrograms(build_py):
         rooms = Path(".") if self.editable_mode else Path(self.build_lib, "ciel")
         self.build_loaders(rooms / "executors/programs")
         self.build_tools()
+        self.build_store_pool(Path("." if self.editable_mode else self.build_lib, "ciel/arrow"))
         if not HAS_PYTHON_HEADERS:
             self.build_libraries(rooms / "scc")
 
@@ -170,6 +173,17 @@ class BuildWithPrograms(build_py):
             with zipfile.ZipFile(home / "ciel-java.jar", "w", zipfile.ZIP_DEFLATED) as jar:
                 for path in sorted(Path(classes).rglob("*.class")):
                     jar.write(path, path.relative_to(classes))
+
+    def build_store_pool(self, home):
+        """Build the memory pool for Arrow where there is a compiler for C++; else tables that tasks
+        return are copied once.
+        """
+        compiler = shlex.split(os.environ.get("CXX", "c++"))
+        if shutil.which(compiler[0]) is None:
+            return
+        home.mkdir(parents=True, exist_ok=True)
+        target = home / "store-pool.so"
+        subprocess.run([*compiler, *POOL_FLAGS, "-o", target, "ciel/arrow/store_pool.cpp"], check=True)
 
     def build_tools(self):
         TOOLS_HOME.mkdir(exist_ok=True)

@@ -1,0 +1,10 @@
+"""Tables of Apache Arrow in the store: made in place by one task, read in place by all others.
+
+It needs pyarrow and numpy, which `pip install 'ciel[arrays]'` installs.
+"""
+
+from ciel.arrow.concat import Concat, SchemasDifferError, concat
+from ciel.arrow.drafts import Draft, empty
+from ciel.arrow.pool import in_store, memory_pool
+
+__all__ = ["Concat", "Draft", "SchemasDifferError", "concat", "empty", "in_store", "memory_pool"]
