@@ -171,7 +171,8 @@ def _wrong_clocks(setting: Setting) -> Findings:
 )
 def _endless_spawning(setting: Setting) -> Findings:
     seconds = setting.seconds(20.0, 5.0)
-    with Cluster.running(setting) as cluster, cluster.client() as client:
+    limit = ("--tasks-max", str(setting.count(1000, 200)))
+    with Cluster.running(setting, of_master=limit) as cluster, cluster.client() as client:
         before = rate(client, seconds)
         command = [sys.executable, "-c", SPAWNER]
         with cluster.client() as other:

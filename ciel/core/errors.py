@@ -36,6 +36,16 @@ class InvalidTaskError(CielError):
         super().__init__(f"task {task_id}: {reason}")
 
 
+class TooManyTasksError(CielError):
+    """A job has as many tasks as the master permits."""
+
+    def __init__(self, job_id: str, tasks_max: int) -> None:
+        super().__init__(
+            f"job {job_id} has {tasks_max:,} tasks, and no job may have more (--tasks-max of the "
+            "master): does a task spawn tasks for ever?"
+        )
+
+
 class InvalidTransitionError(CielError):
     """A state transition that the table does not list: a bug in ciel."""
 

@@ -612,6 +612,7 @@ KILL_GRACE_S = 5.0
 """The time between SIGTERM and SIGKILL, after a time limit or a cancellation, for programs that
 write a checkpoint."""
 FORGET_JOBS_AFTER_S = 30 * 86400.0
+TASKS_MAX = 10_000_000  # of a job: the master needs about 1 KB for each
 """The time after which an ended job is removed, with its results."""
 CLIENT_GRACE_S = 5.0
 """The time for which a job waits for its client to reconnect before it is cancelled."""

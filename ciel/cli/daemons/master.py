@@ -29,8 +29,8 @@ from ciel.cli.daemons.ports import DEFAULT_LISTEN
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.standby import follow, run_again
 from ciel.cli.daemons.timeouts import add_worker_limits
-from ciel.cli.parsing.parser import Parser, memory_size, seconds
-from ciel.core.events import CLIENT_GRACE_S, FORGET_JOBS_AFTER_S, MasterStarted
+from ciel.cli.parsing.parser import Parser, memory_size, seconds, whole_number
+from ciel.core.events import CLIENT_GRACE_S, FORGET_JOBS_AFTER_S, TASKS_MAX, MasterStarted
 from ciel.core.jobs import ENDED
 from ciel.core.masters import Ballot, Succession, promoted_epoch
 from ciel.journal.errors import JournalError
@@ -157,6 +157,13 @@ def _add_journal_options(parse: argparse.ArgumentParser) -> None:
         metavar="TIME",
         default=FORGET_JOBS_AFTER_S,
         help="remove ended jobs, with their results, after this time (default: 30 days; 0: never)",
+    )
+    add(
+        "--tasks-max",
+        type=whole_number(0, 2**62),
+        metavar="N",
+        default=TASKS_MAX,
+        help=f"fail a job that has more tasks than this (default: {TASKS_MAX:,}; 0: no limit)",
     )
 
 
@@ -359,7 +366,7 @@ class Master:
         return {
             "delegates": not options.no_delegation, "suspect_after_s": options.suspect_after,
             "worker_timeout_s": options.worker_timeout,
-            "forget_jobs_after_s": options.forget_jobs_after,
+            "forget_jobs_after_s": options.forget_jobs_after, "tasks_max": options.tasks_max,
         }  # fmt: skip
 
     def _write_dump(self, reason: str) -> Path | None:

@@ -82,6 +82,8 @@ class ClientRequests:
                     if type(ref) is Value:
                         ref.content  # noqa: B018  # raises if it is invalid: a worker would fail
                 if job.state is not JobState.COMPLETED:  # a job in another state may be retried
+                    if spec.id not in self._graph.tasks:
+                        context.require_room(job)
                     context.add_task(spec, known, job)
             case WantObjects(job_id, objects):
                 job = self._jobs.find(job_id)
@@ -172,6 +174,7 @@ class ClientRequests:
             check_task(task)
         job = self._jobs.create(spec)
         try:
+            self._context.require_room(job, len(tasks))
             for task, known in tasks:
                 self._context.add_task(task, known, job)
         except CielError:

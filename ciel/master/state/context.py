@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ciel.core.errors import TooManyTasksError
 from ciel.core.events import AddTask, DropObjects, JobNoted, Message
 from ciel.core.graph.early_outputs import introduce
 from ciel.core.graph.nodes import TaskNode
@@ -32,10 +33,13 @@ class Context:
         "outbox",
         "retry_states",
         "table",
+        "tasks_max",
         "touched",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, tasks_max: int = 0) -> None:
+        """`tasks_max`: how many tasks a job may have; 0: any number."""
+        self.tasks_max = tasks_max
         self.graph = TaskGraph()
         self.table = WorkerTable()
         self.now_s = 0.0
@@ -67,6 +71,11 @@ class Context:
         """Fail a task."""
         self.touch(task.job)
         self.graph.fail(task, reason, details)
+
+    def require_room(self, job: Job, count: int = 1) -> None:
+        """Raise TooManyTasksError if a job may not have so many more tasks."""
+        if self.tasks_max and len(job.tasks) + count > self.tasks_max:
+            raise TooManyTasksError(job.spec.id, self.tasks_max)
 
     def add_task(self, spec: TaskSpec, known: Iterable[Reference], job: Job) -> None:
         """Add a task to a job; raises CielError. `known`: references that its creator knows."""

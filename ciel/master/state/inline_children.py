@@ -53,6 +53,8 @@ class InlineChildren:
             if message.known:
                 publish_early(self._graph, parent, message.known)
             if not parent.job.is_cancelled:  # otherwise the parent is being cancelled as well
+                if is_new:
+                    self._context.require_room(parent.job)
                 self._context.add_task(spec, message.known, parent.job)
         except CielError as error:
             self._context.send(worker.facts.id, CancelTask(parent.spec.id, parent.attempt))

@@ -72,14 +72,16 @@ class MasterMachine:
         suspect_after_s: float = SUSPECT_AFTER_S,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
         forget_jobs_after_s: float = FORGET_JOBS_AFTER_S,
+        tasks_max: int = 0,
     ) -> None:
         """`delegates`: the master leaves decisions to workers: it dispatches tasks eagerly, and
         workers run children inline. This does not concern the delegation of outputs.
 
         A worker is suspected after `suspect_after_s` of silence, and declared dead after
-        `worker_timeout_s`. Ended jobs are removed after `forget_jobs_after_s`; 0: never.
+        `worker_timeout_s`. Ended jobs are removed after `forget_jobs_after_s`; 0: never. A job may
+        have `tasks_max` tasks; 0: any number.
         """
-        context = self.context = Context()
+        context = self.context = Context(tasks_max)
         self.graph = context.graph
         self.workers: Mapping[str, WorkerNode] = context.table.by_id
         self.histories: Mapping[str, History] = context.histories
