@@ -153,9 +153,13 @@ def _pool() -> pyarrow.MemoryPool:
     """Return the pool of this process, which passes other allocations on to pyarrow's pool."""
     unbox = _from_pyarrow("maybe_unbox_memory_pool", ctypes.c_void_p, ctypes.py_object)
     box = _from_pyarrow("box_memory_pool", ctypes.py_object, ctypes.c_void_p)
-    pool = _library().ciel_pool(unbox(pyarrow.default_memory_pool()))
-    boxed: pyarrow.MemoryPool = box(pool)
+    boxed: pyarrow.MemoryPool = box(_library().ciel_pool(unbox(_other_pool())))
     return boxed
+
+
+@cache  # which keeps it: a pool that a user has made would end with its object
+def _other_pool() -> pyarrow.MemoryPool:
+    return pyarrow.default_memory_pool()
 
 
 def _from_pyarrow(name: str, result: Any, *arguments: Any) -> Any:
