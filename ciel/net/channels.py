@@ -42,6 +42,9 @@ ROOM: Final = 2
 READS_PER_TICK: Final = 4
 """How many pieces are read from one channel before other channels and sockets are served."""
 
+READS_AT_END: Final = 64
+"""How many pieces are read after the peer's end: more than a channel holds, but not endlessly."""
+
 PIECE_BYTES: Final = 1 << 20
 """The most that is passed to `Channel.write` at once; most channels take less."""
 
@@ -234,11 +237,17 @@ class ChannelTransport:
         """Ignore wake-ups: the loop polls the channels in this iteration anyway."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Read what the peer has written before its end, then close the connection."""
+        """Read all that the peer has written before its end, then close the connection.
+
+        This also reads while the connection is paused: a channel holds little, and its content
+        would be lost.
+        """
         try:
-            while not self._is_paused and (data := self._channel.read()):
+            for _ in range(READS_AT_END):
+                data = self._channel.read()
+                if not data or self._peer.is_over:
+                    break
                 self._peer.dataReceived(data)
-                self._is_paused |= self._peer.is_over
         except CielError as error:
             _log.warn("{peer!r}: cannot read its last data: {error}", peer=self._peer, error=error)
         self.close()

@@ -274,6 +274,20 @@ def test_what_the_dead_have_said_is_heard_and_then_their_end(house: House) -> No
     assert len(house.accepting.closed) == 1
 
 
+def test_a_paused_connection_still_reads_what_its_peer_wrote_before_its_end(house: House) -> None:
+    peer = house.call_by_channel()
+    other = house.accepting.peers[0]
+
+    def ask_and_end() -> None:
+        other.pause()
+        peer.send(Ask(1, "status", "x"))
+        peer.close()
+
+    house.run(ask_and_end)
+    wait_for(lambda: house.accepting.closed, "its end")
+    assert [message.number for message in house.accepting.said] == [1]  # type: ignore[union-attr]  # it is a query
+
+
 def test_a_peer_that_dies_before_it_takes_the_offer_leaves_nothing(house: House) -> None:
     with house.raw(house.kind.name) as connection:
         os.close(offered(connection))
