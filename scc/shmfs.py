@@ -62,8 +62,8 @@ class Image:
         self.build = build
         self._ffi, self._lib = module.ffi, module.lib
         self._fds = (control_fd, data_fd)
-        # Holds the lock that shows this client lives. A descriptor of its own: `mmap` duplicates
-        # the others, and a duplicate would keep the lock after the image is closed.
+        # Holds the lock that shows that this client lives. It is a separate descriptor: `mmap`
+        # keeps duplicates of `_fds`, which would keep the lock after the image is closed.
         self._liveness_fd = -1
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a file may be collected, and closed, within any call

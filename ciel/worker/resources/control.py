@@ -202,7 +202,7 @@ class Pin(_Control):
 
 
 class Flush(_Control):
-    """Lists old uploads; with `really`, the master deletes those that no job names."""
+    """Lists old uploads; with `really`, the master deletes the unnamed ones."""
 
     def __init__(self, controls: Controls, *, really: bool) -> None:
         super().__init__(controls)
