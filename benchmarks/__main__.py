@@ -126,7 +126,15 @@ FIGURES = (
     Figure("1 GiB by HTTP against plain Twisted, pycurl", "transfer", "ratio", "x", 0.75, False, 2),
     Figure("- into a store in memory", "transfer", "shm_gb_per_s", "GB/s", 1.5, False),
     Figure("query after the master was killed", "master_restart", "median_s", "s", 1, True, 2),
-    Figure("5,501 tasks: time with killed workers", "losses", "killed_to_clean", "x", 1.3, True, 2),
+    Figure(
+        "5,501 tasks: time with killed workers, against none killed",
+        "losses",
+        "killed_to_clean",
+        "x",
+        1.3,
+        True,
+        2,
+    ),
     Figure(
         "- with killed workers and deleted objects", "losses", "wiped_to_clean", "x", 1.6, True, 2
     ),

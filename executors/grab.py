@@ -1,10 +1,12 @@
 """The executor `grab`: fetches URLs, each into one object.
 
-Arguments (`args`): `urls`, a list of strings. Each URL has one output: the JSON text of a reference
-to the fetched object. A program that stays running fetches `http`, `https`, `ftp` and `file` (a
-file of the worker's host). `swbs://HOST:PORT/ID` names an existing object: its output is a
-reference to that object, and nothing is fetched. A job fetches each URL once, unless the argument
-`version` differs.
+Arguments (`args`): `urls`, a list of strings, and optionally `version`, any value. Each URL has one
+output: the JSON text of a reference to the fetched object. A program that stays running fetches
+`http`, `https`, `ftp` and `file` (a file of the worker's host). `swbs://HOST:PORT/ID` names an
+existing object: its output is a reference to that object, and nothing is fetched.
+
+Tasks that a task spawns with equal arguments are one task within a job, which fetches its URLs
+once. With another `version` the task is another one, which fetches them again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Describes the C sources to cffi, which compiles them to Python modules.
 
-setup.py builds the modules of `ciel.scc` from these descriptions; two tests read them.
+setup.py builds the modules of `ciel.scc` from these descriptions.
 
 The declarations for cffi are derived from the public headers, so that there is only one copy of
 them. The headers are therefore restricted to plain C: no inline functions, no attributes, no macros

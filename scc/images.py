@@ -33,16 +33,16 @@ def reserve_whole(fd: int, size_bytes: int) -> None:
         raise translated(error, "reserve an image", size_bytes, fd) from error
 
 
-def map_rows(fd: int, rows: list[tuple[int, int]], *, writable: bool = False) -> int:
+def map_runs(fd: int, runs: list[tuple[int, int]], *, writable: bool = False) -> int:
     """Map parts of a file, given by offset and length, contiguously. All lengths except the last
     must be whole pages. Read-only by default. Returns the address, for `unmap`.
     """
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    size_bytes = sum(length for _, length in rows)
+    size_bytes = sum(length for _, length in runs)
     start = _map(None, size_bytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     place = start
     try:
-        for offset, length in rows:
+        for offset, length in runs:
             _map(place, length, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
             place += length
     except StoreSystemError:

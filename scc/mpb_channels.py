@@ -1,9 +1,10 @@
 """Message-passing buffers (`mpb`) as a channel of the control plane, see `ciel.net.channels.Kind`.
 
-A channel (`MpbWay`) is a segment of two cores, one for each side. `write` sends its bytes as one
-message, which is completely in the core's buffer when `write` returns: the peer can read it even if
-the writer dies right afterwards. A core can fill its buffer only after the peer has answered. Each
-side therefore first sends an empty message, and writes nothing until the peer has taken it.
+A channel (`MpbChannel`) is a segment of two cores, one for each side. `write` sends its bytes as
+one message, which is completely in the core's buffer when `write` returns: the peer can read it
+even if the writer dies right afterwards. A core can fill its buffer only after the peer has
+answered. Each side therefore first sends an empty message, and writes nothing until the peer has
+taken it.
 
 After the segment there is a line for each side, in which a sleeping side announces whether it waits
 for bytes or for room. After the peer has written bytes or made room, it rings the sleeping side by
@@ -49,7 +50,7 @@ READ_BYTES: Final = 64 * 1024
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 SLEEPS_AT: Final = -(-segment_bytes(2) // LINE_BYTES) * LINE_BYTES
-WAY_BYTES: Final = SLEEPS_AT + 2 * LINE_BYTES
+CHANNEL_BYTES: Final = SLEEPS_AT + 2 * LINE_BYTES
 
 SYSTEM: Final = -13
 CORRUPT: Final = -12
@@ -57,7 +58,7 @@ FORMAT: Final = -2
 """Error codes of mpb.h."""
 
 
-def make_way() -> int:
+def make_channel() -> int:
     """Create the memory of a channel; returns its descriptor, which the caller owns. Raises
     MpbError.
     """
@@ -66,7 +67,7 @@ def make_way() -> int:
         descriptor = os.memfd_create("ciel-mpb", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         make_segment(descriptor, 2)
         # Allocate now: a missing page would later raise a signal on either side.
-        os.posix_fallocate(descriptor, 0, WAY_BYTES)
+        os.posix_fallocate(descriptor, 0, CHANNEL_BYTES)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except (MpbError, OSError) as error:
         if descriptor >= 0:
@@ -81,13 +82,13 @@ def _check(descriptor: int) -> None:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:
         seals = 0  # not a memfd
-    if seals & SEALS != SEALS or os.fstat(descriptor).st_size != WAY_BYTES:
+    if seals & SEALS != SEALS or os.fstat(descriptor).st_size != CHANNEL_BYTES:
         raise MpbError(
             FORMAT, "not memory of a message channel, or a different version of ciel created it"
         )
 
 
-class MpbWay:
+class MpbChannel:
     """One side of a channel. `bell_fd` is a socket that the caller owns. Raises MpbError; after an
     error, every call raises the same error again.
     """
@@ -108,7 +109,7 @@ class MpbWay:
                 bell = socket.fromfd(bell_fd, socket.AF_UNIX, socket.SOCK_STREAM)
                 self._bell = undone.enter_context(bell)
                 bell.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)  # fails for a FIFO
-                self._memory = undone.enter_context(mmap.mmap(descriptor, WAY_BYTES))
+                self._memory = undone.enter_context(mmap.mmap(descriptor, CHANNEL_BYTES))
                 self._core = Core(descriptor, side)
                 undone.pop_all()
         except OSError as error:
@@ -248,7 +249,7 @@ class Lookout:
     spin_us = 0.0
 
     def __init__(self) -> None:
-        self._watches: dict[MpbWay, _Watch] = {}
+        self._watches: dict[MpbChannel, _Watch] = {}
 
     def __len__(self) -> int:
         return len(self._watches)
@@ -256,20 +257,20 @@ class Lookout:
     def glance_at(self, poller_fd: int) -> None:
         """Do nothing, because this channel never polls before sleeping."""
 
-    def add(self, way: MpbWay, found: Callable[[int], object]) -> None:
-        self._watches[way] = _Watch(found)
+    def add(self, channel: MpbChannel, found: Callable[[int], object]) -> None:
+        self._watches[channel] = _Watch(found)
 
-    def remove(self, way: MpbWay) -> None:
-        del self._watches[way]
+    def remove(self, channel: MpbChannel) -> None:
+        del self._watches[channel]
 
-    def want(self, way: MpbWay, wants: int) -> None:
-        self._watches[way].wants = wants
+    def want(self, channel: MpbChannel, wants: int) -> None:
+        self._watches[channel].wants = wants
 
     def before_wait(self) -> bool:
         """Return whether the loop must not wait; otherwise each channel has announced a sleep."""
-        for way, watch in self._watches.items():
-            way.say_asleep(watch.wants)
-        found = [way.look(watch.wants) for way, watch in self._watches.items()]
+        for channel, watch in self._watches.items():
+            channel.say_asleep(watch.wants)
+        found = [channel.look(watch.wants) for channel, watch in self._watches.items()]
         if any(found):
             self._wake()
         return any(found)
@@ -277,14 +278,14 @@ class Lookout:
     def after_wait(self) -> None:
         """Announce that all channels are awake, and notify the owners of ready ones."""
         self._wake()
-        for way, watch in list(self._watches.items()):
+        for channel, watch in list(self._watches.items()):
             # An earlier call may have removed it, and it may be closed.
-            if way in self._watches and (what := way.look(watch.wants)):
+            if channel in self._watches and (what := channel.look(watch.wants)):
                 watch.found(what)
 
     def _wake(self) -> None:
-        for way in self._watches:
-            way.say_asleep(0)
+        for channel in self._watches:
+            channel.say_asleep(0)
 
 
 class MpbKind:
@@ -298,7 +299,7 @@ class MpbKind:
         self.lookout = Lookout()
 
     def make(self) -> int:
-        return make_way()
+        return make_channel()
 
-    def open(self, descriptor: int, side: int, bell_fd: int) -> MpbWay:
-        return MpbWay(descriptor, side, bell_fd)
+    def open(self, descriptor: int, side: int, bell_fd: int) -> MpbChannel:
+        return MpbChannel(descriptor, side, bell_fd)

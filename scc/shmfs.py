@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ciel.scc.builds import Build, load
-from ciel.scc.images import map_rows, reserve_whole, unmap
+from ciel.scc.images import map_runs, reserve_whole, unmap
 from ciel.scc.shapes import Geometry, ImageProblem, Info, ShmfsError
 from ciel.storage.errors import StoreClosedError, StoreSystemError
 from ciel.storage.interface import Chunk
@@ -62,11 +62,14 @@ class Image:
         self.build = build
         self._ffi, self._lib = module.ffi, module.lib
         self._fds = (control_fd, data_fd)
-        self._liveness_fd = -1  # separate, because a mapping duplicates its descriptor
+        # Holds the lock that shows that this client lives. It is a separate descriptor: `mmap`
+        # keeps duplicates of `_fds`, which would keep the lock after the image is closed.
+        self._liveness_fd = -1
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a file may be collected, and closed, within any call
         self._file_count, self._is_closed = 0, False
-        self._shared: dict[tuple[int, int], list[int]] = {}  # handle slots, and their users
+        # By inode and generation: the slot of the handle, and the number of its users.
+        self._shared: dict[tuple[int, int], list[int]] = {}
         self._fs: Any = None
         try:
             self._attach(lock_timeout_ms)
@@ -156,7 +159,9 @@ class Image:
     # --- files ------------------------------------------------------------------------------------
 
     def create(self, name: str | None = None, *, size_hint_bytes: int = 0) -> File:
-        """Create a file and open it for writing. A nameless file is freed unless committed."""
+        """Create a file and open it for writing. A file without a name is freed when it is
+        closed, unless `commit` or `link` has named it.
+        """
         text = self._ffi.NULL if name is None else self._text(name)
         return self._opened("create", lambda h: self._lib.shmfs_create(
             self._open_fs(), text, size_hint_bytes, h
@@ -204,7 +209,9 @@ class Image:
         self._check("rename", self._lib.shmfs_rename(self._open_fs(), *names, replace))
 
     def names(self) -> Iterator[tuple[str, Info]]:
-        """Iterate over the names; a name that exists meanwhile is returned exactly once."""
+        """Iterate over the names; a name that exists during the whole iteration is returned
+        exactly once.
+        """
         ffi = self._ffi
         cursor, info = ffi.new("uint64_t *"), ffi.new("struct shmfs_info *")
         name = ffi.new("char[]", self._lib.SHMFS_NAME_MAX_BYTES + 1)
@@ -222,7 +229,7 @@ class Image:
     # --- statistics and checking ------------------------------------------------------------------
 
     def io_begin(self, limit: int, timeout_s: float = -1) -> None:
-        """Wait until fewer than `limit` disk jobs are running, then start one (CIB-40)."""
+        """Wait until fewer than `limit` disk jobs run, then start one (requirement CIB-40)."""
         timeout_ms = -1 if timeout_s < 0 else round(timeout_s * 1000)
         result = self._lib.shmfs_io_begin(self._open_fs(), limit, timeout_ms)
         self._check("io_begin", result)
@@ -393,33 +400,33 @@ class File:
         image._check("stat", image._lib.shmfs_stat_handle(*self._open(), info))
         return _info(info)
 
-    def rows(self, size_bytes: int) -> list[tuple[int, int]]:
+    def runs(self, size_bytes: int) -> list[tuple[int, int]]:
         """Return the runs of blocks that hold the content: offsets and lengths, in order. A writer
         may ask for reserved space too.
         """
         image, offset_bytes = self._image, 0
-        rows: list[tuple[int, int]] = []
+        runs: list[tuple[int, int]] = []
         place, run = image._ffi.new("uint64_t *"), image._ffi.new("uint64_t *")
         while offset_bytes < size_bytes:
             result = image._lib.shmfs_place(*self._open(), offset_bytes, place, run)
             image._check("place", result)
             length_bytes = min(run[0], size_bytes - offset_bytes)
-            if rows and rows[-1][0] + rows[-1][1] == place[0]:
-                rows[-1] = (rows[-1][0], rows[-1][1] + length_bytes)
+            if runs and runs[-1][0] + runs[-1][1] == place[0]:
+                runs[-1] = (runs[-1][0], runs[-1][1] + length_bytes)
             else:
-                rows.append((place[0], length_bytes))
+                runs.append((place[0], length_bytes))
             offset_bytes += length_bytes
-        return rows
+        return runs
 
     def writable(self, size_bytes: int) -> memoryview:
         """Return the memory of a writer's first `size_bytes`, which must be reserved, to write in
-        place. Call `wrote` afterwards. Do not use it after the file is closed.
+        place. Call `set_written` afterwards. Do not use it after the file is closed.
         """
-        image, rows = self._image, self.rows(size_bytes)
-        if len(rows) == 1:
-            start, _ = rows[0]
+        image, runs = self._image, self.runs(size_bytes)
+        if len(runs) == 1:
+            start, _ = runs[0]
             return memoryview(image._memory.data)[start : start + size_bytes]
-        ffi, mapped = image._ffi, map_rows(image._fds[1], rows, writable=True)
+        ffi, mapped = image._ffi, map_runs(image._fds[1], runs, writable=True)
         pinned = ffi.gc(ffi.cast("char *", mapped), lambda _: unmap(mapped, size_bytes))
         return memoryview(ffi.buffer(pinned, size_bytes))
 
@@ -430,7 +437,7 @@ class File:
 
     def view(self) -> memoryview:
         """Return a read-only view of a committed file's content in place. The file stays open while
-        the view exists. In the strict build, where each core has a private cache, it is a copy.
+        the view exists. In the strict build, which simulates incoherent caches, it is a copy.
         """
         image, size_bytes = self._image, self.info().size_bytes
         if not size_bytes:
@@ -439,12 +446,12 @@ class File:
             buffer = bytearray(size_bytes)
             self.read_into(buffer, 0)
             return memoryview(buffer).toreadonly()
-        ffi, rows = image._ffi, self.rows(size_bytes)
-        if len(rows) == 1:
-            start = ffi.cast("char *", image._memory.described.data) + rows[0][0]
+        ffi, runs = image._ffi, self.runs(size_bytes)
+        if len(runs) == 1:
+            start = ffi.cast("char *", image._memory.described.data) + runs[0][0]
             pinned = ffi.gc(start, lambda _: self._release_user())
         else:
-            mapped = map_rows(image._fds[1], rows)
+            mapped = map_runs(image._fds[1], runs)
 
             def end(_: Any) -> None:
                 unmap(mapped, size_bytes)

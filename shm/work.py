@@ -14,7 +14,7 @@ from twisted.logger import Logger
 
 from ciel.shm.messages import Code, Ok
 from ciel.shm.requests import Place, Refusal, Seen, Slow
-from ciel.storage.device_semaphores import Claim, TokenError
+from ciel.storage.device_semaphores import DeviceQueueError, QueueEntry
 from ciel.storage.devices import device_of
 from ciel.storage.errors import (
     CorruptObjectError,
@@ -55,16 +55,16 @@ def wait_in_queue(path: str, size_bytes: int) -> AbstractContextManager[object]:
     if not device.is_limited:
         return nullcontext()
     try:
-        claim = Claim(device.name, 1)
-    except TokenError as error:
+        entry = QueueEntry(device.name, 1)
+    except DeviceQueueError as error:
         log.warn("using the disk without waiting for other processes: {error}", error=error)
         return nullcontext()
     try:
-        claim.wait(TURN_TIMEOUT_S)  # then continue: a stopped process may hold the disk
+        entry.wait(TURN_TIMEOUT_S)  # then continue: a stopped process may hold the disk
     except BaseException:
-        claim.release()
+        entry.release()
         raise
-    return claim
+    return entry
 
 
 class Done(NamedTuple):

@@ -59,7 +59,7 @@ CALLS_SHOWN_MAX = 12
 
 
 class SkywritingError(Exception):
-    """The base class of the errors of this package."""
+    """The base class of the errors of scripts."""
 
 
 class Problem(NamedTuple):
@@ -122,7 +122,7 @@ class ContinuationError(SkywritingError):
     """A continuation is damaged, or of another version."""
 
 
-class ReferenceFailedError(Exception):
+class ReferenceFailedError(SkywritingError):
     """The task that should produce an object has failed; `details` are its report."""
 
     def __init__(self, ref: Reference, reason: str, details: str) -> None:

@@ -1,8 +1,8 @@
 """Removes the state directories of masters that have ended, except the latest ones.
 
 The latest ones stay, since a master that restarts at the same port reads its key from there. Only
-directories of masters that listen on loopback are removed: other hosts may have copies of any other
-master's key.
+directories of masters that listen on loopback are removed: the keys of other masters may have been
+copied to other hosts.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ def try_prune_ended(environ: Mapping[str, str]) -> None:
 def prune_ended(environ: Mapping[str, str]) -> None:
     """Remove the directories of this host's ended masters, except the latest ten.
 
-    The directory with the access file that the link of `ciel up` points to is not removed either.
+    The directory of the latest `ciel up`, to which its link points, is not removed either.
     """
     link = current_path(environ)
     current = link.readlink() if link.is_symlink() else None

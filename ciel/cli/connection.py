@@ -24,7 +24,7 @@ def connect_or_start(args: argparse.Namespace, name: str) -> Client:
     found = find_master(args.master, args.access, os.environ)
     if found is None:
         if interruption := _interruption():
-            say(interruption)
+            say(f"{interruption}; `ciel up` continues it")
         return Client(name=name, cluster_options={"workers": args.workers or 1})
     if args.workers:
         say(f"--workers has no effect: the cluster at {found.url} has its own workers")

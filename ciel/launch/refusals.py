@@ -16,7 +16,10 @@ _FIRST_LINE_MAX_BYTES = 256  # the kernel reads no more of a script's first line
 
 
 def why_refused(program: str, number: int, *, cwd: str, path: str) -> str:
-    """Explain the errno of an exec by inspecting the file, in `cwd` or searched in PATH `path`."""
+    """Explain why exec failed with error `number`.
+
+    The file is looked up in `cwd` if the name has a slash, otherwise in `path`, the value of PATH.
+    """
     if "/" in program:
         file: str | None = os.path.join(cwd, program)
     else:
@@ -63,7 +66,7 @@ def _forbidden(program: str, file: str | None) -> str:
         return "it is not a regular file"
     if not status.st_mode & 0o111:
         return "it is not executable; chmod +x makes it so"
-    return "the worker's user may not execute it, or its file system allows no programs"
+    return "the worker's user may not execute it, or its file system is mounted noexec"
 
 
 def _first_line(file: str) -> bytes | None:

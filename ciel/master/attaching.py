@@ -42,7 +42,7 @@ def change(
 
 
 def _submission(job: JobId, name: str, netloc: str) -> Submission:
-    """Create a job whose root task continues in a process that waits at a location."""
+    """Create a job whose root task runs in the attached process, on the worker at `netloc`."""
     arguments = {"fixed": Fixed(attached_process_id(job), netloc)}
     root = Root(EXECUTOR, [], (), arguments, DEFAULT_SCHEDULING)
     submission = root_submission(root, job, arguments)

@@ -1,17 +1,18 @@
-"""Channels: connections that switch from their socket to another transport, such as shared memory.
+"""Switches connections from their socket to a channel, such as a ring in shared memory.
 
-A plugin (`ciel.channels`) implements the transport, which is called a way. This module connects
-ways with the reactor and with control connections. The socket stays open: it carries wake-ups, and
-its end shows that the peer has closed or died. Once both sides have proved their key, they agree on
-the switch by records on the socket, each in a separate frame. After its last record on the socket
-each side sends through the way:
+A plugin (`ciel.channels`) implements channels. This module connects them with the reactor and with
+control connections. The socket stays open: it carries wake-ups, and its end shows that the peer has
+closed or died. Once both sides have proved their key, they agree on the switch by records on the
+socket, each in a separate frame. After its last record on the socket each side sends through the
+channel:
 
     acceptor                                       initiator (its hello names its channels)
     channel offer NAME, and a descriptor  ──▶
                                           ◀──  channel take      or: channel leave REASON
     channel go                            ──▶
 
-A side that cannot open the way replies `channel leave`, and both stay on the socket.
+An acceptor that cannot create a channel makes no offer; an initiator that cannot open it replies
+`channel leave`. Both then stay on the socket.
 """
 
 from __future__ import annotations
@@ -32,27 +33,33 @@ from ciel.wire.frames import Record
 from ciel.wire.session import Session
 
 CHANNEL: Final = "channel"
-"""The kind of record by which both sides agree on a way."""
+"""The kind of the records by which both sides agree on a channel."""
 
 BYTES: Final = 1
 ROOM: Final = 2
-"""Events of a way: bytes to read, and space to write."""
+"""Events of a channel: bytes to read, and space to write."""
 
 READS_PER_TICK: Final = 4
-"""How many pieces are read from one way before other ways and sockets are served."""
+"""How many pieces are read from one channel before other channels and sockets are served."""
+
+READS_AT_END: Final = 64
+"""How many pieces are read after the peer's end: more than a channel holds, but not endlessly."""
 
 PIECE_BYTES: Final = 1 << 20
-"""The most that is passed to `Way.write` at once; most ways take less."""
+"""The most that is passed to `Channel.write` at once; most channels take less."""
 
 _log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
-class WayError(CielError):
-    """A way cannot be opened; the text says why."""
+class ChannelError(CielError):
+    """A channel cannot be opened; the text says why."""
 
 
-class Way(Protocol):
-    """One end of a bidirectional byte stream. Methods raise `CielError` if they fail."""
+class Channel(Protocol):
+    """One end of a channel: a stream of bytes in both directions.
+
+    Methods raise `CielError` if they fail.
+    """
 
     def write(self, data: bytes, /) -> int:
         """Write as many bytes as there is space for; return their number."""
@@ -68,26 +75,28 @@ class Way(Protocol):
 
 
 class Lookout(Protocol):
-    """Polls the ways of one event loop, for up to `spin_us` before the loop sleeps."""
+    """Polls the channels of one event loop, for up to `spin_us` before the loop sleeps."""
 
     spin_us: float
 
     def __len__(self) -> int: ...
     def glance_at(self, poller_fd: int, /) -> None:
-        """Stop polling ways as soon as a descriptor of the loop's poller is ready."""
+        """Stop polling channels as soon as a descriptor of the loop's poller is ready."""
 
-    def add(self, way: Any, found: Callable[[int], object], /) -> None: ...
-    def remove(self, way: Any, /) -> None: ...
-    def want(self, way: Any, wants: int, /) -> None: ...
+    def add(self, channel: Any, found: Callable[[int], object], /) -> None: ...
+    def remove(self, channel: Any, /) -> None: ...
+    def want(self, channel: Any, wants: int, /) -> None:
+        """Set the events to wait for: BYTES, ROOM, both or 0."""
+
     def before_wait(self) -> bool:
-        """Poll the ways; True if one is ready. Otherwise peers send wake-ups from now on."""
+        """Poll the channels; True if one is ready. Otherwise peers send wake-ups from now on."""
 
     def after_wait(self) -> None:
-        """Call `found` for the ways that are ready."""
+        """Call `found` for the channels that are ready."""
 
 
 class Kind(Protocol):
-    """A kind of way, provided by a plugin. Callers own and close descriptors."""
+    """A kind of channel, provided by a plugin. Callers own and close descriptors."""
 
     name: str
 
@@ -95,14 +104,17 @@ class Kind(Protocol):
     def lookout(self) -> Lookout: ...
 
     def make(self) -> int:
-        """Create a way; return its descriptor, which both sides pass to `open`."""
+        """Create a channel; return its descriptor, which both sides pass to `open`."""
 
-    def open(self, descriptor: int, side: int, bell_fd: int) -> Way:
-        """Open a way as side 0, its creator, or as side 1."""
+    def open(self, descriptor: int, side: int, bell_fd: int) -> Channel:
+        """Open a channel as side 0, its creator, or as side 1.
+
+        A byte sent on `bell_fd`, the socket of the connection, wakes the peer.
+        """
 
 
 class Channels:
-    """The ways of one process, served by its reactor. Call `close` after the last connection."""
+    """The channels of a process, served by its reactor. Call `close` after the last connection."""
 
     def __init__(self, reactor: Any, kind: Kind) -> None:
         self.kind = kind
@@ -112,28 +124,28 @@ class Channels:
 
     @property
     def names(self) -> list[str]:
-        """The names of channels that this side's hello announces."""
+        """The kinds of channels that this side's hello announces."""
         return [self.kind.name]
 
     @property
     def spin_us(self) -> float:
         return self._lookout.spin_us
 
-    def add(self, way: Way, found: Callable[[int], object]) -> None:
-        """Call `found` with the wanted events of a way, or with a negative number if it fails."""
+    def add(self, channel: Channel, found: Callable[[int], object]) -> None:
+        """Call `found` with the wanted events of a channel; with a negative number if it fails."""
         if self._wait is None:
-            # Ways must be polled just before the loop sleeps, for which Twisted has no hook.
-            # Wake-ups while the loop runs would cost more than the messages.
+            # Channels must be polled just before the loop sleeps, for which Twisted has no hook.
+            # While the loop runs, peers send no wake-ups: a wake-up costs more than a message.
             self._wait = self._reactor.doIteration
             self._reactor.doIteration = self._iterate
             self._lookout.glance_at(self._reactor._poller.fileno())
-        self._lookout.add(way, found)
+        self._lookout.add(channel, found)
 
-    def remove(self, way: Way) -> None:
-        self._lookout.remove(way)
+    def remove(self, channel: Channel) -> None:
+        self._lookout.remove(channel)
 
-    def want(self, way: Way, wants: int) -> None:
-        self._lookout.want(way, wants)
+    def want(self, channel: Channel, wants: int) -> None:
+        self._lookout.want(channel, wants)
 
     def close(self) -> None:
         """Restore the reactor's own `doIteration`."""
@@ -154,20 +166,20 @@ class Channels:
 
 
 class ChannelTransport:
-    """The transport of a `ControlPeer` that writes to, and later reads from, a way."""
+    """Twisted's transport of a `ControlPeer` that writes to, and later reads from, a channel."""
 
-    def __init__(self, channels: Channels, way: Way, socket: Any, peer: Any) -> None:
+    def __init__(self, channels: Channels, channel: Channel, socket: Any, peer: Any) -> None:
         self._channels = channels
-        self._way = way
+        self._channel = channel
         self._socket = socket
         self._peer = peer
         self._held = bytearray()
         self._producer: Any = None
         self._is_reading = self._is_paused = self._is_ending = self._is_over = False
-        channels.add(way, self._found)
+        channels.add(channel, self._found)
 
     def begin_reading(self) -> None:
-        """Read from the way from now on: the peer's last record on the socket has arrived."""
+        """Read from the channel from now on: the peer's last record on the socket has arrived."""
         _log.info("{peer!r} continues over {kind}", peer=self._peer, kind=self._channels.kind.name)
         self._is_reading = True
         self._socket.protocol = self
@@ -200,7 +212,7 @@ class ChannelTransport:
         if self._held or self._is_over:
             return 0
         try:
-            return self._way.write(data)
+            return self._channel.write(data)
         except CielError as error:
             self._fail(error)
             return 0
@@ -222,38 +234,41 @@ class ChannelTransport:
     # --- as the protocol of the socket ------------------------------------------------------------
 
     def dataReceived(self, data: bytes) -> None:
-        """Ignore wake-ups: the loop polls the ways in this iteration anyway."""
+        """Ignore wake-ups: the loop polls the channels in this iteration anyway."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Read what the peer has written before its end, then close the connection.
+        """Read all that the peer has written before its end, then close the connection.
 
-        Data that it writes from now on is ignored.
+        This also reads while the connection is paused: a channel holds little, and its content
+        would be lost.
         """
         try:
-            while not self._is_paused and (data := self._way.read()):
+            for _ in range(READS_AT_END):
+                data = self._channel.read()
+                if not data or self._peer.is_over:
+                    break
                 self._peer.dataReceived(data)
-                self._is_paused |= self._peer.is_over
         except CielError as error:
             _log.warn("{peer!r}: cannot read its last data: {error}", peer=self._peer, error=error)
         self.close()
         self._peer.connectionLost(reason)
 
     def close(self) -> None:
-        """Close the way."""
+        """Close the channel."""
         if not self._is_over:
             self._is_over = True
             self._held.clear()
-            self._channels.remove(self._way)
-            self._way.close()
+            self._channels.remove(self._channel)
+            self._channel.close()
 
-    # --- the way ----------------------------------------------------------------------------------
+    # --- the channel ------------------------------------------------------------------------------
 
     def _want(self) -> None:
         if not self._is_over:
             wants = (BYTES if not self._is_paused else 0) | (ROOM if self._held else 0)
-            # Before reading starts, a wake-up would arrive amid the peer's last records on the
-            # socket.
-            self._channels.want(self._way, wants if self._is_reading else 0)
+            # Until reading starts, the socket still carries records of the peer, so that the peer
+            # must not send wake-ups.
+            self._channels.want(self._channel, wants if self._is_reading else 0)
 
     def _found(self, what: int) -> None:
         try:
@@ -261,22 +276,22 @@ class ChannelTransport:
                 self._read()
             if what & ROOM and self._held and not self._is_over:
                 self._write_held()
-        except Exception as error:  # a bug must not affect the other ways of this iteration
+        except Exception as error:  # a bug must not affect other channels
             if not isinstance(error, CielError):
-                _log.failure("reading from {peer!r} failed", peer=self._peer)
+                _log.failure("the channel of {peer!r} failed", peer=self._peer)
             self._fail(error)
 
     def _read(self) -> None:
         for _ in range(READS_PER_TICK):
             if self._is_paused or self._is_over:
                 return
-            data = self._way.read()
+            data = self._channel.read()
             if not data:
                 return
             self._peer.dataReceived(data)
 
     def _write_held(self) -> None:
-        del self._held[: self._way.write(bytes(self._held[:PIECE_BYTES]))]
+        del self._held[: self._channel.write(bytes(self._held[:PIECE_BYTES]))]
         if self._held:
             return
         self._want()
@@ -291,7 +306,7 @@ class ChannelTransport:
 
 
 class ChannelNegotiation:
-    """Negotiates the switch of one connection to a way.
+    """Negotiates the switch of one connection to a channel.
 
     `write` sends a frame on the socket; `switch` sets the transport for all later frames.
     """
@@ -380,7 +395,7 @@ class ChannelNegotiation:
         kind = self._channels.kind
         try:
             self._descriptor = kind.make()
-            way = kind.open(self._descriptor, 0, self._socket.fileno())
+            channel = kind.open(self._descriptor, 0, self._socket.fileno())
         except CielError as error:
             _log.warn(
                 "cannot offer {kind} to {peer!r}: {error}",
@@ -388,7 +403,7 @@ class ChannelNegotiation:
             )  # fmt: skip
             self._done()
             return
-        self._transport = ChannelTransport(self._channels, way, self._socket, self._peer)
+        self._transport = ChannelTransport(self._channels, channel, self._socket, self._peer)
         self._socket.sendFileDescriptor(self._descriptor)
         self._send("offer", kind.name)
 
@@ -396,15 +411,15 @@ class ChannelNegotiation:
         kind = self._channels.kind
         try:
             if name != kind.name:
-                raise WayError(f"there is no channel {name[:40]!a}")
+                raise ChannelError(f"there is no channel {name[:40]!a}")
             if self._descriptor < 0:
-                raise WayError("the offer had no descriptor")
-            way = kind.open(self._descriptor, 1, self._socket.fileno())
+                raise ChannelError("the offer had no descriptor")
+            channel = kind.open(self._descriptor, 1, self._socket.fileno())
         except CielError as error:
             self._send("leave", str(error))
             self._done()
             return
-        self._transport = ChannelTransport(self._channels, way, self._socket, self._peer)
+        self._transport = ChannelTransport(self._channels, channel, self._socket, self._peer)
         self._send("take")
         self._switch(self._transport)
 

@@ -126,7 +126,7 @@ class ControlPeer:
     `hello` is the peer's description of itself: None until it has proved its key, and kept after
     the end. `failure` is the error that ended the connection, if any. `lost_after_s` may be
     changed at any time, for instance when the peer's role is known. With `channels`, the connection
-    may switch from its socket to another transport.
+    may switch from its socket to a channel.
     """
 
     def __init__(

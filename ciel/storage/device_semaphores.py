@@ -1,19 +1,19 @@
 """Device semaphores: limit how many disk jobs of a user run at a time, in all processes of a host.
 
-    /dev/shm/ciel-io-<uid>/<major>-<minor>/<number>    the FIFO of one claim
+    /dev/shm/ciel-io-<uid>/<major>-<minor>/<number>    the FIFO of one entry
 
-A disk job is one long read or write. A process runs it while it has a token of the device.
+A disk job is one long read or write. A process runs it while it has a permit of the device.
 
 Each device has a queue, which is a directory. A process that joins the queue locks the directory
 for a moment (`flock`), creates a FIFO with the next higher number, opens it for writing, and keeps
-the FIFO locked until it leaves. This is its claim. A claim has a token as soon as the number of
-earlier claims that remain is less than the claim's limit.
+the FIFO locked until it leaves. This is its entry. An entry has a permit as soon as the number of
+earlier entries that remain is less than the entry's limit.
 
-A process opens the FIFOs of the earlier claims for reading. When the writer of such a FIFO closes
+A process opens the FIFOs of the earlier entries for reading. When the writer of such a FIFO closes
 it, the kernel reports a hang-up to the reader, also if the writer was killed. It does so after it
-has released the lock. So waiting needs no polling, the claim of a dead process is released at once,
-and no claim waits for a later one, whatever their limits. If all processes use the same limit, at
-most that many have a token at a time.
+has released the lock. So waiting needs no polling, the entry of a dead process is released at once,
+and no entry waits for a later one, whatever their limits. If all processes use the same limit, at
+most that many have a permit at a time.
 
 A process that joins removes the FIFOs of dead processes, and the last process that leaves removes
 the directories. Different users have separate queues, because any user could block a shared one.
@@ -44,15 +44,15 @@ _WATCH = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class TokenError(StorageError):
+class DeviceQueueError(StorageError):
     """A device's queue is unusable, so this process cannot count other processes' disk jobs."""
 
     def __init__(self, place: str, error: OSError | StorageError) -> None:
         super().__init__(f"cannot count the disk jobs of other processes: {place}: {error}")
 
 
-class Claim:
-    """A position in a device's queue: it first waits, then has a token, until `release`.
+class QueueEntry:
+    """An entry in a device's queue: it first waits, then has a permit, until `release`.
 
     Call `check` when `fileno` is readable, or call `wait`.
     """
@@ -61,7 +61,7 @@ class Claim:
 
     def __init__(self, device: str, limit: int, *, root: str = _ROOT) -> None:
         """Join a queue. This is fast, but it blocks while a suspended process has the queue's
-        directory locked, so do not call it in a reactor's thread. Raises TokenError.
+        directory locked, so do not call it in a reactor's thread. Raises DeviceQueueError.
         """
         self._limit = limit
         self._earlier: dict[int, str] = {}  # names of FIFOs, by descriptor
@@ -71,7 +71,7 @@ class Claim:
             self._path = self._join(root, device)
         except (OSError, StorageError) as error:
             self.release()
-            raise TokenError(self._line, error) from error
+            raise DeviceQueueError(self._line, error) from error
         except BaseException:
             self.release()
             raise
@@ -96,21 +96,21 @@ class Claim:
         return f"{self._line}/{number}"
 
     @property
-    def has_token(self) -> bool:
-        """Whether the claim had a token when `check` or `wait` was last called."""
+    def has_permit(self) -> bool:
+        """Whether the entry had a permit when `check` or `wait` was last called."""
         return len(self._earlier) < self._limit
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
     def check(self) -> bool:
-        """Process the claims that have left; return whether this claim has a token."""
+        """Process the entries that have left; return whether this entry has a permit."""
         return self.wait(0)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until this claim has a token; False after the timeout."""
+        """Wait until this entry has a permit; False after the timeout."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self.has_token:
+        while not self.has_permit:
             left_s = None if until_s is None else max(until_s - time.monotonic(), 0)
             left = self._epoll.poll(left_s)
             for fd, _ in left:
@@ -119,11 +119,11 @@ class Claim:
                     os.unlink(f"{self._line}/{self._earlier.pop(fd)}")
                 os.close(fd)
             if not left:
-                return self.has_token
+                return self.has_permit
         return True
 
     def release(self) -> None:
-        """Leave the queue, with or without a token; a second call does nothing."""
+        """Leave the queue, with or without a permit; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
@@ -186,7 +186,7 @@ def _numbers(directory: int) -> list[str]:
 
 
 def _living(directory: int) -> dict[int, str]:
-    """Open the FIFOs of all claims in the queue, and remove the FIFOs of dead processes."""
+    """Open the FIFOs of all entries in the queue, and remove the FIFOs of dead processes."""
     living = {}
     for name in _numbers(directory):
         try:

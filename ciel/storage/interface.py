@@ -130,7 +130,8 @@ class Problem:
 
     Codes: `checksum` (the content differs from what was committed), `writable` (a committed object
     can be changed), `foreign` (no store created this file), `unreadable` (the
-    device fails), `output` (a program left no regular file of this user at a writer's path).
+    device fails), `output` (a program left at a
+    writer's path a file that is not regular, or that another user owns).
     """
 
     code: str
@@ -141,10 +142,10 @@ class Problem:
 class ObjectWriter(ABC):
     """Writes one object: write, then commit or abort.
 
-    A writer that is garbage-collected before that aborts.
+    If a writer is garbage-collected before its commit, it aborts.
 
     A program may write the object itself, through `path` or `fileno`, and must end before the
-    commit. `write` uses the descriptor's position, so do not mix the two. After a call of `path`
+    commit. Do not call `write` for such an object. After a call of `path`
     or `fileno` the store computes the checksum only on demand, because that means reading the file.
 
     A duplicate of the descriptor, or a descriptor that was opened through it, can read the written
@@ -163,8 +164,8 @@ class ObjectWriter(ABC):
 
     @property
     def mapped_path(self) -> str | None:
-        """`path` for a program that only maps and writes the file. The file may have any content
-        up to the hinted size; the program sets the final size.
+        """`path` for a program that only maps and writes the file. Its initial content up to the
+        hinted size is undefined; the program sets the final size.
         """
         return self.path
 
@@ -226,11 +227,11 @@ class ObjectWriter(ABC):
         """Make the object visible. The first commit of an id wins.
 
         The content of a later commit is compared and dropped: if equal, commit returns the kept
-        object; else it raises `ObjectConflictError`. `CorruptObjectError`: a program left no
-        regular file of this user (code `output`), or the content does not match `checksum` (code
-        `checksum`). `NoSpaceError`: a program wrote more than there is space for.
-        `ShortOutputError`: a program's write may have failed. After the last three the writer
-        stays open.
+        object; else it aborts and raises `ObjectConflictError`. `CorruptObjectError`: a program
+        left a file that is not regular, or that another user owns (code `output`), or the content
+        does not match `checksum` (code `checksum`). `NoSpaceError`: a program wrote more than there
+        is space for. `ShortOutputError`: a program's write may have failed. After these three
+        errors the writer stays open.
         """
 
     @abstractmethod
@@ -326,7 +327,8 @@ class ObjectStore(ABC):
     directories: tuple[str, ...] = ()
     """Directories of files that are committed objects, into which no program should write."""
     about: str = ""
-    """A description of the resources that the store found, if these differ between hosts."""
+    """The resources that the store found, for the log, if these differ between hosts. An example:
+    `/dev/shm; no arena with huge pages: Operation not permitted`."""
 
     @abstractmethod
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> ObjectWriter:
@@ -409,7 +411,7 @@ class ObjectStore(ABC):
         """
 
     def claim(self) -> None:  # noqa: B027  # stores of one process need no claim
-        """Become the store's only worker until the store is closed. A worker offers all objects
+        """Claim the store for this worker until the store is closed. A worker offers all objects
         that it finds in its store, and deletes those unknown to its master. Other processes may
         still open the store. Raises `StoreSpecError` if another worker has claimed it.
         """

@@ -110,13 +110,13 @@ class MpbEnd:
     def __init__(self, segment: int, side: int, bell: int) -> None:
         kind = MpbKind()
         self.bell = bell
-        self.way = kind.open(segment, side, bell)
-        self.write, self.read = self.way.write, self.way.read
+        self.channel = kind.open(segment, side, bell)
+        self.write, self.read = self.channel.write, self.channel.read
         self._lookout = kind.lookout
-        self._lookout.add(self.way, lambda what: None)
+        self._lookout.add(self.channel, lambda what: None)
 
     def wait(self, wants_room: bool = False) -> bool:
-        self._lookout.want(self.way, BYTES | (ROOM if wants_room else 0))
+        self._lookout.want(self.channel, BYTES | (ROOM if wants_room else 0))
         is_over = False
         while not self._lookout.before_wait():
             if is_over:
@@ -128,7 +128,7 @@ class MpbEnd:
         return True
 
     def close(self) -> None:
-        self.way.close()
+        self.channel.close()
         os.close(self.bell)
 
 
@@ -438,10 +438,10 @@ class MpbChannelSuite(ChannelSuite):
         ends = [MpbEnd(segment, side, bells[side]) for side in (0, 1)]
         os.close(segment)
         for end in ends * 2:  # until both sides have answered
-            end.way.look(0)
+            end.channel.look(0)
         yield ends[0], ends[1]
         for end in ends:
-            if end.way.is_open:
+            if end.channel.is_open:
                 end.close()
 
     def child_arguments(self) -> tuple[End, list[int]]:

@@ -332,8 +332,8 @@ def replayed(dump: Dump, until_s: float | None = None) -> MasterReplay | WorkerR
     """Replay a dump, up to a time since the epoch; raises ReplayError."""
     if dump.dropped_count:
         raise ReplayError(
-            f"the record lacks its first {dump.dropped_count} batches, so the replay cannot "
-            "reproduce the state after them; write the dump earlier after the start of the daemon"
+            f"the dump lacks the first {dump.dropped_count} batches of events, so it cannot be "
+            "replayed; write the dump sooner after the start of the daemon"
         )
     replay = WorkerReplay(dump) if "worker" in dump.state else MasterReplay(dump)
     try:

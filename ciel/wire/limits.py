@@ -3,8 +3,8 @@
 from typing import Final
 
 FRAME_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The size of a frame: 256 records with the largest payload, or 13 ms of a 10 Gbit/s link. Below
-32 MiB the first byte of every frame is 0 or 1, with which no HTTP request starts."""
+"""The size of a frame: 13 ms of a 10 Gbit/s link. Below 32 MiB the first byte of every frame is 0
+or 1, with which no HTTP request starts."""
 
 HEADER_MAX_BYTES: Final = 8 * 1024 * 1024
 """The size of a frame's JSON. One task may have 100,000 inputs at about 60 bytes each. A decoded
@@ -21,16 +21,9 @@ PART_BYTES: Final = 4 * 1024 * 1024
 RECORDS_PER_FRAME_MAX: Final = 4096
 """Decoding so many records takes about 8 ms, well below the 50 ms that a reactor may be blocked."""
 
-PAYLOAD_INLINE_MAX_BYTES: Final = 64 * 1024
-"""The size of arguments and code in a frame: a default pipe buffer or socket buffer. Larger ones
-become objects and use the data plane."""
-
 CALL_MAX_BYTES: Final = 16 * 1024 * 1024
 """The JSON size of a call between a worker and an interactive program. Programs publish small
 objects in one call. Printed text that is misread as a length always exceeds this limit."""
-
-INLINE_OBJECT_BYTES: Final = 1024
-"""Smaller content is stored inline in its reference, since fetching it would cost more."""
 
 HELLO_MAX_BYTES: Final = 4096
 """How many bytes are read from a peer before it has proved its key: one page."""

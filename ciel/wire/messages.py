@@ -229,7 +229,7 @@ def _read_texts(value: Any) -> tuple[str, ...]:
 def _read_levels(value: Any) -> tuple[dict[str, Any], ...]:
     """Read a worker's report about the levels of its store: names, and numbers that may be null."""
     if not isinstance(value, list) or len(value) > LEVELS_MAX:
-        raise DecodeError(f"a list of at most {LEVELS_MAX} levels was expected")
+        raise DecodeError(f"a list of at most {LEVELS_MAX} levels of a store was expected")
     for level in value:
         if not isinstance(level, dict) or not isinstance(level.get("name"), str):
             raise DecodeError("a level of a store must be an object with a name")

@@ -1,8 +1,9 @@
-"""Admission of disk jobs: each job waits until its device has room for it (CIB-40).
+"""Admission of disk jobs: each job waits for a permit of its device (requirement CIB-40).
 
 First the policy of this process (`core.admission`) admits the job, by its size; then the queue of
-all processes of this host (`storage.device_semaphores`), in order of arrival. A job holds no slot
-and no thread while it waits. Jobs in memory and small jobs do not wait.
+all processes of this host (`storage.device_semaphores`), in order of arrival. A job that waits in
+`enter` or `run` holds no thread; `turn` blocks the thread of its caller. Jobs in memory and small
+jobs do not wait.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from twisted.python.failure import Failure
 
 from ciel.core.admission import DEFAULT_BYTES_PER_S, Admission, Policy
 from ciel.net.ticks import DelayedCall
-from ciel.storage.device_semaphores import Claim, sweep
+from ciel.storage.device_semaphores import QueueEntry, sweep
 from ciel.storage.devices import Device, Kind, device_of
 from ciel.storage.errors import StorageError
 
 log = Logger()
 
 SMALL_BYTES = 64 * 1024
-"""Smaller jobs take no token: it costs as much time as writing so few bytes to the page cache."""
+"""Smaller jobs take no permit: it costs as much time as writing so few bytes to the page cache."""
 
 LAPSE_S = 0.5
 LAPSE_FACTOR = 4
-"""The time after which a job whose bytes come over the network loses its token.
+"""The time after which a job whose bytes come over the network loses its permit.
 
 It is half a second plus four times the time that a disk needs for the bytes. A slower job leaves
 the disk idle, so it must not block other jobs.
@@ -40,42 +41,42 @@ the disk idle, so it must not block other jobs.
 T = TypeVar("T")
 
 
-class Ticket:
-    """The admission of a job.
+class Permit:
+    """The permit of a job to use its device.
 
-    Its owner calls `leave` when the job has ended in any way; more calls do nothing.
+    Its owner calls `release` when the job has ended in any way; more calls do nothing.
     """
 
-    def __init__(self, leave: Callable[[bool], None] | None = None) -> None:
-        self._leave = leave
+    def __init__(self, release: Callable[[bool], None] | None = None) -> None:
+        self._release = release
         self._lapse: DelayedCall | None = None
 
     def lapse_after(self, reactor: Any, delay_s: float) -> None:
-        """Leave automatically after a time, without an estimate of the device's speed."""
-        self._lapse = reactor.callLater(delay_s, self.leave, is_good=False)
+        """Release it after a time. The job then does not count for the device's speed."""
+        self._lapse = reactor.callLater(delay_s, self.release, is_good=False)
 
-    def leave(self, *, is_good: bool = True) -> None:
+    def release(self, *, is_good: bool = True) -> None:
         """Admit other jobs. `is_good`: the time that the job took shows how fast the device is."""
         if self._lapse is not None and self._lapse.active():
             self._lapse.cancel()
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave(is_good)
+        release, self._release = self._release, None
+        if release is not None:
+            release(is_good)
 
 
 class Admit(Protocol):
-    """Admits jobs of one place, as `DiskJobs.enter` does for any path."""
+    """Admits jobs on one path, as `DiskJobs.enter` does on any path."""
 
     def __call__(
         self, size_bytes: int, *, within_s: float | None = None, by_network: bool = False
-    ) -> Deferred[Ticket]: ...
+    ) -> Deferred[Permit]: ...
 
 
 def at_once(
     size_bytes: int, *, within_s: float | None = None, by_network: bool = False
-) -> Deferred[Ticket]:
+) -> Deferred[Permit]:
     """Admit every job at once, as for stores in memory."""
-    return succeed(Ticket())
+    return succeed(Permit())
 
 
 class DiskJobs:
@@ -106,7 +107,10 @@ class DiskJobs:
         self._notify()
 
     def queue_of(self, path: str | os.PathLike[str]) -> _DeviceQueue | None:
-        """Return the queue of the device that has a path; None if the device has no limit."""
+        """Return the queue of the device on which a path lies.
+
+        None if the device has no limit, or cannot be determined.
+        """
         try:
             number = os.stat(path).st_dev
             if number not in self._found:
@@ -128,18 +132,18 @@ class DiskJobs:
     def enter(
         self, path: str | os.PathLike[str], size_bytes: int, *, within_s: float | None = None,
         by_network: bool = False,
-    ) -> Deferred[Ticket]:  # fmt: skip
+    ) -> Deferred[Permit]:  # fmt: skip
         """Wait until a job of some size may start on an existing path.
 
         `within_s`: the job starts after this time in any case. `by_network`: its bytes come over
-        the network, and its ticket lapses if they are slow. Cancel the result to leave the queue.
+        the network, and its permit lapses if they are slow. Cancel the result to leave the queue.
         """
         queue = None
         if size_bytes > SMALL_BYTES and not self._is_closed:
             queue = self.queue_of(path)
         if queue is None:
-            return succeed(Ticket())
-        admitted: Deferred[Ticket] = Deferred(queue.give_up)
+            return succeed(Permit())
+        admitted: Deferred[Permit] = Deferred(queue.give_up)
         queue.request(admitted, size_bytes)
         if within_s is not None and not admitted.called:
             due = self._reactor.callLater(within_s, queue.overrun, admitted)
@@ -154,9 +158,9 @@ class DiskJobs:
     ) -> Deferred[T]:
         """Run a job in a thread once the device admits it."""
 
-        def begin(ticket: Ticket) -> Deferred[T]:
+        def begin(permit: Permit) -> Deferred[T]:
             def leave(result: Any) -> Any:
-                ticket.leave(is_good=not isinstance(result, Failure))
+                permit.release(is_good=not isinstance(result, Failure))
                 return result
 
             # Not one of the reactor's threads: a disk that hangs would occupy all of them in time.
@@ -171,16 +175,16 @@ class DiskJobs:
         Entering it waits until the device admits the job, or until `close`.
         """
         admitted = threading.Event()
-        tickets: list[Ticket] = []
+        permits: list[Permit] = []
 
         def enter() -> None:
             waiting = self.enter(path, size_bytes)
-            waiting.addCallbacks(tickets.append, lambda failure: failure.trap(CancelledError))
+            waiting.addCallbacks(permits.append, lambda failure: failure.trap(CancelledError))
             waiting.addBoth(lambda _: admitted.set())
 
         def leave() -> None:
-            for ticket in tickets:
-                ticket.leave()
+            for permit in permits:
+                permit.release()
 
         self._waiting.add(admitted)
         if not self._is_closed:
@@ -214,7 +218,10 @@ class DiskJobs:
         return [queue.row() for queue in self._queues.values()]
 
     def close(self) -> None:
-        """Admit no more jobs; waiting jobs fail."""
+        """Stop queueing. Jobs that arrive later start at once.
+
+        The Deferreds of waiting jobs are cancelled; threads that wait in `turn` continue.
+        """
         self._is_closed = True
         for queue in self._queues.values():
             queue.close()
@@ -230,23 +237,23 @@ class _DeviceQueue:
         self, reactor: Any, device: Device, policy: Policy, changed: Callable[[], object]
     ) -> None:
         self.device = device
-        self.admission: Admission[Deferred[Ticket]] = Admission(
+        self.admission: Admission[Deferred[Permit]] = Admission(
             policy, is_rotating=device.kind is Kind.ROTATING
         )
-        self.waiting: dict[Deferred[Ticket], _Watch | None] = {}
-        self._claims: dict[Deferred[Ticket], Claim] = {}
+        self.waiting: dict[Deferred[Permit], _Watch | None] = {}
+        self._entries: dict[Deferred[Permit], QueueEntry] = {}
         self._reactor = reactor
         self._policy = policy
         self._changed = changed
-        self._is_warned = False  # about tokens of the host that cannot be used
+        self._is_warned = False  # about an unusable queue of the host
         self._is_closed = False
 
-    def request(self, job: Deferred[Ticket], size_bytes: int) -> None:
+    def request(self, job: Deferred[Permit], size_bytes: int) -> None:
         self.waiting[job] = None
         self._begin(self.admission.request(job, size_bytes, self._reactor.seconds()))
         self._changed()
 
-    def _begin(self, jobs: list[Deferred[Ticket]]) -> None:
+    def _begin(self, jobs: list[Deferred[Permit]]) -> None:
         for job in () if self._is_closed else jobs:
             limit = self.admission.limit
             if limit is None:
@@ -255,23 +262,23 @@ class _DeviceQueue:
                 joining = deferToThread(self._join, limit)
                 joining.addCallbacks(self._joined, self._not_joined, (job,), {}, (job,))
 
-    def _join(self, limit: int) -> Claim:
-        claim = Claim(self.device.name, limit)
-        if self._is_closed:  # `close` does not know this claim
-            claim.release()
-        return claim
+    def _join(self, limit: int) -> QueueEntry:
+        entry = QueueEntry(self.device.name, limit)
+        if self._is_closed:  # `close` does not know this entry
+            entry.release()
+        return entry
 
-    def _joined(self, claim: Claim, job: Deferred[Ticket]) -> None:
+    def _joined(self, entry: QueueEntry, job: Deferred[Permit]) -> None:
         if job not in self.waiting:  # it has left the queue
-            claim.release()
-        elif claim.check():
-            self._claims[job] = claim
+            entry.release()
+        elif entry.check():
+            self._entries[job] = entry
             self._admit(job)
         else:
-            self.waiting[job] = watch = _Watch(self, job, claim)
+            self.waiting[job] = watch = _Watch(self, job, entry)
             self._reactor.addReader(watch)
 
-    def _not_joined(self, failure: Failure, job: Deferred[Ticket]) -> None:
+    def _not_joined(self, failure: Failure, job: Deferred[Permit]) -> None:
         if not isinstance(failure.value, StorageError):
             log.failure(
                 "a disk job could not join the queue of this host; it starts without waiting",
@@ -285,35 +292,35 @@ class _DeviceQueue:
 
     def queue_changed(self, watch: _Watch) -> None:
         """The queue of the host has changed."""
-        if watch.claim.check():
+        if watch.entry.check():
             self._reactor.removeReader(watch)
-            self._claims[watch.job] = watch.claim
+            self._entries[watch.job] = watch.entry
             self._admit(watch.job)
 
-    def _admit(self, job: Deferred[Ticket]) -> None:
+    def _admit(self, job: Deferred[Permit]) -> None:
         del self.waiting[job]
         self.admission.started(job, self._reactor.seconds())
-        job.callback(Ticket(lambda is_good: self._leave(job, is_good)))
+        job.callback(Permit(lambda is_good: self._leave(job, is_good)))
 
-    def _leave(self, job: Deferred[Ticket], is_good: bool) -> None:
-        claim = self._claims.pop(job, None)
-        if claim is not None:
-            claim.release()
+    def _leave(self, job: Deferred[Permit], is_good: bool) -> None:
+        entry = self._entries.pop(job, None)
+        if entry is not None:
+            entry.release()
         self._begin(self.admission.end(job, self._reactor.seconds(), is_good=is_good))
         self._changed()
 
-    def give_up(self, job: Deferred[Ticket]) -> None:
+    def give_up(self, job: Deferred[Permit]) -> None:
         """Remove a waiting job from the queues."""
         watch = self.waiting.pop(job)
         if watch is not None:
             self._reactor.removeReader(watch)
-            watch.claim.release()
+            watch.entry.release()
         self._leave(job, False)
 
-    def overrun(self, job: Deferred[Ticket]) -> None:
+    def overrun(self, job: Deferred[Permit]) -> None:
         """Start a job whose maximum waiting time has passed, without counting it."""
         self.give_up(job)
-        job.callback(Ticket())
+        job.callback(Permit())
 
     def row(self) -> dict[str, Any]:
         limit = self.admission.limit
@@ -332,20 +339,20 @@ class _DeviceQueue:
         self._is_closed = True
         for job in list(self.waiting):
             job.cancel()
-        while self._claims:
-            self._claims.popitem()[1].release()
+        while self._entries:
+            self._entries.popitem()[1].release()
 
 
 class _Watch:
-    """A waiting claim, as a descriptor of the reactor."""
+    """A waiting entry, as a descriptor of the reactor."""
 
-    def __init__(self, queue: _DeviceQueue, job: Deferred[Ticket], claim: Claim) -> None:
+    def __init__(self, queue: _DeviceQueue, job: Deferred[Permit], entry: QueueEntry) -> None:
         self._queue = queue
         self.job = job
-        self.claim = claim
+        self.entry = entry
 
     def fileno(self) -> int:
-        return self.claim.fileno()
+        return self.entry.fileno()
 
     def logPrefix(self) -> str:
         return "disk jobs"
@@ -357,9 +364,9 @@ class _Watch:
         self._queue.queue_changed(self)
 
 
-def _lapsing(ticket: Ticket, reactor: Any, delay_s: float) -> Ticket:
-    ticket.lapse_after(reactor, delay_s)
-    return ticket
+def _lapsing(permit: Permit, reactor: Any, delay_s: float) -> Permit:
+    permit.lapse_after(reactor, delay_s)
+    return permit
 
 
 def _cancelling(due: DelayedCall) -> Callable[[T], T]:

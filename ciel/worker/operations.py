@@ -49,9 +49,9 @@ class Operations:
         self._machine.uploaded(object_id, self._service.now_s())
         self._service.act()
 
-    def unnamed(self, older_than_s: float) -> list[ObjectId]:
+    def old_uploads(self, older_than_s: float) -> list[ObjectId]:
         """List old uploads that are not pinned; a job may have named them meanwhile."""
-        return self._machine.uploads.unnamed(self._service.now_s(), older_than_s)
+        return self._machine.uploads.old(self._service.now_s(), older_than_s)
 
     def offer_uploads(self, older_than_s: float) -> list[ObjectId]:
         """Report old uploads to the master, which orders the deletion of those it does not know."""

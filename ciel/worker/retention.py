@@ -46,7 +46,7 @@ class Retention:
     def delete(self, objects: tuple[ObjectId, ...]) -> None:
         """Delete objects, in a thread: to free a large file takes noticeable time.
 
-        Several threads would delay the reactor's as well, so there is one at a time.
+        Several threads would slow down the reactor's thread, so there is one at a time.
         """
         deleted = self._deleting.run(deferToThread, self._delete, objects)
         deleted.addErrback(lambda failure: log.failure("deletion failed", failure))
@@ -63,11 +63,11 @@ class Retention:
                 log.warn("{id} could not be deleted: {error}", id=object_id, error=error)
 
     def _may_drop(self, object_id: str) -> bool:
-        """Any thread of the store calls this."""
+        """Return whether the store may drop an object. May be called from any thread."""
         return object_id in self._copies and self._machine.is_droppable(object_id)
 
     def _dropped(self, object_id: str) -> None:
-        """Any thread of the store calls this."""
+        """Note that the store has dropped an object. May be called from any thread."""
         self._copies.discard(object_id)
         self._checksums.forget(object_id)
         self._reactor.callFromThread(self._machine.dropped, ObjectId(object_id))

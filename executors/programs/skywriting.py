@@ -20,7 +20,6 @@ from ciel.executors.sdk import ciel_task
 from ciel.skywriting import continuation, script
 from ciel.skywriting.errors import (
     ContinuationError,
-    ReferenceFailedError,
     ScriptError,
     SkywritingError,
 )
@@ -70,7 +69,7 @@ class Run:
                 if step is not None:
                     self._take(step)
                 step = self._next()
-            except (SkywritingError, ReferenceFailedError) as error:
+            except SkywritingError as error:
                 self._fail(str(error), "RUNTIME_ERROR")
                 step = None
             except _NoReturnError:

@@ -104,7 +104,7 @@ const char *tool_error_text(int error);
 /* --- loading (loading.c) --------------------------------------------------------------------- */
 
 /* Load one file under its base name. Prints the reason on failure. `limit` is the maximum number of
- * disk jobs of all programs that use tokens; 0: no limit. */
+ * disk jobs of all programs that queue for it; 0: no limit. */
 bool tool_load(struct tool *tool, struct tool_image *image, const char *path, uint32_t limit);
 
 /* --- printing (printing.c) ------------------------------------------------------------------- */

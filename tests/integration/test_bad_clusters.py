@@ -98,7 +98,11 @@ def test_every_command_reports_a_cluster_that_was_killed(home: Home) -> None:
     ):
         status, printed, said = run(home, *argv)
         said = re.sub(r"with \d+ slots?", "with N", said)
-        assert (status, printed, said) == (0, out, f"ciel: {INTERRUPTED}\n{own}")
+        assert (status, printed, said) == (
+            0,
+            out,
+            f"ciel: {INTERRUPTED}; `ciel up` continues it\n{own}",
+        )
     assert run(home, *UP_COMMAND, "--fresh") == (
         0,
         "http://127.0.0.1:PORT\n",

@@ -190,5 +190,5 @@ def test_a_file_that_is_not_a_dump_is_not_replayed(tmp_path: Path, content: str)
 
 
 def test_a_record_that_lacks_its_start_is_not_replayed() -> None:
-    with pytest.raises(ReplayError, match="the record lacks its first 7 batches"):
+    with pytest.raises(ReplayError, match="the dump lacks the first 7 batches"):
         replay_of(Dump({}, 7, []))

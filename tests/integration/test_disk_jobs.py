@@ -11,7 +11,7 @@ import pytest
 
 from ciel import Client
 from ciel.core.tasks import Needs
-from ciel.storage.device_semaphores import Claim
+from ciel.storage.device_semaphores import QueueEntry
 from ciel.storage.devices import Device, device_of
 from ciel.testing.homes import HandCluster, Home, wait_for
 
@@ -40,7 +40,7 @@ def test_a_task_that_waits_for_the_disk_leaves_its_slots_to_others(home: Home, d
             spool = str(disk / "spool")
             cluster.start_worker("--slots", "2", "--store", "disk", "--spool", spool, "--io", "1")
             whole = Needs(slots=2)  # so both run on the second worker, in sequence
-            with Claim(device.name, 1) as other:  # as another process that reads from the disk
+            with QueueEntry(device.name, 1) as other:  # as another process that reads from the disk
                 assert other.wait(WITHIN_S)
                 reader = job.run(["wc", "-c"], inputs=[large], needs=whole)
                 job.want([reader])

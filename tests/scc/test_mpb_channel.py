@@ -15,12 +15,12 @@ import pytest
 from ciel.scc.mpb import CoreGoneError, MpbError
 from ciel.scc.mpb_channels import (
     BYTES,
+    CHANNEL_BYTES,
     MESSAGE_MAX_BYTES,
     ROOM,
     SLEEPS_AT,
-    WAY_BYTES,
+    MpbChannel,
     MpbKind,
-    MpbWay,
 )
 from ciel.scc.ring import make_segment
 from ciel.testing.channel_suite import MpbChannelSuite
@@ -35,18 +35,18 @@ class TestMessages(MpbChannelSuite):
 
 
 class Pair:
-    """Both sides of a way, in one thread, and its memory."""
+    """Both sides of a channel, in one thread, and its memory."""
 
     def __init__(self) -> None:
         self.bells = socket.socketpair()
         self.memory = MpbKind().make()
-        self.ways = [MpbKind().open(self.memory, n, self.bells[n].fileno()) for n in (0, 1)]
-        for way in self.ways * 2:
-            way.look(0)
+        self.channels = [MpbKind().open(self.memory, n, self.bells[n].fileno()) for n in (0, 1)]
+        for channel in self.channels * 2:
+            channel.look(0)
 
     def close(self) -> None:
-        for way in self.ways:
-            way.close()
+        for channel in self.channels:
+            channel.close()
         for bell in self.bells:
             bell.close()
         os.close(self.memory)
@@ -70,10 +70,10 @@ def rang(bell: socket.socket) -> int:
 def test_who_was_never_answered_cannot_write() -> None:
     bell, other = socket.socketpair()
     memory = MpbKind().make()
-    way = MpbKind().open(memory, 0, bell.fileno())
-    assert way.write(b"x") == 0
-    assert way.look(BYTES | ROOM) == 0
-    way.close()
+    channel = MpbKind().open(memory, 0, bell.fileno())
+    assert channel.write(b"x") == 0
+    assert channel.look(BYTES | ROOM) == 0
+    channel.close()
     for thing in (bell, other):
         thing.close()
     os.close(memory)
@@ -83,7 +83,7 @@ def test_who_was_never_answered_cannot_write() -> None:
 def test_all_that_was_written_lies_in_the_buffer_wherever_that_begins(
     pair: Pair, size: int
 ) -> None:
-    one, other = pair.ways
+    one, other = pair.channels
     for number in range(70):  # at each line of the buffer
         written = b""
         while count := one.write(bytes([number]) * size):
@@ -93,7 +93,7 @@ def test_all_that_was_written_lies_in_the_buffer_wherever_that_begins(
 
 
 def test_what_the_dead_have_given_is_read_whatever_they_have_not_taken(pair: Pair) -> None:
-    one, other = pair.ways
+    one, other = pair.channels
     said = [b"%d" % number * 100 for number in range(9)]
     for words in said:
         assert other.write(words) == len(words)
@@ -109,7 +109,7 @@ def test_what_the_dead_have_given_is_read_whatever_they_have_not_taken(pair: Pai
 
 
 def test_who_writes_to_the_dead_still_reads_what_they_have_said(pair: Pair) -> None:
-    one, other = pair.ways
+    one, other = pair.channels
     other.write(b"last words")
     assert one.look(BYTES) == BYTES
     other.close()
@@ -120,7 +120,7 @@ def test_who_writes_to_the_dead_still_reads_what_they_have_said(pair: Pair) -> N
 
 
 def test_bells_ring_for_those_who_sleep_for_what_happened(pair: Pair) -> None:
-    one, other = pair.ways
+    one, other = pair.channels
     one.write(b"x")
     assert rang(pair.bells[1]) == 0  # it has not said that it sleeps
     one.look(0)
@@ -141,7 +141,7 @@ def test_bells_ring_for_those_who_sleep_for_what_happened(pair: Pair) -> None:
 def test_memory_that_may_shrink_and_other_memory_is_refused(pair: Pair) -> None:
     memory = MpbKind().make()
     bare = os.memfd_create("bare", os.MFD_CLOEXEC)
-    os.write(bare, os.pread(memory, WAY_BYTES, 0))
+    os.write(bare, os.pread(memory, CHANNEL_BYTES, 0))
     reads, writes = os.pipe()
     ring = make_segment()
     for descriptor in (bare, ring, reads):
@@ -155,8 +155,8 @@ def test_memory_that_may_shrink_and_other_memory_is_refused(pair: Pair) -> None:
         os.close(descriptor)
 
 
-def test_who_writes_in_the_name_of_the_living_ends_the_way(pair: Pair) -> None:
-    one = pair.ways[0]
+def test_who_writes_in_the_name_of_the_living_ends_the_channel(pair: Pair) -> None:
+    one = pair.channels[0]
     one.write(b"x")
     os.pwrite(pair.memory, struct.pack("=Q", 9 << 36), TAKEN_AT)
     assert one.look(BYTES) < 0
@@ -166,12 +166,12 @@ def test_who_writes_in_the_name_of_the_living_ends_the_way(pair: Pair) -> None:
             call()
 
 
-def talk(way: MpbWay, chance: random.Random) -> None:
-    way.say_asleep(chance.randrange(4))
-    way.look(3)
-    way.write(chance.randbytes(chance.choice((1, 100, 9_000))))
+def talk(channel: MpbChannel, chance: random.Random) -> None:
+    channel.say_asleep(chance.randrange(4))
+    channel.look(3)
+    channel.write(chance.randbytes(chance.choice((1, 100, 9_000))))
     if chance.random() < 0.7:
-        way.read()
+        channel.read()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -182,7 +182,7 @@ def test_whatever_stands_in_the_memory_an_error_comes_of_it_or_nothing(seed: int
             place = chance.randrange(0, SLEEPS_AT if chance.random() < 0.1 else 2_304, 8)
             word = chance.choice((bytes(8), b"\xff" * 8, chance.randbytes(8), b"\0\1" * 4))
             os.pwrite(pair.memory, word, place)
-        for way in pair.ways:
+        for channel in pair.channels:
             with suppress(MpbError):
-                talk(way, chance)
+                talk(channel, chance)
     pair.close()

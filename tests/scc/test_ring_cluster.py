@@ -36,7 +36,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     home.expect_nothing_left()
 
 
-def maps_a_way(pid: int, kind: str = "ring") -> bool:
+def maps_a_channel(pid: int, kind: str = "ring") -> bool:
     try:
         return f"memfd:ciel-{kind}" in Path(f"/proc/{pid}/maps").read_text()
     except OSError:
@@ -46,10 +46,10 @@ def maps_a_way(pid: int, kind: str = "ring") -> bool:
 def test_jobs_run_over_rings_and_a_worker_that_is_killed_is_missed(home: Home) -> None:
     cluster = HandCluster.start(home, 2, of_all=("--channel", "ring", "--spin", "20"))
     daemons = [cluster.master, *cluster.workers]
-    wait_for(lambda: all(maps_a_way(daemon.pid) for daemon in daemons), "rings on both sides")
+    wait_for(lambda: all(maps_a_channel(daemon.pid) for daemon in daemons), "rings on both sides")
     assert home.run(sys.executable, "-c", TALKERS).stdout == "x" * 60 + "\n"
     programs = [pid for pid, command in home.processes().items() if "--write-fifo" in command]
-    assert any(maps_a_way(pid) for pid in programs)
+    assert any(maps_a_channel(pid) for pid in programs)
 
     lines = home.path / "lines"
     lines.write_text("".join(f"{number}\n" for number in range(16)))
@@ -73,7 +73,10 @@ def test_jobs_run_over_rings_and_a_worker_that_is_killed_is_missed(home: Home) -
 def test_jobs_run_over_messages_between_cores(home: Home) -> None:
     cluster = HandCluster.start(home, 2, of_all=("--channel", "mpb"))
     daemons = [cluster.master, *cluster.workers]
-    wait_for(lambda: all(maps_a_way(daemon.pid, "mpb") for daemon in daemons), "ways on both sides")
+    wait_for(
+        lambda: all(maps_a_channel(daemon.pid, "mpb") for daemon in daemons),
+        "channels on both sides",
+    )
     assert home.run(sys.executable, "-c", TALKERS).stdout == "x" * 60 + "\n"
     log = home.path / "master.log"
     cluster.workers[0].send_signal(signal.SIGKILL)

@@ -99,12 +99,12 @@ class House:
         wait_for(lambda: self.calling.peers and self.accepting.peers, "open peers")
         return self.calling.peers[0]
 
-    def call_by_way(self) -> ControlPeer:
+    def call_by_channel(self) -> ControlPeer:
         peer = self.call(self.kind.name, mine=self.channels)
-        wait_for(lambda: len(self.kind.lookout) == 2 and self.both_cross(), "a crossing")
+        wait_for(lambda: len(self.kind.lookout) == 2 and self.both_switched(), "a switch")
         return peer
 
-    def both_cross(self) -> bool:
+    def both_switched(self) -> bool:
         peers = self.calling.peers + self.accepting.peers
         return all(type(p.transport) is ChannelTransport and p._negotiation is None for p in peers)
 
@@ -159,7 +159,7 @@ def ask(house: House, peer: ControlPeer, number: int, argument: Any) -> None:
 
 
 def offered(connection: socket.socket) -> int:
-    """Take the offer of a way; return its descriptor."""
+    """Take the offer of a channel; return its descriptor."""
     data, descriptors, _, _ = socket.recv_fds(connection, 65536, 4)
     while b'"offer","' not in data:
         data += connection.recv(65536)
@@ -170,24 +170,24 @@ def offered(connection: socket.socket) -> int:
 # --- over and on ----------------------------------------------------------------------------------
 
 
-def test_messages_go_on_by_the_way_in_their_order(house: House) -> None:
+def test_messages_go_on_by_the_channel_in_their_order(house: House) -> None:
     peer = house.call(house.kind.name, mine=house.channels)
-    for number in range(300):  # the first of them before the crossing is over
+    for number in range(300):  # the first of them before the switch is over
         ask(house, peer, number, "x" * (number % 50))
     wait_for(lambda: len(house.calling.said) == 300, "300 answers")
     assert [message.number for message in house.calling.said] == list(range(300))  # type: ignore[union-attr]  # all are answers
-    assert house.both_cross()
+    assert house.both_switched()
 
 
-def test_what_is_larger_than_the_way_goes_through(house: House) -> None:
-    peer = house.call_by_way()
+def test_what_is_larger_than_the_channel_goes_through(house: House) -> None:
+    peer = house.call_by_channel()
     for number in range(3):
         ask(house, peer, number, "x" * (5 * CAPACITY_BYTES))
     wait_for(lambda: len(house.calling.said) == 3, "the answers")
     assert house.calling.said == [Answer(n, "x" * (5 * CAPACITY_BYTES), "") for n in range(3)]
 
 
-def test_who_knows_no_way_stays_on_the_socket(house: House) -> None:
+def test_who_knows_no_channel_stays_on_the_socket(house: House) -> None:
     peer = house.call()
     ask(house, peer, 1, "x")
     wait_for(lambda: house.calling.said, "the answer")
@@ -195,7 +195,7 @@ def test_who_knows_no_way_stays_on_the_socket(house: House) -> None:
     assert type(peer.transport) is not ChannelTransport
 
 
-def test_who_cannot_open_the_way_stays_on_the_socket(house: House) -> None:
+def test_who_cannot_open_the_channel_stays_on_the_socket(house: House) -> None:
     class Poor:
         name = house.kind.name
         lookout = RingKind(0).lookout
@@ -210,12 +210,12 @@ def test_who_cannot_open_the_way_stays_on_the_socket(house: House) -> None:
     peer = house.call(house.kind.name, mine=poor)
     ask(house, peer, 1, "x")
     wait_for(lambda: house.calling.said, "the answer")
-    wait_for(lambda: not len(house.kind.lookout), "the way to be given up")
+    wait_for(lambda: not len(house.kind.lookout), "the channel to be given up")
     assert type(house.accepting.peers[0].transport) is not ChannelTransport
 
 
 def test_a_peer_that_pauses_is_not_read_from_and_congests_the_other(house: House) -> None:
-    peer = house.call_by_way()
+    peer = house.call_by_channel()
     other = house.accepting.peers[0]
     house.run(other.pause)
     count = CONGESTED_BYTES // CAPACITY_BYTES + 2  # one of them is in the ring
@@ -233,7 +233,7 @@ def test_a_peer_that_pauses_is_not_read_from_and_congests_the_other(house: House
 
 @pytest.mark.parametrize("who", ["calling", "accepting"])
 def test_last_words_arrive_before_the_end(house: House, who: str) -> None:
-    house.call_by_way()
+    house.call_by_channel()
     leaving: Owner = getattr(house, who)
     staying = house.accepting if who == "calling" else house.calling
     peer = leaving.peers[0]
@@ -253,8 +253,8 @@ def test_last_words_arrive_before_the_end(house: House, who: str) -> None:
     assert staying.closed == ["it closed the connection"]
 
 
-def test_a_refusal_after_the_crossing_is_heard(house: House) -> None:
-    house.call_by_way()
+def test_a_refusal_after_the_switch_is_heard(house: House) -> None:
+    house.call_by_channel()
     house.run(house.accepting.peers[0].refuse, "another worker joined in its name")
     wait_for(lambda: house.calling.closed, "the end")
     assert house.calling.closed == ["refused: another worker joined in its name"]
@@ -263,15 +263,29 @@ def test_a_refusal_after_the_crossing_is_heard(house: House) -> None:
 def test_what_the_dead_have_said_is_heard_and_then_their_end(house: House) -> None:
     connection = house.raw(house.kind.name)
     descriptor = offered(connection)
-    way = house.kind.open(descriptor, 1, connection.fileno())
+    channel = house.kind.open(descriptor, 1, connection.fileno())
     os.close(descriptor)
     connection.sendall(frame([["channel", "take", 0]]))
-    wait_for(lambda: way.write(QUESTION * 5) > 0, "room")
-    way.close()
+    wait_for(lambda: channel.write(QUESTION * 5) > 0, "room")
+    channel.close()
     connection.close()
     wait_for(lambda: house.accepting.closed, "its end")
     assert len(house.accepting.said) == 5
     assert len(house.accepting.closed) == 1
+
+
+def test_a_paused_connection_still_reads_what_its_peer_wrote_before_its_end(house: House) -> None:
+    peer = house.call_by_channel()
+    other = house.accepting.peers[0]
+
+    def ask_and_end() -> None:
+        other.pause()
+        peer.send(Ask(1, "status", "x"))
+        peer.close()
+
+    house.run(ask_and_end)
+    wait_for(lambda: house.accepting.closed, "its end")
+    assert [message.number for message in house.accepting.said] == [1]  # type: ignore[union-attr]  # it is a query
 
 
 def test_a_peer_that_dies_before_it_takes_the_offer_leaves_nothing(house: House) -> None:
@@ -336,10 +350,10 @@ def test_descriptors_that_nobody_asked_for_are_closed(house: House) -> None:
 
 @only_rings
 def test_bells_in_plenty_change_nothing(house: House) -> None:
-    peer = house.call_by_way()
+    peer = house.call_by_channel()
     other = house.accepting.peers[0]
     house.run(lambda: peer.transport._socket.write(bytes(100_000)))
     ask(house, peer, 1, "x")
     wait_for(lambda: house.calling.said, "the answer")
     assert house.run(lambda: other.is_open)
-    assert house.run(lambda: other.transport._way.readable_bytes) == 0
+    assert house.run(lambda: other.transport._channel.readable_bytes) == 0

@@ -67,9 +67,9 @@ class Talk:
             wait_for(lambda count=count: len(self.came) > count or self.broke, "an echo")  # type: ignore[misc]  # mypy knows no such lambda
             assert self.came[-1] == Call("echo", args)
 
-    def cross(self) -> None:
+    def switch(self) -> None:
         self.exchange(*range(ENOUGH))
-        assert self.channel._has_crossed
+        assert self.channel._has_switched
 
     def end(self) -> None:
         self.run(self.channel.close)
@@ -97,7 +97,7 @@ def talk(in_reactor: Any, tmp_path: Path, channels: Channels) -> Iterator[Talk]:
 
 def test_a_program_that_says_much_goes_on_by_a_ring(talk: Talk) -> None:
     talk.start()
-    talk.cross()
+    talk.switch()
     large = ["x" * 400_000, "ü" * 100_000]
     talk.exchange(*large, *range(50), *large)
     assert talk.channel.has_listened
@@ -123,7 +123,7 @@ def test_a_worker_without_rings_is_not_disturbed_by_an_offer(
     talk = Talk(in_reactor, tmp_path / "channel", None)
     talk.start()
     talk.exchange(*range(ENOUGH))
-    assert not talk.channel._has_crossed
+    assert not talk.channel._has_switched
     talk.end()
 
 
@@ -131,7 +131,7 @@ def test_the_file_that_programs_take_along_needs_no_rings(talk: Talk) -> None:
     script = ALONE.replace("import json", "import sys; sys.modules['ciel'] = None; import json", 1)
     talk.start(script, PYTHONPATH=str(SDK))
     talk.exchange(*range(ENOUGH))
-    assert not talk.channel._has_crossed
+    assert not talk.channel._has_switched
 
 
 def test_what_is_no_ring_is_not_taken(talk: Talk) -> None:
@@ -142,7 +142,7 @@ def test_what_is_no_ring_is_not_taken(talk: Talk) -> None:
         talk.run(talk.channel.say, "now", offer)
         wait_for(lambda count=count: len(talk.came) > count, "the echo")  # type: ignore[misc]  # mypy knows no such lambda
         assert talk.came[-1].method == "echo"
-    assert talk.channel._way is None
+    assert talk.channel._transport is None
     talk.run(talk.channel.say, "now", 'channel.send(b\'["channel",{"offer":7}]\')')
     # No text, so no offer either: the owner is to judge it.
     wait_for(lambda: Call("channel", {"offer": 7}) in talk.came, "the call")
@@ -153,7 +153,7 @@ def test_what_is_no_ring_is_not_taken(talk: Talk) -> None:
 
 def test_the_last_words_of_a_program_that_dies_are_heard(talk: Talk) -> None:
     talk.start()
-    talk.cross()
+    talk.switch()
     count = len(talk.came)
     last = "for n in range(500): channel.send(b'[\"last\",%d]' % n)\n"
     last += "channel.flush(); os.kill(os.getpid(), 9)"
@@ -166,7 +166,7 @@ def test_the_last_words_of_a_program_that_dies_are_heard(talk: Talk) -> None:
 
 def test_a_program_that_dies_in_a_call_is_told_of(talk: Talk) -> None:
     talk.start()
-    talk.cross()
+    talk.switch()
     last = "channel._pipes.write(0, bytearray(b'\\0\\0\\1\\0[\"publish')); os.kill(os.getpid(), 9)"
     talk.run(talk.channel.say, "now", last)
     wait_for(lambda: talk.broke, "its end")
@@ -175,7 +175,7 @@ def test_a_program_that_dies_in_a_call_is_told_of(talk: Talk) -> None:
 
 def test_a_worker_that_leaves_is_noticed(talk: Talk) -> None:
     talk.start()
-    talk.cross()
+    talk.switch()
     talk.run(talk.channel.close)
     assert talk.program is not None
     assert talk.program.wait(20) == 0
@@ -183,7 +183,7 @@ def test_a_worker_that_leaves_is_noticed(talk: Talk) -> None:
 
 def test_a_program_that_spoils_the_memory_is_told_of(talk: Talk) -> None:
     talk.start()
-    talk.cross()
+    talk.switch()
     spoil = (
         "import re, mmap\n"
         "line = next(l for l in open('/proc/self/maps') if 'ciel-ring' in l)\n"
@@ -200,7 +200,7 @@ def test_a_program_that_spoils_the_memory_is_told_of(talk: Talk) -> None:
 
 def test_a_program_that_does_not_read_is_given_up(talk: Talk) -> None:
     talk.start()
-    talk.cross()
+    talk.switch()
     talk.run(talk.channel.say, "now", "time.sleep(60)")
 
     def flood() -> None:

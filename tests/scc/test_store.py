@@ -76,7 +76,7 @@ class SccRules(StoreSuite):
     def raw_damage(self, where: Path, object_id: str) -> None:
         name = self.raw_name(where, object_id)
         with image_of(where, self.build) as image, image.open_file(name) as file:
-            start_bytes, length_bytes = file.rows(file.info().size_bytes)[0]
+            start_bytes, length_bytes = file.runs(file.info().size_bytes)[0]
         with open(directory_of(where) / "data", "r+b", buffering=0) as data:
             place = start_bytes + length_bytes // 2
             byte = os.pread(data.fileno(), 1, place)[0]

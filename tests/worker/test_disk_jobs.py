@@ -24,7 +24,7 @@ from ciel.core.admission import Policy
 from ciel.core.events import DiskQueued, MeetWorkers, Neighbour
 from ciel.executors.stdinout import StdinoutExecutor
 from ciel.net.ticks import Ticks
-from ciel.storage.device_semaphores import Claim, TokenError
+from ciel.storage.device_semaphores import DeviceQueueError, QueueEntry
 from ciel.storage.devices import Device, Kind
 from ciel.storage.files import FileStore, open_disk
 from ciel.storage.interface import Verify
@@ -32,7 +32,7 @@ from ciel.testing.data_worker import KEY, DataWorker
 from ciel.testing.homes import wait_for
 from ciel.worker import disk_jobs
 from ciel.worker.checksums import Checksums
-from ciel.worker.disk_jobs import SMALL_BYTES, DiskJobs, Ticket
+from ciel.worker.disk_jobs import SMALL_BYTES, DiskJobs, Permit
 from ciel.worker.resources import uploads
 from ciel.worker.store_reports import StoreReports
 from ciel.worker.transfer.fetching import Fetcher
@@ -62,9 +62,9 @@ class Jobs:
     def _changed(self) -> None:
         self.changes += 1
 
-    def claim(self, limit: int = 1) -> Claim:
+    def claim(self, limit: int = 1) -> QueueEntry:
         """Join the queue of the device `here` as another process does."""
-        return Claim(self.devices[self.here].name, limit)
+        return QueueEntry(self.devices[self.here].name, limit)
 
     def enter(self, size_bytes: int = MIB, **options: Any) -> Entered:
         entered = Entered(self.run)
@@ -78,15 +78,15 @@ class Jobs:
 
 
 class Entered:
-    """A job that has joined the queue, and its ticket once it is admitted."""
+    """A job that has joined the queue, and its permit once it is admitted."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
         self.result: Any = None
         self.admitted = threading.Event()
-        self.deferred: Deferred[Ticket]
+        self.deferred: Deferred[Permit]
 
-    def begin(self, enter: Callable[[], Deferred[Ticket]]) -> None:
+    def begin(self, enter: Callable[[], Deferred[Permit]]) -> None:
         self.deferred = enter()
         self.deferred.addBoth(self._told)
 
@@ -94,13 +94,13 @@ class Entered:
         self.result = result
         self.admitted.set()
 
-    def wait(self) -> Ticket:
+    def wait(self) -> Permit:
         assert self.admitted.wait(WITHIN_S)
-        assert isinstance(self.result, Ticket)
+        assert isinstance(self.result, Permit)
         return self.result
 
     def leave(self) -> None:
-        self._run(self.wait().leave)
+        self._run(self.wait().release)
 
 
 def places(device: str) -> int:
@@ -159,7 +159,7 @@ def test_other_processes_wait_for_a_job(make: Make) -> None:
 
 
 @pytest.mark.parametrize("policy, size_bytes", [("off", MIB), ("1", SMALL_BYTES)])
-def test_what_is_not_limited_begins_at_once_and_takes_no_token(
+def test_what_is_not_limited_begins_at_once_and_takes_no_permit(
     make: Make, policy: str, size_bytes: int
 ) -> None:
     jobs = make(policy)
@@ -189,13 +189,13 @@ def test_a_job_that_is_given_up_holds_up_nobody(make: Make) -> None:
         begun.leave()
 
 
-def test_a_job_that_cannot_wait_for_long_begins_without_a_token(make: Make) -> None:
+def test_a_job_that_cannot_wait_for_long_begins_without_a_permit(make: Make) -> None:
     jobs = make()
     with jobs.claim():
         jobs.enter(within_s=0.05).leave()
 
 
-def test_a_slow_network_does_not_keep_a_token(make: Make) -> None:
+def test_a_slow_network_does_not_keep_a_permit(make: Make) -> None:
     jobs = make()
     with mock.patch.object(disk_jobs, "LAPSE_S", 0.0):
         slow, next_one = jobs.enter(by_network=True), jobs.enter()
@@ -272,9 +272,10 @@ def test_jobs_that_wait_fail_when_the_process_ends(make: Make) -> None:
     second.result.trap(CancelledError)
 
 
-def test_without_the_hosts_tokens_the_policy_still_holds(make: Make) -> None:
+def test_without_the_hosts_queue_the_policy_still_holds(make: Make) -> None:
     jobs = make()
-    with mock.patch.object(disk_jobs, "Claim", side_effect=TokenError("here", OSError("no"))):
+    error = DeviceQueueError("here", OSError("no"))
+    with mock.patch.object(disk_jobs, "QueueEntry", side_effect=error):
         first, second = jobs.enter(), jobs.enter()
         first.wait()
     assert not second.admitted.is_set()

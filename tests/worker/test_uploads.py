@@ -35,35 +35,35 @@ def deleted(machine: WorkerMachine) -> list[ObjectId]:
 def test_what_was_uploaded_long_ago_is_told_apart_from_what_is_new(machine: WorkerMachine) -> None:
     machine.uploaded(X, 0.0)
     machine.uploaded(Y, 10.0)
-    assert machine.uploads.unnamed(NEW_FOR_S - 1) == []
-    assert machine.uploads.unnamed(NEW_FOR_S) == [X]
+    assert machine.uploads.old(NEW_FOR_S - 1) == []
+    assert machine.uploads.old(NEW_FOR_S) == [X]
     machine.uploaded(X, NEW_FOR_S)  # a second upload of the same object
-    assert machine.uploads.unnamed(NEW_FOR_S + 10) == [Y]
-    assert machine.uploads.unnamed(NEW_FOR_S + 10, older_than_s=0) == [Y, X]
+    assert machine.uploads.old(NEW_FOR_S + 10) == [Y]
+    assert machine.uploads.old(NEW_FOR_S + 10, older_than_s=0) == [Y, X]
 
 
 def test_what_is_deleted_was_never_uploaded(machine: WorkerMachine) -> None:
     machine.uploaded(X, 0.0)
     machine.master_message(DropObjects((X,)), 1.0)
-    assert (deleted(machine), machine.uploads.unnamed(NEW_FOR_S)) == ([X], [])
+    assert (deleted(machine), machine.uploads.old(NEW_FOR_S)) == ([X], [])
 
 
 def test_what_is_left_from_an_earlier_life_was_uploaded_if_no_task_made_it(
     machine: WorkerMachine,
 ) -> None:
     machine.uploads.found((X, ObjectId(f"{'0' * 32}:out:0")), 0.0)
-    assert machine.uploads.unnamed(NEW_FOR_S) == [X]
+    assert machine.uploads.old(NEW_FOR_S) == [X]
 
 
 def test_what_is_pinned_stays_whoever_wants_it_gone(machine: WorkerMachine) -> None:
     for object_id in (X, Y):
         machine.uploaded(object_id, 0.0)
     machine.uploads.pin(X)
-    assert machine.uploads.unnamed(NEW_FOR_S) == [Y]
+    assert machine.uploads.old(NEW_FOR_S) == [Y]
     machine.master_message(DropObjects((X, Y)), 1.0)
     assert (deleted(machine), list(machine.stored)) == ([Y], [X])
     machine.uploads.unpin(X)
-    assert machine.uploads.unnamed(1 + NEW_FOR_S) == [X]
+    assert machine.uploads.old(1 + NEW_FOR_S) == [X]
 
 
 def test_what_is_pinned_is_not_read_in_place_of_what_was_made_since(machine: WorkerMachine) -> None:

@@ -63,7 +63,8 @@ def _list(client: Client, args: Namespace) -> int:
     if isinstance(elements, str):
         if not (elements.isdecimal() and len(elements) <= _PLACE_MAX_DIGITS):
             raise UsageError(
-                f"ciel task info {args.task[:80]} shows one task; list accepts a range"
+                f"{args.task[:80]!r} names one task; `ciel task info {args.task[:80]}` shows it. "
+                "`ciel task list` accepts numbers, such as last:1-5"
             )
         elements = range(int(elements), int(elements) + 1)
     (job,) = chosen_jobs(client, [selector.job])

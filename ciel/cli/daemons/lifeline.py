@@ -81,13 +81,16 @@ class Lifeline:
 
 def _read_line(line: bytes) -> dict[str, Any]:
     if len(line) > _LINE_MAX_BYTES:
-        raise DaemonError("the line on standard input is too long")
+        raise DaemonError(
+            "the first line on standard input, which configures the embedded daemon, is longer "
+            f"than {_LINE_MAX_BYTES} bytes"
+        )
     try:
         value = codec.decode(line)
     except DecodeError as error:
-        raise DaemonError(f"the line on standard input cannot be read: {error}") from None
+        raise DaemonError(f"the first line on standard input cannot be read: {error}") from None
     if not isinstance(value, dict):
-        raise DaemonError("the line on standard input is not an object")
+        raise DaemonError("the first line on standard input is not a JSON object")
     return value
 
 

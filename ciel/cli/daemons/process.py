@@ -118,7 +118,7 @@ def start_failure(error: Exception) -> tuple[str, int]:
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror}{open_files_advice(error)}", 1
     if isinstance(error, KeyError):
-        return f"the line on standard input has no field {error}", 1
+        return f"the first line on standard input has no field {error}", 1
     if isinstance(error, USAGE_ERRORS):
         return str(error), 2
     return str(error), 3 if isinstance(error, AccessError) else getattr(error, "status", 1)

@@ -24,7 +24,12 @@ class GraphObject(NamedTuple):
 
 
 class TaskNode(NamedTuple):
-    """A task with its inputs and outputs; `takes_over`: outputs that its parent delegated to it."""
+    """A task with its inputs and outputs.
+
+    `attempt`: the number of its latest attempt. `at`: the location of its first output, if there
+    is exactly one. `takes_over`: outputs that its parent delegated to it. `why`: the reasons for
+    its failure. `history`: the events of its attempts. The last two are lines of text.
+    """
 
     number: int
     name: str
@@ -39,7 +44,7 @@ class TaskNode(NamedTuple):
     outputs: tuple[GraphObject, ...]
     takes_over: tuple[str, ...]
     why: tuple[str, ...]
-    story: tuple[str, ...]
+    history: tuple[str, ...]
 
     @property
     def label(self) -> str:

@@ -30,13 +30,13 @@ class LiveOutput:
         self._job = job
         self._following = Following(client, self._write, client.wake)
         self._lock = threading.Lock()  # held while writing to standard output
-        self._short: list[bytes] = []  # printed by one call
+        self._short: list[bytes] = []  # contents that the next `_flush` prints together
         self._whole: dict[str, bool] = {}  # results printed to the end: True if the run failed
         self._printed_bytes: dict[str, int] = {}  # of each other result: how many bytes are printed
 
     def follow(self) -> None:
         """Print until the job has ended. Ctrl-C stops the printing, not the job."""
-        self._warn_if_late()
+        self._warn_if_not_growing()
         try:
             self._follow()
         except KeyboardInterrupt:
@@ -54,7 +54,7 @@ class LiveOutput:
             self._printed_bytes[ref.id] = self._following.finish(ref.id)
         return self._printed_bytes[ref.id]
 
-    def _warn_if_late(self) -> None:
+    def _warn_if_not_growing(self) -> None:
         """Print a note if the job cannot be followed.
 
         Then outputs can be read only after their programs have ended.
@@ -89,8 +89,8 @@ class LiveOutput:
     def _take(self, ref: Reference) -> None:
         """Print a result, or start to follow a growing one.
 
-        Does nothing for a result that is printed already: its worker was lost, and another worker
-        recomputes it.
+        Ignore a result that is printed already. It may arrive again, for instance because it was
+        recomputed after its worker was lost.
         """
         is_failure = isinstance(ref, Failure)
         if self._whole.get(ref.id) in (False, is_failure):

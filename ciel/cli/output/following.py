@@ -80,7 +80,8 @@ class Following:
             before.join()
         start, rest = 0, b""
         with (
-            # The output no longer grows, or its worker was lost: the caller prints the rest.
+            # ObjectUnreadableError: the output no longer grows, or its worker was lost. The caller
+            # prints the rest.
             suppress(ObjectUnreadableError),
             closing(self._client.read_growing(ref)) as reading,
         ):

@@ -1,8 +1,9 @@
 """Turns the entries of a package into references: uploads files, and adds tasks that fetch URLs.
 
 `check_entries` checks all entries before anything is submitted. Then `upload` uploads the files,
-before the job is submitted, and `fetch` adds tasks to the job that fetch the URLs. All objects of a
-package, and the pieces of its indices, exist as long as the job.
+before the job is submitted, and `fetch` adds tasks to the job that fetch the URLs. An entry of
+several files or URLs becomes an index: an object that lists references to its pieces. All objects
+of a package exist as long as the job.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from ciel.client.jobs.job import Job
 
 TEXT_MAX_BYTES: Final = 256 << 20
-"""The size limit of a package and of its lists: two million entries, but not all of /dev/zero."""
+"""The size limit of a package and of its lists. It is enough for two million entries, and stops the
+reading of endless files."""
 
 
 class FileParts(NamedTuple):
@@ -212,7 +214,7 @@ def upload(client: JobClient, entries: Mapping[str, Ready]) -> Uploaded:
 def fetch(
     client: JobClient, job: Job, entries: Mapping[str, Ready], uploaded: Uploaded
 ) -> Uploaded:
-    """Add tasks to a job that fetch each URL once, wait for them, and add their objects.
+    """Add tasks to a job that fetch each URL once, wait, and add the objects to `uploaded`.
 
     Raises TaskFailedError, UploadError and as `Job.read`.
     """
@@ -230,7 +232,8 @@ def fetch(
         job.close()  # it ends as failed, since it still wants the failed output
         job.wait()
         raise
-    job.release(outputs.values())  # the fetched objects exist as long as their tasks
+    # Not for good: the job keeps these tasks, and each of them the object that it has fetched.
+    job.release(outputs.values())
     for key, entry in listed.items():
         pieces = [fetched[s] if isinstance(s, str) else s for s in entry.sources]
         _add_index(client, uploaded, key, pieces * entry.repeat)

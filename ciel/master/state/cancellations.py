@@ -26,7 +26,7 @@ class Cancellations:
         self._attempts.setdefault(job.spec.id, (job, set()))[1].add(attempt)
 
     def is_pending(self, job: Job) -> bool:
-        """Return whether attempts of a job still run."""
+        """Return whether cancelled attempts of a job still run."""
         return job.spec.id in self._attempts
 
     def ended(self, job_id: str, attempt: AttemptKey) -> None:

@@ -1,9 +1,10 @@
 """Decides which records of a journal a restored master still needs.
 
 A journal grows with everything that happens; a compacted one contains only the records about what
-the master still knows: jobs, tasks and objects that were not removed or forgotten. It is the same
-sequence of records with parts left out, so a master restores it like any other journal. First all
-records are replayed, then the same records are filtered by what the replayed master knows.
+the master still knows: jobs, tasks and objects that were not removed or forgotten, and removed jobs
+some of whose objects remain. It is the same sequence of records with parts left out, so a master
+restores it like any other journal. First all records are replayed, then the same records are
+filtered by what the replayed master knows.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ciel.master.state.restoring import Restoration
 
 
 class Survey:
-    """Replays the records of a journal, and remembers which removed jobs have left objects."""
+    """Replays the records of a journal, and notes which objects outlive their removed job."""
 
     def __init__(self, machine: MasterMachine) -> None:
         self.machine = machine
@@ -87,26 +88,28 @@ class Compaction:
         self._tasks = machine.graph.tasks
         self._objects = machine.graph.objects.nodes
         self._created: dict[str, int] = {}
-        self._whole: set[tuple[str, int]] = set()  # removed jobs that have left objects
-        self._whole_tasks: set[str] = set()  # the tasks of these jobs
+        self._kept_whole: set[tuple[str, int]] = set()
+        """Removed jobs some of whose objects remain, by job and number of its creation."""
+        self._tasks_kept_whole: set[str] = set()  # the tasks of these jobs
         for creation, objects in survey.left.items():
             if any(object_id in self._objects for object_id in objects):
-                self._whole.add(creation)
-        self._counted: dict[str, int] = {}  # by job: the forgotten tasks that a record mentions
+                self._kept_whole.add(creation)
+        self._handed_over: dict[str, int] = {}
+        """By job: the number of forgotten tasks in the latest `JobChanged` that was not omitted."""
         self._known: dict[str, dict[ObjectId, Reference]] = {}
         """By job: uploads that only omitted tasks have introduced so far."""
         self._stored: set[str] = set()
-        """Objects in an earlier record: whether a worker has stored them again does not matter."""
+        """Objects that an earlier record reports as stored; later reports of them are omitted."""
         self._specs: dict[str, TaskSpec] = {}  # by job: the last task that is not omitted
 
     def last(self) -> list[Message]:
-        """Return the records that follow all others, with the counts of the omitted ones."""
+        """Return the records that follow all others: the state that omitted records would give."""
         records: list[Message] = []
         for job_id, known in self._known.items():
             if known and job_id in self._specs:
                 records.append(AddTask(self._specs[job_id], tuple(known.values())))
         for job in self._machine.jobs.values():
-            if job.state not in ENDED or job.handed_over > self._counted.get(job.spec.id, 0):
+            if job.state not in ENDED or job.handed_over > self._handed_over.get(job.spec.id, 0):
                 records.append(JobChanged(summarise(job)))
         latest = self._survey.restoration.latest
         records += [SuccessionChanged(item, item is latest[0]) for item in latest]
@@ -126,7 +129,7 @@ class Compaction:
             case AddTask():
                 yield from self._added(record)
             case TaskReported(task_id) | AttemptFailed(task_id):
-                if task_id in self._tasks or task_id in self._whole_tasks:
+                if task_id in self._tasks or task_id in self._tasks_kept_whole:
                     yield record
             case ObjectsStored(refs):
                 refs = tuple([ref for ref in refs if ref.id in self._objects])
@@ -148,7 +151,7 @@ class Compaction:
                     yield record
             case JobChanged(summary):
                 if JobState(summary.state) in ENDED and self._is_needed(summary.id):
-                    self._counted[summary.id] = summary.handed_over
+                    self._handed_over[summary.id] = summary.handed_over
                     yield record
             case Change(_, topic, argument):
                 if self._changes_needed(topic, argument):
@@ -159,9 +162,12 @@ class Compaction:
                 yield record
 
     def _is_needed(self, job_id: str) -> bool:
-        """Whether the job with this id, as it was created last, is known or has left objects."""
+        """Whether the job that a record names is known, or some of its objects remain.
+
+        An id can be used again: the record is about the latest creation before the record.
+        """
         count = self._created.get(job_id, 0)
-        if (job_id, count) in self._whole:
+        if (job_id, count) in self._kept_whole:
             return True
         return job_id in self._machine.jobs and count == self._survey.created.get(job_id)
 
@@ -169,8 +175,8 @@ class Compaction:
         spec, known = record
         if not self._is_needed(spec.job):
             return
-        if (spec.job, self._created[spec.job]) in self._whole:
-            self._whole_tasks.add(spec.id)
+        if (spec.job, self._created[spec.job]) in self._kept_whole:
+            self._tasks_kept_whole.add(spec.id)
             yield record
         elif spec.id not in self._tasks:  # it was forgotten, but later tasks may read its uploads
             refs = {ref.id: ref for ref in known if ref.id in self._objects}
@@ -187,7 +193,7 @@ class Compaction:
         if topic in ("keep", "discard"):
             return argument["object"] in self._objects
         job_id = argument["job"]
-        is_whole = (job_id, self._created.get(job_id, 0)) in self._whole
+        is_whole = (job_id, self._created.get(job_id, 0)) in self._kept_whole
         if topic == "remove" or is_whole:
             return is_whole
         task_id = argument.get("task")

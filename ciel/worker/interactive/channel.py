@@ -9,10 +9,11 @@ program's open never blocks, in whatever order it opens the FIFOs. While the wor
 end, it does not notice the loss of the program's. It closes its own once the program has read the
 waiting frames, and so has opened the FIFO.
 
-A program that finds other transports in its environment (`channel_environment`) may create one and
-offer its descriptor. Each side sends a last call by its FIFO, which says that its next frames come
-by the new transport. From then on the FIFOs carry only wake-ups, and show the end of either side. A
-program that does not know of this uses its FIFOs only.
+A program that finds another transport in its environment (`channel_environment`), which is a
+`ciel.net.channels.Channel`, may create one and offer its descriptor. Each side sends a last call by
+its FIFO, which says that its next frames come by the new transport. From then on the FIFOs carry
+only wake-ups, and show the end of either side. A program that does not know of this uses its FIFOs
+only.
 
     program                                       worker
     ["channel", {"offer": "/proc/7/fd/5"}]  ──▶   (no answer: the FIFOs stay in use)
@@ -39,13 +40,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure as TwistedFailure
 
 from ciel.core.errors import CielError
-from ciel.net.channels import BYTES, CHANNEL, ROOM, Channels, Way
+from ciel.net.channels import BYTES, CHANNEL, ROOM, Channel, Channels
 from ciel.wire.calls import Call, CallReader, encode_call
 from ciel.wire.errors import DecodeError
 from ciel.wire.limits import CALL_MAX_BYTES
 
 READ_BYTES: Final = 64 * 1024  # the default size of a pipe
-WAY_BYTES: Final = 256 * 1024  # more than most transports take at once
+TRANSPORT_BYTES: Final = 256 * 1024  # more than most transports take at once
 READS_PER_TICK: Final = 4  # of a large call, before other channels are served
 READS_AT_END: Final = 16  # the largest pipe that a program may ask for by default
 WAITING_MAX_BYTES: Final = CALL_MAX_BYTES  # that a program has not read yet
@@ -91,8 +92,8 @@ class ProgramChannel:
     ) -> None:
         self._reactor = reactor
         self._channels = channels
-        self._way: Way | None = None
-        self._has_crossed = False  # the program sends by the transport, too
+        self._transport: Channel | None = None
+        self._has_switched = False  # the program sends by the transport, too
         self._owner = owner
         self._reader = CallReader()
         self._pipe = -1
@@ -148,9 +149,9 @@ class ProgramChannel:
         self._pipe = -1
         self.left_unread = not self._outgoing.is_taken
         self._outgoing.close()
-        if self._way is not None and self._channels is not None:
-            self._channels.remove(self._way)
-            self._way.close()
+        if self._transport is not None and self._channels is not None:
+            self._channels.remove(self._transport)
+            self._transport.close()
 
     def _break(self, why: str) -> None:
         if self._pipe < 0:
@@ -175,7 +176,7 @@ class ProgramChannel:
     def _take_all(self) -> None:
         """Take the bytes that are still unread."""
         for _ in range(READS_AT_END):
-            data = self._read_way() if self._has_crossed else self._receive()
+            data = self._read_transport() if self._has_switched else self._receive()
             self._take(data)
             if len(data) < READ_BYTES:
                 return
@@ -195,8 +196,8 @@ class ProgramChannel:
     def _take(self, data: bytes) -> bool:
         """Give the owner the calls that are complete; return whether there are any."""
         calls = self._feed(data)
-        if self._channels is not None and not self._has_crossed:
-            calls = [call for call in calls if call.method != CHANNEL or self._cross(call)]
+        if self._channels is not None and not self._has_switched:
+            calls = [call for call in calls if call.method != CHANNEL or self._negotiate(call)]
         if not calls:
             return False
         self.has_spoken = True
@@ -221,30 +222,30 @@ class ProgramChannel:
         number.
         """
         if _state(self._pipe) & select.POLLHUP:
-            if self._has_crossed:
+            if self._has_switched:
                 self._take_all()
             self._break("the program closed its writing end of the channel, or ended")
 
     # --- another transport ------------------------------------------------------------------------
 
-    def _cross(self, call: Call) -> bool:
+    def _negotiate(self, call: Call) -> bool:
         """Process a call that negotiates another transport; return True for any other call."""
         match call.args:
-            case {"offer": str(path)} if self._channels is not None and self._way is None:
-                self._way = self._outgoing.cross(self._channels, path, self._found)
-            case {"go": True} if self._channels is not None and self._way is not None:
-                self._has_crossed = True
-                self._outgoing.has_crossed = True
-                self._channels.want(self._way, BYTES | self._outgoing.wants)
+            case {"offer": str(path)} if self._channels is not None and self._transport is None:
+                self._transport = self._outgoing.switch(self._channels, path, self._found)
+            case {"go": True} if self._channels is not None and self._transport is not None:
+                self._has_switched = True
+                self._outgoing.has_switched = True
+                self._channels.want(self._transport, BYTES | self._outgoing.wants)
             case _:
                 return True
         return False
 
-    def _read_way(self) -> bytes:
-        if self._pipe < 0 or self._way is None:
+    def _read_transport(self) -> bytes:
+        if self._pipe < 0 or self._transport is None:
             return b""
         try:
-            return self._way.read()
+            return self._transport.read()
         except CielError as error:
             self.is_misused = True
             self._break(f"the program has damaged its channel: {error}")
@@ -255,7 +256,7 @@ class ProgramChannel:
             self._outgoing.doWrite()
         try:
             for _ in range(READS_PER_TICK):
-                data = self._read_way()
+                data = self._read_transport()
                 if self._take(data) or len(data) < READ_BYTES:
                     return
         except Exception as error:  # the reactor calls `connectionLost` for that
@@ -271,7 +272,7 @@ class ProgramChannel:
         return "program"
 
     def doRead(self) -> None:
-        if self._has_crossed:
+        if self._has_switched:
             self._receive()  # wake-ups, or the end
             return
         for _ in range(READS_PER_TICK):
@@ -306,8 +307,8 @@ class _Outgoing:
         self._is_refused = False  # the reader is gone
         self._holds_both_ends = True
         self._channels: Channels | None = None
-        self._way: Way | None = None  # once frames are sent by it
-        self.has_crossed = False  # the program sends by it, too
+        self._transport: Channel | None = None  # once frames are sent by it
+        self.has_switched = False  # the program sends by it, too
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
     def write(self, data: bytes) -> None:
@@ -330,9 +331,9 @@ class _Outgoing:
 
         Bytes without a reader count as written, since the reactor reports the loss of the reader.
         """
-        if self._way is not None:
+        if self._transport is not None:
             try:
-                return self._way.write(bytes(data[:WAY_BYTES]))
+                return self._transport.write(bytes(data[:TRANSPORT_BYTES]))
             except CielError:
                 return len(data)  # the next read reports the error
         try:
@@ -350,8 +351,8 @@ class _Outgoing:
         """Whether the program has read everything."""
         if self._pipe < 0 or self._waiting or self._is_refused:
             return False
-        if self._way is not None:
-            return not self._way.unread_bytes
+        if self._transport is not None:
+            return not self._transport.unread_bytes
         unread = array("i", [0])
         ioctl(self._pipe, FIONREAD, unread)
         return not unread[0]
@@ -369,7 +370,9 @@ class _Outgoing:
         self._holds_both_ends = False
         self._reactor.addReader(self)  # to notice its loss; nothing can be read there
 
-    def cross(self, channels: Channels, path: str, found: Callable[[int], object]) -> Way | None:
+    def switch(
+        self, channels: Channels, path: str, found: Callable[[int], object]
+    ) -> Channel | None:
         """Take a transport that the program offers, for the next frames; None: keep the FIFO."""
         if self._holds_both_ends or self._waiting or not _is_descriptor(path):
             return None
@@ -378,29 +381,29 @@ class _Outgoing:
         except OSError:
             return None
         try:
-            way = channels.kind.open(descriptor, 1, self._pipe)
+            transport = channels.kind.open(descriptor, 1, self._pipe)
         except CielError:
             return None
         finally:
             os.close(descriptor)
         word = encode_call(CHANNEL, {"take": True})
         if self._write(word) != len(word):  # one so small is written whole or not at all
-            way.close()
+            transport.close()
             return None
-        channels.add(way, found)
-        self._channels, self._way = channels, way
-        return way
+        channels.add(transport, found)
+        self._channels, self._transport = channels, transport
+        return transport
 
     @property
     def wants(self) -> int:
         """The events of the transport to wait for; none until both sides use it."""
-        return ROOM if self._waiting and self.has_crossed else 0
+        return ROOM if self._waiting and self.has_switched else 0
 
     def _want_room(self) -> None:
-        if self._way is None or self._channels is None:
+        if self._transport is None or self._channels is None:
             self._reactor.addWriter(self)
-        elif self.has_crossed:
-            self._channels.want(self._way, BYTES | self.wants)
+        elif self.has_switched:
+            self._channels.want(self._transport, BYTES | self.wants)
 
     def close(self) -> None:
         if self._pipe >= 0:
@@ -433,7 +436,7 @@ class _Outgoing:
         del self._waiting[:count]
         if not self._waiting:
             self._reactor.removeWriter(self)
-            if self._way is not None:
+            if self._transport is not None:
                 self._want_room()
 
     def connectionLost(self, reason: TwistedFailure) -> None:

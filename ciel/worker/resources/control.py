@@ -202,7 +202,7 @@ class Pin(_Control):
 
 
 class Flush(_Control):
-    """Lists objects that could be deleted; `really` also has them deleted."""
+    """Lists old uploads; with `really`, the master deletes the unnamed ones."""
 
     def __init__(self, controls: Controls, *, really: bool) -> None:
         super().__init__(controls)
@@ -217,24 +217,28 @@ class Flush(_Control):
                 "need; try again later",
             )
         older_than_s = _number(request, b"older_than_s", int(NEW_FOR_S))
-        choose = operations.offer_uploads if self._really else operations.unnamed
+        choose = operations.offer_uploads if self._really else operations.old_uploads
         lines = self._report(choose(older_than_s), older_than_s)
         request.setHeader("Content-Type", "text/plain; charset=utf-8")
         return "".join(f"{line}\n" for line in lines).encode()
 
-    def _report(self, unnamed: list[ObjectId], older_than_s: int) -> list[str]:
+    def _report(self, old: list[ObjectId], older_than_s: int) -> list[str]:
         usage, pinned = self.controls.store.usage(), self.controls.pins.ids
-        are = "are" if self._really else "would be"
+        deletes = "deletes" if self._really else "would delete"
         lines = [
             f"{usage.object_count} objects, {usage.used_bytes} bytes",
             f"{len(pinned)} are pinned, and stay",
-            f"{len(unnamed)} were uploaded over {older_than_s} s ago; those that no job names "
-            f"{are} deleted",
+            f"{len(old)} uploads, listed below, are older than {older_than_s} s; the master "
+            f"{deletes} those that no job names",
         ]
-        lines += [f"  {object_id}" for object_id in unnamed[:LISTED_MAX]]
-        if len(unnamed) > LISTED_MAX:
-            lines.append(f"  and {len(unnamed) - LISTED_MAX} more")
-        return [*lines, "all others are results of tasks; `ciel job rm` deletes those of a job"]
+        lines += [f"  {object_id}" for object_id in old[:LISTED_MAX]]
+        if len(old) > LISTED_MAX:
+            lines.append(f"  and {len(old) - LISTED_MAX} more")
+        return [
+            *lines,
+            "all others are recent uploads or results of tasks; `ciel job rm` deletes the results "
+            "of a job",
+        ]
 
 
 # --- URLs -----------------------------------------------------------------------------------------

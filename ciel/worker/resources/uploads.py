@@ -17,7 +17,7 @@ from ciel.net.http import Answer, Request, Route, Routes
 from ciel.net.ticks import DelayedCall
 from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.wire.references import SIZE_MAX_BYTES, to_json
-from ciel.worker.disk_jobs import Admit, Ticket, at_once
+from ciel.worker.disk_jobs import Admit, Permit, at_once
 from ciel.worker.resources.data import BlockList, Data, answering
 
 UPLOAD_WAITS_S: Final = 5.0
@@ -55,7 +55,7 @@ class IncomingUploads:
         with answering():
             return self._store.begin(check_id(object_id), size_hint_bytes=size_bytes)
 
-    def admitted(self, size_bytes: int | None) -> Deferred[Ticket]:
+    def admitted(self, size_bytes: int | None) -> Deferred[Permit]:
         """Wait for the disk, for an upload."""
         return self._admit(size_bytes or 0, within_s=UPLOAD_WAITS_S, by_network=True)
 
@@ -196,18 +196,18 @@ def length_of(request: Request) -> int | None:
 class _Arriving:
     """A body that is written to the store. It is not read until the disk admits it."""
 
-    def __init__(self, writer: ObjectWriter, admitted: Deferred[Ticket], channel: Any) -> None:
+    def __init__(self, writer: ObjectWriter, admitted: Deferred[Permit], channel: Any) -> None:
         self.writer = writer
         self._admitted = admitted
         self._channel: Any = None
-        self._ticket: Ticket | None = None
+        self._permit: Permit | None = None
         admitted.addCallbacks(self._begin, lambda failure: failure.trap(CancelledError))
-        if self._ticket is None:
+        if self._permit is None:
             self._channel = channel
             channel.transport.pauseProducing()
 
-    def _begin(self, ticket: Ticket) -> None:
-        self._ticket = ticket
+    def _begin(self, permit: Permit) -> None:
+        self._permit = permit
         self._resume()
 
     def _resume(self) -> None:
@@ -227,8 +227,8 @@ class _Arriving:
         """Release the disk."""
         self._admitted.cancel()
         self._resume()
-        if self._ticket is not None:
-            self._ticket.leave(is_good=is_good)
+        if self._permit is not None:
+            self._permit.release(is_good=is_good)
 
 
 class _Chunk(_Arriving):
@@ -237,7 +237,7 @@ class _Chunk(_Arriving):
     If it breaks off, the received bytes stay, and the client continues after them.
     """
 
-    def __init__(self, pending: PendingUpload, admitted: Deferred[Ticket], channel: Any) -> None:
+    def __init__(self, pending: PendingUpload, admitted: Deferred[Permit], channel: Any) -> None:
         self.pending = pending
         self._is_refused = False
         super().__init__(pending.writer, admitted, channel)

@@ -646,7 +646,7 @@ class WorkerMachine:
 
         The master orders the deletion of uploads that it does not know.
         """
-        offered = self.uploads.unnamed(now_s, older_than_s)
+        offered = self.uploads.old(now_s, older_than_s)
         refs = tuple([Concrete(each, self._stored.get(each), self._here) for each in offered])
         if refs:
             self._reports.append(ObjectsStored(refs, kept=True, idle=True))

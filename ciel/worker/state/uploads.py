@@ -49,7 +49,7 @@ class Uploads:
         """List the uploads whose client may be about to name them."""
         return [o for o, since_s in self._since_s.items() if since_s + NEW_FOR_S > now_s]
 
-    def unnamed(self, now_s: float, older_than_s: float = NEW_FOR_S) -> list[ObjectId]:
+    def old(self, now_s: float, older_than_s: float = NEW_FOR_S) -> list[ObjectId]:
         """List old uploads that are not pinned. Jobs may have named them meanwhile."""
         return [
             object_id

@@ -32,7 +32,7 @@ from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
 from ciel.storage.sharing import PeerObject, copy_in, link
 from ciel.worker.attempts.faults import is_full
 from ciel.worker.checksums import Checksums
-from ciel.worker.disk_jobs import Admit, Ticket, at_once
+from ciel.worker.disk_jobs import Admit, Permit, at_once
 from ciel.worker.state.orders import FetchObject
 from ciel.worker.streams.growing import Growing, Streams
 from ciel.worker.transfer.peer_stores import FetchCounts, PeerStores
@@ -40,7 +40,7 @@ from ciel.worker.transfer.peer_stores import FetchCounts, PeerStores
 log = Logger()
 
 
-Enter = Callable[[str, int], Deferred[Ticket]]
+Enter = Callable[[str, int], Deferred[Permit]]
 
 AGAIN_AFTER_S = 1.0
 """Time between two attempts to fetch an object from a host that does not answer."""
@@ -303,13 +303,13 @@ class Fetcher:
         begun = deferToThread(self._store.begin, object_id, size_hint_bytes=found.size_bytes)
         with (yield begun) as writer:
             if self._store.capabilities.may_block or self._enter is None:
-                ticket = yield self._admit(found.size_bytes)
+                permit = yield self._admit(found.size_bytes)
             else:
-                ticket = yield self._enter(found.path, found.size_bytes)
+                permit = yield self._enter(found.path, found.size_bytes)
             try:
                 yield deferToThread(copy_in, self._store, object_id, found, writer=writer)
             finally:
-                ticket.leave()
+                permit.release()
         self.counts.copied += 1
         self.counts.copied_bytes += found.size_bytes
 
@@ -317,13 +317,13 @@ class Fetcher:
     def _copy(self, netloc: str, ref: Reference) -> Any:
         size_bytes = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
         try:
-            ticket = yield self._admit(size_bytes or 0, by_network=True)
+            permit = yield self._admit(size_bytes or 0, by_network=True)
         except CancelledError:
             raise PlanFailedError("this worker is shutting down") from None
         try:
             return (yield self._copy_now(netloc, ref, size_bytes))
         finally:
-            ticket.leave()
+            permit.release()
 
     @inlineCallbacks
     def _copy_now(self, netloc: str, ref: Reference, size_bytes: int | None) -> Any:

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from ciel.storage import leases
-from ciel.storage.device_semaphores import Claim, TokenError, sweep
+from ciel.storage.device_semaphores import DeviceQueueError, QueueEntry, sweep
 from ciel.testing.c_programs import compiled
 from ciel.testing.homes import wait_for
 
 LINES = Path(f"/dev/shm/ciel-io-{os.geteuid()}")
 PYTHON = """
 import sys
-from ciel.storage.device_semaphores import Claim
-with Claim(sys.argv[1], int(sys.argv[2])) as claim:
+from ciel.storage.device_semaphores import QueueEntry
+with QueueEntry(sys.argv[1], int(sys.argv[2])) as entry:
     timeout_ms = int(sys.argv[3])
-    found = claim.wait(timeout_ms / 1000 if timeout_ms >= 0 else None)
+    found = entry.wait(timeout_ms / 1000 if timeout_ms >= 0 else None)
     print("token" if found else "Connection timed out", flush=True)
     sys.stdin.read()
 """
@@ -32,7 +32,7 @@ WITHIN_S = 20.0
 
 
 class Holder:
-    """A process that waits for a token, and holds it until its standard input is closed."""
+    """A process that waits for a permit, and holds it until its standard input is closed."""
 
     def __init__(self, command: list[str], device: str) -> None:
         self._process = subprocess.Popen(
@@ -74,7 +74,7 @@ def device() -> Iterator[str]:
 
 
 def places(device: str) -> int:
-    """Count the processes that wait or have a token."""
+    """Count the processes that wait or have a permit."""
     try:
         return len(os.listdir(LINES / device))
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def test_a_holder_that_is_killed_frees_its_place(start: Start, first: str, secon
 def test_a_process_killed_while_it_waits_does_not_block_the_queue(
     start: Start, device: str, language: str
 ) -> None:
-    with Claim(device, 1) as held:
+    with QueueEntry(device, 1) as held:
         killed = start(language)
         waiter = start("c")
         killed.kill()
@@ -145,44 +145,56 @@ def test_a_process_killed_while_it_waits_does_not_block_the_queue(
 
 @BOTH
 def test_a_wait_with_a_time_limit_times_out(start: Start, device: str, language: str) -> None:
-    with Claim(device, 1):
+    with QueueEntry(device, 1):
         waiter = start(language, timeout_ms=30)
         assert waiter.answer() == "Connection timed out"
         waiter.end()
         assert places(device) == 1
 
 
-def test_as_many_claims_have_a_token_as_the_limit_allows(device: str) -> None:
-    with Claim(device, 2) as first, Claim(device, 2) as second, Claim(device, 2) as third:
+def test_as_many_entries_have_a_permit_as_the_limit_allows(device: str) -> None:
+    with (
+        QueueEntry(device, 2) as first,
+        QueueEntry(device, 2) as second,
+        QueueEntry(device, 2) as third,
+    ):
         assert [first.check(), second.check(), third.check()] == [True, True, False]
         first.release()
         assert third.check()
 
 
-def test_tokens_are_given_in_the_order_of_arrival(device: str) -> None:
-    claims = [Claim(device, 1) for _ in range(5)]
-    for number, claim in enumerate(claims):
-        assert claim.wait(WITHIN_S)
-        assert not any(later.check() for later in claims[number + 1 :])
-        claim.release()
+def test_permits_are_given_in_the_order_of_arrival(device: str) -> None:
+    entries = [QueueEntry(device, 1) for _ in range(5)]
+    for number, entry in enumerate(entries):
+        assert entry.wait(WITHIN_S)
+        assert not any(later.check() for later in entries[number + 1 :])
+        entry.release()
 
 
-def test_a_claim_does_not_wait_for_later_ones(device: str) -> None:
-    with Claim(device, 1) as first, Claim(device, 1) as strict, Claim(device, 5) as later:
-        assert later.check()  # this claim has a higher limit
+def test_an_entry_does_not_wait_for_later_ones(device: str) -> None:
+    with (
+        QueueEntry(device, 1) as first,
+        QueueEntry(device, 1) as strict,
+        QueueEntry(device, 5) as later,
+    ):
+        assert later.check()  # this entry has a higher limit
         first.release()
         assert strict.check()
 
 
-def test_a_claim_released_before_it_has_a_token_does_not_block_the_queue(device: str) -> None:
-    with Claim(device, 1) as first, Claim(device, 1) as second, Claim(device, 1) as third:
+def test_an_entry_released_before_it_has_a_permit_does_not_block_the_queue(device: str) -> None:
+    with (
+        QueueEntry(device, 1) as first,
+        QueueEntry(device, 1) as second,
+        QueueEntry(device, 1) as third,
+    ):
         second.release()
         first.release()
         assert third.check()
 
 
-def test_a_claim_can_be_awaited_without_a_time_limit(device: str) -> None:
-    with Claim(device, 1) as first, Claim(device, 1) as second:
+def test_an_entry_can_be_awaited_without_a_time_limit(device: str) -> None:
+    with QueueEntry(device, 1) as first, QueueEntry(device, 1) as second:
         leaving = threading.Timer(0.05, first.release)
         leaving.start()
         assert second.wait()
@@ -201,8 +213,8 @@ def test_programs_and_threads_together_never_exceed_the_limit(
     def loop() -> None:
         with log.open("ab", buffering=0) as file:
             for _ in range(times):
-                with Claim(device, limit) as claim:
-                    assert claim.wait(WITHIN_S)
+                with QueueEntry(device, limit) as entry:
+                    assert entry.wait(WITHIN_S)
                     file.write(b"+")
                     file.write(b"-")
 
@@ -221,15 +233,15 @@ def test_programs_and_threads_together_never_exceed_the_limit(
 
 
 def test_queues_are_private_to_their_user(device: str) -> None:
-    with Claim(device, 1):
+    with QueueEntry(device, 1):
         for place in (LINES, LINES / device):
             assert (place.stat().st_mode & 0o777, place.stat().st_uid) == (0o700, os.geteuid())
 
 
 def test_a_queue_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / f"ciel-io-{os.geteuid()}").symlink_to("/tmp")
-    with pytest.raises(TokenError, match="cannot count the disk jobs of other processes"):
-        Claim("8-0", 1, root=str(tmp_path))
+    with pytest.raises(DeviceQueueError, match="cannot count the disk jobs of other processes"):
+        QueueEntry("8-0", 1, root=str(tmp_path))
 
 
 def test_sweeping_removes_places_of_killed_processes(start: Start, device: str) -> None:
@@ -240,7 +252,7 @@ def test_sweeping_removes_places_of_killed_processes(start: Start, device: str) 
 
 
 def test_sweeping_spares_living_processes(device: str) -> None:
-    with Claim(device, 1), Claim(device, 1) as second:
+    with QueueEntry(device, 1), QueueEntry(device, 1) as second:
         sweep()
         root = os.open("/dev/shm", os.O_RDONLY)
         leases.sweep(root, prefix="ciel-io-")
@@ -249,13 +261,13 @@ def test_sweeping_spares_living_processes(device: str) -> None:
         assert not second.check()
 
 
-def test_a_claim_waits_for_a_directory_that_is_briefly_locked(device: str) -> None:
-    with Claim(device, 1):
+def test_an_entry_waits_for_a_directory_that_is_briefly_locked(device: str) -> None:
+    with QueueEntry(device, 1):
         fd = os.open(LINES / device, os.O_RDONLY)
         fcntl.flock(fd, fcntl.LOCK_EX)
         unlocking = threading.Timer(0.05, os.close, (fd,))
         unlocking.start()
-        Claim(device, 1).release()
+        QueueEntry(device, 1).release()
         unlocking.join()
 
 
