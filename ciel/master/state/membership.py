@@ -304,7 +304,8 @@ class Membership:
         suspected = {worker.facts.netloc for worker in self._workers.values() if worker.suspicion}
         for place in suspected - table.suspects:
             yield place, "its worker is suspected, but tasks may be sent to read objects there"
-        for place in table.suspects - suspected - self._losing.keys():
+        # Not `-`: a frozenset minus the keys of a dictionary is a set.
+        for place in table.suspects.difference(suspected, self._losing):
             yield place, "tasks avoid it, but no worker there is suspected or lost"
         for place in table.expected.keys() - self._losing.keys():
             yield place, "a worker is expected there, but none has ended"
