@@ -51,7 +51,7 @@ class Masters:
     def lead(self, reconnector: Reconnector) -> None:
         """Let the masters of the succession be tried in turn."""
         self._reconnector = reconnector
-        reconnector.alternatives = lambda: [_address(url) for url in self._state.urls]
+        reconnector.places.alternatives = lambda: [_address(url) for url in self._state.urls]
 
     def objection(self, peer: Peer) -> str:
         """Return why a master that this worker has reached is not obeyed; "" if it is."""

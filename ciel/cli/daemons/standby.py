@@ -138,7 +138,7 @@ def follow(candidate: Candidate, reactor: Any, options: argparse.Namespace) -> N
     )
     address = found.url.removeprefix("http://")
     reconnector = Reconnector(reactor, address, connect, following)
-    reconnector.alternatives = lambda: _addresses(found.url, url, following)
+    reconnector.places.alternatives = lambda: _addresses(found.url, url, following)
     following.on_lost = election.check
     following.on_copied = copied
     following.on_failed = candidate.fail
