@@ -10,7 +10,7 @@ import pytest
 from ciel.core.masters import Ballot, Succession, promoted_epoch
 from ciel.master.succession.candidacy import Round, contested, may_follow
 from ciel.master.succession.reign import ALL, Reign
-from ciel.worker.state.voter import Voter
+from ciel.worker.state.voter import Promises, Voter
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"
 VOTERS = {"w1": "h:1", "w2": "h:2", "w3": "h:3"}
@@ -175,6 +175,35 @@ def test_asking_promises_nothing() -> None:
     voter = Voter(Ballot(3, A), KNOWN)
     assert not voter.vote(Ballot(4, B), KNOWN, served_by="", only_asks=True)
     assert voter.promised == Ballot(3, A)
+
+
+def test_a_promise_is_not_given_before_it_is_stored() -> None:
+    voter = Voter(Ballot(3, A), KNOWN)
+    promises = Promises(Ballot(4, B), KNOWN, ())
+    for _ in range(2):  # the first attempt to store it has failed: the disk is full
+        assert not voter.vote(Ballot(4, B), KNOWN, served_by="", only_asks=False)
+        assert voter.unstored == promises
+    voter.stored(promises)
+    assert not voter.vote(Ballot(4, B), KNOWN, served_by="", only_asks=False)
+    assert voter.unstored is None
+
+
+def test_a_worker_that_promised_something_leaves_the_other_master() -> None:
+    voter = Voter(Ballot(3, A), KNOWN)
+    assert not voter.must_leave(A)
+    assert voter.must_leave(B)
+    assert voter.must_leave("")
+    assert not Voter().must_leave(A)
+
+
+def test_a_worker_promises_nothing_to_a_master_without_standbys() -> None:
+    voter = Voter()
+    assert not voter.meet(Ballot(3, A))
+    assert voter.unstored is None
+    voter = Voter(Ballot(3, A), KNOWN)
+    assert not voter.meet(Ballot(4, A))
+    assert voter.promised == Ballot(4, A)
+    assert voter.meet(Ballot(3, A))
 
 
 @pytest.mark.parametrize(
