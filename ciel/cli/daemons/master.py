@@ -38,12 +38,13 @@ from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
-from ciel.master.standbys import ByRole, FollowedJournal, Standbys
+from ciel.master.standbys import ByRole, Standbys
 from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.restoring import RETURN_S, Restoration
 from ciel.master.succession.candidacy import contested
 from ciel.master.succession.reign import Reign
+from ciel.master.succession.tenure import FollowedJournal, Tenure
 from ciel.master.voters import Voters
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.debugging import Debugging
@@ -215,7 +216,8 @@ class Master:
             file_journal.on_durable = service.journal_durable
             file_journal.on_failed = self.fail
             self._compact(file_journal)
-            owner = self._serve_standbys(key, file_journal, reign, service, bool(before))
+            tenure = Tenure(reign, file_journal, is_recorded=bool(before))
+            owner = self._serve_standbys(key, file_journal, tenure, service)
 
         def build() -> ControlPeer:
             session = Session.acceptor(
@@ -257,15 +259,13 @@ class Master:
         self._closers.append(compactor.close)
 
     def _serve_standbys(
-        self, key: Key, journal: FileJournal, reign: Reign, service: MasterService, is_elected: bool
+        self, key: Key, journal: FileJournal, tenure: Tenure, service: MasterService
     ) -> Owner:
         """Let standbys follow the journal; return the owner of all connections."""
         if self._options.embedded:
             return ByRole(service, None)
-        standbys = Standbys(
-            self._reactor, journal, reign, service, Voters(self._reactor, key),
-            is_recorded=is_elected,
-        )  # fmt: skip
+        voters = Voters(self._reactor, key)
+        standbys = Standbys(self._reactor, journal, tenure, service, voters)
         standbys.on_urls = partial(self._name_masters, service)
         standbys.on_challenged = self._challenged
         service.on_workers_changed = lambda: standbys.workers_changed(service.voters())

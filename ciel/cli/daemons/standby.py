@@ -113,16 +113,15 @@ def follow(candidate: Candidate, reactor: Any, options: argparse.Namespace) -> N
         return ControlPeer(reactor, ticks, session, owner, recorder=reactor.recorder)
 
     def won(epoch: int) -> None:
-        copy = following.copy
+        copy, journal = following.copy, following.journal
         assert copy is not None
+        assert journal is not None
         log.info("takes over from {url}", url=found.url)
         reconnector.stop()
         following.close()
         stop_compacting()
         latest = copy.restoration.latest
-        restored = candidate.finish(
-            copy.journal, copy.restoration, TAKEOVER_RETURN_S, TAKEOVER_GRACE_S
-        )
+        restored = candidate.finish(journal, copy.restoration, TAKEOVER_RETURN_S, TAKEOVER_GRACE_S)
         _attempt(
             candidate, candidate.serve_alone, found.cluster_id, found.key, restored, door, url,
             epoch, latest,

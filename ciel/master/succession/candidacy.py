@@ -7,8 +7,20 @@ enough. So a standby that has lost its own connection disturbs nobody.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ciel.core.masters import Ballot, Succession
+
+
+class VoterAnswer(NamedTuple):
+    """Why a voter refuses, or "", what it has promised, and the URL of the master that it hears.
+    `is_absent`: it did not answer.
+    """
+
+    reason: str
+    promised: Ballot
+    hears: str = ""
+    is_absent: bool = False
 
 
 def contested(url: str, latest: Sequence[Succession]) -> list[Succession]:
