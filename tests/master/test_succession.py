@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ciel.core.masters import Ballot, Succession, promoted_epoch
-from ciel.master.succession.candidacy import Round, contested, may_follow
+from ciel.core.masters import NO_BALLOT, Ballot, Succession, promoted_epoch
+from ciel.master.succession.candidacy import Round, VoterAnswer, contested, may_follow
 from ciel.master.succession.reign import ALL, Reign
 from ciel.worker.state.voter import Promises, Voter
 
@@ -120,9 +120,9 @@ def test_a_round_is_won_by_more_than_half_of_the_voters_of_each_succession() -> 
     current = Round(Ballot(2, B), (agreed, proposed), only_asks=False)
     assert set(current.voters) == {"w1", "w2", "w3", "w4"}
     for voter in ("w1", "w2"):
-        current.answered(voter, "", Ballot(2, B), "")
+        current.answered(voter, VoterAnswer("", Ballot(2, B), ""))
     assert not current.is_won
-    current.answered("w4", "", Ballot(2, B), "")
+    current.answered("w4", VoterAnswer("", Ballot(2, B), ""))
     assert current.is_won
 
 
@@ -130,16 +130,26 @@ def test_a_round_is_over_when_all_have_answered() -> None:
     current = Round(Ballot(2, B), (Succession(1, 1, (A, B), VOTERS),), only_asks=True)
     for voter in VOTERS:
         assert not current.is_over
-        current.answered(voter, f"this worker hears the master {A}", Ballot(1, A), A)
+        current.answered(voter, VoterAnswer(f"this worker hears the master {A}", Ballot(1, A), A))
     assert current.is_over
     assert not current.is_won
     assert not current.elected
     assert "0 of 3 workers agree; 3 refused" in current.tally()
 
 
+def test_a_voter_that_does_not_answer_has_granted_nothing() -> None:
+    """The reason may be empty: it is the text of an error of the network."""
+    current = Round(Ballot(2, B), (Succession(1, 1, (A, B), VOTERS),), only_asks=False)
+    for voter in VOTERS:
+        current.answered(voter, VoterAnswer("", NO_BALLOT, is_absent=True))
+    assert current.is_over
+    assert not current.is_won
+    assert "0 of 3 workers agree; 3 refused: no answer" in current.tally()
+
+
 def test_a_candidate_learns_of_the_master_that_was_elected_meanwhile() -> None:
     current = Round(Ballot(2, A), (Succession(1, 1, (A, B), VOTERS),), only_asks=True)
-    current.answered("w1", f"this worker hears the master {B}", Ballot(2, B), B)
+    current.answered("w1", VoterAnswer(f"this worker hears the master {B}", Ballot(2, B), B))
     assert current.elected == B
 
 
@@ -423,7 +433,7 @@ class World:
                 )
                 seen = max(seen, voter.promised.epoch - 1 if only_asks else seen)
                 if not self.is_lost():
-                    current.answered(name, reason, voter.promised, served_by)
+                    current.answered(name, VoterAnswer(reason, voter.promised, served_by))
             if not current.is_won:
                 return
         self._serve(host, ballot.epoch, latest)

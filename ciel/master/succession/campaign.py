@@ -71,7 +71,7 @@ class Campaign:
         """Take the answer of a voter to a round."""
         if self._round is not round_:
             return []
-        round_.answered(voter, answer.reason, answer.promised, answer.hears)
+        round_.answered(voter, answer)
         return self._judge(round_, now_s, latest, is_due)
 
     def _begin(

@@ -56,14 +56,13 @@ class Round:
         self._granted: set[str] = set()
         self._refused: dict[str, str] = {}
 
-    def answered(self, voter: str, reason: str, promised: Ballot, hears: str) -> None:
-        """Take the answer of a voter: why it refuses, or "", what it has promised, and the URL of
-        the master that it hears.
-        """
-        if reason:
-            self._refused[voter] = reason
+    def answered(self, voter: str, answer: VoterAnswer) -> None:
+        """Take the answer of a voter; one that is absent has granted nothing."""
+        if answer.reason or answer.is_absent:
+            self._refused[voter] = answer.reason or "no answer"
         else:
             self._granted.add(voter)
+        promised, hears = answer.promised, answer.hears
         self.seen_epoch = max(self.seen_epoch, promised.epoch)
         is_other = hears not in ("", self.ballot.url) and hears == promised.url
         if is_other and promised.epoch > self.latest.epoch:
