@@ -188,6 +188,13 @@ class Standbys:
         self._tenure.workers_changed(workers)
         self._step()
 
+    def journal_durable(self) -> None:
+        """Note that appends have become durable at this master."""
+        if self._tenure.awaits_journal:
+            self._step()
+        else:
+            self._service.journal_durable()
+
     def begin(self) -> None:
         """Take office, if this master was elected."""
         self._step()

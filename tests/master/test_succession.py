@@ -22,6 +22,7 @@ def reign_with(*standbys: str, voters: dict[str, str] = VOTERS) -> Reign:
     reign.workers_changed(voters)
     for url in standbys:
         reign.standby_stored(url, 10)
+    reign.own_stored(10)
     while reign.propose() is not None:
         reign.proposal_appended(10)
         assert reign.agree()
@@ -53,6 +54,7 @@ def test_without_the_standby_records_wait_until_a_majority_of_the_workers_agrees
     assert proposal is not None
     assert proposal.urls == (A,)
     reign.proposal_appended(11)
+    reign.own_stored(11)
     assert reign.limit == 0
     assert set(reign.voters_to_inform()) == set(VOTERS)
     reign.voter_stored("w1", proposal.version)
@@ -67,6 +69,7 @@ def test_one_of_two_workers_is_no_majority() -> None:
     reign.standby_lost(B)
     proposal = reign.propose()
     assert proposal is not None
+    reign.own_stored(11)
     reign.voter_stored("w1", proposal.version)
     assert not reign.agree()
 
@@ -94,12 +97,28 @@ def test_an_elected_master_counts_nothing_before_its_first_succession_is_agreed(
     proposal = reign.propose()
     assert proposal == Succession(2, 0, (B,), VOTERS)
     reign.proposal_appended(1)
+    reign.own_stored(1)
     assert not reign.agree()
     for voter in ("w1", "w3"):
         reign.voter_stored(voter, proposal.version)
     assert reign.agree()
     assert reign.took_office
     assert reign.limit == ALL
+
+
+def test_a_proposal_that_the_master_could_lose_takes_no_effect() -> None:
+    """Otherwise the standby could be elected, and the restarted master would not know of it."""
+    reign = Reign(A, 1, ())
+    reign.workers_changed(VOTERS)
+    reign.standby_stored(B, 7)
+    assert reign.propose() is not None
+    reign.proposal_appended(7)
+    reign.own_stored(6)
+    assert not reign.agree()
+    assert reign.voters_to_inform() == {}
+    reign.own_stored(7)
+    assert set(reign.voters_to_inform()) == set(VOTERS)
+    assert reign.agree()
 
 
 def test_late_answers_about_an_earlier_succession_do_not_count() -> None:
@@ -124,6 +143,16 @@ def test_a_round_is_won_by_more_than_half_of_the_voters_of_each_succession() -> 
     assert not current.is_won
     current.answered("w4", VoterAnswer("", Ballot(2, B), ""))
     assert current.is_won
+
+
+def test_a_standby_that_was_only_proposed_is_not_elected() -> None:
+    """Its master may have lost the proposal, and serve alone."""
+    latest = (Succession(1, 1, (A,), VOTERS), Succession(1, 2, (A, B), VOTERS))
+    current = Round(Ballot(2, B), latest, only_asks=True)
+    for voter in VOTERS:
+        current.answered(voter, VoterAnswer("", Ballot(1, A), ""))
+    assert not current.is_won
+    assert "not in the succession in effect" in current.tally()
 
 
 def test_a_round_is_over_when_all_have_answered() -> None:
@@ -318,6 +347,7 @@ class World:
         reign = host.reign
         assert reign is not None
         while True:
+            reign.own_stored(len(host.journal))
             if reign.agree():
                 self._append(host, "agreed", reign.agreed)
                 records = [value for kind, value in host.journal if kind == "record"]

@@ -266,6 +266,7 @@ class Master:
             return ByRole(service, None)
         voters = Voters(self._reactor, key)
         standbys = Standbys(self._reactor, journal, tenure, service, voters)
+        journal.on_durable = standbys.journal_durable
         standbys.on_urls = partial(self._name_masters, service)
         standbys.on_challenged = self._challenged
         service.on_workers_changed = lambda: standbys.workers_changed(service.voters())

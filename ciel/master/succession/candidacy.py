@@ -38,8 +38,8 @@ def may_follow(latest: Sequence[Succession], epoch: int) -> bool:
 
 class Round:
     """One round: the voters of each succession in `latest` are asked, and a majority of each is
-    needed by which another master could be elected. The last one of `latest` is the latest
-    succession that the candidate knows.
+    needed by which another master could be elected. The first one of `latest` is in effect, as far
+    as the candidate knows; the last one is the latest succession.
     """
 
     def __init__(self, ballot: Ballot, latest: Sequence[Succession], *, only_asks: bool) -> None:
@@ -53,6 +53,8 @@ class Round:
         self.elected = ""
         """The URL of a master of a later epoch that a voter hears: it was elected."""
         self._contested = contested(ballot.url, latest)
+        # A standby that was only proposed has to wait: its master may have lost the proposal.
+        self._is_eligible = ballot.url in latest[0].urls
         self._granted: set[str] = set()
         self._refused: dict[str, str] = {}
 
@@ -70,7 +72,9 @@ class Round:
 
     @property
     def is_won(self) -> bool:
-        return all(item.is_majority(self._granted) for item in self._contested)
+        return self._is_eligible and all(
+            item.is_majority(self._granted) for item in self._contested
+        )
 
     @property
     def is_over(self) -> bool:
@@ -81,4 +85,5 @@ class Round:
         """Describe the result for the log."""
         reasons = sorted(set(self._refused.values()))
         refused = f"; {len(self._refused)} refused: {'; '.join(reasons)}" if reasons else ""
-        return f"{len(self._granted)} of {len(self.voters)} workers agree{refused}"
+        wait = "" if self._is_eligible else "; it is not in the succession in effect"
+        return f"{len(self._granted)} of {len(self.voters)} workers agree{refused}{wait}"

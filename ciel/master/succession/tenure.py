@@ -91,6 +91,11 @@ class Tenure:
         """Whether all peers must hear from this master with each beat."""
         return len(self.reign.agreed.urls) > 1
 
+    @property
+    def awaits_journal(self) -> bool:
+        """Whether the next step may depend on what is durable at this master."""
+        return self.reign.proposed is not None
+
     def is_gone(self, url: str, silent_s: float) -> bool:
         """Whether a standby that has been silent for a time counts as lost."""
         return silent_s >= SILENT_MAX_S and url in self.reign.agreed.urls
@@ -145,6 +150,7 @@ class Tenure:
         """Let a proposal take effect that is agreed, and record the next one."""
         reign, journal = self.reign, self._journal
         while True:
+            reign.own_stored(journal.durable)
             if reign.agree():
                 self._agreed_at = journal.append([SuccessionChanged(reign.agreed, True)])
             before = reign.agreed
