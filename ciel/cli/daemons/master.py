@@ -299,7 +299,15 @@ class Master:
             return listen(self._reactor, f"unix:@{name}-{secrets.token_hex(8)}", factory)
 
     def restore(self) -> Restored:
-        """Restore the machine from the journal, if there is one; raises JournalError."""
+        """Restore a master that serves at once; raises JournalError."""
+        journal, restoration = self.read_journal()
+        return self.finish(journal, restoration)
+
+    def read_journal(self) -> tuple[FileJournal | None, Restoration]:
+        """Apply the records of the journal, if there is one, to a machine; raises JournalError.
+
+        `finish` ends the restoration when this master starts to serve.
+        """
         options = self._options
         if options.worker_timeout < options.suspect_after:
             raise DaemonError(
@@ -307,11 +315,10 @@ class Master:
                 "before it is declared dead",
                 status=2,
             )
-        machine = self.new_machine()
+        restoration = Restoration(self.new_machine())
         if options.journal is None:
-            return Restored(machine)
+            return None, restoration
         journal = self.open_journal()
-        restoration = Restoration(machine)
         count = 0
         try:
             for group in journal.groups():
@@ -324,19 +331,22 @@ class Master:
             raise
         if journal.cut_bytes:
             log.warn("journal: cut off {n} bytes that a crash left unfinished", n=journal.cut_bytes)
-        restored = self.finish(journal, restoration)
         if count:
             log.info(
                 "journal: restored {jobs} jobs from {count} records in {directory}",
-                jobs=len(machine.jobs), count=count, directory=journal.directory,
+                jobs=len(restoration.machine.jobs), count=count, directory=journal.directory,
             )  # fmt: skip
-        return restored
+        return journal, restoration
 
     def finish(
-        self, journal: FileJournal, restoration: Restoration, return_s: float = RETURN_S,
+        self, journal: FileJournal | None, restoration: Restoration, return_s: float = RETURN_S,
         grace_s: float = CLIENT_GRACE_S,
     ) -> Restored:  # fmt: skip
-        """End a restoration; workers have `return_s` to return, and clients `grace_s`."""
+        """End a restoration, since this master starts to serve: from now on workers have `return_s`
+        to return, and clients `grace_s`.
+        """
+        if journal is None:
+            return Restored(restoration.machine)
         restoration.finish(self._reactor.seconds(), return_s, grace_s)
         for text in restoration.skipped[:10]:
             log.warn("journal: a record had no effect, because of a bug in ciel: {text}", text=text)
@@ -394,15 +404,17 @@ class Master:
         listens_at = parse_address(options.listen).host
         require_safe_listen(listens_at, has_key=path.exists(), new_key=options.new_key)
         cluster_id, key = key_for_start(path, new_key=options.new_key)
-        restored = self.restore()
+        journal, restoration = self.read_journal()
         door, url = inherited or self.reserve()
         if options.promote:
-            epoch = promoted_epoch(restored.epoch)
+            epoch = promoted_epoch(restoration.epoch)
             log.info("serves in epoch {epoch} without the votes of workers", epoch=epoch)
+            restored = self.finish(journal, restoration)
             self.serve_alone(cluster_id, key, restored, door, url, epoch)
-        elif contested(url, restored.latest):
-            run_again(self, self._reactor, cluster_id, key, restored, door, url)
+        elif journal is not None and contested(url, restoration.latest):
+            run_again(self, self._reactor, cluster_id, key, journal, restoration, door, url)
         else:
+            restored = self.finish(journal, restoration)
             self.serve_alone(cluster_id, key, restored, door, url, restored.epoch + 1)
 
     def reserve(self, *, is_reserved: bool = False) -> tuple[Reserved, str]:

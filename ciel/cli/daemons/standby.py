@@ -21,7 +21,7 @@ from ciel.journal.file_journal import FileJournal
 from ciel.master.election import Election
 from ciel.master.following import Following
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.restoring import Restoration
+from ciel.master.state.restoring import RETURN_S, Restoration
 from ciel.master.succession.candidacy import Round
 from ciel.master.voters import Voters
 from ciel.net.control import ControlPeer, Owner
@@ -35,7 +35,8 @@ TAKEOVER_RETURN_S: Final = 2.0
 """How long a standby that took over waits for workers: those that voted for it reconnect at once,
 and the others may have died with the host of the earlier master."""
 TAKEOVER_GRACE_S: Final = 15.0
-"""How long it waits for clients: they notice after some seconds that a frozen master is silent."""
+"""How long an elected master waits for clients: they notice after some seconds that a frozen master
+is silent, and an election may take longer."""
 
 SERVE_ERRORS = (NetError, DaemonError, JournalError, CielError, OSError)
 
@@ -58,16 +59,17 @@ class Candidate(Protocol):
 
 
 def run_again(
-    candidate: Candidate, reactor: Any, cluster_id: str, key: Key, restored: Any, door: Reserved,
-    url: str,
+    candidate: Candidate, reactor: Any, cluster_id: str, key: Key, journal: FileJournal,
+    restoration: Restoration, door: Reserved, url: str,
 ) -> None:  # fmt: skip
     """Serve when the workers agree: a standby of this master may have taken over meanwhile."""
     log.info("this master had standbys: it asks the workers whether it may serve")
 
     def won(epoch: int) -> None:
+        restored = candidate.finish(journal, restoration, RETURN_S, TAKEOVER_GRACE_S)
         _attempt(
             candidate, candidate.serve_alone, cluster_id, key, restored, door, url, epoch,
-            restored.latest,
+            restoration.latest,
         )  # fmt: skip
 
     def lost(round_: Round) -> None:
@@ -78,7 +80,7 @@ def run_again(
             )
 
     voters = Voters(reactor, key)
-    election = Election(reactor, voters, url, lambda: restored.latest, lambda: True, won)
+    election = Election(reactor, voters, url, lambda: restoration.latest, lambda: True, won)
     election.on_lost = lost
     candidate.keep(election.close)
     candidate.keep(door.close)
