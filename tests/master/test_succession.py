@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ciel.core.masters import NO_BALLOT, Ballot, Succession, promoted_epoch
+from ciel.core.masters import NO_BALLOT, Ballot, Succession, promoted_epoch, was_replaced
 from ciel.master.succession.candidacy import Round, VoterAnswer, contested, may_follow
 from ciel.master.succession.reign import ALL, Reign
 from ciel.worker.state.voter import Promises, Voter
@@ -243,6 +243,12 @@ def test_a_worker_promises_nothing_to_a_master_without_standbys() -> None:
     assert not voter.meet(Ballot(4, A))
     assert voter.promised == Ballot(4, A)
     assert voter.meet(Ballot(3, A))
+
+
+def test_a_client_knows_a_master_that_was_replaced() -> None:
+    assert was_replaced(Ballot(1, A), Ballot(2, B))
+    assert not was_replaced(Ballot(2, B), Ballot(1, A))
+    assert not was_replaced(Ballot(1, A), Ballot(2, A))  # it has lost its journal
 
 
 @pytest.mark.parametrize(
