@@ -88,7 +88,9 @@ class Campaign:
             return []
         self._round = None
         self._seen_epoch = max(self._seen_epoch, current.seen_epoch)
-        if not current.is_won or not is_due:
+        # A copy that was completed meanwhile may name other voters.
+        is_stale = not current.only_asks and tuple(latest) != current.successions
+        if not current.is_won or not is_due or is_stale:
             self._not_before_s = now_s + PAUSE_S * (0.5 + self._chance())
             return [Defeated(current)]
         if current.only_asks:

@@ -45,6 +45,7 @@ class Round:
     def __init__(self, ballot: Ballot, latest: Sequence[Succession], *, only_asks: bool) -> None:
         self.ballot = ballot
         self.only_asks = only_asks
+        self.successions = tuple(latest)
         self.latest = latest[-1]
         self.voters = {voter: at for item in latest for voter, at in item.voters.items()}
         """The addresses of those to ask, by identity."""
