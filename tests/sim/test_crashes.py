@@ -51,6 +51,7 @@ def test_no_finished_task_runs_again_if_only_the_master_fails() -> None:
         pytest.param("standbys", 23, id="session-that-was-only-confirmed-is-resumed"),
         pytest.param("standbys", 42, id="client-returns-to-a-master-that-was-replaced"),
         pytest.param("standbys", 124, id="standby-elected-by-a-succession-that-its-master-lost"),
+        pytest.param("standbys", 499, id="cancelled-start-of-a-child-beside-a-later-attempt"),
         pytest.param(CRASHES, 56, id="process-given-to-a-child-is-restored"),
         pytest.param(CRASHES, 127, id="attempt-that-counted-is-kept"),
         pytest.param(CRASHES, 1131, id="process-waits-on-a-worker-that-was-dead"),
