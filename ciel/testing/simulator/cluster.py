@@ -195,7 +195,7 @@ class Cluster:
         )  # fmt: skip
         voter = None
         if self.hosts:
-            own = self._spools.setdefault(spool, Spool(spool, self.hosts[0].url))
+            own = self._spools.setdefault(spool, Spool(spool, [host.url for host in self.hosts]))
             voter = FakeVoter(self.world, own)
         return FakeWorker(self.world, facts, store, self._dial_as_worker, voter)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ciel.core.masters import NO_BALLOT, SILENT_S, Ballot, Succession
@@ -12,13 +12,13 @@ from ciel.worker.state.voter import Promises, Voter
 
 
 class Spool:
-    """The work directory of a worker, with the promises that outlive the worker. `address`: of the
-    master that an administrator has named.
+    """The work directory of a worker, with the promises that outlive the worker. `masters`: the
+    URLs that an administrator has named, for a worker that knows no succession yet.
     """
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, masters: Sequence[str]) -> None:
         self.name = name
-        self.address = address
+        self.masters = masters
         self.promises = Promises(NO_BALLOT, None, ())
 
 
@@ -27,8 +27,8 @@ class FakeVoter:
 
     def __init__(self, world: World[Any], spool: Spool) -> None:
         self.name = spool.name
-        self.places = Places(spool.address)
-        self.places.alternatives = lambda: self.state.urls
+        self.places = Places(spool.masters[0])
+        self.places.alternatives = lambda: self.state.urls or spool.masters
         self.leave: Callable[[], object] = lambda: None
         """Called when the worker must leave the master that it has."""
         self.connection: Callable[[], Connection | None] = lambda: None
