@@ -56,6 +56,14 @@ class Ballot(NamedTuple):
 NO_BALLOT = Ballot(0, "")
 
 
+def was_replaced(master: Ballot, met: Ballot) -> bool:
+    """Whether another master has replaced this one, as a peer knows that has met the other one.
+
+    A master at the same URL in an earlier epoch has lost its journal.
+    """
+    return master.epoch < met.epoch and master.url != met.url
+
+
 def promoted_epoch(latest: int) -> int:
     """Return the epoch of a master that serves without votes.
 

@@ -78,7 +78,7 @@ class FileJournal:
         self.added_bytes = 0
         """The size of the files after the base."""
         self._waiting: list[bytes] = []
-        self._actions: list[Callable[[], object]] = []  # for the thread, before it writes
+        self._actions: list[Callable[[], object]] = []  # for the thread, after the appends so far
         self._changed = threading.Condition()
         self._is_closing = False
         self._synced_at_s = 0.0
@@ -150,7 +150,7 @@ class FileJournal:
     def begin_file(self, done: Callable[[int, int], object]) -> None:
         """Continue in a new file soon, and then call `done` with the number of the file before it
         and of the last append in that file, or with 0 and 0 if that failed: then the journal goes
-        on in the same file.
+        on in the same file. All appends before this call are in that file, or in earlier ones.
         """
         if self._sync == OFF:
             self._act(lambda: self._sync_then_begin_file(done))
@@ -212,9 +212,9 @@ class FileJournal:
             waiting = self._take_waiting()
             last = self._appended - len(self._waiting)
             is_closing = self._is_closing and not self._waiting
-            actions, self._actions = self._actions, []
-        for action in () if is_closing else actions:
-            action()
+            actions: list[Callable[[], object]] = []
+            if not self._waiting:  # else they wait for appends that were made before them
+                actions, self._actions = self._actions, []
         if waiting:
             self._write(seal(b"".join(waiting), self._wall_clock()))
         now_s = time.monotonic()
@@ -225,6 +225,8 @@ class FileJournal:
         self._written = last
         if waiting and not is_closing:
             self._call(lambda: self._report(last))
+        for action in () if is_closing else actions:
+            action()
         return not is_closing
 
     def _take_waiting(self) -> list[bytes]:

@@ -1,65 +1,30 @@
 """Follows the journal of another master: a standby has all records, and their effects, at hand.
 
-The standby first receives a copy of the journal. When the copy is complete, it replaces all files
-of the standby's own journal; the standby restores a master from them, and applies each later record
-to it. It confirms records when they are durable here.
+It owns the files of the copy and the connection; `succession.copying` decides what happens to them.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from twisted.logger import Logger
 
-from ciel.core.events import JournalCopied, JournalCopyEnds, JournalGrew, JournalStored, Message
+from ciel.core.events import Message
 from ciel.core.masters import SILENT_S, Succession
 from ciel.journal.directory import adopt_copy, copy_path, find_files
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import FileJournal
-from ciel.journal.groups import HEADER, decode_records
+from ciel.journal.groups import HEADER
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.restoring import Restoration
-from ciel.master.succession.candidacy import may_follow
+from ciel.master.succession.copying import AdoptCopy, Copy, Copying, WriteCopy
 from ciel.net.control import ControlPeer
 from ciel.wire.errors import RefusedError
 
 log = Logger(__name__)
-
-
-class Copy:
-    """A complete copy of the journal, with a master that was restored from it."""
-
-    def __init__(self, journal: FileJournal, machine: MasterMachine) -> None:
-        self.journal = journal
-        self.machine = machine
-        self.restoration = Restoration(machine)
-        self._stored: deque[tuple[int, int]] = deque()  # numbers of our and of the master's append
-
-    def restore(self) -> None:
-        """Restore the master from the files, and open the journal. Raises JournalError."""
-        for group in self.journal.groups():
-            for record in group.records:
-                self.restoration.apply(record, group.time_s)
-        self.journal.open()
-
-    def append(self, number: int, frames: bytes) -> None:
-        """Store and apply records that the master has appended under a number."""
-        self._stored.append((self.journal.append_frames(frames), number))
-        now_s = time.time()
-        for record in decode_records(frames):
-            self.restoration.apply(record, now_s)
-
-    def take_durable(self) -> int:
-        """Return the master's number of the last append that has become durable; 0 if none has."""
-        number = 0
-        while self._stored and self._stored[0][0] <= self.journal.durable:
-            number = self._stored.popleft()[1]
-        return number
 
 
 class Following:
@@ -72,7 +37,8 @@ class Following:
         open_journal: Callable[[], FileJournal],
         new_machine: Callable[[], MasterMachine],
     ) -> None:
-        self.copy: Copy | None = None
+        self.journal: FileJournal | None = None
+        """The journal with the copy; None before there is one."""
         self.on_lost: Callable[[], object] = lambda: None
         """Called when the connection to the master was lost."""
         self.on_copied: Callable[[FileJournal], object] = lambda journal: None
@@ -85,29 +51,35 @@ class Following:
         self._directory = directory
         self._open_journal = open_journal
         self._new_machine = new_machine
+        self._state = Copying()
         self._peer: ControlPeer | None = None
         self._file: BinaryIO | None = None  # of the copy that is being received
-        self._parts: list[bytes] = []  # of the append that is being received
-        self._follows = False  # the copy is complete, and this connection continues it
 
     def open_existing(self) -> None:
         """Restore the copy that this standby has from before. Raises JournalError."""
         if not self._directory.is_dir() or not find_files(self._directory).paths:
             return
-        copy = Copy(self._open_journal(), self._new_machine())
+        journal = self._open_journal()
+        copy = Copy(journal, self._new_machine())
         copy.restore()
         if not copy.restoration.latest:
-            copy.journal.close()
+            journal.close()
             raise JournalError(
                 self._directory, "has the journal of a master without standbys, which a copy would "
                 "replace: name another directory",
             )  # fmt: skip
-        self._take(copy)
+        self._state.copy = copy
+        self._take(journal)
+
+    @property
+    def copy(self) -> Copy | None:
+        """The last complete copy."""
+        return self._state.copy
 
     @property
     def latest(self) -> tuple[Succession, ...]:
         """The successions that are known here; none before the copy is complete."""
-        return () if self.copy is None else self.copy.restoration.latest
+        return self._state.latest
 
     @property
     def master_is_silent(self) -> bool:
@@ -116,14 +88,11 @@ class Following:
 
     def peer_opened(self, peer: ControlPeer) -> None:
         assert peer.hello is not None
-        epoch = peer.hello.about.get("epoch")
-        if type(epoch) is not int or not may_follow(self.latest, epoch):
+        if not self._state.opened(peer.hello.about.get("epoch")):
             log.warn("the master at {at} is of an earlier epoch", at=peer.address)
             peer.turn_away()
             return
         self._peer = peer
-        self._follows = False
-        self._parts.clear()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -137,16 +106,11 @@ class Following:
         if peer is not self._peer:
             return
         for message in messages:
-            match message:
-                case JournalCopied(content) if self._file is not None:
+            match self._state.said(message, time.time()):
+                case WriteCopy(content):
                     self._write(content)
-                case JournalCopyEnds(number):
-                    self._end_copy(number)
-                case JournalGrew(number, is_last_part, content):
-                    self._parts.append(content)
-                    if is_last_part and self.copy is not None and self._follows:
-                        self.copy.append(number, b"".join(self._parts))
-                        self._parts.clear()
+                case AdoptCopy(number):
+                    self._adopt(number)
         self._confirm()
 
     def peer_drained(self, peer: ControlPeer) -> None:
@@ -156,6 +120,7 @@ class Following:
         if peer is self._peer:
             log.warn("lost the master: {reason}", reason=reason)
             self._peer = None
+            self._state.closed()
             self._drop_file()
             if self.copy is None and isinstance(peer.failure, RefusedError):
                 self.on_refused(peer.failure)
@@ -177,13 +142,14 @@ class Following:
     # --- the copy ---------------------------------------------------------------------------------
 
     def _write(self, content: bytes) -> None:
-        assert self._file is not None
+        if self._file is None:
+            return  # it could not be created: this standby ends
         try:
             self._file.write(content)
         except OSError as error:
             self._fail(error)
 
-    def _end_copy(self, number: int) -> None:
+    def _adopt(self, number: int) -> None:
         """Replace the journal by the copy that was received, and restore a master from it."""
         if self._file is None:
             return
@@ -191,9 +157,9 @@ class Following:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._drop_file()
-            if self.copy is not None:
-                self.copy.journal.close()
-                self.copy = None
+            if self.journal is not None:
+                self.journal.close()
+                self.journal = None
             adopt_copy(self._directory)
             journal = self._open_journal()
         except OSError as error:
@@ -201,23 +167,21 @@ class Following:
             return
         copy = Copy(journal, self._new_machine())
         copy.restore()
-        self._take(copy)
-        self._follows = True
+        confirmation = self._state.adopted(copy, number)
+        self._take(journal)
         log.info("the copy is complete: {jobs} jobs", jobs=len(copy.machine.jobs))
         assert self._peer is not None
-        self._peer.send(JournalStored(number))
+        self._peer.send(confirmation)
 
-    def _take(self, copy: Copy) -> None:
-        self.copy = copy
-        copy.journal.on_durable = self._confirm
-        copy.journal.on_failed = self.on_failed
-        self.on_copied(copy.journal)
+    def _take(self, journal: FileJournal) -> None:
+        self.journal = journal
+        journal.on_durable = self._confirm
+        journal.on_failed = self.on_failed
+        self.on_copied(journal)
 
     def _confirm(self) -> None:
-        if self.copy is None or self._peer is None or not self._follows:
-            return
-        if number := self.copy.take_durable():
-            self._peer.send(JournalStored(number))
+        if self._peer is not None and (confirmation := self._state.confirmation()) is not None:
+            self._peer.send(confirmation)
 
     def _drop_file(self) -> None:
         if self._file is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
@@ -14,6 +14,7 @@ from twisted.web.http_headers import Headers
 from ciel.access.keys import Key
 from ciel.access.tickets import make_ticket
 from ciel.core.masters import NO_BALLOT, Ballot, Succession
+from ciel.master.succession.candidacy import VoterAnswer
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
 from ciel.wire.masters import ballot_from_json, ballot_to_json, succession_to_json
@@ -21,17 +22,6 @@ from ciel.wire.masters import ballot_from_json, ballot_to_json, succession_to_js
 PATH: Final = "/control/succession"
 ANSWER_S: Final = 1.0
 """A voter that does not answer within this time counts as absent."""
-
-
-class VoterAnswer(NamedTuple):
-    """Why a voter refuses, or "", what it has promised, and the URL of the master that it hears.
-    `is_absent`: it did not answer.
-    """
-
-    reason: str
-    promised: Ballot
-    hears: str = ""
-    is_absent: bool = False
 
 
 class Voters:

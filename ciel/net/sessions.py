@@ -124,9 +124,9 @@ class PeerSession:
     @property
     def may_be_unknown(self) -> bool:
         """Whether the peer may not know that this session has replaced an earlier one: it has sent
-        nothing in it. Then it may report numbers of messages of the earlier session.
+        and confirmed nothing in it. Then it may report numbers of messages of the earlier session.
         """
-        return self.replaces_earlier and not self.received
+        return self.replaces_earlier and not (self.received or self._counter.confirmed)
 
     @property
     def received(self) -> int:

@@ -13,7 +13,7 @@ import errno
 import os
 import random
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -27,6 +27,7 @@ from ciel.access.addresses import TAKEN, netloc
 from ciel.core.events import Message
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.errors import AddressError, ConnectError, ForeignAddressError, ListenError
+from ciel.net.places import Places
 from ciel.net.ticks import DelayedCall
 from ciel.net.unauthenticated import UnauthenticatedConnections
 from ciel.wire.errors import RefusedError
@@ -44,8 +45,6 @@ CONNECT_TIMEOUT_S: Final = 5.0
 PROBE_TIMEOUT_S: Final = 2.0
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
-STAY_S: Final = 3.0
-"""How long a process that listens soon is awaited at its address before others are tried."""
 
 _UNIX_NAME_MAX_LENGTH = 100  # the kernel allows 107
 _log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
@@ -423,9 +422,8 @@ class Reconnector:
         *,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.address = address
-        self.alternatives: Callable[[], Sequence[str]] = lambda: ()
-        """Returns further addresses, which are tried in turn when `address` does not answer."""
+        self.places = Places(address)
+        """Where to connect next."""
         self._reactor = reactor
         self._build = build
         self._caller = caller
@@ -433,7 +431,6 @@ class Reconnector:
         self._delay_s = RETRY_MIN_S
         self._logged_reason = ""
         self._opened_at_s = 0.0
-        self._stay_until_s = 0.0
         self._connector: Any = None
         self._peer: ControlPeer | None = None
         self._timer: DelayedCall | None = None
@@ -455,10 +452,9 @@ class Reconnector:
     def redirect(self, address: str) -> None:
         """Connect to another address from now on; an open connection is not closed.
 
-        For `STAY_S`, the alternatives are not tried.
+        For a while, the alternatives are not tried.
         """
-        self.address = address
-        self._stay_until_s = self._reactor.seconds() + STAY_S
+        self.places.redirect(address, self._reactor.seconds())
         self._delay_s = RETRY_MIN_S
         if self._timer is not None and self._timer.active():
             self._timer.reset(RETRY_MIN_S)
@@ -490,7 +486,10 @@ class Reconnector:
 
     def _connect(self) -> None:
         self._connector = connect(
-            self._reactor, self.address, self._connected, lambda error: self._retry(error.reason)
+            self._reactor,
+            self.places.address,
+            self._connected,
+            lambda error: self._retry(error.reason),
         )
 
     def _connected(self) -> ControlPeer:
@@ -503,12 +502,9 @@ class Reconnector:
             return
         if reason != self._logged_reason:  # log once, not every five seconds
             self._logged_reason = reason
-            _log.warn("no connection to {at}: {why}; retrying", at=self.address, why=reason)
+            _log.warn("no connection to {at}: {why}; retrying", at=self.places.address, why=reason)
         # Random delays, so that a hundred workers do not reconnect to a new master at once.
-        places = list(self.alternatives())
-        if places and self._reactor.seconds() >= self._stay_until_s:
-            next_place = places.index(self.address) + 1 if self.address in places else 0
-            self.address = places[next_place % len(places)]
+        self.places.failed(self._reactor.seconds())
         delay_s = self._delay_s * (0.75 + 0.5 * self._chance())
         self._delay_s = min(2 * self._delay_s, RETRY_MAX_S)
         self._timer = self._reactor.callLater(delay_s, self._connect)

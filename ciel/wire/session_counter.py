@@ -21,6 +21,11 @@ class SessionCounter:
         return self._reported
 
     @property
+    def confirmed(self) -> int:
+        """How many messages of this side the peer has confirmed."""
+        return self._confirmed
+
+    @property
     def unreported(self) -> int:
         """How many messages have arrived since the last report."""
         return self.received - self._reported

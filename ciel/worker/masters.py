@@ -23,7 +23,7 @@ from ciel.wire.masters import (
     succession_to_json,
 )
 from ciel.worker.master_session import MasterSession
-from ciel.worker.state.voter import Voter
+from ciel.worker.state.voter import Promises, Voter
 
 log = Logger(__name__)  # compiled code cannot determine its own module
 
@@ -51,7 +51,7 @@ class Masters:
     def lead(self, reconnector: Reconnector) -> None:
         """Let the masters of the succession be tried in turn."""
         self._reconnector = reconnector
-        reconnector.alternatives = lambda: [_address(url) for url in self._state.urls]
+        reconnector.places.alternatives = lambda: [_address(url) for url in self._state.urls]
 
     def objection(self, peer: Peer) -> str:
         """Return why a master that this worker has reached is not obeyed; "" if it is."""
@@ -59,17 +59,14 @@ class Masters:
         epoch, url = about.get("epoch", 0), about.get("url", "")
         if type(epoch) is not int or not isinstance(url, str):
             return "it does not say its epoch and its URL"
-        reason = self._state.refusal(Ballot(epoch, url))
-        if not reason and self._state.known is not None and self._state.obey(Ballot(epoch, url)):
-            self._write()
+        reason = self._state.meet(Ballot(epoch, url))
+        self._store()
         return reason
 
     def name(self, succession: Succession) -> str:
         """Store the succession that a master names; return why it is refused, or ""."""
-        before = self._state.promised, self._state.known
         reason = self._state.name(succession)
-        if before != (self._state.promised, self._state.known):
-            self._write()
+        if self._store():
             self._follow_promise()
         return reason
 
@@ -78,19 +75,28 @@ class Masters:
 
         A worker that has voted leaves the master that it had.
         """
-        before = self._state.promised
         reason = self._state.vote(ballot, latest, served_by=self.hears, only_asks=only_asks)
-        if self._state.promised != before:
-            self._write()
+        if self._store():
             log.info("voted for {url} in epoch {epoch}", url=ballot.url, epoch=ballot.epoch)
             self._follow_promise()
         return reason
 
+    def _store(self) -> bool:
+        """Make what has changed durable; return whether something has. Raises OSError, and then
+        nothing was promised to the peer.
+        """
+        promises = self._state.unstored
+        if promises is None:
+            return False
+        self._write(promises)
+        self._state.stored(promises)
+        return True
+
     def _follow_promise(self) -> None:
         """Leave a master that this worker does not obey any more."""
-        url = self._state.promised.url
-        if self._reconnector is not None and self._session.hears(float("inf")) != url:
-            self._reconnector.redirect(_address(url))
+        reconnector = self._reconnector
+        if reconnector is not None and self._state.must_leave(self._session.hears(float("inf"))):
+            reconnector.redirect(_address(self._state.promised.url))
             self._session.cut_off()
 
     def forget(self) -> None:
@@ -114,12 +120,11 @@ class Masters:
                 "masters; remove it only if no standby may take over"
             ) from None
 
-    def _write(self) -> None:
-        """Make the promises durable. Raises OSError, and then nothing was promised to the peer."""
-        known = self._state.known and succession_to_json(self._state.known)
+    def _write(self, promises: Promises) -> None:
         content = {
-            "cluster_id": self._cluster_id, "promised": ballot_to_json(self._state.promised),
-            "known": known, "seen": list(self._state.seen),
+            "cluster_id": self._cluster_id, "promised": ballot_to_json(promises.promised),
+            "known": promises.known and succession_to_json(promises.known),
+            "seen": list(promises.seen),
         }  # fmt: skip
         temporary = self._path.with_suffix(".new")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

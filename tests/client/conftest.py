@@ -40,6 +40,8 @@ class Acceptor:
         self.forgets = 0
         """How many of the last messages it does not confirm to a client that reconnects."""
         self.sent: list[Message] = []
+        self.about: dict[str, Any] = {}
+        """What it says of itself."""
         self.hellos: list[dict[str, Any]] = []
         self._listener = listener
         self._channel: socket.socket | None = None
@@ -84,7 +86,7 @@ class Acceptor:
 
     def _serve(self, channel: socket.socket) -> None:
         session = Session.acceptor(
-            self.key.derive, software="9.9.9", cluster_id=self.cluster_id, about={}
+            self.key.derive, software="9.9.9", cluster_id=self.cluster_id, about=self.about
         )
         self._channel, self._session = channel, session
         while data := channel.recv(65536):

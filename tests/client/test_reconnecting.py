@@ -117,6 +117,25 @@ def test_messages_queued_during_an_outage_are_sent_after_it(
     assert heard(acceptor) == [f"j{number}" for number in range(1000)]
 
 
+def test_a_master_that_was_replaced_does_not_continue_the_session(
+    acceptor: Any, caller: Caller
+) -> None:
+    """It has the session as it was before the other master took over, with other counts."""
+    acceptor.about = {"epoch": 2, "url": "http://b:1"}
+    acceptor.drop()
+    say(caller, 0)
+    eventually(lambda: heard(acceptor) == ["j0"])
+    acceptor.about = {"epoch": 1, "url": "http://a:1"}
+    hellos = len(acceptor.hellos)
+    acceptor.drop()
+    say(caller, 1)
+    eventually(lambda: len(acceptor.hellos) >= hellos + 2)  # the client tries again
+    assert heard(acceptor) == ["j0"]
+    acceptor.about = {"epoch": 3, "url": "http://a:1"}
+    eventually(lambda: heard(acceptor) == ["j0", "j1"])
+    assert caller.lost == []
+
+
 def test_received_messages_are_not_sent_again(acceptor: Any, caller: Caller) -> None:
     acceptor.reply = lambda m: [Answer(m.number, m.number, "")] if isinstance(m, Ask) else []
     for number in range(3):

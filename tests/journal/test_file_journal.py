@@ -8,6 +8,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -415,3 +416,35 @@ def test_what_an_earlier_master_left_is_durable_before_it_counts(
     monkeypatch.setattr(os, "fsync", spy)
     Owner(directory).journal.close()
     assert "00000001.journal" in synced
+
+
+@pytest.mark.parametrize("sync", [ALWAYS, INTERVAL])
+def test_a_new_file_begins_after_all_appends_so_far(
+    directory: Path, sync: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby gets the files before the new one, and then the appends after this request."""
+    is_writing, may_go_on = threading.Event(), threading.Event()
+    write = FileJournal._write
+
+    def write_slowly(journal: FileJournal, data: bytes) -> None:
+        is_writing.set()
+        assert may_go_on.wait(10)
+        write(journal, data)
+
+    monkeypatch.setattr(FileJournal, "_write", write_slowly)
+    owner = Owner(directory, sync)
+    try:
+        owner.journal.append([numbered(1)])
+        assert is_writing.wait(10)
+        owner.journal.append([numbered(2)])  # it waits until the first one is written
+        begun: list[tuple[int, int]] = []
+        owner.journal.begin_file(lambda number, last: begun.append((number, last)))
+        may_go_on.set()
+        while not begun:
+            owner.take_call()
+        owner.write(numbered(3))
+    finally:
+        owner.journal.close()
+    assert begun == [(1, 2)]
+    journal_path(directory, 2).unlink()
+    assert content(directory) == [numbered(1), numbered(2)]

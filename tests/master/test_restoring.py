@@ -389,6 +389,19 @@ def test_an_attempt_with_a_lower_number_than_its_task_has_had_is_stopped() -> No
     assert cluster.lines() == ["w1: stop a (1)", "w1: run a again (3)"]
 
 
+def test_a_child_that_was_started_on_a_worker_is_stopped_if_a_later_attempt_was() -> None:
+    """The earlier master had cancelled the start, and assigned the task."""
+    cluster = restart(running(A))
+    cluster.passes(RETURN_S)
+    for _ in range(2):
+        cluster.joins(a_worker("w3"))
+        cluster.loses("w3")
+    cluster.lines()
+    cluster.joins(a_worker("w1"), returns=True)
+    cluster.worker_says("w1", AttemptsKept(((A.id, 0), (A.id, 1)), (), ()))
+    assert cluster.lines() == ["w1: stop a (1)", "w1: stop a (0)", "w1: run a again (3)"]
+
+
 def test_an_attempt_whose_failure_is_recorded_is_not_adopted_when_its_task_is_retried() -> None:
     before = running(A)
     before.failed("w1", A)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ciel.core.masters import Ballot, Succession, promoted_epoch
-from ciel.master.succession.candidacy import Round, contested, may_follow
+from ciel.core.masters import NO_BALLOT, Ballot, Succession, promoted_epoch, was_replaced
+from ciel.master.succession.candidacy import Round, VoterAnswer, contested, may_follow
 from ciel.master.succession.reign import ALL, Reign
-from ciel.worker.state.voter import Voter
+from ciel.worker.state.voter import Promises, Voter
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"
 VOTERS = {"w1": "h:1", "w2": "h:2", "w3": "h:3"}
@@ -22,6 +22,7 @@ def reign_with(*standbys: str, voters: dict[str, str] = VOTERS) -> Reign:
     reign.workers_changed(voters)
     for url in standbys:
         reign.standby_stored(url, 10)
+    reign.own_stored(10)
     while reign.propose() is not None:
         reign.proposal_appended(10)
         assert reign.agree()
@@ -53,6 +54,7 @@ def test_without_the_standby_records_wait_until_a_majority_of_the_workers_agrees
     assert proposal is not None
     assert proposal.urls == (A,)
     reign.proposal_appended(11)
+    reign.own_stored(11)
     assert reign.limit == 0
     assert set(reign.voters_to_inform()) == set(VOTERS)
     reign.voter_stored("w1", proposal.version)
@@ -67,6 +69,7 @@ def test_one_of_two_workers_is_no_majority() -> None:
     reign.standby_lost(B)
     proposal = reign.propose()
     assert proposal is not None
+    reign.own_stored(11)
     reign.voter_stored("w1", proposal.version)
     assert not reign.agree()
 
@@ -94,12 +97,28 @@ def test_an_elected_master_counts_nothing_before_its_first_succession_is_agreed(
     proposal = reign.propose()
     assert proposal == Succession(2, 0, (B,), VOTERS)
     reign.proposal_appended(1)
+    reign.own_stored(1)
     assert not reign.agree()
     for voter in ("w1", "w3"):
         reign.voter_stored(voter, proposal.version)
     assert reign.agree()
     assert reign.took_office
     assert reign.limit == ALL
+
+
+def test_a_proposal_that_the_master_could_lose_takes_no_effect() -> None:
+    """Otherwise the standby could be elected, and the restarted master would not know of it."""
+    reign = Reign(A, 1, ())
+    reign.workers_changed(VOTERS)
+    reign.standby_stored(B, 7)
+    assert reign.propose() is not None
+    reign.proposal_appended(7)
+    reign.own_stored(6)
+    assert not reign.agree()
+    assert reign.voters_to_inform() == {}
+    reign.own_stored(7)
+    assert set(reign.voters_to_inform()) == set(VOTERS)
+    assert reign.agree()
 
 
 def test_late_answers_about_an_earlier_succession_do_not_count() -> None:
@@ -120,26 +139,46 @@ def test_a_round_is_won_by_more_than_half_of_the_voters_of_each_succession() -> 
     current = Round(Ballot(2, B), (agreed, proposed), only_asks=False)
     assert set(current.voters) == {"w1", "w2", "w3", "w4"}
     for voter in ("w1", "w2"):
-        current.answered(voter, "", Ballot(2, B), "")
+        current.answered(voter, VoterAnswer("", Ballot(2, B), ""))
     assert not current.is_won
-    current.answered("w4", "", Ballot(2, B), "")
+    current.answered("w4", VoterAnswer("", Ballot(2, B), ""))
     assert current.is_won
+
+
+def test_a_standby_that_was_only_proposed_is_not_elected() -> None:
+    """Its master may have lost the proposal, and serve alone."""
+    latest = (Succession(1, 1, (A,), VOTERS), Succession(1, 2, (A, B), VOTERS))
+    current = Round(Ballot(2, B), latest, only_asks=True)
+    for voter in VOTERS:
+        current.answered(voter, VoterAnswer("", Ballot(1, A), ""))
+    assert not current.is_won
+    assert "not in the succession in effect" in current.tally()
 
 
 def test_a_round_is_over_when_all_have_answered() -> None:
     current = Round(Ballot(2, B), (Succession(1, 1, (A, B), VOTERS),), only_asks=True)
     for voter in VOTERS:
         assert not current.is_over
-        current.answered(voter, f"this worker hears the master {A}", Ballot(1, A), A)
+        current.answered(voter, VoterAnswer(f"this worker hears the master {A}", Ballot(1, A), A))
     assert current.is_over
     assert not current.is_won
     assert not current.elected
     assert "0 of 3 workers agree; 3 refused" in current.tally()
 
 
+def test_a_voter_that_does_not_answer_has_granted_nothing() -> None:
+    """The reason may be empty: it is the text of an error of the network."""
+    current = Round(Ballot(2, B), (Succession(1, 1, (A, B), VOTERS),), only_asks=False)
+    for voter in VOTERS:
+        current.answered(voter, VoterAnswer("", NO_BALLOT, is_absent=True))
+    assert current.is_over
+    assert not current.is_won
+    assert "0 of 3 workers agree; 3 refused: no answer" in current.tally()
+
+
 def test_a_candidate_learns_of_the_master_that_was_elected_meanwhile() -> None:
     current = Round(Ballot(2, A), (Succession(1, 1, (A, B), VOTERS),), only_asks=True)
-    current.answered("w1", f"this worker hears the master {B}", Ballot(2, B), B)
+    current.answered("w1", VoterAnswer(f"this worker hears the master {B}", Ballot(2, B), B))
     assert current.elected == B
 
 
@@ -175,6 +214,41 @@ def test_asking_promises_nothing() -> None:
     voter = Voter(Ballot(3, A), KNOWN)
     assert not voter.vote(Ballot(4, B), KNOWN, served_by="", only_asks=True)
     assert voter.promised == Ballot(3, A)
+
+
+def test_a_promise_is_not_given_before_it_is_stored() -> None:
+    voter = Voter(Ballot(3, A), KNOWN)
+    promises = Promises(Ballot(4, B), KNOWN, ())
+    for _ in range(2):  # the first attempt to store it has failed: the disk is full
+        assert not voter.vote(Ballot(4, B), KNOWN, served_by="", only_asks=False)
+        assert voter.unstored == promises
+    voter.stored(promises)
+    assert not voter.vote(Ballot(4, B), KNOWN, served_by="", only_asks=False)
+    assert voter.unstored is None
+
+
+def test_a_worker_that_promised_something_leaves_the_other_master() -> None:
+    voter = Voter(Ballot(3, A), KNOWN)
+    assert not voter.must_leave(A)
+    assert voter.must_leave(B)
+    assert voter.must_leave("")
+    assert not Voter().must_leave(A)
+
+
+def test_a_worker_promises_nothing_to_a_master_without_standbys() -> None:
+    voter = Voter()
+    assert not voter.meet(Ballot(3, A))
+    assert voter.unstored is None
+    voter = Voter(Ballot(3, A), KNOWN)
+    assert not voter.meet(Ballot(4, A))
+    assert voter.promised == Ballot(4, A)
+    assert voter.meet(Ballot(3, A))
+
+
+def test_a_client_knows_a_master_that_was_replaced() -> None:
+    assert was_replaced(Ballot(1, A), Ballot(2, B))
+    assert not was_replaced(Ballot(2, B), Ballot(1, A))
+    assert not was_replaced(Ballot(1, A), Ballot(2, A))  # it has lost its journal
 
 
 @pytest.mark.parametrize(
@@ -279,6 +353,7 @@ class World:
         reign = host.reign
         assert reign is not None
         while True:
+            reign.own_stored(len(host.journal))
             if reign.agree():
                 self._append(host, "agreed", reign.agreed)
                 records = [value for kind, value in host.journal if kind == "record"]
@@ -394,7 +469,7 @@ class World:
                 )
                 seen = max(seen, voter.promised.epoch - 1 if only_asks else seen)
                 if not self.is_lost():
-                    current.answered(name, reason, voter.promised, served_by)
+                    current.answered(name, VoterAnswer(reason, voter.promised, served_by))
             if not current.is_won:
                 return
         self._serve(host, ballot.epoch, latest)

@@ -123,3 +123,14 @@ def test_task_output_that_a_client_does_not_read_ends_the_session_with_a_reason(
         session.send(JobPrinted(JobId("job"), TaskId("task"), "", 1, "w1:1", 0, 10, "x" * 10))
     assert peer.refusals == ["it read too slowly: too many messages waited for it"]
     assert not session.can_resume
+
+
+def test_a_peer_that_has_confirmed_a_message_knows_the_session() -> None:
+    """Otherwise the session would begin again with its first message, which is not kept."""
+    session, _ = opened()
+    session.replaces_earlier = True
+    for answer in answers(1, 2):
+        session.send(answer)
+    assert session.may_be_unknown
+    assert session.take_confirmation(1)
+    assert not session.may_be_unknown

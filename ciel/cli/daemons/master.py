@@ -38,12 +38,13 @@ from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
-from ciel.master.standbys import ByRole, FollowedJournal, Standbys
+from ciel.master.standbys import ByRole, Standbys
 from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.restoring import RETURN_S, Restoration
 from ciel.master.succession.candidacy import contested
 from ciel.master.succession.reign import Reign
+from ciel.master.succession.tenure import FollowedJournal, Tenure
 from ciel.master.voters import Voters
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.debugging import Debugging
@@ -222,7 +223,8 @@ class Master:
             file_journal.on_durable = service.journal_durable
             file_journal.on_failed = self.fail
             self._compact(file_journal)
-            owner = self._serve_standbys(key, file_journal, reign, service, bool(before))
+            tenure = Tenure(reign, file_journal, is_recorded=bool(before))
+            owner = self._serve_standbys(key, file_journal, tenure, service)
 
         def build() -> ControlPeer:
             session = Session.acceptor(
@@ -264,15 +266,14 @@ class Master:
         self._closers.append(compactor.close)
 
     def _serve_standbys(
-        self, key: Key, journal: FileJournal, reign: Reign, service: MasterService, is_elected: bool
+        self, key: Key, journal: FileJournal, tenure: Tenure, service: MasterService
     ) -> Owner:
         """Let standbys follow the journal; return the owner of all connections."""
         if self._options.embedded:
             return ByRole(service, None)
-        standbys = Standbys(
-            self._reactor, journal, reign, service, Voters(self._reactor, key),
-            is_recorded=is_elected,
-        )  # fmt: skip
+        voters = Voters(self._reactor, key)
+        standbys = Standbys(self._reactor, journal, tenure, service, voters)
+        journal.on_durable = standbys.journal_durable
         standbys.on_urls = partial(self._name_masters, service)
         standbys.on_challenged = self._challenged
         service.on_workers_changed = lambda: standbys.workers_changed(service.voters())
@@ -305,7 +306,15 @@ class Master:
             return listen(self._reactor, f"unix:@{name}-{secrets.token_hex(8)}", factory)
 
     def restore(self) -> Restored:
-        """Restore the machine from the journal, if there is one; raises JournalError."""
+        """Restore a master that serves at once; raises JournalError."""
+        journal, restoration = self.read_journal()
+        return self.finish(journal, restoration)
+
+    def read_journal(self) -> tuple[FileJournal | None, Restoration]:
+        """Apply the records of the journal, if there is one, to a machine; raises JournalError.
+
+        `finish` ends the restoration when this master starts to serve.
+        """
         options = self._options
         if options.worker_timeout < options.suspect_after:
             raise DaemonError(
@@ -313,11 +322,10 @@ class Master:
                 "before it is declared dead",
                 status=2,
             )
-        machine = self.new_machine()
+        restoration = Restoration(self.new_machine())
         if options.journal is None:
-            return Restored(machine)
+            return None, restoration
         journal = self.open_journal()
-        restoration = Restoration(machine)
         count = 0
         try:
             for group in journal.groups():
@@ -330,19 +338,22 @@ class Master:
             raise
         if journal.cut_bytes:
             log.warn("journal: cut off {n} bytes that a crash left unfinished", n=journal.cut_bytes)
-        restored = self.finish(journal, restoration)
         if count:
             log.info(
                 "journal: restored {jobs} jobs from {count} records in {directory}",
-                jobs=len(machine.jobs), count=count, directory=journal.directory,
+                jobs=len(restoration.machine.jobs), count=count, directory=journal.directory,
             )  # fmt: skip
-        return restored
+        return journal, restoration
 
     def finish(
-        self, journal: FileJournal, restoration: Restoration, return_s: float = RETURN_S,
+        self, journal: FileJournal | None, restoration: Restoration, return_s: float = RETURN_S,
         grace_s: float = CLIENT_GRACE_S,
     ) -> Restored:  # fmt: skip
-        """End a restoration; workers have `return_s` to return, and clients `grace_s`."""
+        """End a restoration, since this master starts to serve: from now on workers have `return_s`
+        to return, and clients `grace_s`.
+        """
+        if journal is None:
+            return Restored(restoration.machine)
         restoration.finish(self._reactor.seconds(), return_s, grace_s)
         for text in restoration.skipped[:10]:
             log.warn("journal: a record had no effect, because of a bug in ciel: {text}", text=text)
@@ -400,15 +411,17 @@ class Master:
         listens_at = parse_address(options.listen).host
         require_safe_listen(listens_at, has_key=path.exists(), new_key=options.new_key)
         cluster_id, key = key_for_start(path, new_key=options.new_key)
-        restored = self.restore()
+        journal, restoration = self.read_journal()
         door, url = inherited or self.reserve()
         if options.promote:
-            epoch = promoted_epoch(restored.epoch)
+            epoch = promoted_epoch(restoration.epoch)
             log.info("serves in epoch {epoch} without the votes of workers", epoch=epoch)
+            restored = self.finish(journal, restoration)
             self.serve_alone(cluster_id, key, restored, door, url, epoch)
-        elif contested(url, restored.latest):
-            run_again(self, self._reactor, cluster_id, key, restored, door, url)
+        elif journal is not None and contested(url, restoration.latest):
+            run_again(self, self._reactor, cluster_id, key, journal, restoration, door, url)
         else:
+            restored = self.finish(journal, restoration)
             self.serve_alone(cluster_id, key, restored, door, url, restored.epoch + 1)
 
     def reserve(self, *, is_reserved: bool = False) -> tuple[Reserved, str]:

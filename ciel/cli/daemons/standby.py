@@ -21,7 +21,7 @@ from ciel.journal.file_journal import FileJournal
 from ciel.master.election import Election
 from ciel.master.following import Following
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.restoring import Restoration
+from ciel.master.state.restoring import RETURN_S, Restoration
 from ciel.master.succession.candidacy import Round
 from ciel.master.voters import Voters
 from ciel.net.control import ControlPeer, Owner
@@ -35,7 +35,8 @@ TAKEOVER_RETURN_S: Final = 2.0
 """How long a standby that took over waits for workers: those that voted for it reconnect at once,
 and the others may have died with the host of the earlier master."""
 TAKEOVER_GRACE_S: Final = 15.0
-"""How long it waits for clients: they notice after some seconds that a frozen master is silent."""
+"""How long an elected master waits for clients: they notice after some seconds that a frozen master
+is silent, and an election may take longer."""
 
 SERVE_ERRORS = (NetError, DaemonError, JournalError, CielError, OSError)
 
@@ -58,16 +59,17 @@ class Candidate(Protocol):
 
 
 def run_again(
-    candidate: Candidate, reactor: Any, cluster_id: str, key: Key, restored: Any, door: Reserved,
-    url: str,
+    candidate: Candidate, reactor: Any, cluster_id: str, key: Key, journal: FileJournal,
+    restoration: Restoration, door: Reserved, url: str,
 ) -> None:  # fmt: skip
     """Serve when the workers agree: a standby of this master may have taken over meanwhile."""
     log.info("this master had standbys: it asks the workers whether it may serve")
 
     def won(epoch: int) -> None:
+        restored = candidate.finish(journal, restoration, RETURN_S, TAKEOVER_GRACE_S)
         _attempt(
             candidate, candidate.serve_alone, cluster_id, key, restored, door, url, epoch,
-            restored.latest,
+            restoration.latest,
         )  # fmt: skip
 
     def lost(round_: Round) -> None:
@@ -78,7 +80,7 @@ def run_again(
             )
 
     voters = Voters(reactor, key)
-    election = Election(reactor, voters, url, lambda: restored.latest, lambda: True, won)
+    election = Election(reactor, voters, url, lambda: restoration.latest, lambda: True, won)
     election.on_lost = lost
     candidate.keep(election.close)
     candidate.keep(door.close)
@@ -113,16 +115,15 @@ def follow(candidate: Candidate, reactor: Any, options: argparse.Namespace) -> N
         return ControlPeer(reactor, ticks, session, owner, recorder=reactor.recorder)
 
     def won(epoch: int) -> None:
-        copy = following.copy
+        copy, journal = following.copy, following.journal
         assert copy is not None
+        assert journal is not None
         log.info("takes over from {url}", url=found.url)
         reconnector.stop()
         following.close()
         stop_compacting()
         latest = copy.restoration.latest
-        restored = candidate.finish(
-            copy.journal, copy.restoration, TAKEOVER_RETURN_S, TAKEOVER_GRACE_S
-        )
+        restored = candidate.finish(journal, copy.restoration, TAKEOVER_RETURN_S, TAKEOVER_GRACE_S)
         _attempt(
             candidate, candidate.serve_alone, found.cluster_id, found.key, restored, door, url,
             epoch, latest,
@@ -138,7 +139,7 @@ def follow(candidate: Candidate, reactor: Any, options: argparse.Namespace) -> N
     )
     address = found.url.removeprefix("http://")
     reconnector = Reconnector(reactor, address, connect, following)
-    reconnector.alternatives = lambda: _addresses(found.url, url, following)
+    reconnector.places.alternatives = lambda: _addresses(found.url, url, following)
     following.on_lost = election.check
     following.on_copied = copied
     following.on_failed = candidate.fail

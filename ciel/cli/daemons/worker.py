@@ -392,7 +392,7 @@ class Worker:
         def rejoin(url: str) -> None:
             url, host, port = parse_url(url)
             require_reachable(advertised(self._options).host, url)
-            self._url, reconnector.address = url, netloc(host, port)
+            self._url, reconnector.places.address = url, netloc(host, port)
             masters.forget()
             service.leave_master()
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from ciel.access.keys import Key, Role
 from ciel.client.errors import AccessRefusedError, NoMasterError, NotAMasterError
+from ciel.core.masters import NO_BALLOT, Ballot, was_replaced
 from ciel.version import __version__
 from ciel.wire.errors import RefusedError, RemoteProtocolError
 from ciel.wire.frames import Record
@@ -49,6 +50,7 @@ class Dialer:
         self._role = role
         self._cluster_id = cluster_id
         self._about = dict(about or {})
+        self._met = NO_BALLOT  # the master of the latest epoch
         if self.can_resume:
             self._about["session"] = secrets.token_hex(16)
 
@@ -93,9 +95,26 @@ class Dialer:
                 about=about,
             )  # fmt: skip
             early = _greet(self.address, channel, session, deadline_s, received is not None)
+            self._meet(session)
             channel.setblocking(False)
             undo.pop_all()
         return Line(channel, session, early)
+
+    def _meet(self, session: Session) -> None:
+        """Raise NoMasterError if this is an earlier master than one that this client has met.
+
+        It may not know yet that it was replaced. The session has gone on with the later one, so its
+        counts of messages mean nothing here.
+        """
+        about = {} if session.peer is None else session.peer.about
+        epoch, url = about.get("epoch"), about.get("url")
+        if type(epoch) is not int or not isinstance(url, str):
+            return  # a program that is not a master refuses the connection later
+        master = Ballot(epoch, url)
+        if was_replaced(master, self._met):
+            reason = f"{self._met.url} has replaced the master there"
+            raise NoMasterError(self.address, reason)
+        self._met = max(self._met, master)
 
 
 def _dial(address: str, timeout_s: float) -> socket.socket:

@@ -142,11 +142,14 @@ class Attempts:
         number comes first. An attempt that was lost with its worker may return with it.
         """
         within, cancelled = set(kept.within), set(kept.cancelled)
+        later: set[str] = set()  # tasks of which the worker has named an attempt before
         for task_id, attempt in sorted(kept.attempts, key=_by_number, reverse=True):
             task = self._graph.tasks.get(task_id)
+            is_first = attempt == 0 and task_id not in later  # a child that was started there
             is_latest = task is not None and (
-                attempt in (0, self._lost.get(task)) or attempt > task.attempt
+                is_first or attempt == self._lost.get(task) or attempt > task.attempt
             )
+            later.add(task_id)
             if task is not None and task in self._eager.tasks:
                 self._eager.cancel(task)
             if task is not None and task.state is not ASSIGNED:

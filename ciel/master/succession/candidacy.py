@@ -7,8 +7,20 @@ enough. So a standby that has lost its own connection disturbs nobody.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ciel.core.masters import Ballot, Succession
+
+
+class VoterAnswer(NamedTuple):
+    """Why a voter refuses, or "", what it has promised, and the URL of the master that it hears.
+    `is_absent`: it did not answer.
+    """
+
+    reason: str
+    promised: Ballot
+    hears: str = ""
+    is_absent: bool = False
 
 
 def contested(url: str, latest: Sequence[Succession]) -> list[Succession]:
@@ -26,13 +38,14 @@ def may_follow(latest: Sequence[Succession], epoch: int) -> bool:
 
 class Round:
     """One round: the voters of each succession in `latest` are asked, and a majority of each is
-    needed by which another master could be elected. The last one of `latest` is the latest
-    succession that the candidate knows.
+    needed by which another master could be elected. The first one of `latest` is in effect, as far
+    as the candidate knows; the last one is the latest succession.
     """
 
     def __init__(self, ballot: Ballot, latest: Sequence[Succession], *, only_asks: bool) -> None:
         self.ballot = ballot
         self.only_asks = only_asks
+        self.successions = tuple(latest)
         self.latest = latest[-1]
         self.voters = {voter: at for item in latest for voter, at in item.voters.items()}
         """The addresses of those to ask, by identity."""
@@ -41,17 +54,18 @@ class Round:
         self.elected = ""
         """The URL of a master of a later epoch that a voter hears: it was elected."""
         self._contested = contested(ballot.url, latest)
+        # A standby that was only proposed has to wait: its master may have lost the proposal.
+        self._is_eligible = ballot.url in latest[0].urls
         self._granted: set[str] = set()
         self._refused: dict[str, str] = {}
 
-    def answered(self, voter: str, reason: str, promised: Ballot, hears: str) -> None:
-        """Take the answer of a voter: why it refuses, or "", what it has promised, and the URL of
-        the master that it hears.
-        """
-        if reason:
-            self._refused[voter] = reason
+    def answered(self, voter: str, answer: VoterAnswer) -> None:
+        """Take the answer of a voter; one that is absent has granted nothing."""
+        if answer.reason or answer.is_absent:
+            self._refused[voter] = answer.reason or "no answer"
         else:
             self._granted.add(voter)
+        promised, hears = answer.promised, answer.hears
         self.seen_epoch = max(self.seen_epoch, promised.epoch)
         is_other = hears not in ("", self.ballot.url) and hears == promised.url
         if is_other and promised.epoch > self.latest.epoch:
@@ -59,7 +73,9 @@ class Round:
 
     @property
     def is_won(self) -> bool:
-        return all(item.is_majority(self._granted) for item in self._contested)
+        return self._is_eligible and all(
+            item.is_majority(self._granted) for item in self._contested
+        )
 
     @property
     def is_over(self) -> bool:
@@ -70,4 +86,5 @@ class Round:
         """Describe the result for the log."""
         reasons = sorted(set(self._refused.values()))
         refused = f"; {len(self._refused)} refused: {'; '.join(reasons)}" if reasons else ""
-        return f"{len(self._granted)} of {len(self.voters)} workers agree{refused}"
+        wait = "" if self._is_eligible else "; it is not in the succession in effect"
+        return f"{len(self._granted)} of {len(self.voters)} workers agree{refused}{wait}"

@@ -36,6 +36,7 @@ class Reign:
         self._before = tuple(before) or (Succession(epoch, 0, (url,), {}),)
         """The successions in effect: one, except in the beginning."""
         self._proposed_at = ALL  # the number of the append with the proposal
+        self._own_stored = 0  # the last append that is durable at this master
         self._stored_by: set[str] = set()  # the voters that have stored the latest succession
         # The last durable append of each standby that follows, by its URL.
         self._standbys: dict[str, int] = {}
@@ -56,6 +57,14 @@ class Reign:
         return self.agreed.epoch == self.epoch
 
     # --- events -----------------------------------------------------------------------------------
+
+    def own_stored(self, stored: int) -> None:
+        """Note the last append that is durable at this master itself.
+
+        A proposal that it could still lose takes no effect, and no voter hears of it: a restarted
+        master would not know who may be elected, or could not be elected itself.
+        """
+        self._own_stored = stored
 
     def standby_stored(self, url: str, stored: int) -> None:
         """Note that a standby follows, and its last durable append."""
@@ -112,6 +121,8 @@ class Reign:
 
     def voters_to_inform(self) -> dict[str, str]:
         """Return the voters that should store the latest succession, and have not yet."""
+        if self.proposed is not None and self._own_stored < self._proposed_at:
+            return {}
         latest = (*self._before, *([] if self.proposed is None else [self.proposed]))
         found = dict(self._workers)
         for succession in latest:  # a voter that is away may still obey an earlier master
@@ -123,11 +134,10 @@ class Reign:
     def _is_agreed_by(self, before: Succession) -> bool:
         if before.is_majority(self._stored_by):
             return True
-        return all(self._stored(url) >= self._proposed_at for url in before.urls)
-
-    def _stored(self, url: str) -> int:
-        return ALL if url == self.url else self._standbys.get(url, 0)
+        stored = {**self._standbys, self.url: self._own_stored}
+        return all(stored.get(url, 0) >= self._proposed_at for url in before.urls)
 
     def _recount(self) -> None:
         urls = self.agreed.urls if self.proposed is None else self.agreed.urls + self.proposed.urls
-        self.limit = min(map(self._stored, urls)) if self.took_office else 0
+        stored = [self._standbys.get(url, 0) for url in urls if url != self.url]
+        self.limit = min([ALL, *stored]) if self.took_office else 0

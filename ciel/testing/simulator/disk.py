@@ -69,6 +69,13 @@ class FakeDisk:
                 file.content = file.content[: reader.good_bytes]
                 file.safe_bytes = len(file.content)
 
+    def adopt_copy(self, content: bytes) -> None:
+        """Let a durable copy of the groups of another journal replace all files."""
+        file = FakeFile()
+        file.content = HEADER + content
+        file.safe_bytes = len(file.content)
+        self.files = [file]
+
     def begin_file(self) -> FakeFile:
         """Begin a new file, whose header is safe when this returns."""
         file = FakeFile()
@@ -80,14 +87,18 @@ class FakeDisk:
 
 class FakeJournal:
     """The journal of one master, until that master dies. `on_durable` is called when `durable`, the
-    number of the last durable append, has grown.
+    number of the last durable append, has grown; `followers` with each append, before it is stored.
     """
 
-    def __init__(self, world: World[Any], disk: FakeDisk) -> None:
+    def __init__(self, world: World[Any], disk: FakeDisk, *, is_open: bool = True) -> None:
+        """Without `is_open`, the owner first reads the `groups`, and then calls `open`."""
         self.on_durable: Callable[[], object] = lambda: None
+        self.followers: list[Callable[[int, bytes], object]] = []
         self.durable = 0
         self._world = world
-        self._file = disk.begin_file()
+        self._disk = disk
+        self._file = disk.begin_file() if is_open else FakeFile()
+        self._actions: list[Callable[[int], object]] = []  # after the next group
         self._appended = 0
         self._waiting: list[bytes] = []
         self._is_writing = False
@@ -96,11 +107,46 @@ class FakeJournal:
 
     def append(self, records: Sequence[Message]) -> int:
         """Store records; return the number of this append."""
-        self._waiting.append(encode_records(records))
+        return self.append_frames(encode_records(records))
+
+    def append_frames(self, frames: bytes) -> int:
+        """Store encoded records; return the number of this append."""
+        for follow in self.followers:
+            follow(self._appended + 1, frames)
+        self._waiting.append(frames)
         self._appended += 1
+        self._write_soon()
+        return self._appended
+
+    def _write_soon(self) -> None:
         if not self._is_writing:
             self._is_writing = True
             self._after(self._write)
+
+    def groups(self) -> Iterator[Group]:
+        """Yield the groups on the disk. Raises DamagedJournalError."""
+        return self._disk.groups()
+
+    def open(self) -> None:
+        """Begin a new file after the existing ones."""
+        self._file = self._disk.begin_file()
+
+    def begin_file(self, done: Callable[[bytes, int], object]) -> None:
+        """Continue in a new file soon, and then call `done` with the content of the files before
+        it, without their headers, and with the last append in them.
+        """
+        self._actions.append(lambda last: self._begin_file(done, last))
+        self._write_soon()
+
+    def _begin_file(self, done: Callable[[bytes, int], object], last: int) -> None:
+        self._file.safe_bytes = len(self._file.content)
+        content = b"".join([file.content[len(HEADER) :] for file in self._disk.files])
+        self._file = self._disk.begin_file()
+        done(content, last)
+
+    @property
+    def appended(self) -> int:
+        """The number of the last append."""
         return self._appended
 
     def close(self) -> None:
@@ -136,15 +182,18 @@ class FakeJournal:
             self._file.content += seal(b"".join(self._waiting), self._world.timeline.now_s)
             self._waiting.clear()
         self._is_syncing = True
-        self._after(self._sync, self._appended)
+        actions, self._actions = self._actions, []
+        self._after(self._sync, self._appended, actions)
 
-    def _sync(self, last: int) -> None:
+    def _sync(self, last: int, actions: Sequence[Callable[[int], object]]) -> None:
         if self._is_closed:
             return
         self._is_syncing = False
         if not self._world.happens(self._world.options.lying_share):
             self._file.safe_bytes = len(self._file.content)
-        self._is_writing = bool(self._waiting)
+        for action in actions:
+            action(last)
+        self._is_writing = bool(self._waiting or self._actions)
         if self._is_writing:
             self._after(self._write)
         self._report(last)

@@ -55,6 +55,7 @@ class FakeClient:
         self._world = world
         self._dial = dial
         self._away_since_s: float | None = None
+        self._found_at_s = 0.0  # when the last master has started
         self._lives = 0
         self._said: list[Message] = []
         self._steps_said = 0
@@ -211,6 +212,16 @@ class FakeClient:
 
     def check_promises(self, master: MasterMachine) -> None:
         """Check that a restarted master has all that an earlier one has told this client."""
+
+    def finds_master(self, before_until_s: float) -> None:
+        """Note that a master serves, and until when the one before it did: the time between them
+        does not count as absence of this client.
+        """
+        self._found_at_s = self._world.timeline.now_s
+        if self._away_since_s is not None:
+            now_s = self._world.timeline.now_s
+            away_s = min(now_s, before_until_s) - self._away_since_s
+            self.away_max_s, self._away_since_s = max(self.away_max_s, away_s), now_s
 
     def watch(self) -> None:
         """Subscribe to the job again, after a retry of the ended job."""

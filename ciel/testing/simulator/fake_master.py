@@ -6,6 +6,7 @@ It lives from the start of its process to its end. Its `journal` may be read by 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
     DropObjects,
     Heartbeat,
+    MastersNamed,
     MasterStarted,
     Message,
     Received,
@@ -22,7 +24,9 @@ from ciel.core.events import (
     StartOver,
     TaskReported,
 )
+from ciel.core.masters import NO_BALLOT, Ballot
 from ciel.master.journal import Journal, NullJournal
+from ciel.master.service import STALL_S
 from ciel.master.state import invariants
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import topics
@@ -40,6 +44,7 @@ from ciel.testing.simulator.world import (
     Connection,
     Hello,
     Line,
+    Process,
     Refusal,
     World,
 )
@@ -48,23 +53,33 @@ from ciel.wire import messages
 _Key = tuple[bool, str]  # whether the peer is a worker, and the token of its session
 
 
-class FakeMaster:
+class FakeMaster(Process):
     """Serves connections and sessions, ends the machine's ticks, and sends heartbeats."""
 
     def __init__(
-        self, world: World[FakeWorker], machine: MasterMachine, journal: Journal | None = None
-    ) -> None:
+        self, world: World[FakeWorker], machine: MasterMachine, journal: FakeJournal | None = None,
+        followed: Journal | None = None, ballot: Ballot = NO_BALLOT,
+    ) -> None:  # fmt: skip
+        """`followed`: the journal as far as it is durable at standbys, too. `ballot`: the epoch and
+        the URL, if there are several masters.
+        """
+        super().__init__(world)
         self.machine = machine
-        self.is_dead = False
+        self.ended_at_s = float("inf")
+        self.ballot = ballot
+        self.on_workers_changed: Callable[[], object] = lambda: None
+        """Called when a worker has joined or was lost."""
         self.records: list[Message] = []
         """The records of this master, in order; see `restored`."""
         machine.bulk.steps_per_tick = world.options.steps_per_tick
-        self._world = world
-        self._journal = journal or NullJournal()
-        if isinstance(journal, FakeJournal):
-            journal.on_durable = self._journal_durable
-        self._write_ahead = WriteAhead(self._journal)
-        self._connections: list[Connection] = []
+        self._witness = world.witness
+        self._journal = journal
+        if journal is not None:
+            journal.on_durable = lambda: self._live(self.journal_durable)
+        self._write_ahead = WriteAhead(followed or journal or NullJournal())
+        self._masters: tuple[str, ...] = ()
+        self._workers_version = 0
+        self.connections: list[Connection] = []
         self._peers: dict[str, Peer | PeerSession] = {}  # by name
         self._sessions: dict[_Key, PeerSession] = {}
         self._returning: dict[str, Line] = {}  # connections that will carry their sessions
@@ -79,9 +94,10 @@ class FakeMaster:
     def die(self, *, silently: bool) -> None:
         """End the process. If `silently`, its host does not answer any more."""
         self.is_dead = True
-        if isinstance(self._journal, FakeJournal):
+        self.ended_at_s = self._now_s
+        if self._journal is not None:
             self._journal.die()
-        for connection in self._connections:
+        for connection in self.connections:
             if silently:
                 connection.cut(silently=True)
             else:
@@ -89,7 +105,7 @@ class FakeMaster:
 
     def open_connections(self) -> list[Connection]:
         """Return the connections that have not ended here."""
-        return [connection for connection in self._connections if connection.is_open(MASTER)]
+        return [connection for connection in self.connections if connection.is_open(MASTER)]
 
     @property
     def has_unsent(self) -> bool:
@@ -102,19 +118,43 @@ class FakeMaster:
         """Whether all messages were sent and acknowledged."""
         return not (self.has_unsent or any(s.unconfirmed() for s in self._sessions.values()))
 
-    def _after(self, delay_s: float, act: Callable[..., None], *arguments: object) -> None:
-        self._world.timeline.after(delay_s, self._live, act, *arguments)
+    def thaw(self) -> float:
+        """Continue; the time of the stall does not count as silence of others."""
+        late_s = super().thaw()
+        if late_s > STALL_S:
+            for session in self._sessions.values():
+                session.gone_at_s += late_s
+            self.machine.was_stalled(late_s)
+        return late_s
 
-    def _live(self, act: Callable[..., None], *arguments: object) -> None:
-        if not self.is_dead:
-            act(*arguments)
+    def depose(self) -> None:
+        """Note that a later master serves: this one may go on, and what it does has no effect."""
+        self._witness = deepcopy(self._witness)
+
+    def voters(self) -> dict[str, str]:
+        """Return the workers that can vote for masters: addresses by work directory."""
+        facts = [node.facts for node in self.machine.workers.values()]
+        return {item.spool: item.netloc for item in facts}
+
+    def name_masters(self, urls: tuple[str, ...]) -> None:
+        """Tell all clients where a master may be found when this one is gone."""
+        self._masters = urls
+        for (is_worker, _), session in self._sessions.items():
+            if not is_worker:
+                session.send(MastersNamed(urls))
+
+    def beat(self) -> None:
+        """Let all peers hear from this master."""
+        for session in self._sessions.values():
+            if session.peer is not None:
+                session.peer.send(Heartbeat())
 
     # --- clients ----------------------------------------------------------------------------------
 
     def accept_client(self, connection: Connection) -> None:
         """Serve a client. If it has a session, its first message says so."""
         name = connection.name
-        self._connections.append(connection)
+        self.connections.append(connection)
         line: Any = self._line(connection, messages.TO_CLIENT)
         if not self._world.options.journal:
             self._peers[name] = line
@@ -140,12 +180,21 @@ class FakeMaster:
                 self.machine.client_gone(name, self._now_s)
             self._end_tick_soon()
 
-        connection.attach(MASTER, receive, hear_end)
+        self._attach(connection, receive, hear_end)
+
+    def _attach(
+        self, connection: Connection, receive: Callable[[Any], None], hear_end: Callable[[], None]
+    ) -> None:
+        connection.attach(
+            MASTER,
+            lambda message: self._when_it_runs(receive, message),
+            lambda: self._when_it_runs(hear_end),
+        )
 
     def _client_sent(self, name: str, message: Message) -> None:
         before = dict(self.machine.graph.tasks) if isinstance(message, ReleaseObjects) else {}
         self.machine.client_sent(name, message, self._now_s)
-        self._world.witness.handed_over(self.machine, before)
+        self._witness.handed_over(self.machine, before)
 
     def _greet_client(self, line: Line, hello: ClientHello) -> None:
         session = self._sessions.get((False, hello.token))
@@ -158,12 +207,14 @@ class FakeMaster:
         )
         self._peers[session.name] = self._sessions[False, hello.token] = session
         self._start_over(session, hello.received)
+        if self._masters:
+            session.send(MastersNamed(self._masters))
 
     # --- workers ----------------------------------------------------------------------------------
 
     def accept_worker(self, connection: Connection) -> None:
         name = connection.name
-        self._connections.append(connection)
+        self.connections.append(connection)
         line = self._line(connection, messages.TO_WORKER)
 
         def receive(message: Message | Hello) -> None:
@@ -189,10 +240,10 @@ class FakeMaster:
                 self._probe(name)
                 self._end_tick_soon()
 
-        connection.attach(MASTER, receive, hear_end)
+        self._attach(connection, receive, hear_end)
 
     def _worker_sent(self, name: str, message: Message) -> None:
-        witness = self._world.witness
+        witness = self._witness
         before = witness.standing(self.machine, message)
         self.machine.worker_sent(name, message, self._now_s)
         witness.reported(self.machine, name, message, before)
@@ -210,7 +261,7 @@ class FakeMaster:
         self._change_workers(partial(self.machine.worker_joined, returns=returns), hello.facts)
         session = PeerSession(name, cast(Peer, line), hello.token, confirms_late=True)
         self._peers[name] = self._sessions[True, hello.token] = session
-        self._world.witness.joined(self.machine, hello.facts)
+        self._witness.joined(self.machine, hello.facts)
         self._start_over(session, hello.received)
 
     def _probe(self, name: str) -> None:
@@ -220,6 +271,8 @@ class FakeMaster:
     def _probed(self, name: str) -> None:
         node = self.machine.workers.get(name)
         if node is None or not node.suspicion or not self._world.is_reachable(name):
+            return
+        if self._world.are_apart(self.ballot.url, name):
             return
         if node.facts.netloc not in self._world.serving:
             lost = partial(self.machine.worker_lost, died=True)
@@ -234,7 +287,7 @@ class FakeMaster:
         act(*arguments, self._now_s)
         for worker_id, worker in before.items():
             if self.machine.workers.get(worker_id) is not worker:
-                self._world.witness.worker_lost(worker_id, worker.facts.netloc)
+                self._witness.worker_lost(worker_id, worker.facts.netloc)
                 session = cast(PeerSession, self._peers.pop(worker_id))
                 del self._sessions[True, session.token]
                 session.end()
@@ -263,7 +316,11 @@ class FakeMaster:
         return None
 
     def _resume(self, session: PeerSession, line: Line, received: int) -> None:
-        assert session.may_be_unknown or session.take_confirmation(received)
+        if not (session.may_be_unknown or session.take_confirmation(received)):
+            # A worker has left this connection for another one, whose messages arrived earlier.
+            assert self.ballot != NO_BALLOT
+            line.connection.close(MASTER)
+            return
         old: Any = session.peer
         session.peer = None
         session.gone_at_s = float("inf")
@@ -320,10 +377,6 @@ class FakeMaster:
 
     # --- ticks and time ---------------------------------------------------------------------------
 
-    @property
-    def _now_s(self) -> float:
-        return self._world.timeline.now_s
-
     def change(self, topic: str, job_id: str) -> str:
         """Make a change that a user requests; return "", or the reason if it is refused.
 
@@ -334,7 +387,7 @@ class FakeMaster:
             topics.change(self.machine, topic, {"job": job_id}, self._now_s)
         except CielError as error:
             return str(error)
-        if isinstance(self._journal, FakeJournal):
+        if self._journal is not None:
             self._end_tick()
             self._journal.make_durable()
         else:
@@ -345,7 +398,7 @@ class FakeMaster:
         awaited = dict(self.machine.membership.awaited)
         self._change_workers(self.machine.check_timeouts)
         for worker_id in awaited.keys() - self.machine.membership.awaited.keys():
-            self._world.witness.worker_lost(worker_id, awaited[worker_id])
+            self._witness.worker_lost(worker_id, awaited[worker_id])
         self._maintain_sessions()
         for worker_id, worker in self.machine.workers.items():
             if worker.suspicion:
@@ -360,7 +413,7 @@ class FakeMaster:
         """Show the witness the new records of this tick."""
         journal = self.machine.journal
         for record in journal[self._journal_read :]:
-            self._world.witness.believed(record)
+            self._witness.believed(record)
         self._journal_read = len(journal)
 
     def _end_tick_soon(self, delay_s: float | None = None) -> None:
@@ -369,10 +422,10 @@ class FakeMaster:
         due_s = self._now_s + delay_s
         if self._tick_due_s is None or due_s < self._tick_due_s:
             self._tick_due_s = due_s
-            self._world.timeline.at(due_s, self._tick_due, due_s)
+            self._world.timeline.at(due_s, self._live, self._tick_due, due_s)
 
     def _tick_due(self, due_s: float) -> None:
-        if due_s == self._tick_due_s and not self.is_dead:  # else an earlier tick was scheduled
+        if due_s == self._tick_due_s:  # else an earlier tick was scheduled
             self._end_tick()
 
     def _end_tick(self) -> None:
@@ -389,11 +442,14 @@ class FakeMaster:
         outbox = machine.take_outbox()
         for peer, message in outbox[said_before:]:
             if isinstance(message, DropObjects) and not message.unless_complete:
-                self._world.witness.released(machine, listed[peer].intersection(message.objects))
+                self._witness.released(machine, listed[peer].intersection(message.objects))
         self._write(outbox)
+        if self._workers_version != machine.workers_version:
+            self._workers_version = machine.workers_version
+            self.on_workers_changed()
         self._ticks += 1
         if self._ticks % self._world.options.ticks_per_check == 0:
-            check_master(machine, self._world.witness)
+            check_master(machine, self._witness)
         next_s = machine.due_s()
         if next_s is not None:
             self._end_tick_soon(max(next_s - self._now_s, 0.0))
@@ -404,7 +460,7 @@ class FakeMaster:
         sent: list[tuple[Peer | PeerSession, Message]] = []
         for name, message in outbox:
             if name in machine.workers:
-                self._world.witness.sent(machine, name, message)
+                self._witness.sent(machine, name, message)
             if (peer := self._peers.get(name)) is not None:
                 sent.append((peer, message))
         records, self._journal_read = machine.take_journal(), 0
@@ -413,7 +469,8 @@ class FakeMaster:
         if caused is not None:
             self._release(caused)
 
-    def _journal_durable(self) -> None:
+    def journal_durable(self) -> None:
+        """Send the messages of ticks whose records have become durable."""
         for caused in self._write_ahead.take_durable():
             self._release(caused)
 

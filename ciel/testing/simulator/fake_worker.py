@@ -34,6 +34,7 @@ from ciel.master.state.workers import WorkerFacts
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
 from ciel.testing.simulator.lots import Surroundings, run_lots
+from ciel.testing.simulator.masters.voter import FakeVoter
 from ciel.testing.simulator.workloads import PROCESS, Outcome, run
 from ciel.testing.simulator.world import PEER, Connection, Hello, Line, Refusal, World, size_of
 from ciel.wire import messages
@@ -91,8 +92,9 @@ class FakeWorker:
 
     def __init__(
         self, world: World[FakeWorker], facts: WorkerFacts, store: dict[ObjectId, bytes],
-        dial: Callable[[FakeWorker], Connection | None],
+        dial: Callable[[FakeWorker], Connection | None], voter: FakeVoter | None = None,
     ) -> None:  # fmt: skip
+        """`voter`: its vote, if there are several masters."""
         self.world = world
         self.facts = facts
         self.store = store
@@ -118,6 +120,10 @@ class FakeWorker:
         self.is_frozen = False
         self.has_met_master = False
         self._dial = dial
+        self.voter = voter
+        if voter is not None:
+            voter.leave = self._leave
+            voter.connection = self._session_connection
         self._heard_at_s = 0.0
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._tick_due_s: float | None = None
@@ -171,7 +177,7 @@ class FakeWorker:
         if connection is None:
             self._connect_later()
             return
-        self._heard_at_s = self.world.timeline.now_s
+        self._hear()
         connection.attach(
             PEER,
             lambda message: self._live(self._said, connection, message),
@@ -179,13 +185,46 @@ class FakeWorker:
         )
         if self.session is not None:
             connection.send(PEER, Hello(self.facts, self.session.token, self.session.received))
+            self._turn_away(connection)
             return
         self._sessions += 1
         token = f"{self.facts.id} {self._sessions}"
         connection.send(PEER, Hello(self.facts, token, None))
+        if self._turn_away(connection):
+            return
         self.session = PeerSession("master", self._line(connection), token)
         self.machine.master_reached()
         self._flush()
+
+    def _turn_away(self, connection: Connection) -> bool:
+        """Close a new connection if this worker does not obey the master; that one may have
+        admitted the worker already.
+        """
+        if self.voter is None:
+            return False
+        try:
+            reason = self.voter.objection(connection.master)
+        except OSError:
+            reason = "its promise cannot be stored"
+        if reason:
+            self.world.note(self.facts.id, f"does not obey {connection.master}: {reason}")
+            self._lost(connection)
+        return bool(reason)
+
+    def _leave(self) -> None:
+        """Leave the master that this worker has: messages that were sent may still arrive."""
+        if self.connection is not None:
+            self._lost(self.connection)
+
+    def _session_connection(self) -> Connection | None:
+        """Return the connection that the session uses now."""
+        line: Any = None if self.session is None else self.session.peer
+        return None if line is None else line.connection
+
+    def _hear(self) -> None:
+        self._heard_at_s = self.world.timeline.now_s
+        if self.voter is not None:
+            self.voter.heard_at_s = self._heard_at_s
 
     def _line(self, connection: Connection) -> Peer:
         is_coded = self.world.options.through_wire
@@ -195,7 +234,9 @@ class FakeWorker:
         session = self.session
         if connection is not self.connection or session is None:
             return
-        self._heard_at_s = self.world.timeline.now_s
+        self._hear()
+        if self.voter is not None:
+            self.world.chronicle.obeyed(self.voter.name, connection.master)
         if isinstance(message, Refusal):
             self.session = None
             self.machine.master_lost(self.world.timeline.now_s)
@@ -229,6 +270,8 @@ class FakeWorker:
             self._connect_later()
 
     def _connect_later(self) -> None:
+        if self.voter is not None:
+            self.voter.places.failed(self.world.timeline.now_s)
         self._later(self.world.mean(self.world.options.reconnect_mean_s), self.connect)
 
     def _beat(self) -> None:
@@ -458,7 +501,10 @@ class FakeWorker:
         waiting process that continues.
         """  # fmt: skip
         order = self.running[key].order
-        failures = self.world.witness.started(key, self.facts.id)
+        life = self.facts.id
+        if self.voter is not None:  # two masters may give attempts the same number
+            life += f" {self.voter.state.promised}"
+        failures = self.world.witness.started(key, life)
         if "lots" in read_arguments(order.spec.payload):
             self._run_lots(key, memory)
             return

@@ -11,7 +11,10 @@ from collections.abc import Callable
 from ciel.testing.simulator.cluster import Cluster
 from ciel.testing.simulator.disk import DamagedJournalError
 from ciel.testing.simulator.fake_worker import FakeWorker
+from ciel.testing.simulator.masters.candidates import FakeStandby
+from ciel.testing.simulator.masters.host import MasterHost
 from ciel.testing.simulator.witness import Violation
+from ciel.testing.simulator.world import Process
 
 
 class Faults:
@@ -32,9 +35,13 @@ class Faults:
         self._every(options.cut_interval_s, self._cut)
         self._every(options.pause_interval_s, self._pause)
         self._every(options.client_cut_interval_s, self._cut_client)
-        self._every(options.crash_interval_s, self._crash)
+        crash = self._crash_host if cluster.hosts else self._crash
+        self._every(options.crash_interval_s, crash)
         self._every(options.partition_interval_s, self._partition)
         self._every(options.wall_interval_s, self._raise_wall)
+        self._every(options.freeze_interval_s, self._freeze)
+        self._every(options.separation_interval_s, self._separate)
+        self._every(options.standby_cut_interval_s, self._cut_standby)
 
     def _every(self, interval_s: float, act: Callable[[], None]) -> None:
         """Call `act` at random intervals until faults end."""
@@ -167,3 +174,71 @@ class Faults:
             if not self._options.lying_share:
                 raise Violation("journal", f"it is damaged: {error}") from None
             self.has_refused = True
+
+    # --- masters and standbys ---------------------------------------------------------------------
+
+    def _crash_host(self) -> None:
+        """Kill the process on one of the hosts. An administrator starts it again as what it was,
+        or a master as a standby.
+        """
+        options, host = self._options, self._chance.choice(self._cluster.hosts)
+        is_silent = self._is_silent()
+        loses_power = self._chance.random() < options.power_share
+        delay_s = self._world.mean(options.master_restart_mean_s)
+        as_standby = self._chance.random() < 0.3
+        process = host.process
+        if process is None or process.is_dead:
+            return
+        as_standby = as_standby or isinstance(process, FakeStandby)
+        if not self._world.happens_now(f"{host.url} is killed{' by a power cut' * loses_power}"):
+            return
+        self._world.note(host.url, "was killed")
+        host.die(silently=is_silent or loses_power)
+        if loses_power:
+            host.disk.lose_power(self._chance)
+        self._repair_after(delay_s, self._restart_host, host, as_standby)
+
+    def _restart_host(self, host: MasterHost, as_standby: bool) -> None:
+        try:
+            host.restart(as_standby=as_standby)
+        except DamagedJournalError as error:
+            raise Violation(host.url, f"its journal is damaged: {error}") from None
+
+    def _freeze(self) -> None:
+        host = self._chance.choice(self._cluster.hosts)
+        process = host.process
+        for_s = self._world.mean(self._options.freeze_mean_s)
+        if process is None or process.is_dead or process.is_frozen:
+            return
+        if self._world.happens_now(f"{host.url} is stopped for {for_s:.1f} s"):
+            self._world.note(host.url, "was stopped")
+            process.freeze()
+            self._repair_after(for_s, self._thaw, host, process)
+
+    def _thaw(self, host: MasterHost, process: Process) -> None:
+        self._world.note(host.url, "was continued")
+        process.thaw()
+
+    def _separate(self) -> None:
+        """Separate a host from all other parties, or from some."""
+        cluster, chance = self._cluster, self._chance
+        host = chance.choice(cluster.hosts)
+        names = [other.url for other in cluster.hosts if other is not host]
+        names += [worker.place for worker in cluster.workers]
+        names += [client.plan.job.id for client in cluster.clients]
+        some = (
+            names if chance.random() < 0.4 else chance.sample(names, chance.randint(1, len(names)))
+        )
+        for_s = self._world.mean(self._options.separation_mean_s)
+        if self._world.happens_now(f"{host.url} is separated from {', '.join(sorted(some))}"):
+            self._world.note(host.url, f"was separated from {some}")
+            pairs = cluster.separate(host, set(some))
+            self._repair_after(for_s, self._world.apart.difference_update, pairs)
+
+    def _cut_standby(self) -> None:
+        host = self._chance.choice(self._cluster.hosts)
+        is_silent = self._is_silent()
+        process = host.process
+        if isinstance(process, FakeStandby) and process.connection is not None:
+            if self._world.happens_now(f"the standby {host.url} loses its connection"):
+                process.connection.cut(silently=is_silent)

@@ -100,6 +100,16 @@ class Options:
     master_restart_mean_s: float = 0.5
     lying_share: float = 0.0  # of calls that make records durable, and do nothing
 
+    # Further masters, which follow its journal. Crashes hit the host of any of them.
+    standbys: int = 0
+    freeze_interval_s: float = 0.0  # a master or standby is stopped, and continues
+    freeze_mean_s: float = 2.5
+    separation_interval_s: float = 0.0  # a host is separated from some or all parties
+    separation_mean_s: float = 4.0
+    standby_cut_interval_s: float = 0.0  # a standby loses its connection
+    vote_loss_share: float = 0.0  # of questions to voters, and of answers
+    full_share: float = 0.0  # of promises that a worker cannot store
+
     # The checks.
     ticks_per_check: int = 1
     nothing_runs_twice: bool = False
@@ -234,6 +244,16 @@ SCENARIOS: dict[str, Options] = {
         cut_interval_s=4.0, pause_interval_s=6.0, client_cut_interval_s=5.0, flap_share=0.1,
         growing_share=0.3, inline_share=0.2, flaky_share=0.1, hand_over_share=0.3,
         sync_mean_s=0.01,
+    ),
+    # Any of two masters is killed, stopped or separated from others; workers vote.
+    "standbys": replace(
+        _CALM, journal=True, standbys=1, tasks_per_job=10, growth_depth_max=2, phases_max=5,
+        release_share=0.0,
+        sync_mean_s=0.01, crash_interval_s=4.0, master_restart_mean_s=1.5, power_share=0.5,
+        freeze_interval_s=4.0, separation_interval_s=4.0, standby_cut_interval_s=6.0,
+        vote_loss_share=0.05, full_share=0.05, kill_interval_s=8.0, wipe_share=0.0, move_share=0.0,
+        cut_interval_s=8.0, pause_interval_s=10.0, pause_mean_s=1.5,
+        through_wire=False, ticks_per_check=4, faults_end_s=15.0,
     ),
     # A disk that says too early that records are durable.
     "lies": replace(

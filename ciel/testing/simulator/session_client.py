@@ -11,6 +11,7 @@ from typing import cast
 
 from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
+    LOST_AFTER_S,
     AddTask,
     Heartbeat,
     Message,
@@ -22,6 +23,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED, JobState
+from ciel.core.masters import NO_BALLOT, was_replaced
 from ciel.core.refs import Failure, Value
 from ciel.master.state.machine import MasterMachine
 from ciel.net.control import Peer
@@ -47,6 +49,8 @@ class SessionClient(FakeClient):
         self, world: World[FakeWorker], plan: Plan, dial: Callable[[str], Connection | None]
     ) -> None:
         self._session: PeerSession | None = None
+        self._heard_at_s = 0.0
+        self._met = NO_BALLOT  # the master of the latest epoch
         world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
         super().__init__(world, plan, dial)
 
@@ -59,11 +63,15 @@ class SessionClient(FakeClient):
         if connection is None:
             self._connect_later()
             return
+        if was_replaced(connection.master, self._met):
+            self._lost(connection)
+            return
         connection.attach(
             PEER,
             lambda message: self._received(connection, message),
             lambda: self._lost(connection),
         )
+        self._heard_at_s = self._world.timeline.now_s
         token, line = self.plan.job.id, self._line(connection)
         if self._session is None:
             connection.send(PEER, ClientHello(token, None))
@@ -92,8 +100,10 @@ class SessionClient(FakeClient):
         self._connection = None
         if self._session is not None:
             self._session.peer = None
-        if self._away_since_s is None:
-            self._away_since_s = self._world.timeline.now_s
+        if self._away_since_s is None:  # it may have noticed the loss late
+            since_s = max(self._heard_at_s, self._found_at_s)
+            has_masters = self._world.options.standbys > 0
+            self._away_since_s = since_s if has_masters else self._world.timeline.now_s
 
     def cut(self, *, for_good: bool, away_s: float, silently: bool) -> None:
         connection = self._connection
@@ -104,6 +114,10 @@ class SessionClient(FakeClient):
     def _beat(self) -> None:
         if self._session is not None:
             self._session.confirm()
+        silent_s = self._world.timeline.now_s - self._heard_at_s
+        if self._world.options.standbys and self._connection is not None:
+            if silent_s > LOST_AFTER_S:
+                self._lost(self._connection)
         self._world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
 
     # --- messages ---------------------------------------------------------------------------------
@@ -113,6 +127,8 @@ class SessionClient(FakeClient):
         if connection is not self._connection or session is None:
             return
         self._reached_master()
+        self._met = max(self._met, connection.master)
+        self._heard_at_s = self._world.timeline.now_s
         if isinstance(message, Received):
             assert session.take_confirmation(message.total)
             if session.peer is None:
@@ -121,7 +137,7 @@ class SessionClient(FakeClient):
             self._start_over(connection, session)
         elif not isinstance(message, Heartbeat):
             session.count(1)
-            self._heard(message)
+            self._heard(message)  # it ignores names of masters: it knows all
 
     def _send(self, message: Message) -> None:
         if self._session is not None:

@@ -126,6 +126,7 @@ class Simulation:
         for client in self.clients:
             yield from client.unrest()
         yield from self.user.unrest()
+        yield from self.cluster.unrest()
         if not self.master.is_idle:
             yield "master", "not all its messages are acknowledged"
         yield from unrest(self.master.machine, self.cluster.workers, self.world.witness)

@@ -11,8 +11,10 @@ from random import Random
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ciel.core.events import Message
+from ciel.core.masters import NO_BALLOT, Ballot
 from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.master.state.workers import WorkerFacts
+from ciel.testing.simulator.masters.chronicle import Chronicle
 from ciel.testing.simulator.options import Options
 from ciel.testing.simulator.witness import Witness
 from ciel.wire import codec, messages
@@ -67,6 +69,8 @@ class World(Generic[W]):
         self.powerless: set[str] = set()  # workers on hosts that do not answer any more
         self.partitioned: set[str] = set()  # workers and jobs whose clients do not reach the master
         self.walls: set[tuple[str, str]] = set()  # places of workers that cannot fetch from places
+        self.apart: set[frozenset[str]] = set()  # pairs of parties that do not reach each other
+        self.chronicle = Chronicle()
         self.log: list[tuple[float, str, object]] = []  # time, peer, and message
 
     def note(self, who: str, what: object) -> None:
@@ -75,6 +79,10 @@ class World(Generic[W]):
     def is_reachable(self, worker_id: str) -> bool:
         """Whether the master reaches the host of a worker."""
         return worker_id not in self.powerless and worker_id not in self.partitioned
+
+    def are_apart(self, one: str, other: str) -> bool:
+        """Whether two parties, or the processes or connections of them, are separated."""
+        return frozenset((party_of(one), party_of(other))) in self.apart
 
     def happens_now(self, what: str) -> bool:
         """Number a fault that is about to happen; return whether it does."""
@@ -102,6 +110,56 @@ class World(Generic[W]):
         return self.mean(options.latency_mean_s)
 
 
+def party_of(name: str) -> str:
+    """Return the party that a process or a connection belongs to: a master's host, the place of a
+    worker, or the job of a client.
+    """
+    return name.partition(".")[0]
+
+
+class Process:
+    """A simulated process: its events wait while it is frozen, and are dropped when it is dead."""
+
+    def __init__(self, world: World[Any]) -> None:
+        self.is_dead = False
+        self._frozen_at_s: float | None = None
+        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._world = world
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._frozen_at_s is not None
+
+    def freeze(self) -> None:
+        self._frozen_at_s = self._now_s
+
+    def thaw(self) -> float:
+        """Let the process continue; return how long it was frozen."""
+        assert self._frozen_at_s is not None
+        late_s, self._frozen_at_s = self._now_s - self._frozen_at_s, None
+        backlog, self._backlog = self._backlog, []
+        for act, arguments in backlog:
+            self._live(act, *arguments)
+        return late_s
+
+    @property
+    def _now_s(self) -> float:
+        return self._world.timeline.now_s
+
+    def _after(self, delay_s: float, act: Callable[..., None], *arguments: object) -> None:
+        self._world.timeline.after(delay_s, self._live, act, *arguments)
+
+    def _live(self, act: Callable[..., None], *arguments: object) -> None:
+        if not self.is_dead:
+            self._when_it_runs(act, *arguments)
+
+    def _when_it_runs(self, act: Callable[..., None], *arguments: object) -> None:
+        if self.is_frozen:
+            self._backlog.append((act, arguments))
+        else:
+            act(*arguments)
+
+
 class Hello(NamedTuple):
     """The first message of a worker on a connection. `received`: how many messages of its session
     it has, if it resumes one.
@@ -119,8 +177,17 @@ class ClientHello(NamedTuple):
     received: int | None
 
 
+class StandbyHello(NamedTuple):
+    """The first message of a standby."""
+
+    url: str
+
+
 class Refusal(NamedTuple):
     """The master has declared a worker dead, and ends its session."""
+
+
+Greeting = Hello | ClientHello | StandbyHello
 
 
 class Line(NamedTuple):
@@ -142,10 +209,13 @@ class Line(NamedTuple):
 
 
 class Connection:
-    """A simulated TCP connection between a peer (`name`) and the master."""
+    """A simulated TCP connection between a peer (`name`) and the master. `master`: what the master
+    says of itself, if there are several.
+    """
 
-    def __init__(self, world: World[Any], name: str) -> None:
+    def __init__(self, world: World[Any], name: str, master: Ballot = NO_BALLOT) -> None:
         self.name = name
+        self.master = master
         self.on_the_way = 0  # messages
         self._world = world
         self._receive: list[Callable[[Any], None]] = [lambda message: None] * 2
@@ -161,7 +231,7 @@ class Connection:
         self._receive[side] = receive
         self._hear_end[side] = hear_end
 
-    def send(self, side: int, message: Message | Hello | ClientHello | Refusal) -> None:
+    def send(self, side: int, message: Message | Greeting | Refusal) -> None:
         """Send a message from `side` to its peer."""
         if self._is_open[side] and not self._is_cut:
             self.on_the_way += 1

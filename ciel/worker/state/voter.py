@@ -8,13 +8,26 @@ majority, too. See docs/adr/0091.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ciel.core.masters import NO_BALLOT, Ballot, Succession
 
 SEEN_MAX = 16
 
 
+class Promises(NamedTuple):
+    """What must survive a restart of the worker; see `Voter`."""
+
+    promised: Ballot
+    known: Succession | None
+    seen: tuple[str, ...]
+
+
 class Voter:
-    """What one worker knows and has promised. Its owner stores changes before it answers."""
+    """What one worker knows and has promised.
+
+    After each call its owner stores `unstored`, if there is something, before it answers.
+    """
 
     def __init__(
         self,
@@ -28,6 +41,26 @@ class Voter:
         self.seen = seen
         """The URLs of masters in the latest successions. One that was struck off may have been
         elected before that was agreed."""
+        self._stored = self.promises
+
+    @property
+    def promises(self) -> Promises:
+        return Promises(self.promised, self.known, self.seen)
+
+    @property
+    def unstored(self) -> Promises | None:
+        """What is to be stored before the next answer leaves; None if nothing has changed."""
+        return None if self.promises == self._stored else self.promises
+
+    def stored(self, promises: Promises) -> None:
+        """Note that these promises are durable."""
+        self._stored = promises
+
+    def must_leave(self, master: str) -> bool:
+        """Whether the worker must leave the master with this URL, to which it is connected: it
+        obeys another one now. "" if it is connected to none.
+        """
+        return self.promised.url not in ("", master)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -46,10 +79,15 @@ class Voter:
             return f"in epoch {master.epoch} this worker obeys the master {self.promised.url}"
         return ""
 
-    def obey(self, master: Ballot) -> bool:
-        """Obey a master that is not refused; return whether that changes what is promised."""
-        before, self.promised = self.promised, master
-        return before != master
+    def meet(self, master: Ballot) -> str:
+        """Obey a master that the worker has reached; return why it is refused, or "".
+
+        Without a succession, a master needs no votes, and the worker promises nothing.
+        """
+        reason = self.refusal(master)
+        if not reason and self.known is not None:
+            self.promised = master
+        return reason
 
     def name(self, succession: Succession) -> str:
         """Take a succession from its master; return why it is refused, or ""."""

@@ -1,0 +1,163 @@
+"""Decides what a serving master does for its succession: record it, name it to voters, announce it.
+
+The caller reports events, and carries out the orders that the methods return. Then it releases what
+waited for standbys (`FollowedJournal.durable` may have grown).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ciel.core.events import Message, SuccessionChanged
+from ciel.core.masters import Ballot, Succession
+from ciel.master.journal import Journal
+from ciel.master.succession.candidacy import VoterAnswer
+from ciel.master.succession.reign import Reign
+
+BEAT_INTERVAL_S: Final = 0.3
+"""While a standby follows, every peer hears from the master this often: a master that is silent for
+a second may be replaced."""
+SILENT_MAX_S: Final = 2.0
+"""A standby that is silent for this time is gone: nothing of the master leaves meanwhile."""
+
+
+class FollowedJournal:
+    """The journal of a master with standbys: an append is durable when all of them have it, too."""
+
+    def __init__(self, journal: Journal, reign: Reign) -> None:
+        self._journal = journal
+        self._reign = reign
+
+    @property
+    def durable(self) -> int:
+        return min(self._journal.durable, self._reign.limit)
+
+    def append(self, records: Sequence[Message]) -> int:
+        return self._journal.append(records)
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+class NameSuccession(NamedTuple):
+    """Have a voter store a succession; report its answer (`Tenure.voter_answered`)."""
+
+    voter: str
+    netloc: str
+    succession: Succession
+
+
+class AnnounceMasters(NamedTuple):
+    """Tell clients where a master may be: a succession has taken effect."""
+
+    urls: tuple[str, ...]
+
+
+class RunAgain(NamedTuple):
+    """End, and ask the workers before serving again: one of them obeys another master."""
+
+    promised: Ballot
+
+
+Order = NameSuccession | AnnounceMasters | RunAgain
+
+
+class Tenure:
+    """Carries out what a `Reign` decides, from the start of a master to its end."""
+
+    def __init__(self, reign: Reign, journal: Journal, *, is_recorded: bool) -> None:
+        """`journal`: where successions are recorded, without its standbys. `is_recorded`: it has
+        the succession in effect.
+        """
+        self.reign = reign
+        self._journal = journal
+        self._is_recorded = is_recorded
+        self._asked: set[str] = set()  # the voters that have not answered yet
+        self._announced: tuple[str, ...] = (reign.url,)
+        self._agreed_at = 0  # the number of the append with the succession in effect
+        self._is_over = False
+
+    def end(self) -> None:
+        """Do nothing any more."""
+        self._is_over = True
+
+    def can_take_over(self, url: str) -> bool:
+        """Whether a standby knows that it may take over."""
+        return url in self._announced
+
+    @property
+    def must_beat(self) -> bool:
+        """Whether all peers must hear from this master with each beat."""
+        return len(self.reign.agreed.urls) > 1
+
+    @property
+    def awaits_journal(self) -> bool:
+        """Whether the next step may depend on what is durable at this master."""
+        return self.reign.proposed is not None
+
+    def is_gone(self, url: str, silent_s: float) -> bool:
+        """Whether a standby that has been silent for a time counts as lost."""
+        return silent_s >= SILENT_MAX_S and url in self.reign.agreed.urls
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def standby_stored(self, url: str, number: int) -> None:
+        """Note the last append that is durable at a standby."""
+        self.reign.standby_stored(url, number)
+
+    def standby_lost(self, url: str) -> None:
+        """Note that a standby does not follow any more."""
+        self.reign.standby_lost(url)
+
+    def workers_changed(self, workers: Mapping[str, str]) -> None:
+        """Note which workers have joined: addresses by identity."""
+        self.reign.workers_changed(workers)
+
+    def voter_answered(self, order: NameSuccession, answer: VoterAnswer) -> list[Order]:
+        """Take the answer of a voter to a succession."""
+        self._asked.discard(order.voter)
+        if self._is_over or answer.is_absent:
+            return []  # it is asked again with the next step
+        if not answer.reason:
+            self.reign.voter_stored(order.voter, order.succession.version)
+            return self.step()
+        if answer.promised.epoch >= self.reign.epoch:
+            return [RunAgain(answer.promised)]
+        return []
+
+    # --- decisions --------------------------------------------------------------------------------
+
+    def step(self) -> list[Order]:
+        """Carry the succession on as far as possible now."""
+        if self._is_over:
+            return []
+        self._record()
+        orders: list[Order] = []
+        reign = self.reign
+        is_known = reign.took_office and reign.limit >= self._agreed_at
+        if reign.agreed.urls != self._announced and is_known:
+            self._announced = reign.agreed.urls  # all standbys know now that they may take over
+            orders.append(AnnounceMasters(self._announced))
+        latest = reign.proposed or reign.agreed
+        for voter, netloc in reign.voters_to_inform().items():
+            if voter not in self._asked:
+                self._asked.add(voter)
+                orders.append(NameSuccession(voter, netloc, latest))
+        return orders
+
+    def _record(self) -> None:
+        """Let a proposal take effect that is agreed, and record the next one."""
+        reign, journal = self.reign, self._journal
+        while True:
+            reign.own_stored(journal.durable)
+            if reign.agree():
+                self._agreed_at = journal.append([SuccessionChanged(reign.agreed, True)])
+            before = reign.agreed
+            proposal = reign.propose()
+            if proposal is None:
+                return
+            if not self._is_recorded:
+                self._is_recorded = True
+                journal.append([SuccessionChanged(before, True)])
+            reign.proposal_appended(journal.append([SuccessionChanged(proposal, False)]))
