@@ -182,8 +182,8 @@ class BuildWithPrograms(build_py):
         if shutil.which(compiler[0]) is None:
             return
         home.mkdir(parents=True, exist_ok=True)
-        target = home / "store-pool.so"
-        subprocess.run([*compiler, *POOL_FLAGS, "-o", target, "ciel/arrow/store_pool.cpp"], check=True)
+        options = [*POOL_FLAGS, "-o", home / "store-pool.so"]
+        subprocess.run([*compiler, *options, "ciel/arrow/store_pool.cpp"], check=True)
 
     def build_tools(self):
         TOOLS_HOME.mkdir(exist_ok=True)
