@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 from ciel.core.errors import CielError
 from ciel.core.events import LEAVE, Answer, Change, Message, Received, StartOver
+from ciel.core.masters import NO_BALLOT, Ballot
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
 from ciel.wire.errors import ConnectionCutError
@@ -71,6 +72,17 @@ class MasterSession:
         if peer is None or peer.hello is None or peer.silent_s >= silent_max_s:
             return ""
         return str(peer.hello.about.get("url", "")) or peer.address
+
+    def master(self) -> Ballot:
+        """Return the epoch and the URL of the master that is connected, as it says; NO_BALLOT if
+        none is.
+        """
+        peer = None if self._session is None else self._session.peer
+        about = {} if peer is None or peer.hello is None else peer.hello.about
+        epoch, url = about.get("epoch"), about.get("url")
+        if type(epoch) is not int or not isinstance(url, str):
+            return NO_BALLOT
+        return Ballot(epoch, url)
 
     def cut_off(self) -> None:
         """Abort the connection; the session may continue with another master."""

@@ -95,7 +95,7 @@ class Masters:
     def _follow_promise(self) -> None:
         """Leave a master that this worker does not obey any more."""
         reconnector = self._reconnector
-        if reconnector is not None and self._state.must_leave(self._session.hears(float("inf"))):
+        if reconnector is not None and self._state.must_leave(self._session.master()):
             reconnector.redirect(_address(self._state.promised.url))
             self._session.cut_off()
 

@@ -229,10 +229,11 @@ def test_a_promise_is_not_given_before_it_is_stored() -> None:
 
 def test_a_worker_that_promised_something_leaves_the_other_master() -> None:
     voter = Voter(Ballot(3, A), KNOWN)
-    assert not voter.must_leave(A)
-    assert voter.must_leave(B)
-    assert voter.must_leave("")
-    assert not Voter().must_leave(A)
+    assert not voter.must_leave(Ballot(3, A))
+    assert voter.must_leave(Ballot(3, B))
+    assert voter.must_leave(Ballot(2, A))  # messages of its earlier life may still arrive
+    assert voter.must_leave(NO_BALLOT)
+    assert not Voter().must_leave(Ballot(3, A))
 
 
 def test_a_worker_promises_nothing_to_a_master_without_standbys() -> None:

@@ -56,11 +56,11 @@ class Voter:
         """Note that these promises are durable."""
         self._stored = promises
 
-    def must_leave(self, master: str) -> bool:
-        """Whether the worker must leave the master with this URL, to which it is connected: it
-        obeys another one now. "" if it is connected to none.
+    def must_leave(self, master: Ballot) -> bool:
+        """Whether the worker must leave the master to which it is connected, since it obeys another
+        one now, or that one after a restart. NO_BALLOT if it is connected to none.
         """
-        return self.promised.url not in ("", master)
+        return self.promised not in (NO_BALLOT, master)
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from ciel.worker.state.voter import Promises, Voter
 
 class Spool:
     """The work directory of a worker, with the promises that outlive the worker. `masters`: the
-    URLs that an administrator has named, for a worker that knows no succession yet.
+    URLs that an administrator has named: a worker may have missed all successions with the master.
     """
 
     def __init__(self, name: str, masters: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class FakeVoter:
     def __init__(self, world: World[Any], spool: Spool) -> None:
         self.name = spool.name
         self.places = Places(spool.masters[0])
-        self.places.alternatives = lambda: self.state.urls or spool.masters
+        self.places.alternatives = lambda: [*dict.fromkeys((*self.state.urls, *spool.masters))]
         self.leave: Callable[[], object] = lambda: None
         """Called when the worker must leave the master that it has."""
         self.connection: Callable[[], Connection | None] = lambda: None
@@ -80,6 +80,7 @@ class FakeVoter:
         return True
 
     def _follow_promise(self) -> None:
-        if self.state.must_leave(self.hears(float("inf"))):
+        connection = self.connection()
+        if self.state.must_leave(NO_BALLOT if connection is None else connection.master):
             self.places.redirect(self.state.promised.url, self._world.timeline.now_s)
             self.leave()
