@@ -10,7 +10,7 @@ import pytest
 
 from ciel.testing.simulator.__main__ import main
 from ciel.testing.simulator.disk import DamagedJournalError, FakeDisk
-from ciel.testing.simulator.options import CRASHES
+from ciel.testing.simulator.options import CRASHES, ELECTIONS
 from ciel.testing.simulator.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def test_a_master_that_crashes_loses_nothing(start: int) -> None:
 
 
 def test_standbys_take_over_and_no_committed_record_is_lost() -> None:
-    results = [simulate(seed, "standbys") for seed in range(1, 301 if IS_LONG else 26)]
+    results = [simulate(seed, ELECTIONS) for seed in range(1, 501 if IS_LONG else 41)]
     assert sum(result.restarts for result in results) > len(results)
 
 

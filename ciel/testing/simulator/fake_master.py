@@ -319,6 +319,7 @@ class FakeMaster(Process):
         if not (session.may_be_unknown or session.take_confirmation(received)):
             # A worker has left this connection for another one, whose messages arrived earlier.
             assert self.ballot != NO_BALLOT
+            assert (True, session.token) in self._sessions, "a client has impossible counts"
             line.connection.close(MASTER)
             return
         old: Any = session.peer

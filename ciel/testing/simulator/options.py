@@ -263,16 +263,39 @@ SCENARIOS: dict[str, Options] = {
 }  # fmt: skip
 
 
-ANY, CRASHES = "any", "crashes"
-DRAWN = (ANY, CRASHES)
-"""Scenarios whose options the seed draws: without and with crashes of the master."""
+ANY, CRASHES, ELECTIONS = "any", "crashes", "elections"
+DRAWN = (ANY, CRASHES, ELECTIONS)
+"""Scenarios whose options the seed draws: without and with crashes of the master; with standbys."""
 
 
 def options_for(scenario: str, seed: int) -> Options:
     """Return the options of a named scenario, or of `any`, which the seed draws."""
     if scenario == ANY:
         return _draw(seed)
+    if scenario == ELECTIONS:
+        return _draw_elections(seed)
     return _draw_crashes(seed) if scenario == CRASHES else SCENARIOS[scenario]
+
+
+def _draw_elections(seed: int) -> Options:
+    """Draw clusters with standbys, slow disks and lossy networks."""
+    chance = Random(f"elections {seed}")
+    return replace(
+        SCENARIOS["standbys"],
+        standbys=chance.choice((1, 1, 1, 2)),
+        workers=chance.choice((3, 3, 4, 5)),
+        tasks_per_job=chance.choice((3, 8)),
+        sync_mean_s=chance.choice((0.002, 0.02, 0.1, 0.4)),
+        crash_interval_s=chance.choice((1.0, 2.0, 5.0)),
+        master_restart_mean_s=chance.choice((0.2, 1.5, 4.0)),
+        power_share=chance.choice((0.0, 0.5, 1.0)),
+        freeze_interval_s=chance.choice((1.5, 4.0, 1e9)),
+        separation_interval_s=chance.choice((1.5, 4.0, 1e9)),
+        standby_cut_interval_s=chance.choice((1.0, 6.0)),
+        vote_loss_share=chance.choice((0.0, 0.05, 0.3)),
+        kill_interval_s=chance.choice((2.0, 8.0, 1e9)),
+        faults_end_s=chance.choice((6.0, 12.0)),
+    )
 
 
 def _draw_crashes(seed: int) -> Options:
