@@ -39,7 +39,7 @@ def _task(task: TaskNode) -> Iterator[str]:
     node = _quoted(task.id)
     again = f", attempt {task.attempt}" if task.attempt > 1 else ""
     label = f"{visible(task.label)}\n{task.state}, {visible(task.executor)}{again}"
-    about = visible_text("\n".join([task.id, *task.why, *task.history]))
+    about = visible_text("\n".join([task.id, *task.why, *task.story]))
     yield f"  {node} [label={_quoted(label)}, tooltip={_quoted(about)}, {_LOOKS[task.state]}];\n"
     if task.parent is not None:
         verb = "delegates" if task.takes_over else "spawns"

@@ -28,7 +28,7 @@ class TaskNode(NamedTuple):
 
     `attempt`: the number of its latest attempt. `at`: the location of its first output, if there
     is exactly one. `takes_over`: outputs that its parent delegated to it. `why`: the reasons for
-    its failure. `history`: the events of its attempts. The last two are lines of text.
+    its failure. `story`: the events of its attempts. The last two are lines of text.
     """
 
     number: int
@@ -44,7 +44,7 @@ class TaskNode(NamedTuple):
     outputs: tuple[GraphObject, ...]
     takes_over: tuple[str, ...]
     why: tuple[str, ...]
-    history: tuple[str, ...]
+    story: tuple[str, ...]
 
     @property
     def label(self) -> str:
