@@ -169,7 +169,8 @@ def test_a_detached_job_goes_on_after_everything_was_killed(home: Home) -> None:
     assert "2 workers with 1 slot each" in said
     done = home.run("ciel", "job", "wait", "last", timeout_s=90)
     assert done.returncode == 0, done.stderr
-    assert len(runs(home)) <= 60 + 2  # only what ran at that moment has run again
+    # Only what ran at that moment has run again, and what had ended without a report.
+    assert len(runs(home)) <= 60 + 4
     assert set(runs(home)) == {str(number) for number in range(1, 61)}
     shown = home.run("ciel", "job", "output", "last")
     assert sorted(shown.stdout.splitlines()) == results(60), shown.stderr
@@ -185,7 +186,8 @@ def test_a_waiting_submit_goes_on_after_everything_was_killed(home: Home) -> Non
     printed, complaints = waiting.communicate(timeout=90)
     assert waiting.returncode == 0, complaints
     assert sorted(printed.splitlines()) == results(40)
-    assert len(runs(home)) <= 40 + 2
+    # Each of two slots may have a program, and one whose report has not arrived.
+    assert len(runs(home)) <= 40 + 4
     down(home)
 
 
