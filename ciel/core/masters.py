@@ -57,7 +57,7 @@ NO_BALLOT = Ballot(0, "")
 
 
 def was_replaced(master: Ballot, met: Ballot) -> bool:
-    """Whether another master has replaced this one, as a peer knows that has met the other one.
+    """Whether the master `met`, which a peer has met before, has replaced this one.
 
     A master at the same URL in an earlier epoch has lost its journal.
     """

@@ -10,7 +10,7 @@ STAY_S: Final = 3.0
 
 
 class Places:
-    """The address in use, and further ones that are tried in turn when it does not answer."""
+    """The address in use, and the addresses to try in turn when it does not answer."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -82,7 +82,7 @@ class Masters:
         return reason
 
     def _store(self) -> bool:
-        """Make what has changed durable; return whether something has. Raises OSError, and then
+        """Make changes durable; return whether there were any. Raises OSError, and then
         nothing was promised to the peer.
         """
         promises = self._state.unstored

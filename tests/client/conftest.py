@@ -41,7 +41,7 @@ class Acceptor:
         """How many of the last messages it does not confirm to a client that reconnects."""
         self.sent: list[Message] = []
         self.about: dict[str, Any] = {}
-        """What it says of itself."""
+        """The description of itself that it sends."""
         self.hellos: list[dict[str, Any]] = []
         self._listener = listener
         self._channel: socket.socket | None = None

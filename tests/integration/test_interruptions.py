@@ -169,7 +169,7 @@ def test_a_detached_job_goes_on_after_everything_was_killed(home: Home) -> None:
     assert "2 workers with 1 slot each" in said
     done = home.run("ciel", "job", "wait", "last", timeout_s=90)
     assert done.returncode == 0, done.stderr
-    # Only what ran at that moment has run again, and what had ended without a report.
+    # Only programs have run again that ran at that moment, or had ended without a report.
     assert len(runs(home)) <= 60 + 4
     assert set(runs(home)) == {str(number) for number in range(1, 61)}
     shown = home.run("ciel", "job", "output", "last")

@@ -1,5 +1,5 @@
 """Tests the promises of docs/reliability.md on two hosts: whatever is killed, accepted work goes
-on, finished tasks do not run again, and whoever waits gets the answer.
+on, finished tasks do not run again, and waiting clients get their answers.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Dialer:
         return Line(channel, session, early)
 
     def _meet(self, session: Session) -> None:
-        """Raise NoMasterError if this is an earlier master than one that this client has met.
+        """Raise NoMasterError if this client has met a later master than this one.
 
         It may not know yet that it was replaced. The session has gone on with the later one, so its
         counts of messages mean nothing here.

@@ -37,7 +37,7 @@ Step = AskVoters | Elected | Defeated
 
 
 class Campaign:
-    """Holds rounds one after the other, until one is won.
+    """Holds one round after another until the candidate wins.
 
     `latest` of the methods: the successions that the candidate knows. `is_due`: whether it may run
     now, because its master is silent.

@@ -60,7 +60,7 @@ class Round:
         self._refused: dict[str, str] = {}
 
     def answered(self, voter: str, answer: VoterAnswer) -> None:
-        """Take the answer of a voter; one that is absent has granted nothing."""
+        """Take the answer of a voter; an absent voter has granted nothing."""
         if answer.reason or answer.is_absent:
             self._refused[voter] = answer.reason or "no answer"
         else:

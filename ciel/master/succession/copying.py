@@ -128,7 +128,7 @@ class Copying:
         return JournalStored(number)
 
     def confirmation(self) -> JournalStored | None:
-        """Return the message that confirms what has become durable, if there is something new."""
+        """Return the message that confirms the durable appends, if there are new ones."""
         if self.copy is None or not self._follows:
             return None
         number = self.copy.take_durable()

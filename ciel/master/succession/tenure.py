@@ -93,7 +93,7 @@ class Tenure:
 
     @property
     def awaits_journal(self) -> bool:
-        """Whether the next step may depend on what is durable at this master."""
+        """Whether the next step may depend on the durable appends of this master."""
         return self.reign.proposed is not None
 
     def is_gone(self, url: str, silent_s: float) -> bool:

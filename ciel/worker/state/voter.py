@@ -16,7 +16,7 @@ SEEN_MAX = 16
 
 
 class Promises(NamedTuple):
-    """What must survive a restart of the worker; see `Voter`."""
+    """The promises that must survive a restart of the worker; see `Voter`."""
 
     promised: Ballot
     known: Succession | None
@@ -24,7 +24,7 @@ class Promises(NamedTuple):
 
 
 class Voter:
-    """What one worker knows and has promised.
+    """The successions that one worker knows, and its promises.
 
     After each call its owner stores `unstored`, if there is something, before it answers.
     """
@@ -49,7 +49,7 @@ class Voter:
 
     @property
     def unstored(self) -> Promises | None:
-        """What is to be stored before the next answer leaves; None if nothing has changed."""
+        """The promises to store before the next answer leaves; None if nothing has changed."""
         return None if self.promises == self._stored else self.promises
 
     def stored(self, promises: Promises) -> None:

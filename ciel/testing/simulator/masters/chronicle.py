@@ -16,7 +16,7 @@ from ciel.testing.simulator.witness import Violation
 
 
 class Chronicle:
-    """What all masters and workers of a simulation have done so far."""
+    """The actions of all masters and workers of a simulation so far."""
 
     def __init__(self) -> None:
         self.committed: list[Message] = []
@@ -55,7 +55,7 @@ class Chronicle:
 
 
 class Ledger:
-    """The records of one master: those of earlier masters that it knows, and its own."""
+    """The records of one master: its own, and the known records of earlier masters."""
 
     def __init__(
         self, chronicle: Chronicle, url: str, records: Iterable[Message], appended: int

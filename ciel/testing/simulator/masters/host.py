@@ -45,7 +45,7 @@ class MasterHost:
         self.url = url
         self.process: FakeMaster | FakeStandby | FakeCandidate | None = None
         self.standbys: FakeStandbys | None = None
-        """What the master does for its standbys, if a master runs here."""
+        """The part of the master that serves its standbys, if a master runs here."""
         self.disk = FakeDisk()
         self._world = world
         self._new_machine = new_machine

@@ -1,4 +1,4 @@
-"""What a simulated master does for its standbys and voters, as `master.standbys` does it."""
+"""The part of a simulated master that serves its standbys and voters, like `master.standbys`."""
 
 from __future__ import annotations
 
@@ -194,6 +194,6 @@ class FakeStandbys:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Who may be elected, as clients were told."""
+        """The URLs of the masters that may be elected, as the master has told clients."""
         reign = self.tenure.reign
         return tuple(url for url in reign.agreed.urls if self.tenure.can_take_over(url))

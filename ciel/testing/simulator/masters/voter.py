@@ -66,7 +66,7 @@ class FakeVoter:
         return reason
 
     def _store(self) -> bool:
-        """Make what has changed durable. Raises OSError if the disk is full."""
+        """Make changes durable. Raises OSError if the disk is full."""
         promises = self.state.unstored
         if promises is None:
             return False
