@@ -143,7 +143,7 @@ def test_a_job_continues_after_a_power_cut_of_both_hosts(site: Site) -> None:
     before = site.noted("ends")
     site.master = site.start_master()
     site.workers = [site.start_worker(site.here), site.start_worker(site.there)]
-    assert site.out("job", "wait", "last") is not None
+    site.out("job", "wait", "last")
     output = site.out("job", "output", "last")
     assert sorted(output.splitlines()) == sorted(f"result {n}" for n in range(1, 41))
     # A program may have noted its end just before the cut, and not have been reported.

@@ -13,8 +13,9 @@ from ciel.core.masters import Ballot, Succession
 
 
 class VoterAnswer(NamedTuple):
-    """Why a voter refuses, or "", what it has promised, and the URL of the master that it hears.
-    `is_absent`: it did not answer.
+    """The answer of a voter: its reason to refuse, or "", and its promise.
+
+    `hears`: the URL of the master that sends it messages. `is_absent`: it did not answer.
     """
 
     reason: str

@@ -128,7 +128,7 @@ class FakeMaster(Process):
         return late_s
 
     def depose(self) -> None:
-        """Note that a later master serves: this one may go on, and what it does has no effect."""
+        """Note that a later master serves: this master may go on, but has no effect."""
         self._witness = deepcopy(self._witness)
 
     def voters(self) -> dict[str, str]:

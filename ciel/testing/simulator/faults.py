@@ -178,7 +178,7 @@ class Faults:
     # --- masters and standbys ---------------------------------------------------------------------
 
     def _crash_host(self) -> None:
-        """Kill the process on one of the hosts. An administrator starts it again as what it was,
+        """Kill the process on one of the hosts. An administrator starts it again in the same role,
         or a master as a standby.
         """
         options, host = self._options, self._chance.choice(self._cluster.hosts)
