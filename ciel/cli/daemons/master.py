@@ -443,11 +443,11 @@ class Master:
         path = self._access_path(host, port)
         started = process_start(os.getpid()) or 0
         access = AccessFile(url, facts["control"], cluster_id, key, os.getpid(), started)
+        if path == access_path(os.environ, host, port):
+            try_prune_ended(os.environ)
         access.write(path)
         self._access = path, access
         log.info("access file: {path}", path=path)
-        if path == access_path(os.environ, host, port):
-            try_prune_ended(os.environ)
 
     def keep(self, close: Callable[[], object]) -> None:
         """Call a function when this daemon ends."""
