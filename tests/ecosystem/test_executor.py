@@ -28,7 +28,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 AT_ONCE = 12
 """The number of library tests that run at the same time, which is high because nearly all sleep."""
-WITHIN_SECONDS = {"ExecutorTest.test_map_timeout", "WaitTests.test_first_exception"}
+WITHIN_SECONDS = {
+    "ExecutorTest.test_map_timeout",
+    "WaitTests.test_first_exception",
+    "WaitTests.test_timeout",
+}
 """Library tests in which calls must be done within seconds: each runs first, and alone."""
 SLOTS = 16
 
