@@ -16,7 +16,7 @@ from twisted.logger import Logger
 
 from ciel.access.keys import Role
 from ciel.core.events import Heartbeat, JournalCopied, JournalStored, Message
-from ciel.core.masters import Ballot
+from ciel.core.masters import NO_BALLOT, Ballot
 from ciel.journal.directory import find_files, number_of
 from ciel.journal.file_journal import FileJournal
 from ciel.journal.groups import HEADER
@@ -33,7 +33,9 @@ from ciel.master.succession.tenure import (
 )
 from ciel.master.voters import Voters
 from ciel.net.control import ControlPeer
+from ciel.wire.errors import DecodeError
 from ciel.wire.limits import PART_BYTES
+from ciel.wire.masters import ballot_from_json, ballot_to_json
 
 log = Logger(__name__)
 
@@ -183,6 +185,23 @@ class Standbys:
 
     # --- the succession ---------------------------------------------------------------------------
 
+    def admits(self, worker: ControlPeer) -> bool:
+        """Whether a worker that has connected obeys this master.
+
+        Otherwise the worker closes the connection, and this master runs again, in a later epoch.
+        """
+        assert worker.hello is not None
+        try:
+            value = worker.hello.about.get("promised", ballot_to_json(NO_BALLOT))
+            promised = ballot_from_json(value)
+        except DecodeError as error:
+            worker.refuse(f"its promise to a master is wrong: {error}")
+            return False
+        orders = self._tenure.worker_promised(promised)
+        if orders:
+            self._carry_out(orders)
+        return not orders
+
     def workers_changed(self, workers: Mapping[str, str]) -> None:
         """Note which workers have joined: addresses by identity."""
         self._tenure.workers_changed(workers)
@@ -251,7 +270,9 @@ class ByRole:
                 "this master has no journal that a standby could follow: start it with --journal"
             )
             return
-        self._owner(peer).peer_opened(peer)
+        is_worker = peer.hello.role is Role.WORKER
+        if not is_worker or self._standbys is None or self._standbys.admits(peer):
+            self._owner(peer).peer_opened(peer)
 
     def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
         self._owner(peer).peer_said(peer, messages)

@@ -11,11 +11,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ciel.client import Client
 from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.wire import codec
 from ciel_tests.clusters.hosts import Host, Hosts
 
 PROGRAM = "echo {} >> runs; sleep 0.3; echo result {}"
@@ -24,10 +26,11 @@ PROGRAM = "echo {} >> runs; sleep 0.3; echo result {}"
 class Pair:
     """A cluster of three workers on this host, with a master and a standby."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *options: str) -> None:
+        """`options`: further options of the first master."""
         self.home = Home(path)
         journal = ("--journal", str(path / "journal1"))
-        self.cluster = HandCluster.start(self.home, 3, of_master=journal)
+        self.cluster = HandCluster.start(self.home, 3, of_master=(*journal, *options))
         self.first_url = self.cluster.url
         self.standbys: list[subprocess.Popen[str]] = []
         self.start_standby("2")
@@ -58,9 +61,24 @@ class Pair:
     def standby_urls(self) -> list[str]:
         return list(json.loads(self.cluster.access.read_text()).get("standbys", []))
 
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.home.run("ciel", "status", "--json").stdout)
+        return found
+
     def kill_master(self) -> None:
         self.cluster.master.send_signal(signal.SIGKILL)
         self.cluster.master.communicate()
+
+    def restart_master(self) -> None:
+        """Start the first master again after its end, with the log "1b"; wait until it serves."""
+        self.cluster.master = self.home.start(
+            "ciel-master", "--listen", self.first_url.removeprefix("http://"),
+            "--access", str(self.cluster.access), "--journal", str(self.home.path / "journal1"),
+            "--log", str(self.log_path("1b")),
+        )  # fmt: skip
+        wait_for(
+            lambda: self.log_path("1b").exists() and "access file" in self.log("1b"), "the election"
+        )
 
     def runs(self) -> list[str]:
         path = self.home.path / "runs"
@@ -83,8 +101,8 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    pair = Pair(tmp_path)
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    pair = Pair(tmp_path, *getattr(request, "param", ()))
     yield pair
     pair.stop()
 
@@ -162,18 +180,34 @@ def test_the_old_master_becomes_the_standby_and_takes_over_again(pair: Pair) -> 
 def test_a_master_that_returns_before_its_standby_took_over_serves_again(pair: Pair) -> None:
     pair.standbys[0].send_signal(signal.SIGSTOP)  # it cannot take over
     pair.kill_master()
-    netloc = pair.first_url.removeprefix("http://")
-    pair.cluster.master = pair.home.start(
-        "ciel-master", "--listen", netloc, "--access", str(pair.cluster.access),
-        "--journal", str(pair.home.path / "journal1"), "--log", str(pair.log_path("1b")),
-    )  # fmt: skip
-    wait_for(
-        lambda: pair.log_path("1b").exists() and "access file" in pair.log("1b"), "the election"
-    )
+    pair.restart_master()
     assert "elected in epoch 2" in pair.log("1b")
     finished(pair.submit(3), 3)
     pair.standbys[0].send_signal(signal.SIGCONT)
     wait_for(lambda: len(pair.standby_urls()) == 1, "the standby to follow again")
+
+
+@pytest.mark.parametrize("pair", [("--suspect-after", "1", "--worker-timeout", "2")], indirect=True)
+def test_a_worker_that_voted_for_a_standby_which_is_lost_returns_to_the_master(pair: Pair) -> None:
+    cluster, (url,) = pair.cluster, pair.standby_urls()
+    spool = pair.home.path / "spool"
+    worker = cluster.start_worker("--spool", str(spool))
+    promises = spool / "masters.json"
+    wait_for(lambda: promises.exists() and codec.decode(promises.read_bytes())["known"], "a voter")
+    for process in (worker, pair.standbys[0]):
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        wait_for(lambda: len(pair.status()["workers"]) == 3, "the end of a worker")
+    wait_for(lambda: not pair.standby_urls(), "the standby to be struck off by the others")
+    # Before it was lost, the standby had asked this worker alone, in several epochs.
+    voted = codec.decode(promises.read_bytes()) | {"promised": {"epoch": 7, "url": url}}
+    promises.write_bytes(codec.encode(voted))
+    pair.kill_master()
+    pair.restart_master()
+    cluster.start_worker("--spool", str(spool))
+    assert "a worker obeys the master" in pair.log("1b")
+    finished(pair.submit(8), 8)
+    assert (pair.status()["url"], pair.status()["epoch"]) == (pair.first_url, 8)
 
 
 def test_a_standby_that_nobody_elects_serves_when_it_is_promoted(pair: Pair) -> None:

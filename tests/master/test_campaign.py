@@ -58,6 +58,11 @@ def test_a_lost_round_is_repeated_after_a_pause_in_a_later_epoch() -> None:
     assert round_of(asker.check(1.0 + 1.1 * PAUSE_S)).ballot.epoch == 8
 
 
+def test_a_candidate_begins_after_an_epoch_that_a_worker_has_promised() -> None:
+    campaign = Campaign(A, lambda: 0.5, seen_epoch=7)
+    assert round_of(campaign.check(0.0, LATEST, is_due=True)).ballot.epoch == 8
+
+
 def test_a_candidate_whose_master_is_heard_again_is_not_elected() -> None:
     asker = Asker()
     requested = round_of(asker.answer(round_of(asker.check(0.0))))

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from ciel.core.masters import NO_BALLOT, Ballot, Succession, promoted_epoch, was_replaced
+from ciel.master.journal import NullJournal
 from ciel.master.succession.candidacy import Round, VoterAnswer, contested, may_follow
 from ciel.master.succession.reign import ALL, Reign
+from ciel.master.succession.tenure import RunAgain, Tenure
 from ciel.worker.state.voter import Promises, Voter
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"
@@ -494,3 +496,20 @@ def test_no_record_that_counted_is_unknown_to_a_later_master(first: int) -> None
         elected += max(voter.promised.epoch for voter in world.voters.values())
     assert released > 1000  # otherwise the runs show nothing
     assert elected > 200
+
+
+@pytest.mark.parametrize(
+    "promised, is_obeyed",
+    [
+        (NO_BALLOT, True),
+        (Ballot(4, B), True),
+        (Ballot(5, A), True),
+        (Ballot(5, B), False),
+        (Ballot(6, A), False),
+    ],
+)
+def test_a_master_runs_again_if_a_joining_worker_does_not_obey_it(
+    promised: Ballot, is_obeyed: bool
+) -> None:
+    tenure = Tenure(Reign(A, 5, ()), NullJournal(), is_recorded=False)
+    assert tenure.worker_promised(promised) == ([] if is_obeyed else [RunAgain(promised)])

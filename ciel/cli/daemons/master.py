@@ -64,6 +64,9 @@ from ciel.wire.session import Session
 LISTEN_FD: Final = "--listen-fd"
 """The option with which a master takes over the socket of the one before it."""
 
+LATER_THAN: Final = "--later-than"
+"""The option with an epoch that a worker has promised to obey: the master begins a later one."""
+
 RESTART_STATUS: Final = 75
 """The exit status of an embedded master whose parent is to start it again (EX_TEMPFAIL)."""
 
@@ -124,6 +127,7 @@ def parser() -> argparse.ArgumentParser:
     add_channel_options(parse)
     add("--log", metavar="FILE", help="the log file (default: standard error)")
     add(LISTEN_FD, type=int, help=argparse.SUPPRESS)
+    add(LATER_THAN, type=int, default=0, help=argparse.SUPPRESS)
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"ciel {ciel.__version__}")
     return parse
@@ -293,7 +297,7 @@ class Master:
         """Run for master again, since a worker obeys another one: end if that one was elected."""
         log.warn("a worker obeys the master {url} of epoch {epoch}", url=promised.url,
                  epoch=promised.epoch)  # fmt: skip
-        self._restart()
+        self._restart(LATER_THAN, str(promised.epoch))
 
     def _listen_locally(self, name: str, key: Key, factory: ControlFactory) -> Listener:
         """Listen for peers on this host, at an address that a restarted master has again, and that
@@ -343,6 +347,7 @@ class Master:
                 "journal: restored {jobs} jobs from {count} records in {directory}",
                 jobs=len(restoration.machine.jobs), count=count, directory=journal.directory,
             )  # fmt: skip
+        restoration.epoch = max(restoration.epoch, options.later_than)
         return journal, restoration
 
     def finish(
@@ -482,8 +487,8 @@ class Master:
             report_failure(reason, self.status)
         self.stop()
 
-    def _restart(self) -> None:
-        """End, and let another master continue from the journal.
+    def _restart(self, *options: str) -> None:
+        """End, and let another master continue from the journal, with further options.
 
         It takes the place of this process, unless a parent process will start it.
         """
@@ -491,7 +496,8 @@ class Master:
         if self._options.embedded:
             self.status = RESTART_STATUS
         else:
-            self.successor = successor_of(sys.orig_argv, self._listeners[0].pass_on())
+            successor = successor_of(sys.orig_argv, self._listeners[0].pass_on())
+            self.successor = [*successor, *options]
         self.stop()
 
     def stop(self) -> None:
@@ -511,7 +517,7 @@ def successor_of(argv: Sequence[str], listen_fd: int) -> list[str]:
     `argv`: the command line of this process, with the options of the interpreter.
     """
     words = [word for word in argv[1:] if word not in ("--new-key", "--promote")]
-    for option in (LISTEN_FD, "--standby"):  # this process has become the master
+    for option in (LISTEN_FD, LATER_THAN, "--standby"):  # this process has become the master
         if option in words:
             place = words.index(option)
             del words[place : place + 2]

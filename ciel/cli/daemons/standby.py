@@ -80,7 +80,9 @@ def run_again(
             )
 
     voters = Voters(reactor, key)
-    election = Election(reactor, voters, url, lambda: restoration.latest, lambda: True, won)
+    election = Election(
+        reactor, voters, url, lambda: restoration.latest, lambda: True, won, restoration.epoch
+    )
     election.on_lost = lost
     candidate.keep(election.close)
     candidate.keep(door.close)

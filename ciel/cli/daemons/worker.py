@@ -36,6 +36,7 @@ from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.core.admission import Policy
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
+from ciel.core.masters import NO_BALLOT
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.environment import Callers, inherited
 from ciel.execution.kept import KeptAttempts
@@ -53,6 +54,7 @@ from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore, Verify
 from ciel.storage.specs import parse_spec
 from ciel.wire.errors import RefusedError
+from ciel.wire.masters import ballot_to_json
 from ciel.wire.session import Session
 from ciel.worker.attempt_reports import AttemptReports
 from ciel.worker.attempts.attempts import Attempts
@@ -258,7 +260,7 @@ class Worker:
         service.carry_out_by(attempts, interactive, fetcher)
 
         about = self._about(machine, executors, channels)
-        begin = partial(self._begin_session, key, cluster_id, about, master, machine)
+        begin = partial(self._begin_session, key, cluster_id, about, master, machine, masters)
         dial = partial(_control_peer, reactor, ticks, begin, channels)
         reconnector = self._reconnector(control, dial, service, masters)
         site.serve_succession(masters)
@@ -351,8 +353,10 @@ class Worker:
 
     def _begin_session(
         self, key: Key, cluster_id: str, about: dict[str, Any], master: MasterSession,
-        machine: WorkerMachine,
+        machine: WorkerMachine, masters: Masters,
     ) -> Session:  # fmt: skip
+        if masters.promised != NO_BALLOT:
+            about = about | {"promised": ballot_to_json(masters.promised)}
         if machine.is_draining:
             left_s = machine.drain_left_s(self._reactor.seconds())
             about = about | {"draining": True, "drain_within_s": left_s}

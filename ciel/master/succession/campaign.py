@@ -43,13 +43,15 @@ class Campaign:
     now, because its master is silent.
     """
 
-    def __init__(self, url: str, chance: Callable[[], float]) -> None:
-        """`chance` returns random numbers from 0 to 1."""
+    def __init__(self, url: str, chance: Callable[[], float], seen_epoch: int = 0) -> None:
+        """`chance` returns random numbers from 0 to 1. `seen_epoch`: voters may have promised it to
+        another master.
+        """
         self.is_over = False
         self._url = url
         self._chance = chance
         self._round: Round | None = None
-        self._seen_epoch = 0
+        self._seen_epoch = seen_epoch
         self._not_before_s = 0.0
 
     def end(self) -> None:

@@ -114,6 +114,13 @@ class Tenure:
         """Note which workers have joined: addresses by identity."""
         self.reign.workers_changed(workers)
 
+    def worker_promised(self, promised: Ballot) -> list[Order]:
+        """Note what a worker has promised, which is joining: it may not obey this master."""
+        own = Ballot(self.reign.epoch, self.reign.url)
+        if self._is_over or promised.epoch < own.epoch or promised == own:
+            return []
+        return [RunAgain(promised)]
+
     def voter_answered(self, order: NameSuccession, answer: VoterAnswer) -> list[Order]:
         """Take the answer of a voter to a succession."""
         self._asked.discard(order.voter)

@@ -68,6 +68,8 @@ class FakeMaster(Process):
         self.ended_at_s = float("inf")
         self.ballot = ballot
         self.on_workers_changed: Callable[[], object] = lambda: None
+        self.admits: Callable[[Ballot], bool] = lambda promised: True
+        """Returns whether a worker with a promise obeys this master."""
         """Called when a worker has joined or was lost."""
         self.records: list[Message] = []
         """The records of this master, in order; see `restored`."""
@@ -220,7 +222,8 @@ class FakeMaster(Process):
         def receive(message: Message | Hello) -> None:
             session = self._session_of(line)
             if isinstance(message, Hello):
-                self._greet_worker(line, message)
+                if self.admits(message.promised):
+                    self._greet_worker(line, message)
             elif session is None:
                 return
             elif isinstance(message, Heartbeat):

@@ -18,6 +18,7 @@ from ciel.core.events import (
     TaskFault,
 )
 from ciel.core.ids import ObjectId
+from ciel.core.masters import NO_BALLOT
 from ciel.core.refs import (
     INLINE_MAX_BYTES,
     Concrete,
@@ -184,17 +185,21 @@ class FakeWorker:
             lambda: self._live(self._lost, connection),
         )
         if self.session is not None:
-            connection.send(PEER, Hello(self.facts, self.session.token, self.session.received))
+            connection.send(PEER, self._hello(self.session.token, self.session.received))
             self._turn_away(connection)
             return
         self._sessions += 1
         token = f"{self.facts.id} {self._sessions}"
-        connection.send(PEER, Hello(self.facts, token, None))
+        connection.send(PEER, self._hello(token, None))
         if self._turn_away(connection):
             return
         self.session = PeerSession("master", self._line(connection), token)
         self.machine.master_reached()
         self._flush()
+
+    def _hello(self, token: str, received: int | None) -> Hello:
+        promised = NO_BALLOT if self.voter is None else self.voter.state.promised
+        return Hello(self.facts, token, received, promised)
 
     def _turn_away(self, connection: Connection) -> bool:
         """Close a new connection if this worker does not obey the master; that one may have

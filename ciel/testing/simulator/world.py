@@ -162,12 +162,13 @@ class Process:
 
 class Hello(NamedTuple):
     """The first message of a worker on a connection. `received`: how many messages of its session
-    it has, if it resumes one.
+    it has, if it resumes one. `promised`: the master that it has promised to obey.
     """
 
     facts: WorkerFacts
     token: str
     received: int | None
+    promised: Ballot = NO_BALLOT
 
 
 class ClientHello(NamedTuple):

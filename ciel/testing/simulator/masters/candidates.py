@@ -49,6 +49,7 @@ class FakeElection:
         is_due: Callable[[], bool],
         won: Callable[[int], object],
         lost: Callable[[Round], object],
+        seen_epoch: int = 0,
     ) -> None:
         self._world = world
         self._process = process
@@ -57,7 +58,7 @@ class FakeElection:
         self._won = won
         self._lost = lost
         self._voters = FakeVoters(world, process, url)
-        self._campaign = Campaign(url, world.chance.random)
+        self._campaign = Campaign(url, world.chance.random, seen_epoch)
         process._after(CHECK_INTERVAL_S, self._check)
 
     def check(self) -> None:
@@ -105,6 +106,7 @@ class FakeCandidate(Process):
             world, self, url, lambda: restored.restoration.latest, lambda: True,
             lambda epoch: won(restored, epoch),
             lambda round_: lost(round_.elected) if round_.elected else None,
+            restored.restoration.epoch,
         )  # fmt: skip
 
     def die(self, *, silently: bool) -> None:

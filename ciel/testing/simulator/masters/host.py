@@ -47,6 +47,7 @@ class MasterHost:
         self.standbys: FakeStandbys | None = None
         """The part of the master that serves its standbys, if a master runs here."""
         self.disk = FakeDisk()
+        self._later_than = 0  # an epoch that a worker has promised
         self._world = world
         self._new_machine = new_machine
         self._dial = dial
@@ -82,6 +83,7 @@ class MasterHost:
         restored.restore()
         self._world.note(self.url, f"has read {len(restored.records)} records")
         restoration = restored.restoration
+        restoration.epoch = max(restoration.epoch, self._later_than)
         if contested(self.url, restoration.latest):
             self.process = FakeCandidate(
                 self._world, self.url, restored, self._run_again_won, self._lost
@@ -158,13 +160,14 @@ class MasterHost:
         journal.append([MasterStarted(epoch, "simulated")])
         master = self.process = FakeMaster(world, machine, journal, followed, ballot)
         self.standbys = FakeStandbys(
-            world, master, journal, followed, tenure, ledger, lambda promised: self._run_again()
+            world, master, journal, followed, tenure, ledger, self._run_again
         )
         self._serves(master, restored)
         self.standbys.begin()
 
-    def _run_again(self) -> None:
-        """End, since a worker obeys another master, and start again as a master."""
+    def _run_again(self, promised: Ballot) -> None:
+        """End, since a worker obeys another master, and start again in a later epoch."""
+        self._later_than = promised.epoch
         self._world.note(self.url, "restarts: a worker obeys another master")
         self.die(silently=False)
         delay_s = self._world.mean(self._world.options.master_restart_mean_s)

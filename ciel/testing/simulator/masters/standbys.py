@@ -69,6 +69,7 @@ class FakeStandbys:
         journal.followers.append(self._appended)
         journal.on_durable = lambda: master._live(self._journal_durable)
         master.on_workers_changed = self._workers_changed
+        master.admits = self._admits
         master._after(BEAT_INTERVAL_S, self._beat)
 
     def begin(self) -> None:
@@ -140,6 +141,12 @@ class FakeStandbys:
             follower.send(follower.feed.appended(number, frames))
 
     # --- the succession ---------------------------------------------------------------------------
+
+    def _admits(self, promised: Ballot) -> bool:
+        orders = self.tenure.worker_promised(promised)
+        if orders:
+            self._carry_out(orders)
+        return not orders
 
     def _workers_changed(self) -> None:
         self.tenure.workers_changed(self._master.voters())
