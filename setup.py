@@ -26,6 +26,7 @@ TOP_LEVEL_PACKAGES = ("executors", "scc", "shm", "skywriting")
 PROGRAM_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
 POOL_FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
 POOL_FLAGS += ["-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"]
+TABLES = ["executors/sdk/c/ciel_table.c", "ciel/arrow/holding.c", "-Iexecutors/sdk/c"]
 PARTS = runpy.run_path("scc/build_ffi.py")
 
 # Programs that a wheel installs on the PATH; `make dev` links them. Each has one source file with
@@ -142,7 +143,10 @@ class BuildWithPrograms(build_py):
         rooms = Path(".") if self.editable_mode else Path(self.build_lib, "ciel")
         self.build_loaders(rooms / "executors/programs")
         self.build_tools()
-        self.build_store_pool(Path("." if self.editable_mode else self.build_lib, "ciel/arrow"))
+        arrow = Path("." if self.editable_mode else self.build_lib, "ciel/arrow")
+        arrow.mkdir(parents=True, exist_ok=True)
+        run_compiler("-shared", "-fPIC", "-o", arrow / "tables.so", *TABLES)
+        self.build_store_pool(arrow)
         if not HAS_PYTHON_HEADERS:
             self.build_libraries(rooms / "scc")
 
@@ -181,7 +185,6 @@ class BuildWithPrograms(build_py):
         compiler = shlex.split(os.environ.get("CXX", "c++"))
         if shutil.which(compiler[0]) is None:
             return
-        home.mkdir(parents=True, exist_ok=True)
         options = [*POOL_FLAGS, "-o", home / "store-pool.so"]
         subprocess.run([*compiler, *options, "ciel/arrow/store_pool.cpp"], check=True)
 
