@@ -2,6 +2,8 @@
 
     magic (8 bytes) | offset and length of the index (8 each, little-endian) | buffers, index
 
+An object whose only outcome is a table of Arrow has the format of `arrow_tables` instead.
+
 The index is a pickle. Buffers begin at multiples of 64 bytes, so that arrays can use a mapping of
 the object. Arrays of `ciel.empty` are where the task has filled them, from offset 4,096 on, and the
 index follows them. A value that a client has stored has the same format, with one outcome.
@@ -14,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from ciel.python.packing import PROTOCOL, Buffer, Packed, UnpackedError
+from ciel.python.packing import PROTOCOL, TABLE, Buffer, Packed, PackedTable, UnpackedError
 
 MAGIC: Final = b"ciel.py1"
 HEADER: Final = struct.Struct("<8sQQ")
@@ -79,10 +81,22 @@ def index_of(
     return pickle.dumps(index, PROTOCOL)
 
 
+def only_table(outcomes: Sequence[Outcome], times: Times | None = None) -> Any:
+    """Return the table if these outcomes are one table of Arrow; None otherwise."""
+    if len(outcomes) != 1 or times is not None:
+        return None
+    packed = outcomes[0].packed
+    return packed.value if isinstance(packed, PackedTable) else None
+
+
 def encode(
     outcomes: Sequence[Outcome], took_s: float = 0.0, times: Times | None = None
 ) -> list[Buffer]:
     """Return the pieces of an object in the order of the file; buffers are not copied."""
+    if (table := only_table(outcomes, times)) is not None:
+        from ciel.python.arrow_tables import encode as encode_table
+
+        return encode_table(table, took_s)
     places: list[list[tuple[int, int]]] = []
     buffers: list[Buffer] = []
     position = HEADER.size
@@ -107,7 +121,7 @@ def decode(content: Buffer) -> Contents:
     try:
         magic, start, size_bytes = HEADER.unpack_from(view)
         if magic != MAGIC:
-            raise ValueError
+            return _decode_table(view)
         rows, took_s, *times = pickle.loads(view[start : start + size_bytes])
         outcomes = [
             Outcome(kind, Packed(head, tuple([view[at : at + size] for at, size in spans])), refs)
@@ -119,6 +133,14 @@ def decode(content: Buffer) -> Contents:
         ) from None
     spans = [spans for _, _, spans, _ in rows]
     return Contents(outcomes, took_s, spans, Times(*times[0]) if times else None)
+
+
+def _decode_table(view: memoryview) -> Contents:
+    """Read an object that is a table; raises ValueError and struct.error if it is none."""
+    from ciel.python.arrow_tables import time_of
+
+    took_s = time_of(view)
+    return Contents([Outcome(VALUE, Packed(TABLE, (view,)))], took_s, [((0, view.nbytes),)])
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,9 @@ _SEARCHED_TYPES: Final = frozenset((tuple, list, dict))
 _SMALL_TYPES: Final = frozenset((int, float, bool, str, type(None)))
 _MARK: Final = b"L"  # pickles of protocol 5 start with another byte
 _PREFIX: Final = struct.Struct("<cI")
+
+TABLE: Final = b"T"
+"""The head of a value whose only buffer is the content of an object with a table."""
 
 PLAIN_TYPES: Final = frozenset((int, float, bool, str, bytes, type(None), complex))
 """Types whose values cannot change, so that they need no copy."""
@@ -55,6 +59,33 @@ class Packed(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return len(self.head) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
+class PackedTable(Packed):
+    """A table of Arrow, which `ciel.python.arrow_tables` stores if it is the only outcome of an
+    object. Otherwise it is pickled.
+    """
+
+    value: Any
+
+    @classmethod
+    def of(cls, value: Any) -> PackedTable:
+        self = cls(b"")
+        self.value = value
+        return self
+
+    @cached_property
+    def _pickled(self) -> Packed:
+        head, buffers = _dumped(self.value)
+        return Packed(head, tuple(buffers))
+
+    @property
+    def head(self) -> bytes:
+        return self._pickled.head
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return self._pickled.buffers
 
 
 class _Context(threading.local):
@@ -100,12 +131,20 @@ def pack(value: Any) -> Packed:
 
     Functions and classes of the main module, or defined in a function, are packed with their code.
     """
+    if type(value).__module__ == "pyarrow.lib" and _is_table(value):
+        return PackedTable.of(value)
     if _holds_large(value, _LARGE_DEPTH):
         large: list[pickle.PickleBuffer] = []
         head, buffers = _dumped(value, _place_among(large))
         return Packed(_PREFIX.pack(_MARK, len(large)) + head, (*large, *buffers))
     head, buffers = _dumped(value)
     return Packed(head, tuple(buffers))
+
+
+def _is_table(value: Any) -> bool:
+    from ciel.python.arrow_tables import is_table
+
+    return is_table(value)
 
 
 def _dumped(value: Any, place_of: Any = None) -> tuple[bytes, list[pickle.PickleBuffer]]:
@@ -236,6 +275,17 @@ def unpack(head: Buffer, buffers: Iterable[Buffer] = (), given: Sequence[Any] | 
         _context.given = before
 
 
+def unpack_apart(
+    packed: Packed, writable: Callable[[Buffer], Buffer], given: Sequence[Any] | None = None
+) -> Any:
+    """Return a value that shares no memory that may be changed. `writable` returns the bytes of a
+    buffer in private memory. Tables of Arrow cannot be changed, and share theirs.
+    """
+    if packed.head == TABLE:
+        return unpack(packed.head, packed.buffers)
+    return unpack(packed.head, map(writable, packed.buffers), given)
+
+
 def copy_buffers(packed: Packed) -> Packed:
     """Return a packed value with copies of the buffers that may still change."""
     if not packed.buffers:
@@ -249,6 +299,11 @@ def _frozen(buffer: Any) -> Buffer:
 
 
 def _loaded(head: Buffer, buffers: Iterable[Buffer]) -> Any:
+    if head == TABLE:
+        from ciel.python.arrow_tables import read
+
+        (content,) = buffers
+        return read(memoryview(content))
     view = memoryview(head)
     if bytes(view[:1]) != _MARK:
         return pickle.loads(head, buffers=buffers)

@@ -14,7 +14,14 @@ from ciel.core.tasks import DEFAULT_NEEDS
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
 from ciel.python.futures import Future
 from ciel.python.options import USUAL, Options
-from ciel.python.packing import PLAIN_TYPES, Buffer, Packed, pack_with_futures, unpack
+from ciel.python.packing import (
+    PLAIN_TYPES,
+    Buffer,
+    Packed,
+    pack_with_futures,
+    unpack,
+    unpack_apart,
+)
 from ciel.python.tasks import name_of
 
 T = TypeVar("T")
@@ -271,7 +278,7 @@ def unpack_result(result: Result, writable: Callable[[Buffer], Buffer]) -> Any:
     if result.kind == PLAIN:
         return result.payload
     packed: Packed = result.payload
-    return unpack(packed.head, map(writable, packed.buffers), result.futures)
+    return unpack_apart(packed, writable, result.futures)
 
 
 def read_outcome(outcome: Outcome, host: Host) -> Result:

@@ -30,6 +30,8 @@ from ciel.python.task_futures import (
 if TYPE_CHECKING:
     import numpy
 
+    from ciel.python.arrow_tables import Locator
+
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> numpy.ndarray[Any, Any]:
     """Return a new numpy array with arbitrary content, for a task to fill and return.
@@ -55,6 +57,10 @@ class OutputRegion(Protocol):
 
     def place(self, address: int, size_bytes: int) -> int | None:
         """Return the offset in the file of bytes in memory; None if they are elsewhere."""
+
+    @property
+    def locator(self) -> Locator:
+        """What `place` does, as a function in C."""
 
     def close(self, *, is_final: bool) -> int:
         """Allocate nothing more; return the offset where the used part of the file ends.

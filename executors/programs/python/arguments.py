@@ -11,7 +11,7 @@ from ciel.executors.programs.python.evaluation.evaluator import each_with_own_it
 from ciel.python.calls import AS_PATH, AS_STREAM, Call, Use
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
 from ciel.python.options import USUAL
-from ciel.python.packing import Packed, UnpackedError, unpack
+from ciel.python.packing import Packed, UnpackedError, unpack, unpack_apart
 from ciel.python.rows import Row, each_with_its_own
 from ciel.python.task_futures import DONE, Host, TaskFuture, WorkItem, read_outcome
 
@@ -110,8 +110,7 @@ class Arguments:
             outcome = self._inputs.outcome(ref, use.place)
         if outcome.kind == VALUE and not outcome.refs:
             try:
-                buffers = map(self._inputs.writable, outcome.packed.buffers)
-                value = unpack(outcome.packed.head, buffers)
+                value = unpack_apart(outcome.packed, self._inputs.writable)
                 if use.input >= 0:
                     self._inputs.note_read(self._inputs.refs[use.input], use.place, value)
                 return value

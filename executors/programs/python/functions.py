@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ciel.python.calls import Function, function_of
 from ciel.python.captured import Captured
-from ciel.python.packing import PLAIN_TYPES, unpack
+from ciel.python.packing import PLAIN_TYPES, PackedTable, unpack
 from ciel.python.tasks import Task, name_of
 
 KEPT_MAX = 1000
@@ -106,7 +106,7 @@ class Snapshot:
 def is_independent(value: Any, packed: Iterable[Any]) -> bool:
     """Return whether a returned value, once packed, shares no memory with its function's state."""
     return type(value) not in _UNRESOLVED_TYPES and not any(
-        getattr(item, "buffers", ()) for item in packed
+        isinstance(item, PackedTable) or getattr(item, "buffers", ()) for item in packed
     )
 
 

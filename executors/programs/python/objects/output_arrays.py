@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ciel.executors.programs.python.objects.mappings import mapped
-from ciel.python.contents import ALIGNMENT_BYTES, HEADER, MAGIC, Outcome, index_of
+from ciel.python.contents import (
+    ALIGNMENT_BYTES,
+    HEADER,
+    MAGIC,
+    Outcome,
+    index_of,
+    only_table,
+)
 
 if TYPE_CHECKING:
     import numpy
@@ -95,13 +102,13 @@ class OutputArrays:
 
     def publish(self, outcomes: Sequence[Outcome], took_s: float) -> bool:
         """Write the output if the outcomes contain any of the arrays; return whether they do."""
+        if (table := only_table(outcomes)) is not None:
+            return self._publish_table(table, took_s)
         places = [[self._place(buffer) for buffer in o.packed.buffers] for o in outcomes]
         if not any(place is not None for row in places for place in row):
             self.give_up()
             return False
-        end_bytes = self._end_bytes
-        if self._region is not None:
-            end_bytes = self._region.close(is_final=True)
+        end_bytes = self._used_bytes()
         spans: list[list[tuple[int, int]]] = []
         for outcome, row in zip(outcomes, places, strict=True):
             spans.append([])
@@ -113,8 +120,44 @@ class OutputArrays:
                     end_bytes = place + view.nbytes
                 spans[-1].append((place, view.nbytes))
         index = index_of(outcomes, spans, took_s)
+        self._commit(HEADER.pack(MAGIC, end_bytes, len(index)), end_bytes, index)
+        return True
+
+    def _publish_table(self, table: Any, took_s: float) -> bool:
+        """Write the output if the file has buffers of a table of Arrow; return whether it does."""
+        from ciel.python import arrow_tables
+
+        place = arrow_tables.Place(self._place_of_table) if self._arrays else None
+        locator = self._region.locator if self._region is not None else None
+        if place is not None:
+            locator = arrow_tables.Locator(place)
+        description = arrow_tables.describe(table, took_s, locator)
+        if not description.placed_count:
+            self.give_up()
+            return False
+        end_bytes = self._used_bytes()
+        for absent in description.absent:
+            end_bytes += -end_bytes % ALIGNMENT_BYTES
+            description.place(absent, end_bytes)
+            self._write(absent.content, end_bytes)
+            end_bytes += absent.content.nbytes
+        descriptor = bytes(description.descriptor)
+        self._commit(arrow_tables.header(end_bytes, len(descriptor)), end_bytes, descriptor)
+        return True
+
+    def _place_of_table(self, context: None, address: int, size_bytes: int) -> int:
+        """Do what `_place_at` does, for a caller in C."""
+        place = self._place_at(address, size_bytes)
+        return -1 if place is None else place
+
+    def _used_bytes(self) -> int:
+        """End all allocations; return the offset where the used part of the file ends."""
+        return self._end_bytes if self._region is None else self._region.close(is_final=True)
+
+    def _commit(self, header: bytes, end_bytes: int, index: bytes) -> None:
+        """Write what describes the content, and publish the file."""
         self._write(memoryview(index), end_bytes)
-        self._write(memoryview(HEADER.pack(MAGIC, end_bytes, len(index))), 0)
+        self._write(memoryview(header), 0)
         size_bytes = end_bytes + len(index)
         os.ftruncate(self._descriptor, size_bytes)  # it may be longer: files are reused
         self._close()
@@ -122,7 +165,6 @@ class OutputArrays:
         for *_, known in self._arrays:
             if (array := known()) is not None:
                 array.flags.writeable = False
-        return True
 
     def give_up(self) -> None:
         """Roll the output back; the arrays stay as ordinary memory."""
@@ -145,10 +187,13 @@ class OutputArrays:
         if not view.nbytes:
             return None
         address = numpy.frombuffer(view, numpy.uint8).__array_interface__["data"][0]
+        return self._place_at(int(address), view.nbytes)
+
+    def _place_at(self, address: int, length_bytes: int) -> int | None:
         for start, size_bytes, offset, _ in self._arrays:
-            if start <= address and address + view.nbytes <= start + size_bytes:
-                return offset + int(address) - start
-        return None if self._region is None else self._region.place(int(address), view.nbytes)
+            if start <= address and address + length_bytes <= start + size_bytes:
+                return offset + address - start
+        return None if self._region is None else self._region.place(address, length_bytes)
 
     def _write(self, content: memoryview, offset: int) -> None:
         left = content.cast("B")

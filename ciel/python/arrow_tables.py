@@ -1,0 +1,335 @@
+"""Writes and reads tables of Arrow as objects of their own format (POOL-2, POOL-6).
+
+`executors/sdk/c/ciel_table.c` has the format; programs in C use it, too. The descriptor of a table
+says where its buffers lie in the object. Whoever reads a table maps the object, and copies nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ciel.core.errors import CielError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MAGIC: Final = b"ciel.ar1"
+LIBRARY: Final = Path(__file__).parent.parent / "arrow" / "tables.so"
+ALIGNMENT_BYTES: Final = 64
+_TABLE, _BATCH = 0, 1
+_TYPICAL_BYTES: Final = 4096
+_TYPICAL_ABSENT: Final = 64
+_SCHEMAS_KEPT: Final = 64
+_HEADER: Final = struct.Struct("<8sQQ")
+_BEFORE_SCHEMA: Final = struct.Struct("<IdII")
+_RELEASE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class TableError(CielError, ValueError):
+    """An object is no valid table, or a table cannot be stored in this form."""
+
+
+class Absent(NamedTuple):
+    """A buffer that does not lie in the object yet. Its offset there belongs at `entries` in the
+    descriptor.
+    """
+
+    content: memoryview
+    entries: Sequence[int]
+
+
+class Description(NamedTuple):
+    """The descriptor of a table, and the buffers that the writer has to add, in order.
+
+    `placed_count`: how many other buffers lie in the object already.
+    """
+
+    descriptor: bytearray
+    absent: Sequence[Absent]
+    placed_count: int
+
+    def place(self, absent: Absent, offset: int) -> None:
+        """Note the offset at which a buffer was added."""
+        for entry in absent.entries:
+            self.descriptor[entry : entry + 8] = offset.to_bytes(8, "little")
+
+
+class Locator(NamedTuple):
+    """A function in C that finds out where bytes lie in the object, and its first argument."""
+
+    function: Any
+    context: Any = None
+
+
+class _AbsentBuffer(ctypes.Structure):
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("size_bytes", ctypes.c_int64),
+        ("entry", ctypes.c_int64),
+    )
+
+
+class _Description(ctypes.Structure):
+    _fields_ = (
+        ("bytes", ctypes.c_void_p),
+        ("capacity_bytes", ctypes.c_int64),
+        ("size_bytes", ctypes.c_int64),
+        ("absent", ctypes.POINTER(_AbsentBuffer)),
+        ("absent_capacity", ctypes.c_int64),
+        ("absent_count", ctypes.c_int64),
+        ("placed_count", ctypes.c_int64),
+    )
+
+
+class _Schema(ctypes.Structure):
+    """The C data interface's ArrowSchema."""
+
+    _fields_ = (
+        ("content", ctypes.c_int64 * 7),
+        ("release", ctypes.c_void_p),
+        ("private_data", ctypes.c_void_p),
+    )
+
+
+class _Array(ctypes.Structure):
+    """The C data interface's ArrowArray."""
+
+    _fields_ = (
+        ("content", ctypes.c_int64 * 8),
+        ("release", ctypes.c_void_p),
+        ("private_data", ctypes.c_void_p),
+    )
+
+
+class _Exported:
+    """A schema and chunks that pyarrow has exported."""
+
+    def __init__(self) -> None:
+        self.schema = _Schema()
+        self.chunks: list[_Array] = []
+
+    def __del__(self) -> None:
+        for structure in (self.schema, *self.chunks):
+            if structure.release:
+                _RELEASE(structure.release)(ctypes.addressof(structure))
+
+
+class _Table(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("took_s", ctypes.c_double),
+        ("chunks", ctypes.c_uint32),
+        ("schema", _Schema),
+        ("chunks_left", ctypes.c_uint32),
+        ("schema_bytes", ctypes.c_void_p),
+        ("schema_size_bytes", ctypes.c_int64),
+        ("content", ctypes.c_void_p),
+        ("content_bytes", ctypes.c_int64),
+        ("at", ctypes.c_void_p),
+        ("end", ctypes.c_void_p),
+    )
+
+
+Place = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+"""The type of a locator's function: it returns an offset in the object, or -1."""
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def is_table(value: Any) -> bool:
+    """Whether a value is a table or a record batch that can be stored in this format.
+
+    Types that are defined in Python cannot: their pickle says how to restore them.
+    """
+    kind = type(value)
+    if kind.__module__ != "pyarrow.lib" or kind.__name__ not in ("Table", "RecordBatch"):
+        return False
+    return not any(_is_of_python(field.type) for field in value.schema)
+
+
+def _is_of_python(kind: Any) -> bool:
+    """Whether a type, or a part of it, is defined in Python."""
+    of = type(kind)
+    if of.__name__ == "DataType":  # most types
+        return False
+    if of.__module__ != "pyarrow.lib":
+        return True
+    parts = [kind.field(n).type for n in range(kind.num_fields)]
+    parts += [getattr(kind, name) for name in ("storage_type", "value_type") if hasattr(kind, name)]
+    return any(map(_is_of_python, parts))
+
+
+def describe(value: Any, took_s: float, locator: Locator | None = None) -> Description:
+    """Return the descriptor of a table or record batch. Raises TableError.
+
+    `locator` knows which buffers lie in the object already; None: none do.
+    """
+    import pyarrow
+
+    is_batch = isinstance(value, pyarrow.RecordBatch)
+    library, exported = _library(), _Exported()
+    types = ctypes.byref(exported.schema)
+    value.schema._export_to_c(ctypes.addressof(exported.schema))
+    for batch in (value,) if is_batch else value.to_batches():
+        exported.chunks.append(chunk := _Array())
+        batch._export_to_c(ctypes.addressof(chunk))
+    room_bytes, room_absent = _TYPICAL_BYTES, _TYPICAL_ABSENT
+    while True:
+        descriptor = bytearray(room_bytes)
+        absent = (_AbsentBuffer * room_absent)()
+        raw = (ctypes.c_char * room_bytes).from_buffer(descriptor)
+        to = _Description(ctypes.addressof(raw), room_bytes, 0, absent, room_absent)
+        kind, count = _BATCH if is_batch else _TABLE, len(exported.chunks)
+        _check(library.ciel_table_begin(ctypes.byref(to), kind, took_s, types, count))
+        for chunk in exported.chunks:
+            _check(library.ciel_table_add(
+                ctypes.byref(to), types, ctypes.byref(chunk), *(locator or _NOWHERE)
+            ))  # fmt: skip
+        del raw  # so that the descriptor may change its size
+        if to.size_bytes <= room_bytes and to.absent_count <= room_absent:
+            break
+        room_bytes = max(room_bytes, to.size_bytes)
+        room_absent = max(room_absent, to.absent_count)
+    del descriptor[to.size_bytes :]
+    return Description(descriptor, _absent(absent[: to.absent_count], exported), to.placed_count)
+
+
+_NOWHERE: Final = (None, None)
+
+
+def _absent(found: Sequence[_AbsentBuffer], owner: _Exported) -> list[Absent]:
+    """Return buffers in memory; those that begin at the same address are one."""
+    sizes: dict[int, int] = {}
+    entries: dict[int, list[int]] = {}
+    for item in found:
+        sizes[item.address] = max(item.size_bytes, sizes.get(item.address, 0))
+        entries.setdefault(item.address, []).append(item.entry)
+    absent = []
+    for address, size_bytes in sizes.items():
+        memory: Any = (ctypes.c_char * size_bytes).from_address(address)
+        memory.owner = owner  # so that the buffer lives as long as the view
+        absent.append(Absent(memoryview(memory).cast("B"), entries[address]))
+    return absent
+
+
+def encode(value: Any, took_s: float) -> list[Any]:
+    """Return the pieces of an object with a table, in the order of the file. Raises TableError."""
+    description = describe(value, took_s)
+    position = _HEADER.size
+    pieces: list[Any] = []
+    for absent in description.absent:
+        if gap := -position % ALIGNMENT_BYTES:
+            pieces.append(bytes(gap))
+        description.place(absent, position + gap)
+        pieces.append(absent.content)
+        position += gap + absent.content.nbytes
+    descriptor = bytes(description.descriptor)
+    return [header(position, len(descriptor)), *pieces, descriptor]
+
+
+def header(descriptor_at: int, size_bytes: int) -> bytes:
+    """Return the header of an object with a table."""
+    return _HEADER.pack(MAGIC, descriptor_at, size_bytes)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read(content: memoryview) -> pyarrow.Table | pyarrow.RecordBatch:
+    """Return the table or record batch in an object; its columns use the content.
+
+    Raises TableError. Places and lengths are checked, but not each value in the buffers:
+    `validate(full=True)` does that.
+    """
+    import pyarrow
+
+    table = _open(content)
+    library, pointer = _library(), ctypes.byref(table)
+    schema = _schema(ctypes.string_at(table.schema_bytes, table.schema_size_bytes))
+    batches = []
+    for _ in range(table.chunks):
+        chunk = _Array()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(content))
+        wrong = library.ciel_table_next(pointer, ctypes.byref(chunk), _let_go(), id(content))
+        if wrong:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(content))
+            _check(wrong)
+        batches.append(pyarrow.RecordBatch._import_from_c(ctypes.addressof(chunk), schema))
+    if table.kind == _TABLE:
+        return pyarrow.Table.from_batches(batches, schema)
+    if len(batches) != 1:
+        raise TableError("a record batch has one chunk")
+    return batches[0]
+
+
+def time_of(content: memoryview) -> float:
+    """Return how long the task has run that made a table.
+
+    Raises ValueError if the object is no table, and struct.error if it is incomplete.
+    """
+    magic, start, _ = _HEADER.unpack_from(content)
+    if magic != MAGIC:
+        raise ValueError("the object is no table")
+    return float(_BEFORE_SCHEMA.unpack_from(content, start)[1])
+
+
+def _open(content: memoryview) -> _Table:
+    import pyarrow
+
+    table = _Table()
+    address = pyarrow.py_buffer(content).address
+    _check(_library().ciel_table_open(ctypes.byref(table), address, content.nbytes, 0))
+    return table
+
+
+@lru_cache(_SCHEMAS_KEPT)
+def _schema(encoded: bytes) -> pyarrow.Schema:
+    """Return a schema from its form in descriptors."""
+    import pyarrow
+
+    table = _Table()
+    descriptor = _BEFORE_SCHEMA.pack(_TABLE, 0.0, 0, len(encoded)) + encoded
+    content = _HEADER.pack(MAGIC, _HEADER.size, len(descriptor)) + descriptor
+    _check(_library().ciel_table_open(ctypes.byref(table), content, len(content), 1))
+    try:
+        return pyarrow.Schema._import_from_c(ctypes.addressof(table) + _Table.schema.offset)
+    except pyarrow.ArrowInvalid as error:
+        raise TableError(f"the object is no valid table: {error}") from None
+
+
+# --- the library ----------------------------------------------------------------------------------
+
+
+def _check(wrong: bytes | None) -> None:
+    if wrong:
+        raise TableError(f"the object is no valid table: {wrong.decode()}")
+
+
+@cache
+def _library() -> Any:
+    library = ctypes.CDLL(str(LIBRARY))
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    signatures: dict[str, tuple[Any, ...]] = {
+        "ciel_table_begin": (pointer, ctypes.c_int, ctypes.c_double, pointer, ctypes.c_uint32),
+        "ciel_table_add": (pointer, pointer, pointer, pointer, pointer),
+        "ciel_table_open": (pointer, pointer, ctypes.c_int64, ctypes.c_int),
+        "ciel_table_next": (pointer, pointer, pointer, pointer),
+    }
+    for name, arguments in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = text, arguments
+    names = ("PyGILState_Ensure", "PyGILState_Release", "Py_DecRef", "Py_IsInitialized")
+    of_python = [ctypes.cast(getattr(ctypes.pythonapi, name), pointer) for name in names]
+    library.ciel_use_python(*of_python)
+    return library
+
+
+@cache
+def _let_go() -> ctypes.c_void_p:
+    return ctypes.cast(_library().ciel_let_go, ctypes.c_void_p)

@@ -1,0 +1,329 @@
+"""The format of objects that are tables of Arrow (POOL-2, POOL-6, docs/protocol/tables.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import gc
+import mmap
+import os
+import random
+import struct
+import subprocess
+import sys
+import weakref
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ciel.python import arrow_tables
+from ciel.python.arrow_tables import TableError
+from ciel.python.contents import ERROR, VALUE, Outcome, decode, encode
+from ciel.python.packing import Packed, PackedTable, pack, unpack
+
+LISTS = [[1, 2], None, [], [3]]
+TEXTS = ["a", None, "", "x" * 40]
+LIST = pa.array(LISTS, pa.list_(pa.int32()))
+COLUMNS: dict[str, pa.Array] = {
+    "null": pa.nulls(4),
+    "bool": pa.array([True, None, False, True]),
+    "int": pa.array([1, None, 3, 4]),
+    "half": pa.array(np.arange(4, dtype=np.float16)),
+    "float": pa.array(np.arange(4, dtype=np.float32)),
+    "text": pa.array(TEXTS),
+    "large text": pa.array(TEXTS, pa.large_string()),
+    "text view": pa.array(TEXTS, pa.string_view()),
+    "bytes view": pa.array([b"a", None, b"", b"x" * 40], pa.binary_view()),
+    "fixed bytes": pa.array([b"abc", None, b"xyz", b"123"], pa.binary(3)),
+    "decimal32": pa.array([Decimal("1.23")] * 4, pa.decimal32(5, 2)),
+    "decimal128": pa.array([Decimal("1.23"), None, Decimal(5), Decimal(7)]),
+    "decimal256": pa.array([Decimal("1.23")] * 4, pa.decimal256(50, 3)),
+    "date": pa.array([datetime.date(2020, 1, 1)] * 4),
+    "date64": pa.array([datetime.date(2020, 1, 1)] * 4, pa.date64()),
+    "time": pa.array([1, 2, 3, None], pa.time32("s")),
+    "time64": pa.array([1, 2, 3, None], pa.time64("us")),
+    "timestamp": pa.array([1, 2, 3, None], pa.timestamp("ns", "Europe/Berlin")),
+    "duration": pa.array([1, 2, 3, None], pa.duration("ms")),
+    "interval": pa.array([pa.MonthDayNano([1, 2, 3])] * 4),
+    "list": LIST,
+    "large list": LIST.cast(pa.large_list(pa.int32())),
+    "list view": pa.array(LISTS, pa.list_view(pa.int32())),
+    "large list view": pa.array(LISTS, pa.large_list_view(pa.int32())),
+    "fixed list": pa.array([[1, 2], None, [3, 4], [5, 6]], pa.list_(pa.int8(), 2)),
+    "struct": pa.array([{"x": 1, "y": "a"}, None, {"x": 2, "y": None}, {"x": None, "y": "b"}]),
+    "map": pa.array([[("a", 1)], None, [], [("b", 2)]], pa.map_(pa.string(), pa.int64())),
+    "dictionary": pa.array(["a", "b", None, "a"]).dictionary_encode(),
+    "dictionary of lists": pa.DictionaryArray.from_arrays(pa.array([0, 1, 0, 2]), LIST),
+    "sparse union": pa.UnionArray.from_sparse(
+        pa.array([0, 1, 0, 1], pa.int8()), [pa.array([1, 2, 3, 4]), pa.array(["a", "b", "c", "d"])]
+    ),
+    "dense union": pa.UnionArray.from_dense(
+        pa.array([0, 1, 0, 1], pa.int8()), pa.array([0, 0, 1, 1], pa.int32()),
+        [pa.array([1, 2]), pa.array(["a", "b"])],
+    ),
+    "run ends": pa.RunEndEncodedArray.from_arrays([2, 4], [7, 8]),
+    "nested": pa.array([[[{"a": [1]}]], None, [], [[{"a": []}]]]),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16] * 4, pa.binary(16))),
+}  # fmt: skip
+
+
+def stored(value: Any) -> bytes:
+    """Return an object with a table."""
+    return b"".join(bytes(piece) for piece in arrow_tables.encode(value, 0.5))
+
+
+def whole(column: str) -> pa.Table:
+    field = pa.field(column, COLUMNS[column].type, metadata={"unit": "m"})
+    return pa.Table.from_arrays([COLUMNS[column]], schema=pa.schema([field], {"pandas": "{}"}))
+
+
+def in_chunks(table: pa.Table) -> pa.Table:
+    return pa.concat_tables([table, table.slice(2), table.slice(0, 1)])
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_table_of_each_type_survives(column: str) -> None:
+    table = whole(column)
+    parts = [table, table.slice(1, 2), table.slice(0, 0), in_chunks(table)]
+    for value in (*parts, *table.to_batches()):
+        found = arrow_tables.read(memoryview(stored(value)))
+        found.validate(full=True)
+        assert type(found) is type(value)
+        assert found.schema.equals(value.schema, check_metadata=True)
+        assert found.equals(value)
+
+
+def test_a_table_of_all_types_survives() -> None:
+    table = pa.table(COLUMNS)
+    assert arrow_tables.read(memoryview(stored(table))).equals(table)
+
+
+def test_a_table_without_columns_survives() -> None:
+    table = pa.table({"a": [1, 2, 3]}).select([])
+    assert arrow_tables.read(memoryview(stored(table))).num_rows == 3
+
+
+def test_a_slice_does_not_contain_what_precedes_it() -> None:
+    table = pa.table({"a": np.arange(100_000), "t": [f"row {n}" for n in range(100_000)]})
+    slices = [table.slice(n * 10_000, 10_000) for n in range(10)]
+    whole_bytes = len(stored(table))
+    assert len(stored(slices[9].select(["a"]))) < 10_100 * 8
+    assert len(stored(pa.concat_tables(slices))) < 1.02 * whole_bytes
+    for part in slices:
+        assert arrow_tables.read(memoryview(stored(part))).equals(part)
+
+
+@pytest.mark.parametrize("column", sorted(COLUMNS.keys() - {"dictionary of lists"}))
+def test_a_slice_of_a_long_column_of_each_type_survives(column: str) -> None:
+    three = COLUMNS[column].slice(0, 3)  # 64 values are no whole number of repetitions
+    long = pa.concat_arrays([three] * 80)
+    value = pa.RecordBatch.from_arrays([long], ["a"])
+    for start, length in ((1, 3), (64, 64), (131, 100), (239, 1)):
+        part = value.slice(start, length)
+        found = arrow_tables.read(memoryview(stored(part)))
+        found.validate(full=True)
+        assert found.equals(part)
+
+
+def test_reading_copies_nothing() -> None:
+    content = memoryview(stored(pa.table({"a": np.arange(1000)})))
+    start = pa.py_buffer(content).address
+    (_, values) = arrow_tables.read(content)["a"].chunk(0).buffers()
+    assert start <= values.address < start + content.nbytes
+
+
+def test_what_is_read_keeps_the_content() -> None:
+    class Content(bytearray):
+        pass
+
+    owner = Content(stored(pa.table({"a": [1, 2], "b": ["x", "y"]})))
+    alive = weakref.ref(owner)
+    column = arrow_tables.read(memoryview(owner))["b"].chunk(0)
+    del owner
+    gc.collect()
+    assert alive() is not None
+    assert column.to_pylist() == ["x", "y"]
+    del column
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_descriptor_of_three_columns_has_some_hundred_bytes() -> None:
+    kinds = {"a": pa.int64(), "b": pa.int8(), "c": pa.uint16()}
+    table = pa.table({name: pa.array([1], kind) for name, kind in kinds.items()})
+    description = arrow_tables.describe(table, 0.0)
+    assert len(description.descriptor) <= 400
+
+
+def test_buffers_that_lie_in_the_object_are_not_written_again() -> None:
+    table = pa.table({"a": np.arange(100), "b": np.arange(100)})
+    start = table["a"].chunk(0).buffers()[1].address
+
+    def place(context: None, address: int, size_bytes: int) -> int:
+        return 4096 if address == start else -1
+
+    locator = arrow_tables.Locator(arrow_tables.Place(place))
+    description = arrow_tables.describe(table, 0.0, locator)
+    assert (description.placed_count, len(description.absent)) == (1, 1)
+
+
+class Money(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typed
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "tests.money")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+
+MONEY = Money()  # pyarrow keeps only a weak reference
+
+
+@pytest.mark.parametrize("kind", [MONEY, pa.list_(MONEY), pa.struct([("m", MONEY)])])
+def test_types_that_python_defines_are_pickled(kind: pa.DataType) -> None:
+    value = pa.table({"money": pa.nulls(2, kind)})
+    assert not arrow_tables.is_table(value)
+    assert not isinstance(pack(value), PackedTable)
+
+
+# --- as the outcome of a task ---------------------------------------------------------------------
+
+
+def test_an_object_with_one_table_has_its_own_format() -> None:
+    table = pa.table({"a": [1, 2]})
+    content = b"".join(map(bytes, encode([Outcome(VALUE, pack(table))], 0.25)))
+    assert content.startswith(b"ciel.ar1")
+    contents = decode(content)
+    (outcome,) = contents.outcomes
+    assert (outcome.kind, contents.took_s) == (VALUE, 0.25)
+    assert unpack(outcome.packed.head, outcome.packed.buffers).equals(table)
+
+
+def test_a_table_beside_other_outcomes_is_pickled() -> None:
+    table = pa.table({"a": [1, 2]})
+    outcomes = [Outcome(VALUE, pack(table)), Outcome(ERROR, Packed(b"no"))]
+    content = b"".join(map(bytes, encode(outcomes)))
+    assert content.startswith(b"ciel.py1")
+    first = decode(content).outcomes[0].packed
+    assert unpack(first.head, first.buffers).equals(table)
+
+
+# --- bad objects ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "place, value, reason",
+    [
+        (8, 1 << 40, "its descriptor lies outside of the object"),
+        (16, 8, "its descriptor is incomplete"),
+        ("kind", 7, "later version"),
+        ("length", 1 << 60, "impossible length"),
+        ("length", 1000, "too short"),
+        ("offset", 1 << 40, "a buffer lies outside"),
+        ("offset", 3, "multiple of 8"),
+    ],
+)
+def test_a_wrong_descriptor_is_refused(place: int | str, value: int, reason: str) -> None:
+    content = bytearray(stored(pa.table({"a": [1, 2]})))
+    start = int.from_bytes(content[8:16], "little")
+    # The last column: length, nulls, offset, number of buffers, and two places.
+    last = len(content) - 3 * 8 - 4 - 2 * 16
+    places = {"kind": start, "length": last, "offset": len(content) - 16}
+    at = places[place] if isinstance(place, str) else place
+    width = 4 if place == "kind" else 8
+    content[at : at + width] = value.to_bytes(width, "little")
+    with pytest.raises(TableError, match=reason):
+        arrow_tables.read(memoryview(content))
+
+
+def test_offsets_that_point_outside_are_refused() -> None:
+    table = pa.table({"a": ["abc", "de"]})
+    content = bytearray(stored(table))
+    offsets = struct.pack("<iii", 0, 3, 5)
+    at = content.index(offsets)
+    content[at : at + 12] = struct.pack("<iii", 0, 3, 5000)
+    with pytest.raises(TableError, match="the offsets of a column are wrong"):
+        arrow_tables.read(memoryview(content))
+
+
+@pytest.mark.parametrize("content", [b"", b"ciel.ar1", b"ciel.py1" + bytes(100), bytes(100)])
+def test_other_objects_are_no_tables(content: bytes) -> None:
+    with pytest.raises(TableError):
+        arrow_tables.read(memoryview(content))
+
+
+MUTANTS = 100_000 if os.environ.get("CIEL_LONG") else 2_000
+
+
+def test_mutated_objects_give_an_error_or_a_valid_table() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", __file__, str(MUTANTS)],
+        capture_output=True, text=True, timeout=3600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    refused, valid, invalid = map(int, done.stdout.split())
+    assert refused + valid + invalid == MUTANTS
+    assert min(refused, valid, invalid) > 0
+
+
+class Guarded:
+    """A copy of bytes at the end of memory that no read may pass."""
+
+    def __init__(self, content: bytes) -> None:
+        size_bytes = len(content) + -len(content) % 8  # buffers begin at multiples of 8
+        used_bytes = size_bytes + -size_bytes % mmap.PAGESIZE
+        self._memory = mmap.mmap(-1, used_bytes + mmap.PAGESIZE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        libc = ctypes.CDLL(None, use_errno=True)
+        guard = ctypes.c_void_p(address + used_bytes)
+        assert libc.mprotect(guard, mmap.PAGESIZE, 0) == 0
+        start = used_bytes - size_bytes
+        self.view = memoryview(self._memory)[start : start + len(content)]
+        self.view[:] = content
+
+
+def mutated(chance: random.Random, content: bytes) -> bytes:
+    """Return an object with some changed bytes, most of them in its descriptor."""
+    changed = bytearray(content)
+    start = int.from_bytes(content[8:16], "little")
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        first = start if chance.random() < 0.85 else 8
+        at = chance.randrange(min(first, len(changed) - 1), len(changed))
+        numbers = (0, -1, 1, 1 << 31, (1 << 63) - 1, -(1 << 63), chance.randrange(len(content)))
+        match chance.randrange(5):
+            case 0 | 1:
+                changed[at] ^= 1 << chance.randrange(8)
+            case 2:
+                changed[at : at + 8] = struct.pack("<q", chance.choice(numbers))
+            case 3:
+                del changed[at : at + chance.randrange(1, 16)]
+            case 4:
+                changed[at:at] = bytes(chance.randrange(1, 16))
+    return bytes(changed)
+
+
+def read_mutants(count: int) -> tuple[int, int, int]:
+    """Read mutated objects; return how many were refused, valid, and found invalid by pyarrow."""
+    chance = random.Random(1)
+    originals = [stored(pa.table({name: column})) for name, column in COLUMNS.items()]
+    originals.append(stored(pa.table(COLUMNS)))
+    counts = [0, 0, 0]
+    for _ in range(count):
+        guarded = Guarded(mutated(chance, chance.choice(originals)))
+        try:
+            found = arrow_tables.read(guarded.view)
+        except (TableError, pa.ArrowException, ValueError, NotImplementedError):
+            counts[0] += 1
+            continue
+        try:
+            found.validate(full=True)
+            counts[1] += 1
+        except (pa.ArrowException, ValueError):
+            counts[2] += 1
+    return counts[0], counts[1], counts[2]
+
+
+if __name__ == "__main__":
+    print(*read_mutants(int(sys.argv[1])))
