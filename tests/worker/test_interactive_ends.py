@@ -19,7 +19,7 @@ from ciel.core.tasks import Needs
 from ciel.storage.files import FileStore
 from ciel.testing.builders import stored
 from ciel.testing.homes import descriptors_of, private_bytes, wait_for
-from ciel.worker.interactive.process import Patience
+from ciel.worker.interactive.process import _LAST_WORDS_S, Patience, is_ending
 from ciel_tests.scenes.one_worker import SDK, Talker
 from ciel_tests.scenes.puppet_words import (
     EXECUTORS,
@@ -255,6 +255,21 @@ def test_a_worker_that_ends_lets_go_of_everything(
     wait_for(lambda: len(worker.programs()) == 6, "six programs")
     worker.stop()
     wait_for(lambda: descriptors_of(os.getpid()) <= before, "closed descriptors")
+
+
+def test_an_end_that_the_launcher_reports_late_is_the_reason(start: Start, tmp_path: Path) -> None:
+    worker, gate = start(), tmp_path / "gate"
+    key = worker.puppet(*START, f"w{gate}", "q3")
+    wait_for(lambda: len(worker.programs()) == 1, "the program")
+    (pid,), launcher = worker.programs(), int(worker.launching._launcher.pid)
+    assert not is_ending(pid)
+    os.kill(launcher, signal.SIGSTOP)
+    gate.touch()
+    wait_for(lambda: is_ending(pid), "the end of the program")
+    time.sleep(2 * _LAST_WORDS_S)
+    os.kill(launcher, signal.SIGCONT)
+    assert "exit status 3 before" in worker.fault(key).details
+    assert is_ending(pid)  # the launcher has reaped it
 
 
 # --- many programs --------------------------------------------------------------------------------

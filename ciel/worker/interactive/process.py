@@ -52,6 +52,7 @@ from ciel.worker.state.pool import IDLE_MAX_S
 
 GRACE_S = 0.25
 """Between SIGTERM and SIGKILL."""
+_PF_EXITING = 4  # a flag of Linux in /proc/PID/stat
 _LAST_WORDS_S = 0.5  # between the end of a channel and the end of its program
 
 log = Logger(__name__)  # compiled code cannot determine its own module
@@ -352,7 +353,18 @@ class Process:
         else:  # wait for the end of the program, which explains more
             text = f"{why}, before it called 'exit'"
             lost = TaskFault("RUNTIME_ERROR", text)
-            self._due_in(_LAST_WORDS_S, lambda: self._fail(lost))
+            self._await_end(lost)
+
+    def _await_end(self, lost: TaskFault) -> None:
+        """Fail the attempt if the program lives on; its end may be reported late on a busy host."""
+
+        def check() -> None:
+            if self.attached is None and is_ending(self.pid):
+                self._await_end(lost)
+            else:
+                self._fail(lost)
+
+        self._due_in(_LAST_WORDS_S, check)
 
     def ended(self, event: End) -> None:
         """Process the end of the program, once its last calls have come."""
@@ -577,3 +589,16 @@ def fault_at_end(attempt: InteractiveAttempt, over: Over, worker: str) -> TaskFa
         text = f"it delegated its outputs to another task with output {numbers} still open"
         return TaskFault("RUNTIME_ERROR", text)
     return None
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process of the launcher has ended, or is ending: the launcher reports that soon.
+
+    `pid`: 0 if the launcher has not reported its start yet.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in (b"Z", b"X") or bool(int(fields[5]) & _PF_EXITING)
