@@ -72,14 +72,19 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
         return str(target)
 
     @cache
-    def library(*flags: str) -> str:
-        return cc(directory / f"ciel{''.join(flags)}.o", "-c", *flags, str(SDK / "c" / "ciel.c"))
+    def library(name: str, *flags: str) -> str:
+        source = SDK / "c" / f"{name}.c"
+        return cc(directory / f"{name}{''.join(flags)}.o", "-c", *flags, str(source))
 
     @cache
     def compile_(source: str, *flags: str) -> str:
         path = directory / f"program{len(list(directory.iterdir()))}.c"
         path.write_text(source + "\n")
-        return cc(path.with_suffix(""), str(path), library(*flags), "-ljansson")
+        names = ["ciel"]
+        if "ciel_arrow.h" in source:
+            names += ["ciel_arrow", "ciel_table"]
+        libraries = [library(name, *flags) for name in names]
+        return cc(path.with_suffix(""), str(path), *libraries, "-ljansson")
 
     return compile_
 

@@ -592,6 +592,11 @@ void ciel_set_input_unbuffered(struct ciel_input *input)
     input->is_unbuffered = 1;
 }
 
+int ciel_input_fd(struct ciel_input *input)
+{
+    return input->fd;
+}
+
 void ciel_close_ref(struct ciel_input *input)
 {
     if (input->is_announced && !is_over)
@@ -671,6 +676,20 @@ int ciel_write_output(struct ciel_output *output, char *buf, int len)
     if (count < len || (output->is_unbuffered && fflush(output->file) != 0))
         output->error = errno;
     output->size += count;
+    return count;
+}
+
+int ciel_write_output_at(struct ciel_output *output, char *buf, int len, long offset)
+{
+    int count = 0;
+
+    if (fflush(output->file) == 0) {
+        ssize_t written = pwrite(fileno(output->file), buf, (size_t)len, offset);
+
+        count = written < 0 ? 0 : (int)written;
+    }
+    if (count < len)
+        output->error = errno;
     return count;
 }
 

@@ -46,6 +46,9 @@ struct ciel_input *ciel_open_ref_async(json_t *ref, int chunk_size, int sole_con
  * its producer has failed; the data read before is then incomplete. */
 int ciel_read_ref(struct ciel_input *input, char *buf, int len);
 void ciel_set_input_unbuffered(struct ciel_input *input);
+
+/* Return the descriptor of the file, for instance to map it. ciel_close_ref closes it. */
+int ciel_input_fd(struct ciel_input *input);
 void ciel_close_ref(struct ciel_input *input); /* frees it */
 
 /* Suspend this process until the objects of `n` references (json_t *) are available. Meanwhile the
@@ -69,6 +72,10 @@ struct ciel_output *ciel_open_output(int index, int may_stream, int may_pipe, in
 /* Return how many bytes were written: fewer than `len` if there is no space. */
 int ciel_write_output(struct ciel_output *output, char *buf, int len);
 void ciel_set_output_unbuffered(struct ciel_output *output);
+
+/* Replace bytes that were written before, from `offset` on; not in an output that others may read
+ * already. Return how many bytes were written: fewer than `len` if there is an error. */
+int ciel_write_output_at(struct ciel_output *output, char *buf, int len, long offset);
 
 /* Publish an output and free it; return its reference. If the data cannot be written completely,
  * the output is not published, and the program ends. */

@@ -1,0 +1,253 @@
+#include "ciel_arrow.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define ABSENT_MAX (1 << 16) /* buffers of one chunk */
+
+/* --- inputs --- */
+
+/* A mapped object; the stream and each chunk are its users. */
+struct mapping {
+    long users;
+    void *content;
+    size_t size_bytes;
+    struct ciel_table table;
+    char error[256];
+};
+
+/* Chunks may be released in any thread. */
+static void leave(void *owner) {
+    struct mapping *mapping = owner;
+    if (__atomic_sub_fetch(&mapping->users, 1, __ATOMIC_ACQ_REL) == 0) {
+        munmap(mapping->content, mapping->size_bytes);
+        free(mapping);
+    }
+}
+
+static int failed(struct mapping *mapping, const char *wrong) {
+    snprintf(mapping->error, sizeof mapping->error, "the object is no valid table: %s", wrong);
+    return EINVAL;
+}
+
+static int get_schema(struct ArrowArrayStream *stream, struct ArrowSchema *out) {
+    struct mapping *mapping = stream->private_data;
+    struct ciel_table table;
+    const char *wrong = ciel_table_open(&table, mapping->content, (int64_t)mapping->size_bytes, 1);
+    if (wrong) {
+        return failed(mapping, wrong);
+    }
+    *out = table.schema;
+    return 0;
+}
+
+static int get_next(struct ArrowArrayStream *stream, struct ArrowArray *out) {
+    struct mapping *mapping = stream->private_data;
+    memset(out, 0, sizeof *out); /* a chunk that was released marks the end */
+    if (mapping->table.chunks_left == 0) {
+        return 0;
+    }
+    const char *wrong = ciel_table_next(&mapping->table, out, leave, mapping);
+    if (wrong) {
+        memset(out, 0, sizeof *out);
+        return failed(mapping, wrong);
+    }
+    __atomic_add_fetch(&mapping->users, 1, __ATOMIC_ACQ_REL);
+    return 0;
+}
+
+static const char *get_last_error(struct ArrowArrayStream *stream) {
+    struct mapping *mapping = stream->private_data;
+    return mapping->error[0] ? mapping->error : NULL;
+}
+
+static void release(struct ArrowArrayStream *stream) {
+    leave(stream->private_data);
+    stream->release = NULL;
+}
+
+static int refuse(json_t *ref, const char *why) {
+    char *id = ciel_get_ref_id(ref);
+    fprintf(stderr, "ciel: %s cannot be read as a table: %s\n", id ? id : "the object", why);
+    free(id);
+    return -1;
+}
+
+int ciel_arrow_read(json_t *ref, struct ArrowArrayStream *stream) {
+    struct ciel_input *input = ciel_open_ref(ref);
+    struct stat status;
+    if (input == NULL) {
+        return 1;
+    }
+    struct mapping *mapping = calloc(1, sizeof *mapping);
+    void *content = MAP_FAILED;
+    if (mapping != NULL && fstat(ciel_input_fd(input), &status) == 0 && status.st_size > 0) {
+        mapping->size_bytes = (size_t)status.st_size;
+        content = mmap(NULL, mapping->size_bytes, PROT_READ, MAP_SHARED, ciel_input_fd(input), 0);
+    }
+    ciel_close_ref(input);
+    if (content == MAP_FAILED) {
+        free(mapping);
+        return refuse(ref, "it is empty, or there is no memory to map it");
+    }
+    mapping->content = content;
+    mapping->users = 1;
+    const char *wrong =
+        ciel_table_open(&mapping->table, content, (int64_t)mapping->size_bytes, 0);
+    if (wrong) {
+        leave(mapping);
+        return refuse(ref, wrong);
+    }
+    *stream = (struct ArrowArrayStream){get_schema, get_next, get_last_error, release, mapping};
+    return 0;
+}
+
+/* --- outputs --- */
+
+struct ciel_arrow_output {
+    struct ciel_output *output;
+    const struct ArrowSchema *schema;
+    int64_t written_bytes;
+    uint32_t chunks;
+    uint8_t *arrays; /* their part of the descriptor */
+    int64_t arrays_bytes;
+};
+
+static int complain(const char *why) {
+    fprintf(stderr, "ciel: a chunk cannot be appended to a table: %s\n", why);
+    return -1;
+}
+
+static int write_bytes(struct ciel_arrow_output *output, const void *bytes, int64_t size_bytes) {
+    const char *at = bytes;
+    while (size_bytes > 0) {
+        int step = size_bytes > INT_MAX / 2 ? INT_MAX / 2 : (int)size_bytes;
+        if (ciel_write_output(output->output, (char *)at, step) < step) {
+            return 0;
+        }
+        at += step;
+        output->written_bytes += step;
+        size_bytes -= step;
+    }
+    return 1;
+}
+
+static int align(struct ciel_arrow_output *output) {
+    static const char zeros[CIEL_TABLE_ALIGNMENT_BYTES];
+    int64_t rest = output->written_bytes % CIEL_TABLE_ALIGNMENT_BYTES;
+    return rest == 0 || write_bytes(output, zeros, CIEL_TABLE_ALIGNMENT_BYTES - rest);
+}
+
+struct ciel_arrow_output *ciel_arrow_begin(int index, const struct ArrowSchema *schema) {
+    static const char header[CIEL_TABLE_HEADER_BYTES]; /* written by ciel_arrow_commit */
+    struct ciel_arrow_output *output = calloc(1, sizeof *output);
+    if (output == NULL) {
+        return NULL;
+    }
+    output->output = ciel_open_output(index, 0, 0, 0);
+    output->schema = schema;
+    if (output->output == NULL) {
+        free(output);
+        return NULL;
+    }
+    write_bytes(output, header, sizeof header);
+    return output;
+}
+
+/* Describe a chunk in memory that the caller frees. */
+static const char *describe(const struct ciel_arrow_output *output, const struct ArrowArray *chunk,
+                            struct ciel_description *to) {
+    *to = (struct ciel_description){.capacity_bytes = 4096, .absent_capacity = 64};
+    for (;;) {
+        to->bytes = malloc((size_t)to->capacity_bytes);
+        to->absent = malloc((size_t)to->absent_capacity * sizeof *to->absent);
+        if (to->bytes == NULL || to->absent == NULL) {
+            return "there is no memory for its descriptor";
+        }
+        to->size_bytes = to->absent_count = to->placed_count = 0;
+        const char *wrong = ciel_table_add(to, output->schema, chunk, NULL, NULL);
+        if (wrong || (to->size_bytes <= to->capacity_bytes &&
+                      to->absent_count <= to->absent_capacity)) {
+            return wrong;
+        }
+        if (to->absent_count > ABSENT_MAX) {
+            return "it has too many buffers";
+        }
+        to->capacity_bytes = to->size_bytes;
+        to->absent_capacity = to->absent_count + 1;
+        free(to->bytes);
+        free(to->absent);
+    }
+}
+
+/* Write the buffers of a chunk, and keep its descriptor. */
+static const char *append(struct ciel_arrow_output *output, struct ciel_description *chunk) {
+    for (int64_t n = 0; n < chunk->absent_count; n++) {
+        const struct ciel_absent *buffer = &chunk->absent[n];
+        if (!align(output)) {
+            return "a write has failed";
+        }
+        memcpy(chunk->bytes + buffer->entry, &output->written_bytes, 8);
+        if (!write_bytes(output, buffer->address, buffer->size_bytes)) {
+            return "a write has failed";
+        }
+    }
+    size_t size_bytes = (size_t)(output->arrays_bytes + chunk->size_bytes);
+    uint8_t *arrays = realloc(output->arrays, size_bytes);
+    if (arrays == NULL) {
+        return "there is no memory for its descriptor";
+    }
+    memcpy(arrays + output->arrays_bytes, chunk->bytes, (size_t)chunk->size_bytes);
+    output->arrays = arrays;
+    output->arrays_bytes = (int64_t)size_bytes;
+    output->chunks++;
+    return NULL;
+}
+
+int ciel_arrow_append(struct ciel_arrow_output *output, const struct ArrowArray *chunk) {
+    struct ciel_description described;
+    const char *wrong = describe(output, chunk, &described);
+    if (!wrong) {
+        wrong = append(output, &described);
+    }
+    free(described.bytes);
+    free(described.absent);
+    return wrong ? complain(wrong) : 0;
+}
+
+json_t *ciel_arrow_commit(struct ciel_arrow_output *output) {
+    uint8_t room[4096];
+    struct ciel_description start = {.bytes = room, .capacity_bytes = sizeof room};
+    const char *wrong =
+        ciel_table_begin(&start, CIEL_IS_TABLE, 0.0, output->schema, output->chunks);
+    uint8_t *longer = NULL;
+    if (!wrong && start.size_bytes > start.capacity_bytes) {
+        longer = malloc((size_t)start.size_bytes);
+        if (longer != NULL) {
+            start = (struct ciel_description){.bytes = longer, .capacity_bytes = start.size_bytes};
+            ciel_table_begin(&start, CIEL_IS_TABLE, 0.0, output->schema, output->chunks);
+        }
+    }
+    if (wrong || start.size_bytes > start.capacity_bytes) {
+        ciel_error(wrong ? wrong : "there is no memory for the descriptor of a table");
+        exit(1);
+    }
+    int64_t at = output->written_bytes;
+    write_bytes(output, start.bytes, start.size_bytes);
+    write_bytes(output, output->arrays, output->arrays_bytes);
+    int64_t size_bytes = output->written_bytes - at;
+    uint8_t header[CIEL_TABLE_HEADER_BYTES];
+    memcpy(header, CIEL_TABLE_MAGIC, 8);
+    memcpy(header + 8, &at, 8);
+    memcpy(header + 16, &size_bytes, 8);
+    ciel_write_output_at(output->output, (char *)header, sizeof header, 0);
+    json_t *ref = ciel_close_output(output->output);
+    free(longer);
+    free(output->arrays);
+    free(output);
+    return ref;
+}
