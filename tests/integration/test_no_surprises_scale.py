@@ -25,6 +25,7 @@ from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions
 from ciel.testing.homes import HandCluster, Home, private_bytes, wait_for
 from ciel.wire.session import Session
+from ciel_tests.clusters.late import explained
 from ciel_tests.clusters.peers import frame, shake_hands
 
 PATIENCE_S = 60.0
@@ -200,7 +201,8 @@ def test_thousands_of_small_inputs_do_not_end_a_worker(tmp_path: Path) -> None:
         before = [daemon.pid for daemon in cluster.workers]
         made = [client.submit(kibibyte, number) for number in range(9000)]  # 9 MB by value
         read = client.submit(lambda *parts: sum(part[1] + 256 * part[0] for part in parts), *made)
-        assert read.result(PATIENCE_S) == sum(range(9000))
+        with explained(tmp_path):
+            assert read.result(PATIENCE_S) == sum(range(9000))
         assert [daemon.pid for daemon in cluster.workers] == before
 
 
