@@ -139,6 +139,7 @@ class Standbys:
             self._remove(other)
         log.info("standby {url} copies the journal", url=url)
         follower = self._followers[peer] = Follower(peer, url)
+        self._tenure.copy_begins()
         self._journal.begin_file(partial(self._begun, follower))
 
     def _begun(self, follower: Follower, number: int, last: int) -> None:

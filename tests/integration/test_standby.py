@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,25 @@ def test_a_standby_needs_journals(tmp_path: Path) -> None:
         done = cluster.home.run("ciel-master", *options, "--journal", str(tmp_path / "copy"))
         assert done.returncode == 1
         assert "this master has no journal that a standby could follow" in done.stderr
+    finally:
+        cluster.stop()
+
+
+def has_copy(log: Path) -> bool:
+    return log.exists() and "copy is complete" in log.read_text()
+
+
+def test_a_standby_that_was_never_in_a_succession_starts_again(tmp_path: Path) -> None:
+    cluster = HandCluster.start(Home(tmp_path), 0, of_master=("--journal", str(tmp_path / "one")))
+    try:
+        for log in (tmp_path / "1.log", tmp_path / "2.log"):  # without workers nobody can elect it
+            standby = cluster.home.start(
+                "ciel-master", "--standby", cluster.url, "--access", str(cluster.access),
+                "--listen", "127.0.0.1:0", "--journal", str(tmp_path / "two"), "--log", str(log),
+            )  # fmt: skip
+            wait_for(partial(has_copy, log), "a copy")
+            standby.kill()
+            standby.communicate()
     finally:
         cluster.stop()
 

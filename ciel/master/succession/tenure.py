@@ -102,6 +102,12 @@ class Tenure:
 
     # --- events -----------------------------------------------------------------------------------
 
+    def copy_begins(self) -> None:
+        """Record the succession in effect, so that a copy shows that its journal may be replaced."""
+        if not self._is_recorded:
+            self._is_recorded = True
+            self._journal.append([SuccessionChanged(self.reign.agreed, True)])
+
     def standby_stored(self, url: str, number: int) -> None:
         """Note the last append that is durable at a standby."""
         self.reign.standby_stored(url, number)
@@ -160,11 +166,8 @@ class Tenure:
             reign.own_stored(journal.durable)
             if reign.agree():
                 self._agreed_at = journal.append([SuccessionChanged(reign.agreed, True)])
-            before = reign.agreed
             proposal = reign.propose()
             if proposal is None:
                 return
-            if not self._is_recorded:
-                self._is_recorded = True
-                journal.append([SuccessionChanged(before, True)])
+            self.copy_begins()
             reign.proposal_appended(journal.append([SuccessionChanged(proposal, False)]))

@@ -113,6 +113,7 @@ class FakeStandbys:
             before.line.connection.close(MASTER)
             self._remove(before)
         follower = self._followers[url] = FakeFollower(self._world, line, url)
+        self.tenure.copy_begins()
         self._journal.begin_file(
             lambda content, last: self._master._live(self._begun, follower, content, last)
         )
