@@ -103,7 +103,7 @@ class Tenure:
     # --- events -----------------------------------------------------------------------------------
 
     def copy_begins(self) -> None:
-        """Record the succession in effect, so that a copy shows that its journal may be replaced."""
+        """Record the succession in effect: a copy then shows that it may be replaced."""
         if not self._is_recorded:
             self._is_recorded = True
             self._journal.append([SuccessionChanged(self.reign.agreed, True)])
