@@ -26,18 +26,19 @@ from ciel.wire.files import FILE_HEADER, open_identified
 _KEEP_ALIVE: Final = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 
 
-def read_object(ref: Reference, key: Key, connections: Connections) -> Iterator[bytes]:
-    """Yield an object's content in chunks of at most 1 MiB.
+def read_object(
+    ref: Reference, key: Key, connections: Connections, start: int = 0
+) -> Iterator[bytes]:
+    """Yield an object's content from an offset on, in chunks of at most 1 MiB.
 
     If reading from a worker fails, continue after the last chunk with the next worker. Raises
     TaskFailedError for a `Failure`, and ObjectUnreadableError if reading fails from all workers.
     """
     if isinstance(ref, Value):
-        yield ref.content
+        yield ref.content[start:]
         return
     if isinstance(ref, Failure):
         raise TaskFailedError(ref)
-    start = 0
     reasons: list[tuple[str, str]] = []
     for location in _in_order(ref):
         try:
