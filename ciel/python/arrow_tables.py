@@ -25,8 +25,13 @@ _TABLE, _BATCH = 0, 1
 _TYPICAL_BYTES: Final = 4096
 _TYPICAL_ABSENT: Final = 64
 _SCHEMAS_KEPT: Final = 64
+_DEPTH_MAX: Final = 64
+_NULLABLE: Final = 2  # a flag of the C data interface
 _HEADER: Final = struct.Struct("<8sQQ")
 _BEFORE_SCHEMA: Final = struct.Struct("<IdII")
+_TYPE: Final = struct.Struct("<qIIII")
+_ARRAY: Final = struct.Struct("<qqqI")
+_BUFFER: Final = struct.Struct("<qq")
 _RELEASE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -303,12 +308,146 @@ def _schema(encoded: bytes) -> pyarrow.Schema:
         raise TableError(f"the object is no valid table: {error}") from None
 
 
+# --- describing -----------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """A column. `type`: as pyarrow prints it; the format of the C data interface without it."""
+
+    name: str
+    type: str
+
+
+class Chunk(NamedTuple):
+    """The rows of a chunk, and the bytes of each column in it."""
+
+    rows: int
+    sizes_bytes: Sequence[int]
+
+
+class Layout(NamedTuple):
+    """The columns and chunks of a table or record batch."""
+
+    is_batch: bool
+    columns: Sequence[Column]
+    chunks: Sequence[Chunk]
+
+
+class _Type(NamedTuple):
+    """A type in a schema. `parts`: the types of its parts, then that of its dictionary."""
+
+    column: Column
+    parts: Sequence[_Type]
+
+
+class _Cursor:
+    """Reads a descriptor, which may contain anything; raises TableError at its end."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._at = 0
+
+    def take(self, size_bytes: int) -> bytes:
+        piece = self._content[self._at : self._at + size_bytes]
+        if len(piece) < size_bytes:
+            raise _refusal("its descriptor is incomplete")
+        self._at += size_bytes
+        return piece
+
+    def fields(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.take(form.size))
+
+
+def place_of_descriptor(start: bytes, size_bytes: int) -> tuple[int, int]:
+    """Return the offset and size of the descriptor; raises TableError.
+
+    `start`: the first bytes of the object, which has `size_bytes`.
+    """
+    if len(start) < _HEADER.size or not start.startswith(MAGIC):
+        raise _refusal("it is no table of ciel")
+    _, offset, length = _HEADER.unpack_from(start)
+    if offset + length > size_bytes:
+        raise _refusal("its descriptor lies outside of the object")
+    return offset, length
+
+
+def layout_of(descriptor: bytes, size_bytes: int) -> Layout:
+    """Return the layout of a table in an object of `size_bytes`, without its buffers.
+
+    Raises TableError.
+    """
+    cursor = _Cursor(descriptor)
+    kind, _, count, schema_bytes = cursor.fields(_BEFORE_SCHEMA)
+    if kind not in (_TABLE, _BATCH):
+        raise _refusal("it is of a later version of ciel")
+    encoded = cursor.take(schema_bytes)
+    schema = _take_type(_Cursor(encoded))
+    columns = [part.column for part in schema.parts]
+    chunks = [_take_chunk(cursor, schema, size_bytes) for _ in range(count)]
+    return Layout(kind == _BATCH, _as_pyarrow_prints(encoded, columns), chunks)
+
+
+def _take_type(cursor: _Cursor, depth: int = 0) -> _Type:
+    if depth > _DEPTH_MAX:
+        raise _refusal("its types are nested too deeply")
+    flags, *sizes, below = cursor.fields(_TYPE)
+    form, name, _ = [cursor.take(size).rstrip(b"\0").decode(errors="replace") for size in sizes]
+    parts = [_take_type(cursor, depth + 1) for _ in range((below >> 1) + (below & 1))]
+    return _Type(Column(name, form if flags & _NULLABLE else f"{form} not null"), parts)
+
+
+def _take_chunk(cursor: _Cursor, schema: _Type, size_bytes: int) -> Chunk:
+    rows, _ = _take_array(cursor, size_bytes)
+    return Chunk(rows, [_size_of(cursor, part, size_bytes) for part in schema.parts])
+
+
+def _size_of(cursor: _Cursor, kind: _Type, size_bytes: int) -> int:
+    """Return the bytes of an array and its parts."""
+    _, found = _take_array(cursor, size_bytes)
+    return found + sum(_size_of(cursor, part, size_bytes) for part in kind.parts)
+
+
+def _take_array(cursor: _Cursor, size_bytes: int) -> tuple[int, int]:
+    """Return the length of an array, and the bytes of its own buffers."""
+    length, _, _, count = cursor.fields(_ARRAY)
+    if length < 0:
+        raise _refusal("a column has an impossible length")
+    found = 0
+    for _ in range(count):
+        offset, size = cursor.fields(_BUFFER)
+        is_absent = (offset, size) == (-1, 0)
+        if not is_absent and (offset < 0 or size < 0 or offset + size > size_bytes):
+            raise _refusal("a buffer lies outside of the object")
+        found += size
+    return length, found
+
+
+def _as_pyarrow_prints(encoded: bytes, columns: Sequence[Column]) -> Sequence[Column]:
+    """Return columns with the types that pyarrow prints, if it is installed."""
+    try:
+        import pyarrow
+
+        fields = _schema(encoded)
+        types = [f"{each.type}" if each.nullable else f"{each.type} not null" for each in fields]
+    except (ImportError, OSError):  # without pyarrow or the library
+        return columns
+    except TableError:
+        raise
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise _refusal(str(error)) from None
+    return [column._replace(type=kind) for column, kind in zip(columns, types, strict=True)]
+
+
 # --- the library ----------------------------------------------------------------------------------
+
+
+def _refusal(wrong: str) -> TableError:
+    return TableError(f"the object is no valid table: {wrong}")
 
 
 def _check(wrong: bytes | None) -> None:
     if wrong:
-        raise TableError(f"the object is no valid table: {wrong.decode()}")
+        raise _refusal(wrong.decode())
 
 
 @cache

@@ -183,9 +183,13 @@ MONEY = Money()  # pyarrow keeps only a weak reference
 
 @pytest.mark.parametrize("kind", [MONEY, pa.list_(MONEY), pa.struct([("m", MONEY)])])
 def test_types_that_python_defines_are_pickled(kind: pa.DataType) -> None:
-    value = pa.table({"money": pa.nulls(2, kind)})
-    assert not arrow_tables.is_table(value)
-    assert not isinstance(pack(value), PackedTable)
+    assert not arrow_tables.is_table(pa.table({"money": pa.nulls(2, kind)}))
+
+
+def test_only_whole_tables_are_not_pickled() -> None:
+    table = pa.table({"a": [1, 2]})
+    assert isinstance(pack(table), PackedTable)
+    assert not isinstance(pack([table]), PackedTable)
 
 
 # --- as the outcome of a task ---------------------------------------------------------------------
@@ -323,6 +327,86 @@ def read_mutants(count: int) -> tuple[int, int, int]:
         except (pa.ArrowException, ValueError):
             counts[2] += 1
     return counts[0], counts[1], counts[2]
+
+
+# --- the layout -----------------------------------------------------------------------------------
+
+
+def layout_in(content: bytes | bytearray) -> arrow_tables.Layout:
+    start, length = arrow_tables.place_of_descriptor(bytes(content), len(content))
+    return arrow_tables.layout_of(bytes(content[start : start + length]), len(content))
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_the_layout_has_the_columns_and_chunks_of_each_type(column: str) -> None:
+    value = in_chunks(whole(column))
+    content = stored(value)
+    layout = layout_in(content)
+    assert layout.columns == [(column, str(value.schema.field(0).type))]
+    assert [chunk.rows for chunk in layout.chunks] == [4, 2, 1]
+    for chunk in layout.chunks:
+        assert 0 <= sum(chunk.sizes_bytes) <= len(content)
+
+
+def test_the_layout_has_the_bytes_of_each_column() -> None:
+    layout = layout_in(stored(pa.table({"a": np.arange(10), "b": ["ab"] * 10})))
+    assert layout.chunks == [(10, [80, 44 + 20])]
+    assert not layout.is_batch
+    assert layout_in(stored(pa.record_batch({"a": [1]}))).is_batch
+
+
+def test_the_layout_of_mutated_objects_is_an_error_or_within_the_object() -> None:
+    chance = random.Random(2)
+    originals = [stored(pa.table({name: column})) for name, column in COLUMNS.items()]
+    refused = 0
+    for _ in range(MUTANTS):
+        content = mutated(chance, chance.choice(originals))
+        try:
+            layout = layout_in(content)
+        except TableError:
+            refused += 1
+            continue
+        assert all(chunk.rows >= 0 <= min(chunk.sizes_bytes, default=0) for chunk in layout.chunks)
+    assert 0 < refused < MUTANTS
+
+
+@pytest.mark.parametrize(
+    "place, value, reason",
+    [
+        (0, 0, "it is no table of ciel"),
+        (8, 1 << 40, "its descriptor lies outside of the object"),
+        (16, 8, "its descriptor is incomplete"),
+        ("kind", 7, "later version"),
+        ("length", -1, "impossible length"),
+        ("offset", 1 << 40, "a buffer lies outside"),
+        ("offset", -1, "a buffer lies outside"),
+        ("size", -1, "a buffer lies outside"),
+    ],
+)
+def test_a_layout_is_not_trusted(place: int | str, value: int, reason: str) -> None:
+    content = bytearray(stored(pa.table({"a": [1, 2]})))
+    start = int.from_bytes(content[8:16], "little")
+    last = len(content) - 3 * 8 - 4 - 2 * 16  # as in the test of wrong descriptors
+    places = {
+        "kind": start, "length": last, "offset": len(content) - 16, "size": len(content) - 8,
+    }  # fmt: skip
+    at = places[place] if isinstance(place, str) else place
+    width = 4 if place == "kind" else 8
+    content[at : at + width] = value.to_bytes(width, "little", signed=True)
+    with pytest.raises(TableError, match=reason):
+        layout_in(content)
+
+
+def test_deeply_nested_types_are_refused() -> None:
+    kind = pa.int8()
+    for _ in range(60):
+        kind = pa.list_(kind)
+    encoded = bytearray(stored(pa.table({"a": pa.nulls(1, kind)})))
+    assert len(layout_in(encoded).columns) == 1
+    deep = struct.pack("<qIIII", 2, 3, 1, 0, 2) + b"+l\0\0"
+    descriptor = struct.pack("<IdII", 0, 0.0, 0, len(deep) * 2000) + deep * 2000
+    with pytest.raises(TableError, match="nested too deeply"):
+        arrow_tables.layout_of(descriptor, 1 << 20)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ciel.cli.arrow.formats import FORMATS
+from ciel.cli.arrow.getting import check_options, get_table
+from ciel.cli.arrow.showing import describe_table, render_table
 from ciel.cli.jobs.objects import content_of, find_object
 from ciel.cli.jobs.queries import chosen_jobs
 from ciel.cli.outcome import Status, UsageError, say
@@ -109,6 +112,10 @@ def _get(client: Client, args: Namespace) -> int:
 
     The file gets its name only when it is complete.
     """
+    check_options(args)
+    if args.format is not None:
+        get_table(client, args)
+        return Status.DONE
     found = [find_object(client, text) for text in args.objects]
     refs = [content_of(facts) for facts in found]
     with ExitStack() as at_end:
@@ -142,10 +149,16 @@ def _info(client: Client, args: Namespace) -> int:
         ref = facts.pop("reference")
         if isinstance(ref, Failure):
             facts |= {"reason": ref.reason, "story": ref.text}
+        size_bytes = facts["size_bytes"]
+        if facts["state"] == "there" and size_bytes is not None:
+            if (found := describe_table(client, ref, size_bytes)) is not None:
+                facts["table"] = found
         if args.json:
             print_json(facts | {"reference": to_json(ref)})
         else:
             print_text("\n" * bool(place) + render_info(facts))
+            if "table" in facts:
+                print_text(render_table(facts["table"], screen_width()))
     return Status.DONE
 
 
@@ -292,6 +305,17 @@ def _add_objects(parser: ArgumentParser) -> None:
 def _add_get(parser: ArgumentParser) -> None:
     _add_objects(parser)
     parser.add_argument("-o", dest="output", metavar="FILE", help="write to FILE instead")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="write the table of Arrow in the object in this format; may unpickle it",
+    )
+    parser.add_argument(
+        "--result",
+        type=count,
+        metavar="N",
+        help="which result is the table, if small calls share the object",
+    )
 
 
 def _add_list(parser: ArgumentParser) -> None:
