@@ -29,8 +29,8 @@ from ciel_tests.clusters.late import explained
 from ciel_tests.clusters.peers import frame, shake_hands
 
 PATIENCE_S = 100.0
-"""Usually each of these waits takes some seconds. On a busy machine small calls look like long ones,
-so that they become tasks of their own: then 9,000 take a minute.
+"""Usually each of these waits takes some seconds. On a busy machine small calls look like long
+ones, so that they become tasks of their own: then 9,000 take a minute.
 """
 GROWTH_MAX_BYTES = 96 << 20
 
