@@ -1,7 +1,8 @@
 """Writes and reads tables of Arrow as objects of their own format (POOL-2, POOL-6).
 
-`executors/sdk/c/ciel_table.c` has the format; programs in C use it, too. The descriptor of a table
-says where its buffers lie in the object. Whoever reads a table maps the object, and copies nothing.
+`executors/sdk/c/ciel_table.c` writes and reads the format; programs in C use it, too. The
+descriptor of a table contains the offsets of its buffers in the object. A reader maps the object,
+and copies nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _RELEASE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class TableError(CielError, ValueError):
-    """An object is no valid table, or a table cannot be stored in this form."""
+    """An object is not a valid table, or a table cannot be stored in this format."""
 
 
 class Absent(NamedTuple):
@@ -209,7 +210,7 @@ _NOWHERE: Final = (None, None)
 
 
 def _absent(found: Sequence[_AbsentBuffer], owner: _Exported) -> list[Absent]:
-    """Return buffers in memory; those that begin at the same address are one."""
+    """Return buffers in memory. Two of them with the same address become one, the longer one."""
     sizes: dict[int, int] = {}
     entries: dict[int, list[int]] = {}
     for item in found:
@@ -276,11 +277,11 @@ def read(content: memoryview) -> pyarrow.Table | pyarrow.RecordBatch:
 def time_of(content: memoryview) -> float:
     """Return how long the task has run that made a table.
 
-    Raises ValueError if the object is no table, and struct.error if it is incomplete.
+    Raises ValueError if the object is not a table, and struct.error if it is incomplete.
     """
     magic, start, _ = _HEADER.unpack_from(content)
     if magic != MAGIC:
-        raise ValueError("the object is no table")
+        raise ValueError("the object is not a table")
     return float(_BEFORE_SCHEMA.unpack_from(content, start)[1])
 
 
@@ -334,7 +335,7 @@ class Layout(NamedTuple):
 
 
 class _Type(NamedTuple):
-    """A type in a schema. `parts`: the types of its parts, then that of its dictionary."""
+    """A type in a schema. `parts`: the types of its parts, then the type of its dictionary."""
 
     column: Column
     parts: Sequence[_Type]
@@ -408,7 +409,7 @@ def _size_of(cursor: _Cursor, kind: _Type, size_bytes: int) -> int:
 
 
 def _take_array(cursor: _Cursor, size_bytes: int) -> tuple[int, int]:
-    """Return the length of an array, and the bytes of its own buffers."""
+    """Return the length of an array, and the size of its buffers, without those of its parts."""
     length, _, _, count = cursor.fields(_ARRAY)
     if length < 0:
         raise _refusal("a column has an impossible length")

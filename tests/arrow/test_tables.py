@@ -118,7 +118,7 @@ def test_a_slice_does_not_contain_what_precedes_it() -> None:
 
 @pytest.mark.parametrize("column", sorted(COLUMNS.keys() - {"dictionary of lists"}))
 def test_a_slice_of_a_long_column_of_each_type_survives(column: str) -> None:
-    three = COLUMNS[column].slice(0, 3)  # 64 values are no whole number of repetitions
+    three = COLUMNS[column].slice(0, 3)  # 64 is not a multiple of 3
     long = pa.concat_arrays([three] * 80)
     value = pa.RecordBatch.from_arrays([long], ["a"])
     for start, length in ((1, 3), (64, 64), (131, 100), (239, 1)):

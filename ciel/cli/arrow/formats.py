@@ -154,4 +154,4 @@ FORMATS: Final[dict[str, Callable[[pyarrow.Table, Write], None]]] = {
     "arrow": _arrow,
     "jsonl": _json_lines,
 }
-"""What writes each format; `arrow` is the file format of Arrow's IPC."""
+"""The function that writes each format; `arrow` is the file format of Arrow's IPC."""

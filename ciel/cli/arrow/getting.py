@@ -35,7 +35,7 @@ class TableUnreadableError(CielError):
 
 
 class _OtherError(CielError):
-    """An object is not a table of Arrow; the text says what it is."""
+    """An object is not a table of Arrow. The message tells its kind."""
 
 
 def check_options(args: Namespace) -> None:

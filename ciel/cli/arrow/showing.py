@@ -21,7 +21,7 @@ _DESCRIPTOR_MAX_BYTES: Final = 64 << 20
 def describe_table(client: Client, ref: Reference, size_bytes: int) -> dict[str, Any] | None:
     """Return the facts about the table in an object, in the form of `object-info.json`.
 
-    Return None if the object is no table, or cannot be read now.
+    Return None if the object is not a table, or cannot be read now.
     """
     with suppress(CielError):
         first = next(client.read_chunks(ref), b"")

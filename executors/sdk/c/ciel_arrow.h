@@ -29,7 +29,7 @@ struct ArrowArrayStream {
 struct ciel_arrow_output;
 
 /* Open a complete object that is a table, and return 0: the chunks come in order. Return 1 if it is not
- * available yet (ciel_block_on_refs waits for it). -1: it cannot be read, or is no table; a line on
+ * available yet (ciel_block_on_refs waits for it). -1: it cannot be read, or is not a table; a line on
  * standard error says why. */
 int ciel_arrow_read(json_t *ref, struct ArrowArrayStream *stream);
 

@@ -336,8 +336,8 @@ static void put_buffer(struct ciel_description *to, const void *address, int64_t
     put_i64(to, size_bytes);
 }
 
-/* Write an array without its first `skip` values. What precedes a slice is not written either, except
- * up to 63 values: so bitmaps begin at whole bytes, and buffers stay aligned. */
+/* Write an array without its first `skip` values. If the array is a slice, also leave out the values
+ * before it, except up to 63: so bitmaps begin at whole bytes, and buffers stay aligned. */
 static const char *put_array(struct ciel_description *to, const struct ArrowSchema *schema,
                              const struct ArrowArray *array, int64_t skip, ciel_place *place,
                              void *context) {

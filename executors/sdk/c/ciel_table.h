@@ -6,8 +6,8 @@
  * its buffers (docs/protocol/tables.md). A place is an offset in the object, never an address. All
  * numbers are little-endian.
  *
- * The structures are those of the Arrow C data interface. Functions return NULL, or a text that says
- * what is wrong; they keep no state, and any thread may call them.
+ * The Arrow C data interface defines the structures. A function returns NULL if it succeeds, else the
+ * reason as a text. The functions keep no state, and any thread may call them.
  */
 #ifndef CIEL_TABLE_H
 #define CIEL_TABLE_H
