@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -25,7 +25,6 @@ ALIGNMENT_BYTES: Final = 64
 _TABLE, _BATCH = 0, 1
 _TYPICAL_BYTES: Final = 4096
 _TYPICAL_ABSENT: Final = 64
-_SCHEMAS_KEPT: Final = 64
 _DEPTH_MAX: Final = 64
 _NULLABLE: Final = 2  # a flag of the C data interface
 _HEADER: Final = struct.Struct("<8sQQ")
@@ -125,20 +124,10 @@ class _Exported:
                 _RELEASE(structure.release)(ctypes.addressof(structure))
 
 
-class _Table(ctypes.Structure):
-    _fields_ = (
-        ("kind", ctypes.c_int),
-        ("took_s", ctypes.c_double),
-        ("chunks", ctypes.c_uint32),
-        ("schema", _Schema),
-        ("chunks_left", ctypes.c_uint32),
-        ("schema_bytes", ctypes.c_void_p),
-        ("schema_size_bytes", ctypes.c_int64),
-        ("content", ctypes.c_void_p),
-        ("content_bytes", ctypes.c_int64),
-        ("at", ctypes.c_void_p),
-        ("end", ctypes.c_void_p),
-    )
+class _Stream(ctypes.Structure):
+    """The C stream interface's ArrowArrayStream."""
+
+    _fields_ = (("content", ctypes.c_void_p * 5),)
 
 
 Place = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -255,23 +244,12 @@ def read(content: memoryview) -> pyarrow.Table | pyarrow.RecordBatch:
     """
     import pyarrow
 
-    table = _open(content)
-    library, pointer = _library(), ctypes.byref(table)
-    schema = _schema(ctypes.string_at(table.schema_bytes, table.schema_size_bytes))
-    batches = []
-    for _ in range(table.chunks):
-        chunk = _Array()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(content))
-        wrong = library.ciel_table_next(pointer, ctypes.byref(chunk), _let_go(), id(content))
-        if wrong:
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(content))
-            _check(wrong)
-        batches.append(pyarrow.RecordBatch._import_from_c(ctypes.addressof(chunk), schema))
-    if table.kind == _TABLE:
-        return pyarrow.Table.from_batches(batches, schema)
-    if len(batches) != 1:
-        raise TableError("a record batch has one chunk")
-    return batches[0]
+    reader = _reader(content, pyarrow.py_buffer(content).address, content.nbytes)
+    kind, *_ = _BEFORE_SCHEMA.unpack_from(content, _HEADER.unpack_from(content)[1])
+    try:
+        return reader.read_next_batch() if kind == _BATCH else reader.read_all()
+    except pyarrow.ArrowException as error:
+        raise TableError(str(error)) from None
 
 
 def time_of(content: memoryview) -> float:
@@ -285,28 +263,22 @@ def time_of(content: memoryview) -> float:
     return float(_BEFORE_SCHEMA.unpack_from(content, start)[1])
 
 
-def _open(content: memoryview) -> _Table:
+def _reader(owner: object, address: Any, size_bytes: int) -> pyarrow.RecordBatchReader:
+    """Return a reader of the table at an address; its chunks keep `owner` alive."""
     import pyarrow
 
-    table = _Table()
-    address = pyarrow.py_buffer(content).address
-    _check(_library().ciel_table_open(ctypes.byref(table), address, content.nbytes, 0))
-    return table
-
-
-@lru_cache(_SCHEMAS_KEPT)
-def _schema(encoded: bytes) -> pyarrow.Schema:
-    """Return a schema from its form in descriptors."""
-    import pyarrow
-
-    table = _Table()
-    descriptor = _BEFORE_SCHEMA.pack(_TABLE, 0.0, 0, len(encoded)) + encoded
-    content = _HEADER.pack(MAGIC, _HEADER.size, len(descriptor)) + descriptor
-    _check(_library().ciel_table_open(ctypes.byref(table), content, len(content), 1))
+    stream = _Stream()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+    wrong = _library().ciel_table_stream(
+        ctypes.byref(stream), address, size_bytes, _let_go(), id(owner)
+    )
+    if wrong:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(owner))
+        _check(wrong)
     try:
-        return pyarrow.Schema._import_from_c(ctypes.addressof(table) + _Table.schema.offset)
-    except pyarrow.ArrowInvalid as error:
-        raise TableError(f"the object is no valid table: {error}") from None
+        return pyarrow.RecordBatchReader._import_from_c(ctypes.addressof(stream))
+    except pyarrow.ArrowException as error:
+        raise _refusal(str(error)) from None
 
 
 # --- describing -----------------------------------------------------------------------------------
@@ -428,7 +400,9 @@ def _as_pyarrow_prints(encoded: bytes, columns: Sequence[Column]) -> Sequence[Co
     try:
         import pyarrow
 
-        fields = _schema(encoded)
+        descriptor = _BEFORE_SCHEMA.pack(_TABLE, 0.0, 0, len(encoded)) + encoded
+        content = header(_HEADER.size, len(descriptor)) + descriptor
+        fields = _reader(content, content, len(content)).schema
         types = [f"{each.type}" if each.nullable else f"{each.type} not null" for each in fields]
     except (ImportError, OSError):  # without pyarrow or the library
         return columns
@@ -458,8 +432,7 @@ def _library() -> Any:
     signatures: dict[str, tuple[Any, ...]] = {
         "ciel_table_begin": (pointer, ctypes.c_int, ctypes.c_double, pointer, ctypes.c_uint32),
         "ciel_table_add": (pointer, pointer, pointer, pointer, pointer),
-        "ciel_table_open": (pointer, pointer, ctypes.c_int64, ctypes.c_int),
-        "ciel_table_next": (pointer, pointer, pointer, pointer),
+        "ciel_table_stream": (pointer, pointer, ctypes.c_int64, pointer, pointer),
     }
     for name, arguments in signatures.items():
         function = getattr(library, name)

@@ -77,6 +77,15 @@ SUM = """
     ciel_exit();
 """
 
+# The descriptor follows the buffers.
+DAMAGE = """
+    FILE *file = fopen("PATH", "r+");
+    fseek(file, PLACE, SEEK_SET);
+    for (int n = 0; n < SIZE; n++)
+        fputc(0xff, file);
+    fclose(file);
+"""
+
 Compile = Callable[..., str]
 Start = Callable[..., StandIn]
 
@@ -124,6 +133,19 @@ def test_what_was_read_lives_until_its_last_user_releases_it(reader: Start) -> N
     program.answer("publish_string", {"ref": {"__ref__": ["val", "t:out:0", ""]}})
     assert program.hear() == ("exit", {"keep_process": "no"})
     assert (program.status(), program.errors()) == (0, "")
+
+
+def test_a_descriptor_that_is_changed_later_is_not_trusted(reader: Start, tmp_path: Path) -> None:
+    content = content_of(pa.table({"n": range(1000)}))
+    place, size_bytes = arrow_tables.place_of_descriptor(content, len(content))
+    damage = DAMAGE.replace("PATH", str(tmp_path / "in"))
+    damage = damage.replace("PLACE", str(place)).replace("SIZE", str(size_bytes))
+    program = reader(damage + SUM, content)
+    text = program.answer("publish_string", {"ref": {"__ref__": ["val", "t:out:0", ""]}})["str"]
+    assert base64.b64decode(text) == b"499500"
+    assert program.hear() == ("exit", {"keep_process": "no"})
+    assert (program.status(), program.errors()) == (0, "")
+    assert (tmp_path / "in").read_bytes() != content
 
 
 def test_the_documented_program_sums_a_column(

@@ -1,6 +1,5 @@
 #include "ciel_arrow.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,63 +10,16 @@
 
 /* --- inputs --- */
 
-/* A mapped object; the stream and each chunk are its users. */
 struct mapping {
-    long users;
     void *content;
     size_t size_bytes;
-    struct ciel_table table;
-    char error[256];
 };
 
 /* Chunks may be released in any thread. */
-static void leave(void *owner) {
+static void unmap(void *owner) {
     struct mapping *mapping = owner;
-    if (__atomic_sub_fetch(&mapping->users, 1, __ATOMIC_ACQ_REL) == 0) {
-        munmap(mapping->content, mapping->size_bytes);
-        free(mapping);
-    }
-}
-
-static int failed(struct mapping *mapping, const char *wrong) {
-    snprintf(mapping->error, sizeof mapping->error, "the object is no valid table: %s", wrong);
-    return EINVAL;
-}
-
-static int get_schema(struct ArrowArrayStream *stream, struct ArrowSchema *out) {
-    struct mapping *mapping = stream->private_data;
-    struct ciel_table table;
-    const char *wrong = ciel_table_open(&table, mapping->content, (int64_t)mapping->size_bytes, 1);
-    if (wrong) {
-        return failed(mapping, wrong);
-    }
-    *out = table.schema;
-    return 0;
-}
-
-static int get_next(struct ArrowArrayStream *stream, struct ArrowArray *out) {
-    struct mapping *mapping = stream->private_data;
-    memset(out, 0, sizeof *out); /* a chunk that was released marks the end */
-    if (mapping->table.chunks_left == 0) {
-        return 0;
-    }
-    const char *wrong = ciel_table_next(&mapping->table, out, leave, mapping);
-    if (wrong) {
-        memset(out, 0, sizeof *out);
-        return failed(mapping, wrong);
-    }
-    __atomic_add_fetch(&mapping->users, 1, __ATOMIC_ACQ_REL);
-    return 0;
-}
-
-static const char *get_last_error(struct ArrowArrayStream *stream) {
-    struct mapping *mapping = stream->private_data;
-    return mapping->error[0] ? mapping->error : NULL;
-}
-
-static void release(struct ArrowArrayStream *stream) {
-    leave(stream->private_data);
-    stream->release = NULL;
+    munmap(mapping->content, mapping->size_bytes);
+    free(mapping);
 }
 
 static int refuse(json_t *ref, const char *why) {
@@ -95,14 +47,12 @@ int ciel_arrow_read(json_t *ref, struct ArrowArrayStream *stream) {
         return refuse(ref, "it is empty, or there is no memory to map it");
     }
     mapping->content = content;
-    mapping->users = 1;
     const char *wrong =
-        ciel_table_open(&mapping->table, content, (int64_t)mapping->size_bytes, 0);
+        ciel_table_stream(stream, content, (int64_t)mapping->size_bytes, unmap, mapping);
     if (wrong) {
-        leave(mapping);
+        unmap(mapping);
         return refuse(ref, wrong);
     }
-    *stream = (struct ArrowArrayStream){get_schema, get_next, get_last_error, release, mapping};
     return 0;
 }
 

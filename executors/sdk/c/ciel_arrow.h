@@ -15,17 +15,6 @@
 extern "C" {
 #endif
 
-#ifndef ARROW_C_STREAM_INTERFACE
-#define ARROW_C_STREAM_INTERFACE
-struct ArrowArrayStream {
-    int (*get_schema)(struct ArrowArrayStream *, struct ArrowSchema *out);
-    int (*get_next)(struct ArrowArrayStream *, struct ArrowArray *out);
-    const char *(*get_last_error)(struct ArrowArrayStream *);
-    void (*release)(struct ArrowArrayStream *);
-    void *private_data;
-};
-#endif
-
 struct ciel_arrow_output;
 
 /* Open a complete object that is a table, and return 0: the chunks come in order. Return 1 if it is not

@@ -1,7 +1,9 @@
 #include "ciel_table.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -392,6 +394,20 @@ struct cursor {
     const uint8_t *end;
 };
 
+/* A table that is read: the stream and each of its chunks are users. It ends with the last of them. */
+struct table {
+    atomic_long users;
+    void (*let_go)(void *owner);
+    void *owner;
+    const uint8_t *content;
+    int64_t content_bytes;
+    uint8_t *descriptor;    /* a copy */
+    struct cursor schema;   /* in it */
+    struct cursor chunks;   /* in it: those that were not read yet */
+    uint32_t chunks_left;
+    char error[160];
+};
+
 static int take(struct cursor *from, void *to, int64_t size_bytes) {
     if (from->end - from->at < size_bytes) {
         return 0;
@@ -602,56 +618,43 @@ static int make_room(struct room *room, int64_t count, size_t size, size_t more_
     return 1;
 }
 
-static const char *open_schema(struct ciel_table *table, int64_t types) {
-    struct room room;
-    size_t size_bytes = (size_t)table->schema_size_bytes;
-    if (!make_room(&room, types, sizeof(struct ArrowSchema), size_bytes)) {
-        return "there is no memory for its schema";
-    }
-    uint8_t *texts = (uint8_t *)(room.pointers + types);
-    memcpy(texts, table->schema_bytes, size_bytes);
-    struct cursor from = {texts, texts + size_bytes};
-    build_schema(&from, &room, &table->schema);
-    return NULL;
-}
-
-const char *ciel_table_open(struct ciel_table *table, const void *content, int64_t content_bytes,
-                            int with_schema) {
-    uint64_t start, size;
+/* Read what precedes the chunks, and check the schema. */
+static const char *read_start(struct table *table, int64_t size_bytes) {
     uint32_t kind, schema_bytes;
+    double took_s;
     int64_t types = 0;
-    memset(table, 0, sizeof *table);
-    if (content_bytes < CIEL_TABLE_HEADER_BYTES || memcmp(content, CIEL_TABLE_MAGIC, 8) != 0) {
-        return "it is no table of ciel";
-    }
-    table->content = content;
-    table->content_bytes = content_bytes;
-    memcpy(&start, table->content + 8, 8);
-    memcpy(&size, table->content + 16, 8);
-    if (start > (uint64_t)content_bytes || size > (uint64_t)content_bytes - start) {
-        return "its descriptor lies outside of the object";
-    }
-    struct cursor from = {table->content + start, table->content + start + size};
-    if (!take(&from, &kind, 4) || !take(&from, &table->took_s, 8) ||
-        !take(&from, &table->chunks, 4) || !take(&from, &schema_bytes, 4) ||
-        from.end - from.at < (int64_t)schema_bytes) {
+    struct cursor from = {table->descriptor, table->descriptor + size_bytes};
+    if (!take(&from, &kind, 4) || !take(&from, &took_s, 8) || !take(&from, &table->chunks_left, 4) ||
+        !take(&from, &schema_bytes, 4) || from.end - from.at < (int64_t)schema_bytes) {
         return truncated;
     }
     if (kind != CIEL_IS_TABLE && kind != CIEL_IS_BATCH) {
         return "it is of a later version of ciel";
     }
-    table->kind = (int)kind;
-    table->chunks_left = table->chunks;
-    table->schema_bytes = from.at;
-    table->schema_size_bytes = schema_bytes;
-    struct cursor schema = {from.at, from.at + schema_bytes};
-    const char *wrong = measure_schema(&schema, 0, &types);
-    if (!wrong && schema.at != schema.end) {
-        wrong = "its schema has a part too many";
+    if (kind == CIEL_IS_BATCH && table->chunks_left != 1) {
+        return "a record batch has one chunk";
     }
-    table->at = schema.end;
-    table->end = from.end;
-    return wrong || !with_schema ? wrong : open_schema(table, types);
+    table->schema = (struct cursor){from.at, from.at + schema_bytes};
+    table->chunks = (struct cursor){table->schema.end, from.end};
+    struct cursor schema = table->schema;
+    const char *wrong = measure_schema(&schema, 0, &types);
+    return !wrong && schema.at != schema.end ? "its schema has a part too many" : wrong;
+}
+
+static const char *read_schema(const struct table *table, struct ArrowSchema *schema) {
+    int64_t types = 0;
+    struct room room;
+    struct cursor from = table->schema;
+    size_t size_bytes = (size_t)(from.end - from.at);
+    measure_schema(&from, 0, &types);
+    if (!make_room(&room, types, sizeof *schema, size_bytes)) {
+        return "there is no memory for its schema";
+    }
+    uint8_t *texts = (uint8_t *)(room.pointers + types);
+    memcpy(texts, table->schema.at, size_bytes);
+    from = (struct cursor){texts, texts + size_bytes};
+    build_schema(&from, &room, schema);
+    return NULL;
 }
 
 /* Walk a chunk: count its columns and buffers. The walk of the same types by `build_array` reads the
@@ -682,7 +685,7 @@ static const char *measure_array(struct cursor *types, struct cursor *from, int6
 }
 
 /* Read the place of one buffer; it needs at least `need` bytes, or any number if that is NOWHERE. */
-static const char *take_buffer(const struct ciel_table *table, struct cursor *from, int64_t need,
+static const char *take_buffer(const struct table *table, struct cursor *from, int64_t need,
                                int may_miss, const void **buffer, int64_t *size_bytes) {
     int64_t offset = NOWHERE;
     take(from, &offset, 8); /* `measure_array` has seen that all of it is there */
@@ -746,7 +749,7 @@ static const char *check_children(struct layout layout, const struct ArrowArray 
     return NULL;
 }
 
-static const char *build_array(const struct ciel_table *table, struct cursor *types,
+static const char *build_array(const struct table *table, struct cursor *types,
                                struct cursor *from, struct room *room, int64_t *sizes,
                                struct ArrowArray *to) {
     struct type type;
@@ -800,15 +803,19 @@ static const char *build_array(const struct ciel_table *table, struct cursor *ty
     return build_array(table, types, from, room, sizes + count, to->dictionary);
 }
 
-const char *ciel_table_next(struct ciel_table *table, struct ArrowArray *chunk,
-                            void (*let_go)(void *owner), void *owner) {
-    int64_t arrays = 0, buffers = 0;
-    const uint8_t *schema_end = table->schema_bytes + table->schema_size_bytes;
-    struct cursor types = {table->schema_bytes, schema_end};
-    struct cursor from = {table->at, table->end};
-    if (!table->chunks_left) {
-        return "there are no more chunks";
+static void leave_table(void *owner) {
+    struct table *table = owner;
+    if (atomic_fetch_sub(&table->users, 1) == 1) {
+        table->let_go(table->owner);
+        free(table->descriptor);
+        free(table);
     }
+}
+
+static const char *read_chunk(struct table *table, struct ArrowArray *chunk) {
+    int64_t arrays = 0, buffers = 0;
+    struct cursor types = table->schema;
+    struct cursor from = table->chunks;
     const char *wrong = measure_array(&types, &from, &arrays, &buffers);
     if (wrong) {
         return wrong;
@@ -819,16 +826,92 @@ const char *ciel_table_next(struct ciel_table *table, struct ArrowArray *chunk,
         return "there is no memory for a chunk";
     }
     int64_t *sizes = (int64_t *)(room.pointers + arrays + buffers);
-    types.at = table->schema_bytes;
-    from.at = table->at;
+    types = table->schema;
+    from = table->chunks;
     wrong = build_array(table, &types, &from, &room, sizes, chunk);
     if (wrong) {
         free(room.block);
         return wrong;
     }
-    room.block->let_go = let_go;
-    room.block->owner = owner;
-    table->at = from.at;
+    atomic_fetch_add(&table->users, 1);
+    room.block->let_go = leave_table;
+    room.block->owner = table;
+    table->chunks = from;
     table->chunks_left--;
+    return NULL;
+}
+
+static int told(struct table *table, const char *wrong) {
+    if (wrong) {
+        snprintf(table->error, sizeof table->error, "the object is no valid table: %s", wrong);
+    }
+    return wrong ? EINVAL : 0;
+}
+
+static int get_schema(struct ArrowArrayStream *stream, struct ArrowSchema *out) {
+    struct table *table = stream->private_data;
+    return told(table, read_schema(table, out));
+}
+
+static int get_next(struct ArrowArrayStream *stream, struct ArrowArray *out) {
+    struct table *table = stream->private_data;
+    memset(out, 0, sizeof *out); /* a chunk that was released marks the end */
+    const char *wrong = table->chunks_left ? read_chunk(table, out) : NULL;
+    if (wrong) {
+        memset(out, 0, sizeof *out);
+    }
+    return told(table, wrong);
+}
+
+static const char *get_last_error(struct ArrowArrayStream *stream) {
+    struct table *table = stream->private_data;
+    return table->error[0] ? table->error : NULL;
+}
+
+static void release_stream(struct ArrowArrayStream *stream) {
+    stream->release = NULL;
+    leave_table(stream->private_data);
+}
+
+/* Copy the descriptor, and read its start. */
+static const char *open_table(struct table *table) {
+    uint64_t start, size;
+    if (table->content_bytes < CIEL_TABLE_HEADER_BYTES ||
+        memcmp(table->content, CIEL_TABLE_MAGIC, 8) != 0) {
+        return "it is no table of ciel";
+    }
+    memcpy(&start, table->content + 8, 8);
+    memcpy(&size, table->content + 16, 8);
+    uint64_t room = (uint64_t)table->content_bytes;
+    if (start > room || size > room - start) {
+        return "its descriptor lies outside of the object";
+    }
+    table->descriptor = malloc(size + 1);
+    if (!table->descriptor) {
+        return "there is no memory for its descriptor";
+    }
+    memcpy(table->descriptor, table->content + start, size);
+    return read_start(table, (int64_t)size);
+}
+
+const char *ciel_table_stream(struct ArrowArrayStream *stream, const void *content,
+                              int64_t content_bytes, void (*let_go)(void *owner), void *owner) {
+    struct table *table = calloc(1, sizeof *table);
+    if (!table) {
+        return "there is no memory for a stream";
+    }
+    atomic_init(&table->users, 1);
+    table->content = content;
+    table->content_bytes = content_bytes;
+    table->let_go = let_go;
+    table->owner = owner;
+    const char *wrong = open_table(table);
+    if (wrong) {
+        free(table->descriptor);
+        free(table);
+        return wrong;
+    }
+    *stream =
+        (struct ArrowArrayStream){get_schema, get_next, get_last_error, release_stream, table};
     return NULL;
 }

@@ -6,8 +6,8 @@
  * its buffers (docs/protocol/tables.md). A place is an offset in the object, never an address. All
  * numbers are little-endian.
  *
- * The Arrow C data interface defines the structures. A function returns NULL if it succeeds, else the
- * reason as a text. The functions keep no state, and any thread may call them.
+ * The Arrow C data and C stream interfaces define the structures. A function returns NULL if it
+ * succeeds, else the reason as a text. The functions keep no state, and any thread may call them.
  */
 #ifndef CIEL_TABLE_H
 #define CIEL_TABLE_H
@@ -50,6 +50,17 @@ struct ArrowArray {
 };
 #endif
 
+#ifndef ARROW_C_STREAM_INTERFACE
+#define ARROW_C_STREAM_INTERFACE
+struct ArrowArrayStream {
+    int (*get_schema)(struct ArrowArrayStream *, struct ArrowSchema *out);
+    int (*get_next)(struct ArrowArrayStream *, struct ArrowArray *out);
+    const char *(*get_last_error)(struct ArrowArrayStream *);
+    void (*release)(struct ArrowArrayStream *);
+    void *private_data;
+};
+#endif
+
 #define CIEL_TABLE_MAGIC "ciel.ar1"
 #define CIEL_TABLE_HEADER_BYTES 24
 #define CIEL_TABLE_ALIGNMENT_BYTES 64 /* of the buffers that a writer places */
@@ -86,30 +97,15 @@ const char *ciel_table_begin(struct ciel_description *to, int kind, double took_
 const char *ciel_table_add(struct ciel_description *to, const struct ArrowSchema *schema,
                            const struct ArrowArray *chunk, ciel_place *place, void *context);
 
-/* A reader of an object. The content must stay where it is until each chunk was released. */
-struct ciel_table {
-    int kind;
-    double took_s;
-    uint32_t chunks; /* in all */
-    struct ArrowSchema schema; /* owned: release it at the end */
-    uint32_t chunks_left;
-    const uint8_t *schema_bytes; /* as in the descriptor: equal bytes are equal schemas */
-    int64_t schema_size_bytes;
-    const uint8_t *content;
-    int64_t content_bytes;
-    const uint8_t *at;
-    const uint8_t *end;
-};
-
-/* Open an object; on success the caller releases `schema`. Without `with_schema` it is not made. */
-const char *ciel_table_open(struct ciel_table *table, const void *content, int64_t content_bytes,
-                            int with_schema);
-
-/* Read the next chunk, whose buffers lie in the content. All lengths and places are checked, and the
- * first and last offsets of texts and lists, but not each value in the buffers. `let_go(owner)` is
- * called when the chunk and everything moved out of it has been released, or never if this fails. */
-const char *ciel_table_next(struct ciel_table *table, struct ArrowArray *chunk,
-                            void (*let_go)(void *owner), void *owner);
+/* Make a stream of the chunks of a table in an object. Their buffers lie in the content, which must stay
+ * where it is until `let_go(owner)` is called: after the release of the stream, of every chunk and of
+ * everything moved out of chunks; never if this fails.
+ *
+ * The stream checks all lengths and places, and the first and last offsets of texts and lists, but not
+ * each value in the buffers. It reads a copy of the descriptor: a process that maps the object writable
+ * cannot change it after the checks. */
+const char *ciel_table_stream(struct ArrowArrayStream *stream, const void *content,
+                              int64_t content_bytes, void (*let_go)(void *owner), void *owner);
 
 #ifdef __cplusplus
 }
