@@ -7,15 +7,16 @@ import json
 import os
 import random
 import re
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.chaos.cluster import SETTLED_WITHIN_S, Cluster, await_that, settled
+from benchmarks.chaos.cluster import JOINED, SETTLED_WITHIN_S, Cluster, await_that, settled
 from benchmarks.chaos.faults import flip_bit, pause
-from benchmarks.chaos.rows import Figure, Findings, Note, Setting, row
+from benchmarks.chaos.rows import CannotRunError, Figure, Findings, Note, Setting, row
 from ciel.client.client import Client
 from ciel.client.jobs import Job
 from ciel.core.refs import Failure, Future
@@ -34,6 +35,8 @@ OFFSETS: Final = 100
 HUGE_BYTES: Final = 64 << 30
 TINY: Final = 1_000_000
 MANY_OUTPUTS: Final = 1000
+MUTANTS: Final = 100_000
+SPOILERS: Final = 20
 MANY: Final = f"""
 from ciel.executors.sdk import ciel_task
 
@@ -417,3 +420,47 @@ def no_ops(client: Client, count: int) -> None:
             job.want(refs)
         job.close()
         job.wait(900)
+
+
+@row(
+    "O11",
+    "100,000 changed objects with tables of Arrow are read; then 20 tasks write into a table that "
+    "they have as an argument",
+    "each object is refused or gives a valid table; each task that writes is killed, no other is",
+    "0 crashes; 20 of 20 killed; 200 other readers of the table get the right sum",
+)
+def _hostile_tables(setting: Setting) -> Findings:
+    count = setting.count(MUTANTS, 1000)
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise CannotRunError(f"{error}") from None
+    command = [sys.executable, "-m", "ciel.testing.arrow_mutants", f"{count}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    refused, valid, invalid = map(int, done.stdout.split() or (0, 0, 0))
+
+    def spoil(table: Any) -> None:
+        import ctypes
+
+        (_, values) = table["n"].chunk(0).buffers()
+        ctypes.memset(values.address, 0, 8)
+
+    def total(table: Any) -> int:
+        return int(table["n"].to_numpy().sum())
+
+    with Cluster.running(setting) as cluster, cluster.client() as client:
+        put = client.put(pa.table({"n": range(LARGE)}))
+        writers = [client.submit(spoil, put) for _ in range(SPOILERS)]
+        readers = [client.submit(total, put) for _ in range(10 * SPOILERS)]
+        killed = sum("SIGSEGV" in str(writer.exception(300)) for writer in writers)
+        right = sum(reader.result(300) == sum(range(LARGE)) for reader in readers)
+        starts = sum(cluster.log(name).count(JOINED) for name in ("worker0", "worker1"))
+    yield Figure("crashes of the reader", done.returncode != 0, "", 0)
+    yield Figure("objects read", refused + valid + invalid, "", count, at_most=False)
+    yield Figure("tasks killed that wrote", killed, "", SPOILERS, at_most=False)
+    yield Figure("other tasks with the right sum", right, "", len(readers), at_most=False)
+    yield Figure("workers that started again", starts - 2, "", 0)
+    yield Note(
+        f"of the changed objects {refused:,} were refused, {valid:,} are valid tables, and "
+        f"pyarrow finds {invalid:,} invalid when it validates each value"
+    )
