@@ -115,9 +115,9 @@ class _Ended(BaseException):
 
 def supervise() -> int:
     """Run the cluster that standard input describes, until a signal or the death of the cluster."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _end)
     try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _end)
         config = json.load(sys.stdin)
         path = Path(config["access"])
         try:
