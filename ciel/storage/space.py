@@ -36,6 +36,12 @@ def reserve_blocks(fd: int, size_bytes: int, *, keep_size: bool) -> None:
     this fills the holes of a file that has that size already. On a file system that does not
     support allocation, this does nothing: its mappings cannot run out of pages.
     """
+    # A file system may allocate all that is free before it finds that this is too little; until it
+    # has freed that again, the writes of all others fail.
+    missing_bytes = size_bytes - os.fstat(fd).st_blocks * 512
+    left_bytes = free_bytes(fd)
+    if left_bytes is not None and missing_bytes > left_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     mode = _FALLOC_FL_KEEP_SIZE if keep_size else 0
     while _fallocate(fd, mode, 0, size_bytes):
         number = ctypes.get_errno()

@@ -3,7 +3,8 @@ from random import Random
 
 import pytest
 
-from ciel.storage.errors import CorruptObjectError
+from ciel.storage import space
+from ciel.storage.errors import CorruptObjectError, NoSpaceError
 from ciel.storage.files import FileStore, open_disk
 from ciel.storage.interface import Capabilities
 from ciel.testing.directory_store_suite import DirectoryStoreSuite
@@ -67,3 +68,17 @@ def test_a_flipped_bit_is_found_in_each_of_a_thousand_objects(tmp_path: Path) ->
         for name in names:
             with pytest.raises(CorruptObjectError, match="committed as"):
                 store.verify(name)
+
+
+def test_more_than_the_device_has_is_refused_before_anything_is_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(fd: int, mode: int, start: int, size_bytes: int) -> int:
+        raise AssertionError(f"{size_bytes} bytes would have been allocated")
+
+    with open_disk({}, tmp_path) as store:
+        monkeypatch.setattr(space, "_fallocate", allocate)
+        with pytest.raises(NoSpaceError):
+            store.begin("large", size_hint_bytes=1 << 60)
+        with pytest.raises(AssertionError, match="4096 bytes"):
+            store.begin("small", size_hint_bytes=4096)
