@@ -16,7 +16,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-near map sim sim-mutants test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-all test-near map sim sim-mutants test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -55,6 +55,9 @@ demo: $(RUNTIME)
 	@$(RUN)/python examples/search.py
 
 test: dev
+	@$(RUN)/pytest -n 3 --dist loadfile -m "not slow"
+
+test-all: dev
 	@$(RUN)/pytest -n 3 --dist loadfile
 
 # The tests near a file, without clusters: `make test-near FILE=ciel/core/retries.py`.

@@ -92,6 +92,7 @@ def test_a_table_lies_in_the_file(output: Output) -> None:
         assert output.place(buffer) % 128 == 0
 
 
+@pytest.mark.slow
 def test_buffers_of_any_size_keep_their_content_and_never_overlap(output: Output) -> None:
     chance = random.Random(1)
     sizes = [1, 100, 128, 129, 5000, 70_000, 1 << 20, (1 << 20) + 1, 3 << 20]

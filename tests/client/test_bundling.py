@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from ciel.client.calls import bundling
@@ -143,6 +144,7 @@ def _waiting(draw: st.DrawFn) -> list[Call]:
     return calls
 
 
+@pytest.mark.slow
 @given(_waiting(), st.integers(1, 8))
 def test_every_call_is_sent_once_and_after_its_dependencies(
     waiting: list[Call], slots: int
@@ -160,6 +162,7 @@ def test_every_call_is_sent_once_and_after_its_dependencies(
                     assert bundle.index(other) < place
 
 
+@pytest.mark.slow
 @given(_waiting(), st.integers(1, 8))
 def test_bundles_do_not_depend_on_each_other_in_a_circle(waiting: list[Call], slots: int) -> None:
     bundles = bundling.form(waiting, slots)

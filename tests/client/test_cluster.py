@@ -112,6 +112,7 @@ def test_nothing_is_left_but_logs(state: Path) -> None:
     assert kinds <= {".log", ".stderr", ".dump"}  # a dump says that a daemon had to wait for a CPU
 
 
+@pytest.mark.slow
 def test_stores_in_memory_share_what_one_alone_would_have(state: Path) -> None:
     half_bytes = os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize // 2
     with LocalCluster(workers=3, slots=1, store="shm") as cluster, Client(cluster) as client:
@@ -120,6 +121,7 @@ def test_stores_in_memory_share_what_one_alone_would_have(state: Path) -> None:
     assert 0 < sum(told) <= half_bytes
 
 
+@pytest.mark.slow
 def test_the_scratch_directory_of_a_failed_task_is_where_its_history_says() -> None:
     with LocalCluster() as cluster, Client(cluster) as client:
         job = client.job()
@@ -136,6 +138,7 @@ def left_of(instance: str, spill: Path) -> list[str]:
     return sorted(left + [path.name for path in spill.glob("*")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["shm:", "scc:cores=3,"])
 def test_stores_with_a_given_name_are_each_workers_own_and_go_with_the_cluster(
     state: Path, store: str
@@ -155,6 +158,7 @@ def test_stores_with_a_given_name_are_each_workers_own_and_go_with_the_cluster(
     assert left_of(instance, state / "spill") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shm", "scc"])
 def test_one_worker_at_a_time_uses_a_named_store(state: Path, name: str) -> None:
     instance = f"test-{os.getpid()}"
@@ -171,6 +175,7 @@ def test_one_worker_at_a_time_uses_a_named_store(state: Path, name: str) -> None
     assert left_of(instance, state) == ["state", "tmp"]
 
 
+@pytest.mark.slow
 def test_two_clusters_in_one_image_leave_each_others_objects_alone(state: Path) -> None:
     specs = [f"scc:cores=2,capacity=16MiB,instance=test-{os.getpid()},core={n}" for n in (0, 1)]
     with LocalCluster(store=specs[0]) as cluster, Client(cluster) as client, client.job() as job:
@@ -198,6 +203,7 @@ def test_a_store_that_workers_cannot_share_is_refused() -> None:
         assert str(caught.value) == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "store",
     ["shm", "scc:capacity=64MiB,cores=2", "shm:capacity=8MiB,instance={name},spill={state}/spill"],
@@ -237,6 +243,7 @@ def test_a_killed_worker_is_restarted(state: Path) -> None:
         assert job.read(ref, 30) == b""
 
 
+@pytest.mark.slow
 def test_a_master_without_a_journal_ends_every_wait_with_the_end_of_its_log(state: Path) -> None:
     with LocalCluster(journal_sync=None) as cluster, Client(cluster) as client:
         job = client.job()
@@ -247,6 +254,7 @@ def test_a_master_without_a_journal_ends_every_wait_with_the_end_of_its_log(stat
         assert cluster.ended.is_set()
 
 
+@pytest.mark.slow
 def test_using_a_closed_cluster_raises() -> None:
     with LocalCluster() as cluster, Client(cluster) as client:
         job = client.job()
@@ -292,6 +300,7 @@ def test_a_worker_is_restarted_and_what_it_ran_runs_again(
     assert not {*before} & {*after}
 
 
+@pytest.mark.slow
 def test_a_worker_is_added(state: Path) -> None:
     with LocalCluster(slots=1) as cluster, Client(cluster) as client:
         added = cluster.add_worker(slots=3)
@@ -316,6 +325,7 @@ def test_an_impossible_number_of_workers_is_refused(cluster: LocalCluster) -> No
         cluster.add_worker(slots=0)
 
 
+@pytest.mark.slow
 def test_a_shared_store_has_a_fixed_number_of_cores() -> None:
     with LocalCluster(store="scc:capacity=64MiB,cores=2") as cluster:
         cluster.add_worker()
@@ -372,6 +382,7 @@ def test_without_a_cluster_a_client_starts_one_and_says_so(
     assert json.dumps(processes_of(state)) == "[]"
 
 
+@pytest.mark.slow
 def test_scratch_of_failed_tasks_is_bounded_over_many_clusters(tmp_path: Path) -> None:
     kept = tmp_path / "here" / "scratch" / "worker-1"
     for age in range(KEPT_ATTEMPTS_MAX):

@@ -85,6 +85,7 @@ def test_futures_get_their_values_although_the_master_is_killed(
     assert cluster.master.log.read_text().count("master was ended by SIGKILL, and is restart") == 2
 
 
+@pytest.mark.slow
 def test_a_master_that_is_killed_twice_in_a_row_comes_back(cluster: LocalCluster) -> None:
     with Client(cluster) as client:
         future = client.submit(time.sleep, 0.1)
@@ -96,12 +97,14 @@ def test_a_master_that_is_killed_twice_in_a_row_comes_back(cluster: LocalCluster
             assert another.submit(abs, -1).result(WITHIN_S) == 1
 
 
+@pytest.mark.slow
 def test_a_client_that_connects_meanwhile_waits(cluster: LocalCluster) -> None:
     kill_master(cluster)
     with Client(cluster) as client:
         assert client.submit(abs, -1).result(WITHIN_S) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_while_the_master_is_away_joins_again(cluster: LocalCluster) -> None:
     with Client(cluster) as client:
         before = kill_master(cluster)
@@ -110,6 +113,7 @@ def test_a_worker_that_ends_while_the_master_is_away_joins_again(cluster: LocalC
         wait_for(lambda: len(client.ask("workers")) == 2, "both workers")
 
 
+@pytest.mark.slow
 def test_a_master_that_is_killed_too_often_ends_the_cluster(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +131,7 @@ def test_a_master_that_is_killed_too_often_ends_the_cluster(
         assert not cluster.was_shut_down
 
 
+@pytest.mark.slow
 def test_a_damaged_journal_ends_the_cluster_at_once(state: Path) -> None:
     with LocalCluster() as cluster, Client(cluster) as client:
         assert client.submit(abs, -1).result(WITHIN_S) == 1
@@ -141,6 +146,7 @@ def test_a_damaged_journal_ends_the_cluster_at_once(state: Path) -> None:
         assert cluster._supervisor._launch_count == 2  # no restart loop
 
 
+@pytest.mark.slow
 def test_a_master_that_is_told_to_end_is_not_restarted(cluster: LocalCluster) -> None:
     os.kill(cluster.master.pid, signal.SIGTERM)
     assert cluster.ended.wait(WITHIN_S)

@@ -196,6 +196,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_the_cluster_of_a_killed_parent_ends_though_a_child_lives(tmp_path: Path) -> None:
     home = Home(tmp_path)
     parent = home.start("python", "-c", ORPHANED, start_new_session=True)

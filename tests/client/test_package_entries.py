@@ -258,6 +258,7 @@ def test_a_reference_stays_as_it_is(lab: Lab, write: Write) -> None:
     assert brought == Uploaded({"k": Concrete(ObjectId("x"), 5, frozenset({"h:1"}))}, [])
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_entries_are_read(lab: Lab, write: Write) -> None:
     write("f", b"x")
     keys = 100_000

@@ -298,6 +298,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(JSON, JSON, JSON)
 def test_any_json_is_a_package_or_one_clear_error(files: Any, args: Any, result: Any) -> None:
     # No other error, whatever the package contains.

@@ -137,6 +137,7 @@ def run_all(scene: Scene) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop_first", [False, True])
 def test_a_chain_of_twenty_thousand_is_rebuilt_from_its_end(drop_first: bool) -> None:
     scene, _ = a_long_chain_that_ran()
@@ -150,6 +151,7 @@ def test_a_chain_of_twenty_thousand_is_rebuilt_from_its_end(drop_first: bool) ->
     assert scene.job.unsettled == 0
 
 
+@pytest.mark.slow
 def test_a_chain_of_twenty_thousand_can_become_dormant_and_can_fail() -> None:
     chain = a_chain(LONG)
     scene = Scene(*chain, wanted=[f"c{LONG - 1}"])

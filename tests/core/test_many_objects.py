@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import os
 
+import pytest
+
 from ciel.core.graph.invariants import validate
 from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.testing.builders import a_job, a_task, inline
 from ciel.testing.homes import private_bytes
+
+pytestmark = pytest.mark.slow
 
 OBJECTS = 1_000_000 if os.environ.get("CIEL_LONG") == "1" else 100_000
 OF_ONE_TASK = 1000

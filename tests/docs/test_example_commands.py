@@ -58,6 +58,7 @@ def commands_of_programs() -> Iterator[tuple[str, str]]:
                 yield f"{path.relative_to(ROOT)}:{number}", command
 
 
+@pytest.mark.slow
 def test_examples_of_help_texts_run_as_printed(
     tmp_path: Path, run_page: Callable[[Page, Path], None]
 ) -> None:
@@ -71,6 +72,7 @@ def test_examples_of_help_texts_run_as_printed(
     run_page(page_of_commands(names, commands_of_help()), files)
 
 
+@pytest.mark.slow
 def test_example_programs_run_with_their_documented_commands(
     run_page: Callable[[Page, Path], None],
 ) -> None:

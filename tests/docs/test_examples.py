@@ -18,6 +18,13 @@ ELSEWHERE = {
     "docs/skywriting/reference.md": ["skywriting", "grammar"],  # the same
 }
 """Blocks that other tests check, by page."""
+SLOW = {
+    "docs/clusters.md", "docs/coming-from.md", "docs/commands.md", "docs/executors.md",
+    "docs/failures.md", "docs/hanging.md", "docs/http.md", "docs/packages.md",
+    "docs/python/arrow.md", "docs/python/ecosystem.md", "docs/python/failures.md",
+    "docs/python/from-dask.md", "docs/python/from-joblib.md", "docs/python/from-multiprocessing.md",
+    "docs/skywriting/tutorial.md",
+}  # fmt: skip
 NOT_RUN_MAX = 8
 """Raise it only for a block that no test machine can run."""
 
@@ -41,7 +48,12 @@ LEFT_OUT = [
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in DOCUMENTS if page.runs()], ids=lambda page: page.name
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW))
+        for page in DOCUMENTS
+        if page.runs()
+    ],
 )
 def test_examples_of_a_document_run_as_printed(
     page: Page, run_page: Callable[[Page, Path], None]

@@ -27,6 +27,7 @@ def cluster(tmp_path: Path) -> Iterator[HandCluster]:
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_a_role_key_is_written_to_a_private_file(cluster: HandCluster) -> None:
     home, file = cluster.home, cluster.home.path / "read.key"
     assert home.run("ciel", "key", "read", "-o", str(file)).stdout == ""

@@ -139,6 +139,7 @@ def outcomes(large_worker: None) -> Iterator[dict[str, Future[str]]]:
         yield started
 
 
+@pytest.mark.slow
 @needs_theirs
 @pytest.mark.parametrize("name", [name for name in THEIRS if name not in LEFT_OUT])
 def test_the_standard_librarys_test(name: str, outcomes: dict[str, Future[str]]) -> None:
@@ -238,6 +239,7 @@ def test_an_executor_works_within_a_task(client: Client) -> None:
     assert client.submit(in_a_task).result(60) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_without_a_cluster_an_executor_starts_its_own(tmp_path: Path) -> None:
     script = (
         "import ciel\n"

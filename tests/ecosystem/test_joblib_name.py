@@ -41,6 +41,7 @@ def run(client: Client, cluster: HandCluster, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "begin",
     [

@@ -134,6 +134,7 @@ class Endless:
             self.dropped.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("chunksize", [1, 100])
 def test_an_iterable_is_read_only_a_limited_number_of_items_ahead(

@@ -130,6 +130,7 @@ def cells(cluster: HandCluster, tmp_path: Path) -> Any:
     manager.shutdown_kernel(now=True)
 
 
+@pytest.mark.slow
 def test_typed_input_runs_in_a_notebook(cells: Any) -> None:
     cells(PREPARED)
     assert cells(TYPED) == SAID

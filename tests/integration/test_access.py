@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from ciel.access.keys import Key
 from ciel.testing.homes import HandCluster, wait_for
 
 
+@pytest.mark.slow
 def test_a_worker_with_a_wrong_key_is_refused_and_both_sides_say_so(
     lasting_cluster: HandCluster,
 ) -> None:

@@ -114,6 +114,7 @@ def programs(client: ciel.Client) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_tables_are_made_and_read_in_the_store(
     client: ciel.Client, paths: list[str], expected: pa.Table
 ) -> None:
@@ -192,6 +193,7 @@ def has_joined(log: Path) -> bool:
     return log.exists() and "joined the master" in log.read_text()
 
 
+@pytest.mark.slow
 def test_tables_reach_another_host(tmp_path: Path, paths: list[str]) -> None:
     with Hosts(tmp_path) as (here, there):
         listen = ("--listen", f"{here.address}:0", "--new-key")

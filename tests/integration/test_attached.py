@@ -286,6 +286,7 @@ def test_cancelling_the_job_disconnects_its_process_without_a_signal(
     site.expect_nothing_left(facts["to_worker_fifo"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("daemon", ["master", "worker"])
 @pytest.mark.parametrize("what", ["waits", "goes"])
 def test_a_process_is_disconnected_when_a_daemon_ends(

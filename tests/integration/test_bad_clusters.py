@@ -66,6 +66,7 @@ ENDED: Final = "(process PID has ended)\n"
 # --- up, down and interruptions -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_up_and_down_may_be_repeated(home: Home) -> None:
     assert run(home, "ciel", "down") == (3, "", NONE_UP)
     assert run(home, *UP_COMMAND) == (0, "http://127.0.0.1:PORT\n", UP)
@@ -82,6 +83,7 @@ def test_up_and_down_may_be_repeated(home: Home) -> None:
     assert not list(home.tmp.iterdir())
 
 
+@pytest.mark.slow
 def test_every_command_reports_a_cluster_that_was_killed(home: Home) -> None:
     assert run(home, *UP_COMMAND)[0] == 0
     kill_owner(home)
@@ -181,6 +183,7 @@ STORES: Final = {
 }
 
 
+@pytest.mark.slow
 def test_up_reports_an_invalid_store_only_once(home: Home) -> None:
     """Each start reports only its own error, and no earlier ones."""
     for spec, said in STORES.items():
@@ -229,6 +232,7 @@ def test_an_invalid_access_file_is_reported(
     assert typed(home, "status", "--access", str(path)) == (3, "", text)
 
 
+@pytest.mark.slow
 def test_all_programs_report_a_bad_access_file_in_the_same_words(home: Home) -> None:
     path = home.path / "access.json"
     path.write_text(json.dumps(GOOD))
@@ -273,6 +277,7 @@ def with_few_files(number: int, *argv: str) -> list[str]:
     return ["sh", "-c", f'ulimit -n {number} && exec "$@"', "sh", *argv]
 
 
+@pytest.mark.slow
 def test_a_cluster_works_with_few_open_files(home: Home) -> None:
     words = ("submit", "--quiet", "--array", "1-300", "--", "seq", "{}", "2000")
     done = home.run(*with_few_files(64, "ciel", *words))
@@ -292,6 +297,7 @@ with Client() as client, client.job("wide") as job:
 """
 
 
+@pytest.mark.slow
 def test_too_few_open_files_for_one_task_fail_only_that_task(home: Home) -> None:
     done = home.run(*with_few_files(64, "python", "-c", MANY_INPUTS))
     said = re.sub(r"worker \S+ ", "worker W ", done.stdout)
@@ -320,6 +326,7 @@ def run_on_small_disk(home: Home, script: str) -> subprocess.CompletedProcess[st
     return home.run(*on_mount(mount, place, ["sh", "-c", fill + script]))
 
 
+@pytest.mark.slow
 def test_a_full_disk_for_the_files_of_a_master_is_reported(home: Home) -> None:
     done = run_on_small_disk(
         home,
@@ -340,6 +347,7 @@ def test_a_full_disk_for_the_files_of_a_master_is_reported(home: Home) -> None:
     assert not home.processes()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_a_cluster_runs_stops_only_its_logs(home: Home) -> None:
     done = run_on_small_disk(
         home,

@@ -269,6 +269,7 @@ DAEMONS: Final = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command, said", DAEMONS.values(), ids=DAEMONS)
 def test_a_daemon_names_the_wrong_option(cluster: Cluster, command: str, said: str) -> None:
     name, *words = command.split()
@@ -307,6 +308,7 @@ STARTS: Final = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command, status, said", STARTS.values(), ids=STARTS)
 def test_a_daemon_that_cannot_start_gives_the_reason(
     cluster: Cluster, command: str, status: int, said: str
@@ -318,6 +320,7 @@ def test_a_daemon_that_cannot_start_gives_the_reason(
     assert all("#info]" in line or "[-]" in line for line in log), log
 
 
+@pytest.mark.slow
 def test_an_unknown_log_level_is_reported(cluster: Cluster) -> None:
     assert cluster.run("env", "CIEL_LOG_LEVEL=loud", "ciel-worker") == (
         2,

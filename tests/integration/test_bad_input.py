@@ -38,6 +38,7 @@ def test_a_wrong_command_line(home: Home, argv: list[str], words: list[str]) -> 
     _expect(home, ["ciel", *argv], 2, words)
 
 
+@pytest.mark.slow
 def test_daemons_need_a_master_and_a_key(home: Home) -> None:
     _expect(home, ["ciel-worker"], 3, ["no master"])
     everywhere = ["ciel-master", "--listen", "0.0.0.0:0"]

@@ -161,6 +161,7 @@ LISTENERS: Final[dict[str, tuple[Callable[[socket.socket], object], str, str]]] 
 }
 
 
+@pytest.mark.slow
 def test_a_listener_that_is_not_the_master_is_reported(tmp_path: Path) -> None:
     """Workers connect to all listeners at the same time."""
     with ExitStack() as stack:

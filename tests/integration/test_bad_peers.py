@@ -251,6 +251,7 @@ def open_files_max() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.slow
 def test_two_thousand_silent_connections_do_not_block_clients(
     tmp_path: Path, open_files_max: int
 ) -> None:

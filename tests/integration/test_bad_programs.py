@@ -47,6 +47,7 @@ NOT_STARTED = {
 }
 
 
+@pytest.mark.slow
 def test_a_program_that_cannot_start(cluster: TwoSlots) -> None:
     for name, (content, mode) in FILES.items():
         cluster.add_program(name, content, mode)

@@ -15,6 +15,8 @@ import pytest
 from ciel.client import Client
 from ciel.testing.homes import HandCluster, Home, wait_for
 
+pytestmark = pytest.mark.slow
+
 CONTENT = bytes(range(256)) * 2000
 
 

@@ -18,6 +18,8 @@ import ciel
 from ciel.storage.digests import ATTRIBUTE
 from ciel.testing.homes import HandCluster, Home, wait_for
 
+pytestmark = pytest.mark.slow
+
 ARRAYS: Final = 20
 LENGTH: Final = 1 << 17  # numbers in an array of 1 MiB
 RUNS: Final = "runs"

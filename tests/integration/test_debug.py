@@ -81,6 +81,7 @@ def test_a_signal_writes_a_dump_beside_the_log(up: Home) -> None:
     assert up.run("ciel", "submit", "--", "echo", "hi").stdout == "hi\n"
 
 
+@pytest.mark.slow
 def test_at_most_five_dumps_of_a_kind_stay(up: Home) -> None:
     for _ in range(7):
         assert up.run("ciel", "debug", "dump", "--worker", worker_of(up)).returncode == 0
@@ -103,6 +104,7 @@ def test_an_unknown_worker_is_reported(up: Home) -> None:
     assert "unknown worker; the workers are: " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_loop_that_stands_still_writes_a_dump_with_its_stack(home: Home) -> None:
     access, log = home.path / "access.json", home.path / "log" / "master.log"
     master = home.start(
@@ -148,6 +150,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_dump_ends_in_the_state_of_the_daemon(home: Home) -> None:
     """All messages since the start are in the records: finished, failed and running tasks."""
     home.run("ciel", "submit", "--array", "1-20", "--", "echo", "{}")
@@ -170,6 +173,7 @@ def test_a_replay_of_a_dump_ends_in_the_state_of_the_daemon(home: Home) -> None:
         assert [row[:6] + row[8:] for row in jobs] == [row[:6] + row[8:] for row in expected]
 
 
+@pytest.mark.slow
 def test_a_replay_can_stop_earlier(up: Home) -> None:
     assert up.run("ciel", "submit", "--", "echo", "hi").returncode == 0
     before_s = time.time()

@@ -15,6 +15,8 @@ from ciel.storage.device_semaphores import QueueEntry
 from ciel.storage.devices import Device, device_of
 from ciel.testing.homes import HandCluster, Home, wait_for
 
+pytestmark = pytest.mark.slow
+
 SIZE_BYTES = 20 << 20
 WITHIN_S = 30.0
 

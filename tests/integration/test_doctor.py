@@ -238,6 +238,7 @@ def test_versions_that_differ(cluster_home: Home, expect: Callable[..., None]) -
         expect("versions", "this command has 99.0, the master has", "the same version everywhere")
 
 
+@pytest.mark.slow
 def test_a_cluster_without_workers_and_then_with_an_unreachable_one(
     home: Home, expect: Callable[..., None]
 ) -> None:

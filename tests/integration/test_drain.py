@@ -92,6 +92,7 @@ def test_a_worker_leaves_in_the_middle_of_an_array_and_no_task_runs_twice(
     ]
 
 
+@pytest.mark.slow
 def test_results_that_only_it_held_are_there_afterwards(cluster: HandCluster) -> None:
     words = ("--detach", "--array", "1-10", "--", "sh", "-c", f"echo {{}} >> runs; {LARGE}")
     submit(cluster, *words).communicate(timeout=30)
@@ -108,6 +109,7 @@ def ids_left(cluster: HandCluster) -> list[str]:
     return [str(row["worker"]) for row in listed(cluster)]
 
 
+@pytest.mark.slow
 def test_what_people_put_there_is_there_afterwards(cluster: HandCluster) -> None:
     content = "y" * 50_000
     cluster.home.path.joinpath("file").write_text(content)
@@ -120,6 +122,7 @@ def test_what_people_put_there_is_there_afterwards(cluster: HandCluster) -> None
         assert out(cluster, "object", "get", each["object"]) == content
 
 
+@pytest.mark.slow
 def test_tasks_that_run_too_long_run_elsewhere(cluster: HandCluster) -> None:
     first, second = ids(cluster)
     program = 'mkdir once 2>/dev/null && { touch begun; sleep inf; }; echo "$CIEL_WORKER"; echo ran'
@@ -143,6 +146,7 @@ def test_tasks_that_run_too_long_run_elsewhere(cluster: HandCluster) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_python_program_notices_nothing(cluster: HandCluster) -> None:
     def grow(text: str) -> str:
         import time
@@ -161,6 +165,7 @@ def test_a_python_program_notices_nothing(cluster: HandCluster) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_a_drain_survives_the_master(cluster: HandCluster) -> None:
     waiting = submit(cluster, "--array", "1-2", "--", "sh", "-c", UNTIL_GO)
     wait_for(lambda: len(runs(cluster)) == 2, "both run")
@@ -193,6 +198,7 @@ def restart_master(cluster: HandCluster) -> None:
     wait_for(lambda: cluster.log("master").count("access file:") > before, "the master is back")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_drains_is_lost_as_any_other(cluster: HandCluster) -> None:
     waiting = submit(cluster, "--array", "1-2", "--", "sh", "-c", UNTIL_GO)
     wait_for(lambda: len(runs(cluster)) == 2, "both run")
@@ -208,6 +214,7 @@ def test_a_worker_that_dies_while_it_drains_is_lost_as_any_other(cluster: HandCl
     assert len(runs(cluster)) == 3
 
 
+@pytest.mark.slow
 def test_workers_of_ciel_up_are_not_restarted_after_a_drain(tmp_path: Path) -> None:
     home = Home(tmp_path)
     up = home.run("ciel", "up", "--workers", "2", "--slots", "1", "--listen", "127.0.0.1:0")
@@ -225,6 +232,7 @@ def test_workers_of_ciel_up_are_not_restarted_after_a_drain(tmp_path: Path) -> N
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 def test_an_unknown_worker_is_named(cluster: HandCluster) -> None:
     done = cluster.home.run("ciel", "worker", "drain", "nobody")
     assert done.returncode == 2

@@ -20,6 +20,8 @@ import pytest
 from ciel.client.client import Client
 from ciel.testing.homes import HandCluster, Home, descriptors_of, wait_for
 
+pytestmark = pytest.mark.slow
+
 PHASES: Final = 5
 """The number of positions at which a client is killed; one more case is never."""
 

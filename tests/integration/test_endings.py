@@ -50,6 +50,7 @@ def test_ctrl_c_cancels_the_job_and_leaves_nothing(home: Home) -> None:
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 def test_the_demo_can_be_cancelled_in_the_middle(home: Home) -> None:
     demo = home.start("python", str(EXAMPLES / "search.py"))
     wait_for(lambda: any("grep" in c for c in home.processes().values()), "the first grep")
@@ -95,6 +96,7 @@ def test_a_killed_program_leaves_no_segments_of_its_memory_stores(home: Home) ->
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "victim", ["the first launcher", "a worker's launcher", "worker", "master"]
 )

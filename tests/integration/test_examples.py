@@ -297,6 +297,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Home]]:
         yield homes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_an_example_gives_the_expected_value_and_the_same_bytes_in_every_store(
     homes: list[Home], tmp_path: Path, check: Callable[[Run, Path], None]
@@ -314,6 +315,7 @@ def test_an_example_gives_the_expected_value_and_the_same_bytes_in_every_store(
     check(run, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, check", KILLED)
 def test_an_example_gives_the_same_value_when_a_worker_is_killed(
     lab: Lab, tmp_path: Path, number: int, check: Callable[[Run, Path], None]
@@ -321,6 +323,7 @@ def test_an_example_gives_the_same_value_when_a_worker_is_killed(
     check(partial(lab.run_and_kill, number, check.__name__), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS if IS_LONG else CHECKS[:1])
 def test_an_example_gives_the_same_value_on_its_own_temporary_cluster(
     home: Home, tmp_path: Path, check: Callable[[Run, Path], None]

@@ -7,6 +7,8 @@ import re
 import sys
 from typing import Any
 
+import pytest
+
 from ciel.client import Client
 from ciel.core.refs import locations_of
 from ciel_tests.clusters.two_slots import TwoSlots
@@ -36,6 +38,7 @@ def run(cluster: TwoSlots, package: dict[str, Any]) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_env_names_its_inputs_and_outputs_in_files(shared_cluster: TwoSlots) -> None:
     (shared_cluster.home.path / "large").write_bytes(b"x" * 5000)
     (shared_cluster.home.path / "small").write_bytes(b"x" * 5)

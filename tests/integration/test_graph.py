@@ -38,6 +38,7 @@ def graph(up: Home, typed: Callable[..., tuple[int, str, str]]) -> Graph:
     return lambda *words: typed(up, "job", "graph", *words)
 
 
+@pytest.mark.slow
 def test_svg_is_drawn_by_graphviz(up: Home, graph: Graph) -> None:
     if shutil.which("dot") is None:
         pytest.skip("no dot (Debian: graphviz)")

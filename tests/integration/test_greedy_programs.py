@@ -20,6 +20,8 @@ from ciel.execution.kept import KEPT_ATTEMPTS_MAX
 from ciel.worker.limits.growth import STDERR_LEFT_BYTES
 from ciel_tests.clusters.two_slots import Ends, TwoSlots
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 MIB = 1 << 20
 

@@ -129,6 +129,7 @@ def test_a_master_listens_beyond_its_host_only_with_an_existing_key(hosts: list[
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -147,6 +148,7 @@ def test_a_daemon_that_listens_on_all_addresses_needs_an_advertised_one(
     )
 
 
+@pytest.mark.slow
 def test_access_from_another_host_needs_the_key(cluster: Cluster) -> None:
     there = cluster.there
     place = re.sub(r"http://(.*):", r"\1_", cluster.url)
@@ -178,6 +180,7 @@ def test_a_worker_that_other_hosts_cannot_reach_names_the_option_to_use(cluster:
     )
 
 
+@pytest.mark.slow
 def test_a_worker_cannot_join_with_an_advertised_address_of_another_process(
     cluster: Cluster,
 ) -> None:
@@ -273,6 +276,7 @@ with Client() as client, client.job("both ways", keep=True) as job:
 """
 
 
+@pytest.mark.slow
 def test_objects_of_all_sizes_are_transferred_in_both_directions(cluster: Cluster) -> None:
     before_bytes = cluster.traffic_bytes()
     with Crossings(cluster) as crossings:
@@ -353,6 +357,7 @@ def installed(hosts: list[Host], tmp_path: Path) -> Path:
     return hosts[0].inside / "installed"
 
 
+@pytest.mark.slow
 def test_every_executor_runs_its_programs_on_either_host(
     cluster: Cluster, brought: Path, installed: Path
 ) -> None:
@@ -372,6 +377,7 @@ def test_a_job_in_java_spreads_over_both_hosts(cluster: Cluster, brought: Path) 
 # --- an unplugged cable ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_after_a_cable_was_unplugged_for_seconds(cluster: Cluster) -> None:
     before = cluster.workers()
     script = "sleep 0.1; echo {}; head -c 65536 /dev/zero"

@@ -17,6 +17,8 @@ from ciel.access.access_file import AccessFile
 from ciel.access.paths import host_name
 from ciel.testing.homes import Home, wait_for
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = "echo {} >> runs; sleep 0.2; echo result {}"
 DAEMON = "ciel.cli.daemons."
 

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from ciel.testing.homes import Home, wait_for
 
 MOMENTS = 6
@@ -19,6 +21,7 @@ def catches_signals(process: subprocess.Popen[str]) -> bool:
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_moment_leaves_nothing(home: Home) -> None:
     moments = random.Random(20)
     statuses = []
@@ -39,6 +42,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing(home: Home) -> None:
     assert 130 in statuses
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_wait_for_a_line(home: Home) -> None:
     mark = home.path / "runs"
     process = home.start(

@@ -123,6 +123,7 @@ def lines(cluster: TwoSlots) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_class_gets_streams_and_arguments(
     cluster: TwoSlots, run: Run, jars: dict[str, Path], lines: Path
 ) -> None:
@@ -426,6 +427,7 @@ def test_an_executor_that_cannot_run_is_named_with_its_missing_requirement(
         assert f"\nworker W: {why}\n" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_worker_creates_tasks_that_only_another_worker_can_run(home: Home, typed: Typed) -> None:
     require_pypy()
     cluster = HandCluster.start(home, workers=1)

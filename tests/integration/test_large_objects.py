@@ -9,8 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from ciel.client import Client, LocalCluster
 from ciel.testing.homes import wait_for
+
+pytestmark = pytest.mark.slow
 
 GIB = 1 << 30
 SPEC = {"capacity": "1280MiB", "cores": "4"}

@@ -397,6 +397,7 @@ def test_a_lost_result_is_reported(
         up.down()
 
 
+@pytest.mark.slow
 def test_results_lost_with_their_worker_are_recomputed(tmp_path: Path, typed: Typed) -> None:
     up = Up(tmp_path, typed)
     try:

@@ -114,6 +114,7 @@ def test_a_killed_worker_costs_its_running_tasks_and_its_only_copies(
     assert sum(small) - len(small) <= UNREPORTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wiped", [False, True])
 def test_results_of_a_worker_are_available_when_it_is_back_unless_wiped(
     lab: Lab, client: Client, wiped: bool
@@ -137,6 +138,7 @@ def test_results_of_a_worker_are_available_when_it_is_back_unless_wiped(
 KILLS: Final = 4
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_and_started_again_cost_only_their_running_tasks(
     lab: Lab, client: Client
 ) -> None:
@@ -162,6 +164,7 @@ def test_workers_that_are_killed_and_started_again_cost_only_their_running_tasks
 LONG: Final = 200
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_recomputed_when_all_its_objects_were_deleted(
     lab: Lab, client: Client
 ) -> None:
@@ -208,6 +211,7 @@ class Supervisor(threading.Thread):
         self.join()
 
 
+@pytest.mark.slow
 def test_a_task_that_kills_its_workers_fails_and_is_named_while_others_finish(
     lab: Lab, client: Client
 ) -> None:
@@ -238,6 +242,7 @@ def test_a_task_that_kills_its_workers_fails_and_is_named_while_others_finish(
 RANDOM: Final = "printf x >>{runs}/{number}; sleep 0.5; head -c {size} /dev/urandom"
 
 
+@pytest.mark.slow
 def test_late_reports_of_a_stopped_worker_do_not_count(lab: Lab, client: Client) -> None:
     """A task that ran on both workers produced two different results; every reader sees the same
     one.
@@ -292,6 +297,7 @@ def bombs() -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may limit another user's processes")
 def test_a_fork_bomb_with_a_limit_of_processes_ends_at_its_time_limit(
     lab: Lab, client: Client

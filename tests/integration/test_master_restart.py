@@ -69,6 +69,7 @@ def test_a_waiting_submit_returns_as_if_the_master_had_not_died(cluster: HandClu
     assert sorted(runs(cluster)) == sorted(str(n) for n in range(1, 31))  # each ran once
 
 
+@pytest.mark.slow
 def test_a_detached_job_goes_on(cluster: HandCluster) -> None:
     submit(cluster, "--detach", "--array", "1-10").communicate(timeout=30)
     wait_for_runs(cluster, 3)
@@ -80,6 +81,7 @@ def test_a_detached_job_goes_on(cluster: HandCluster) -> None:
     assert sorted(runs(cluster), key=int) == [str(n) for n in range(1, 11)]
 
 
+@pytest.mark.slow
 def test_futures_of_a_python_program_get_their_values(cluster: HandCluster) -> None:
     path = str(cluster.home.path / "runs")
 
@@ -102,6 +104,7 @@ def test_futures_of_a_python_program_get_their_values(cluster: HandCluster) -> N
         assert client.submit(work, 30).result(timeout=30) == 900
 
 
+@pytest.mark.slow
 def test_a_journal_is_compacted_while_its_master_serves(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     options = ("--journal", str(journal), "--journal-compact-from", "20000")
@@ -123,6 +126,7 @@ def test_a_journal_is_compacted_while_its_master_serves(tmp_path: Path) -> None:
         cluster.stop()
 
 
+@pytest.mark.slow
 def test_a_master_restarts_on_request_and_no_job_is_interrupted(cluster: HandCluster) -> None:
     waiting = submit(cluster, "--array", "1-20")
     wait_for_runs(cluster, 4)
@@ -143,6 +147,7 @@ def test_a_master_restarts_on_request_and_no_job_is_interrupted(cluster: HandClu
     assert (restarts, cluster.log("master").count("journal: restored")) == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_master_without_a_journal_is_not_restarted(tmp_path: Path) -> None:
     cluster = HandCluster.start(Home(tmp_path), 1)
     try:
@@ -155,6 +160,7 @@ def test_a_master_without_a_journal_is_not_restarted(tmp_path: Path) -> None:
         cluster.stop()
 
 
+@pytest.mark.slow
 def test_the_master_of_ciel_up_is_started_again_by_its_parent(tmp_path: Path) -> None:
     home = Home(tmp_path)
     up = home.run("ciel", "up", "--slots", "1", "--listen", "127.0.0.1:0")

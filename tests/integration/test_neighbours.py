@@ -15,6 +15,8 @@ from ciel.client import Client
 from ciel.shm.client import ShmdClient
 from ciel.testing.homes import HandCluster, Home
 
+pytestmark = pytest.mark.slow
+
 SIZE = 300_000
 # Each of the two tasks waits until both run, so that they run on two workers.
 TOGETHER = "touch {own}; until [ -e {other} ]; do sleep 0.01; done; "

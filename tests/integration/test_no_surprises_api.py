@@ -122,6 +122,7 @@ def test_a_global_client_becomes_the_client_of_each_task(client: ciel.Client) ->
         cloudpickle.loads(cloudpickle.dumps(client))
 
 
+@pytest.mark.slow
 def test_tasks_can_import_a_module_with_a_client(
     cluster: ciel.LocalCluster, tmp_path: Path
 ) -> None:
@@ -304,6 +305,7 @@ def test_a_function_may_refer_to_futures(client: ciel.Client, inside: bool) -> N
     assert found == (42, [41, 42, 43])
 
 
+@pytest.mark.slow
 def test_futures_that_a_function_refers_to_stay_until_it_has_run(
     client: ciel.Client, tmp_path: Path
 ) -> None:

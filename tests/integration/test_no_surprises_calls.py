@@ -309,6 +309,7 @@ def stored_bytes(root: Path) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_captured_values_of_functions_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +371,7 @@ def test_calls_of_a_killed_process_run_again_and_this_is_reported(
     assert max(counts.values()) == 2
 
 
+@pytest.mark.slow
 def test_dropped_values_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with (
@@ -395,11 +397,13 @@ def test_dropped_values_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # --- many small inputs ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ten_thousand_small_values_are_inputs_of_one_call(client: ciel.Client) -> None:
     values = [client.put(os.urandom(700)) for _ in range(10_000)]
     assert client.submit(len, values).result(60) == 10_000
 
 
+@pytest.mark.slow
 def test_a_call_that_exceeds_a_message_is_refused_with_a_reason(client: ciel.Client) -> None:
     values = [client.put(os.urandom(740)) for _ in range(15_000)]
     refused = client.submit(len, values)
@@ -459,6 +463,7 @@ def test_an_event_loop_within_a_function_can_await_tasks(
 # --- processes that a task starts -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_that_a_task_starts_get_the_main_modules_definitions(
     method: str, tmp_path: Path

@@ -285,6 +285,7 @@ def test_output_that_cannot_be_followed_is_printed_when_its_program_ends(shared:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_command_that_stops_following_does_not_end_the_job(shared: Home) -> None:
     number = lines_of(run(shared, "ciel", "submit", "--detach", "--follow", "yes"))[0]
     command = f"ciel job output --follow {number} | head -n 1; echo ${{PIPESTATUS[0]}}"
@@ -326,6 +327,7 @@ COMMANDS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_output_that_cannot_be_written_is_an_error(shared: Home, command: str) -> None:
     full = run(shared, "sh", "-c", f"{command} >/dev/full")
@@ -525,6 +527,7 @@ def test_f_a_joblog_has_a_line_for_each_element(shared: Home) -> None:
     )
 
 
+@pytest.mark.slow
 def test_f_json_carries_binary_output_without_loss(shared: Home) -> None:
     line = run(shared, "ciel", "submit", "--json", "printf", r"\377\351").stdout.splitlines()[0]
     told = json.loads(line)

@@ -282,6 +282,7 @@ def test_the_result_of_a_running_call_is_released_if_its_future_was_dropped(
     wait_for(is_released, "the release of the result")
 
 
+@pytest.mark.slow
 def test_calls_that_are_cancelled_while_they_are_sent_do_not_run(client: ciel.Client) -> None:
     client.submit(time.sleep, 0.001).result(WITHIN_S)  # quick, so that all are sent at once
     for _ in range(5):
@@ -324,6 +325,7 @@ def test_an_exception_of_a_generator_is_raised_after_its_items(
         next(reading)
 
 
+@pytest.mark.slow
 def test_no_item_is_lost_or_repeated_when_the_worker_is_lost(tmp_path: Path) -> None:
     def items() -> Iterator[int]:
         for number in range(6):
@@ -367,6 +369,7 @@ def test_a_generator_can_be_cancelled_and_may_yield_no_items(
 # --- time-outs ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_timeout_holds_while_a_lost_result_is_recomputed(tmp_path: Path) -> None:
     def large(flag: str) -> bytes:
         while not os.path.exists(flag):

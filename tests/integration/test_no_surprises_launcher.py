@@ -8,6 +8,8 @@ import pytest
 
 from ciel.testing.homes import Home
 
+pytestmark = pytest.mark.slow
+
 UP = "ciel up --listen 127.0.0.1:0 --workers 1 --slots 1 >&2 || exit; "
 DOWN = "; status=$?; ciel down >&2; exit $status"
 LATE_S = 60.0  # the program would sleep much longer

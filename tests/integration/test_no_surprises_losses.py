@@ -55,6 +55,7 @@ def test_calls_get_their_own_results_after_workers_were_lost(cluster: LocalClust
         assert answers(readers) == [(number, 200_000) for number in range(96)]
 
 
+@pytest.mark.slow
 def test_results_are_produced_again_after_all_workers_died(cluster: LocalCluster) -> None:
     with ciel.Client(cluster) as client:
         made = [client.submit(make, number) for number in range(24)]
@@ -65,6 +66,7 @@ def test_results_are_produced_again_after_all_workers_died(cluster: LocalCluster
         assert answers(readers) == [(number, 200_000) for number in range(24)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["shm:capacity=200MiB"], indirect=True)
 def test_results_are_produced_again_after_a_worker_was_killed(cluster: LocalCluster) -> None:
     with ciel.Client(cluster) as client:
@@ -75,6 +77,7 @@ def test_results_are_produced_again_after_a_worker_was_killed(cluster: LocalClus
         assert answers(readers) == [(number, 200_000) for number in range(24)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["shm:capacity=200MiB"], indirect=True)
 def test_a_map_returns_all_results_although_workers_are_restarted(cluster: LocalCluster) -> None:
     with ciel.Client(cluster) as client:
@@ -122,6 +125,7 @@ if any("master" in word for word in sys.orig_argv):
 """
 
 
+@pytest.mark.slow
 def test_a_report_that_makes_the_master_raise_costs_only_one_attempt(tmp_path: Path) -> None:
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "sitecustomize.py").write_text(PLANTED)

@@ -65,6 +65,7 @@ def expect_done(job: subprocess.Popen[str], name: str) -> None:
     assert (job.returncode, out) == (0, f"{name} is done\n"), complaints
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_suspected_and_its_tasks_count(home: Home) -> None:
     cluster = HandCluster.start(home)
     job = submit(home, *program(home, "a", 1.0))
@@ -84,6 +85,7 @@ def test_a_stopped_worker_is_suspected_and_its_tasks_count(home: Home) -> None:
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_declared_dead_at_once(home: Home) -> None:
     cluster = HandCluster.start(home, workers=1)
     job = submit(home, *program(home, "a", 2.0))
@@ -97,6 +99,7 @@ def test_a_killed_worker_is_declared_dead_at_once(home: Home) -> None:
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_a_worker_restarted_in_the_same_directory_replaces_the_first(
     home: Home,
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_worker_restarted_in_the_same_directory_replaces_the_first(
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_a_stopped_master_ends_neither_programs_nor_workers(home: Home) -> None:
     cluster = HandCluster.start(home)
     first = submit(home, *program(home, "a", 4.0))
@@ -125,6 +129,7 @@ def test_a_stopped_master_ends_neither_programs_nor_workers(home: Home) -> None:
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_a_worker_with_a_wrong_key_ends_at_once(home: Home) -> None:
     cluster = HandCluster.start(home, workers=0)
     access = json.loads(cluster.access.read_text())
@@ -137,6 +142,7 @@ def test_a_worker_with_a_wrong_key_ends_at_once(home: Home) -> None:
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_programs_go_on_while_a_cable_is_unplugged(tmp_path: Path) -> None:
     with Hosts(tmp_path) as (here, there):
         master = here.start(
@@ -187,6 +193,7 @@ def expect_saved(home: Home, name: str) -> None:
     assert (home.path / f"{name}.checkpoint").read_text() == "saved\n"
 
 
+@pytest.mark.slow
 def test_programs_can_write_a_checkpoint_before_they_are_killed(home: Home) -> None:
     cluster = HandCluster.start(home, 1)
     limited = home.run("ciel", "submit", "--timeout", "0.5", "--", *saving(home, "limited"))
@@ -207,6 +214,7 @@ def test_programs_can_write_a_checkpoint_before_they_are_killed(home: Home) -> N
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_a_task_can_set_its_grace_period(home: Home) -> None:
     cluster = HandCluster.start(home, 1)
     options = ("--timeout", "0.2", "--kill-grace", "0.2")
@@ -216,6 +224,7 @@ def test_a_task_can_set_its_grace_period(home: Home) -> None:
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_ciel_down_and_ctrl_c_give_programs_their_grace_period(home: Home) -> None:
     job = submit(home, *saving(home, "interrupted"))  # on its own temporary cluster
     await_run(home, "interrupted")
@@ -248,6 +257,7 @@ def test_two_commands_that_start_a_cluster_at_once_start_only_one(home: Home) ->
 ELSEWHERE = ("unshare", "-u", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh")
 
 
+@pytest.mark.slow
 def test_a_host_that_shares_the_home_does_not_touch_another_hosts_cluster(home: Home) -> None:
     if subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no host names of their own here")
@@ -286,6 +296,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_starting_a_master_keeps_only_ten_keys_of_ended_masters(home: Home, by_hand: bool) -> None:
     alive, of_alive = start_master(home)
@@ -313,6 +324,7 @@ def test_starting_a_master_keeps_only_ten_keys_of_ended_masters(home: Home, by_h
     end(alive)
 
 
+@pytest.mark.slow
 def test_starting_a_worker_keeps_files_of_only_ten_ended_workers(
     hand_cluster: HandCluster, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def job_ids(cluster: HandCluster) -> list[dict[str, object]]:
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_large_array_is_cancelled_while_other_jobs_are_served(cluster: HandCluster) -> None:
     home = cluster.home
     begun = home.run("ciel", "submit", "--detach", "--array", "1-20000", "--", "sleep", "5")
@@ -130,6 +131,7 @@ def test_pipelined_requests_alternate_with_other_requests(cluster: HandCluster) 
     assert private_bytes(cluster.master.pid) < before + GROWTH_MAX_BYTES
 
 
+@pytest.mark.slow
 def test_queries_of_a_client_that_does_not_read_need_little_memory(cluster: HandCluster) -> None:
     access = read_access(cluster.access)
     host, _, port = cluster.url.removeprefix("http://").partition(":")
@@ -152,6 +154,7 @@ def test_queries_of_a_client_that_does_not_read_need_little_memory(cluster: Hand
         assert private_bytes(cluster.master.pid) < before + GROWTH_MAX_BYTES
 
 
+@pytest.mark.slow
 def test_memory_of_a_removed_job_is_returned_to_the_system(tmp_path: Path) -> None:
     cluster = HandCluster.start(Home(tmp_path), workers=1)
     try:
@@ -196,6 +199,7 @@ def test_mutated_frames_of_an_authenticated_client_do_no_harm(cluster: HandClust
     assert (quick.returncode, quick.stdout) == (0, "served\n"), quick.stderr
 
 
+@pytest.mark.slow
 def test_thousands_of_small_inputs_do_not_end_a_worker(tmp_path: Path) -> None:
     def kibibyte(number: int) -> bytes:
         return number.to_bytes(2, "big") * 500
@@ -209,6 +213,7 @@ def test_thousands_of_small_inputs_do_not_end_a_worker(tmp_path: Path) -> None:
         assert [daemon.pid for daemon in cluster.workers] == before
 
 
+@pytest.mark.slow
 def test_thousands_of_objects_of_a_lost_worker_are_recomputed(
     tmp_path: Path,
 ) -> None:
@@ -224,6 +229,7 @@ def test_thousands_of_objects_of_a_lost_worker_are_recomputed(
         assert client.gather(firsts) == list(range(3000))
 
 
+@pytest.mark.slow
 def test_messages_beyond_the_buffer_of_a_connection_arrive_later_without_loss(
     cluster: HandCluster, tmp_path: Path
 ) -> None:

@@ -273,6 +273,7 @@ def test_one_element_can_be_retried(cluster: Cluster) -> None:
     assert (status, said) == (1, "ciel: task 1 cannot be retried: it is done\n")
 
 
+@pytest.mark.slow
 def test_down_ends_unfinished_jobs_only_with_force(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     url = home.run("ciel", "up").stdout.strip()
@@ -291,6 +292,7 @@ def test_down_ends_unfinished_jobs_only_with_force(home: Home) -> None:
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 def test_down_of_an_idle_cluster_does_not_ask(home: Home) -> None:
     """This holds although a client has a job open, as a notebook does."""
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
@@ -402,6 +404,7 @@ with ciel.Executor() as executor:
 # --- correct messages -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_parent_that_timed_out_is_reported_as_such(home: Home) -> None:
     """The cluster is temporary; its kept files are at the reported place at once."""
     script = """\

@@ -53,6 +53,7 @@ def seconds_for(store: str) -> float:
     return took_s
 
 
+@pytest.mark.slow
 def test_results_that_do_not_fit_into_an_image_are_nearly_as_fast() -> None:
     ample_s = seconds_for("scc:capacity=256MiB")
     assert seconds_for("scc:capacity=32MiB") < ample_s + STALL_S
@@ -72,6 +73,7 @@ def test_results_are_written_to_disk_if_the_device_of_an_image_is_full(
     assert run_small(home, "scc:capacity=32MiB") == ["6", "6", "6"]
 
 
+@pytest.mark.slow
 def test_without_a_disk_a_full_device_raises_no_space(home: Home) -> None:
     assert run_small(home, "scc:capacity=32MiB,spill=no") == ["NO_SPACE"] * 3
 
@@ -89,6 +91,7 @@ def read_six(store: str) -> list[int]:
         return client.submit(lengths, *made).result()
 
 
+@pytest.mark.slow
 def test_inputs_that_do_not_fit_are_fetched_to_disk_or_raise_no_space() -> None:
     assert read_six("shm:capacity=20MiB") == [4] * 6
     with pytest.raises(ciel.TaskError) as found:
@@ -114,6 +117,7 @@ def leave() -> None:
     os._exit(4)
 
 
+@pytest.mark.slow
 def test_deep_directories_of_one_task_do_not_harm_later_tasks(tmp_path: Path) -> None:
     cluster = ciel.LocalCluster(slots=1, directory=tmp_path)
     with cluster, ciel.Client(cluster, scratch=True) as client:
@@ -125,6 +129,7 @@ def test_deep_directories_of_one_task_do_not_harm_later_tasks(tmp_path: Path) ->
     remove_tree(tmp_path / "scratch")  # pytest would remove it by recursion
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["disk", "shm", "scc:capacity=16MiB"])
 def test_a_worker_whose_store_was_removed_ends_without_failing_a_task(store: str) -> None:
     cluster = ciel.LocalCluster(slots=1, store=store)
@@ -157,6 +162,7 @@ def use_loky() -> str:
     return path
 
 
+@pytest.mark.slow
 def test_a_task_with_processes_of_joblib_leaves_nothing(tmp_path: Path) -> None:
     def left() -> set[str]:
         """Return the names of joblib's files whose creating process has ended."""

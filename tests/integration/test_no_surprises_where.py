@@ -281,6 +281,7 @@ def test_a_sent_script_runs_by_its_base_name(shared: Home, here: Path) -> None:
     assert "it is not executable; chmod +x makes it so" in done.stderr
 
 
+@pytest.mark.slow
 def test_f_cwd_names_another_directory(shared: Home, here: Path) -> None:
     (here / "sub").mkdir()
     assert submit(shared, here, "--cwd", "sub", "--", "pwd").stdout == f"{here}/sub\n"
@@ -349,6 +350,7 @@ def submit_weak(home: Home, here: Path, *words: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @only_root
 def test_changes_of_unprotected_inputs_are_detected(home: Home, here: Path) -> None:
     (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))
@@ -368,6 +370,7 @@ def test_changes_of_unprotected_inputs_are_detected(home: Home, here: Path) -> N
     )
 
 
+@pytest.mark.slow
 @only_root
 def test_an_input_that_another_program_removed_is_detected(home: Home, here: Path) -> None:
     """Without this check the result would look as if the program had read an empty file."""
@@ -381,6 +384,7 @@ def test_an_input_that_another_program_removed_is_detected(home: Home, here: Pat
     assert done.stderr.count("its input big.txt was deleted while it ran") == 2, done.stderr
 
 
+@pytest.mark.slow
 @only_root
 def test_a_change_is_detected_while_its_program_runs(here: Path) -> None:
     """A program that starts meanwhile finds the input in its full size, because it is

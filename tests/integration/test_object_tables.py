@@ -79,6 +79,7 @@ def items() -> Iterator[pa.RecordBatch]:
     yield pa.record_batch({"n": [1]})
 
 
+@pytest.mark.slow
 def test_info_shows_the_columns_and_chunks_of_a_large_table(desk: Desk) -> None:
     future = desk.client.submit(numbers, ROWS, 2)
     object_id = object_of(future)

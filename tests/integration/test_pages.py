@@ -14,6 +14,8 @@ import pytest
 
 from ciel.testing.homes import Home
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 TUTORIAL = re.compile(
     r"^\| `(parallel .*?|cat .*?|env .*?)` \| `(.*?)` \| (yes|sorted) \|$", re.MULTILINE

@@ -23,6 +23,8 @@ import pytest
 import ciel
 from ciel.testing.homes import processes_below
 
+pytestmark = pytest.mark.slow
+
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 GIB, SHORT_BYTES = 1 << 30, 64 << 20
 INSTANCE = f"arrays-{os.getpid()}"  # of the store

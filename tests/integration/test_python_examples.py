@@ -34,6 +34,7 @@ def printed(home: Home, name: str, *words: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_fib(shared_cluster: TwoSlots) -> None:
     assert printed(shared_cluster.home, "fib", 18) == "2584\n"
 
@@ -51,6 +52,7 @@ def test_words(shared_cluster: TwoSlots) -> None:
     assert [(word, int(count)) for count, word in map(str.split, lines)] == most
 
 
+@pytest.mark.slow
 def test_arrays(home: Home) -> None:
     """The example starts its own cluster, with a store in memory."""
     mebibytes, readers = 64, 4

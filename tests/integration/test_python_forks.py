@@ -21,6 +21,8 @@ import pytest
 import ciel
 from ciel.testing.homes import wait_for
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S = 30
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -287,6 +287,7 @@ def test_a_cancelled_call_that_another_call_needs_still_runs(client: ciel.Client
         assert total.result(WITHIN_S) == 45
 
 
+@pytest.mark.slow
 def test_a_call_cancelled_while_it_is_passed_on_gives_a_value_or_is_cancelled(
     client: ciel.Client,
 ) -> None:
@@ -363,6 +364,7 @@ def test_a_callback_that_passes_on_an_unsent_future_raises(
     assert [type(error) for error in said] == [CallbackWaitError] * 2, said
 
 
+@pytest.mark.slow
 def test_a_future_of_another_cluster_is_refused(client: ciel.Client) -> None:
     with ciel.LocalCluster(workers=1, slots=1) as cluster, ciel.Client(cluster) as other:
         future = other.submit(abs, -1)

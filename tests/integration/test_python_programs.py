@@ -305,6 +305,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_modules_beside_the_script_are_imported_in_their_current_version(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_CHANGING)

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 import ciel
 
+pytestmark = pytest.mark.slow
+
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 EXAMPLES = 2000 if IS_LONG else 15
 

@@ -20,6 +20,8 @@ import pytest
 
 import ciel
 
+pytestmark = pytest.mark.slow
+
 DEPTH = 14
 DEPTH_APART = 5
 CHECK_S = 0.005

@@ -376,6 +376,7 @@ def test_cancelling_a_job_ends_nested_calls_of_a_program(lab: Lab) -> None:
     assert lab.value("return 1;") == 1
 
 
+@pytest.mark.slow
 def test_whichever_worker_is_lost_the_value_is_the_same(home: Home, tmp_path: Path) -> None:
     cluster = HandCluster.start(home, workers=4)
     try:

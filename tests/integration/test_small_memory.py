@@ -42,6 +42,7 @@ def digest(size_bytes: int) -> str:
 ENDINGS = {"that does not say so": "; exit 0", "that fails of it": ""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_a_program_that_was_refused_memory_runs_again_on_disk(
@@ -53,6 +54,7 @@ def test_a_program_that_was_refused_memory_runs_again_on_disk(
     assert not home.processes()
 
 
+@pytest.mark.slow
 def test_a_program_that_exceeds_the_capacity_runs_again_on_disk(home: Home) -> None:
     """The worker stops it while it writes, because the device itself would have room."""
     steadily = "sh -c 'for i in 1 2 3 4 5 6 7 8; do head -c 1048576 /dev/zero; sleep 0.2; done'"
@@ -60,6 +62,7 @@ def test_a_program_that_exceeds_the_capacity_runs_again_on_disk(home: Home) -> N
     assert done.stdout.split()[:1] == [hashlib.sha256(bytes(8 * MIB)).hexdigest()], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_memory_freed_by_one_worker_does_not_hide_a_refusal_on_another(
@@ -93,6 +96,7 @@ def test_stores_are_reported_as_soon_as_a_cluster_is_up(home: Home) -> None:
     assert disk["capacity_bytes"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says_so", ["yes", "no"])
 @pytest.mark.parametrize(
     "spawns, retries, is_well", [("no", 0, True), ("yes", 0, False), ("yes", 1, True)]
@@ -111,6 +115,7 @@ def test_an_interactive_program_that_was_refused_memory_runs_again(
     assert done.stdout.startswith(expected), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_was_refused_disk_space_has_failed_whatever_its_exit_status(
     home: Home,
 ) -> None:
@@ -124,6 +129,7 @@ def test_a_program_that_was_refused_disk_space_has_failed_whatever_its_exit_stat
     assert "which may be incomplete" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_of_a_stream_that_was_refused_memory_does_not_wait_forever(home: Home) -> None:
     words = [sys.executable, str(PROGRAMS / "streams_out.py"), STORES["shm"]]
     done = home.run(*on_mount(SMALL, Path("/dev/shm"), words))

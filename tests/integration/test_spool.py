@@ -18,6 +18,8 @@ from ciel.storage.files import open_disk
 from ciel.testing.homes import HandCluster, Home, wait_for
 from ciel_tests.clusters.mounts import on_mount
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cluster(home: Home) -> Iterator[HandCluster]:

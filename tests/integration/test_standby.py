@@ -127,6 +127,7 @@ def test_a_waiting_submit_goes_on_with_the_standby(pair: Pair) -> None:
     assert (done.returncode, "jobs: 1 completed" in done.stdout) == (0, True), done.stdout
 
 
+@pytest.mark.slow
 def test_a_frozen_master_is_replaced_and_finds_that_out(pair: Pair) -> None:
     path = str(pair.home.path / "runs")
 
@@ -152,6 +153,7 @@ def test_a_frozen_master_is_replaced_and_finds_that_out(pair: Pair) -> None:
     assert "was elected while this one was away" in pair.cluster.log("master")
 
 
+@pytest.mark.slow
 def test_a_master_without_its_standby_goes_on_when_the_workers_agree(pair: Pair) -> None:
     job = pair.submit(20)
     pair.wait_for_runs(4)
@@ -166,6 +168,7 @@ def test_a_master_without_its_standby_goes_on_when_the_workers_agree(pair: Pair)
     finished(job, 20)
 
 
+@pytest.mark.slow
 def test_the_old_master_becomes_the_standby_and_takes_over_again(pair: Pair) -> None:
     job = pair.submit(40)
     pair.wait_for_runs(6)
@@ -178,6 +181,7 @@ def test_the_old_master_becomes_the_standby_and_takes_over_again(pair: Pair) -> 
     assert sorted(pair.runs()) == sorted(str(n) for n in range(1, 41))
 
 
+@pytest.mark.slow
 def test_a_master_that_returns_before_its_standby_took_over_serves_again(pair: Pair) -> None:
     pair.standbys[0].send_signal(signal.SIGSTOP)  # it cannot take over
     pair.kill_master()
@@ -188,6 +192,7 @@ def test_a_master_that_returns_before_its_standby_took_over_serves_again(pair: P
     wait_for(lambda: len(pair.standby_urls()) == 1, "the standby to follow again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [("--suspect-after", "1", "--worker-timeout", "2")], indirect=True)
 def test_a_worker_that_voted_for_a_standby_which_is_lost_returns_to_the_master(pair: Pair) -> None:
     cluster, (url,) = pair.cluster, pair.standby_urls()
@@ -211,6 +216,7 @@ def test_a_worker_that_voted_for_a_standby_which_is_lost_returns_to_the_master(p
     assert (pair.status()["url"], pair.status()["epoch"]) == (pair.first_url, 8)
 
 
+@pytest.mark.slow
 def test_a_standby_that_nobody_elects_serves_when_it_is_promoted(pair: Pair) -> None:
     job = pair.submit(20)
     pair.wait_for_runs(4)
@@ -236,6 +242,7 @@ def test_a_standby_that_nobody_elects_serves_when_it_is_promoted(pair: Pair) -> 
 # --- refusals -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_standby_needs_journals(tmp_path: Path) -> None:
     cluster = HandCluster.start(Home(tmp_path), 0)
     try:
@@ -261,6 +268,7 @@ def has_copy(log: Path) -> bool:
     return log.exists() and "copy is complete" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_standby_that_was_never_in_a_succession_starts_again(tmp_path: Path) -> None:
     cluster = HandCluster.start(Home(tmp_path), 0, of_master=("--journal", str(tmp_path / "one")))
     try:
@@ -276,6 +284,7 @@ def test_a_standby_that_was_never_in_a_succession_starts_again(tmp_path: Path) -
         cluster.stop()
 
 
+@pytest.mark.slow
 def test_the_journal_of_another_master_is_not_replaced(tmp_path: Path) -> None:
     cluster = HandCluster.start(Home(tmp_path), 0, of_master=("--journal", str(tmp_path / "one")))
     (tmp_path / "other").mkdir()
@@ -337,6 +346,7 @@ def start_pair(here: Host, there: Host, workers_there: int) -> subprocess.Popen[
     return master
 
 
+@pytest.mark.slow
 def test_a_standby_takes_over_when_the_cable_of_the_master_is_unplugged(hosts: list[Host]) -> None:
     here, there = hosts
     master = start_pair(here, there, 2)
@@ -358,6 +368,7 @@ def test_a_standby_takes_over_when_the_cable_of_the_master_is_unplugged(hosts: l
     wait_for(lambda: worker.read_text().count("has restarted") == 1, "the worker to change sides")
 
 
+@pytest.mark.slow
 def test_nobody_takes_over_without_a_majority_of_the_workers(hosts: list[Host]) -> None:
     here, there = hosts
     start_pair(here, there, 1)

@@ -109,6 +109,7 @@ def test_an_upload_is_read_in_place(cluster: LocalCluster, client: Client) -> No
         assert not copies(cluster) <= before
 
 
+@pytest.mark.slow
 def test_a_killed_core_restarts_and_replaces_only_its_own_names(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:

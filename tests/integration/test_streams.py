@@ -6,6 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
+import pytest
+
 from ciel.testing.homes import HandCluster, Home
 
 PIPELINE = """
@@ -67,6 +69,7 @@ with Client() as client, client.job("killed") as job:
 """
 
 
+@pytest.mark.slow
 def test_a_producer_killed_at_100_offsets_never_leads_to_a_wrong_result(
     home: Home, tmp_path: Path
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_command_that_reads_lines_ends_when_its_job_is_cancelled(shared: Home)
     process.communicate()
 
 
+@pytest.mark.slow
 def test_output_of_a_lost_worker_is_recomputed_in_order(
     home: Home, hand_cluster: HandCluster
 ) -> None:
@@ -271,6 +272,7 @@ def test_output_of_a_lost_worker_is_recomputed_in_order(
     assert stdout == "".join((f"{n}\n" * 3000)[:3000] for n in range(1, 41))
 
 
+@pytest.mark.slow
 def test_every_line_is_printed_in_order_although_a_worker_is_killed(
     home: Home, hand_cluster: HandCluster
 ) -> None:

@@ -135,6 +135,7 @@ def test_the_master_dies_twice_and_waiting_clients_get_their_results(site: Site)
     assert site.noted("runs") == site.noted("ends") == once  # programs were not disturbed
 
 
+@pytest.mark.slow
 def test_a_job_continues_after_a_power_cut_of_both_hosts(site: Site) -> None:
     submit(site.there, 40, "--detach").communicate(timeout=30)
     site.wait_for_ends(12)
@@ -152,6 +153,7 @@ def test_a_job_continues_after_a_power_cut_of_both_hosts(site: Site) -> None:
     assert sorted(set(site.noted("ends"))) == list(range(1, 41))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["here", "there"])
 def test_a_drained_worker_leaves_a_running_job(site: Site, host: str) -> None:
     job = submit(site.there, 40)
@@ -167,6 +169,7 @@ def test_a_drained_worker_leaves_a_running_job(site: Site, host: str) -> None:
     assert sorted(output.splitlines()) == sorted(f"result {n}" for n in range(1, 41))
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_master_interrupts_no_job(site: Site) -> None:
     job = submit(site.there, 40)
     site.wait_for_ends(8)
@@ -176,6 +179,7 @@ def test_a_restart_of_the_master_interrupts_no_job(site: Site) -> None:
     assert "the master was restarted" in site.out("job", "info", "last")
 
 
+@pytest.mark.slow
 def test_the_commands_look_into_the_journal_of_a_killed_master(site: Site) -> None:
     expect_results(submit(site.there, 10), 10)
     site.kill_master()

@@ -378,6 +378,7 @@ def test_a_package_whose_script_fails_reports_why(cluster: Cluster, script: str,
 # --- without a cluster ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_a_cluster_the_command_starts_its_own_and_leaves_nothing(home: Home) -> None:
     (home.path / "hello.sw").write_text('return "hello";')
     done = home.run("sw-job", "hello.sw")
@@ -388,6 +389,7 @@ def test_without_a_cluster_the_command_starts_its_own_and_leaves_nothing(home: H
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_commands_own_cluster_with_its_script(home: Home) -> None:
     (home.path / "script.sw").write_text(FOR_EVER)
     process = home.start("sw-job", "-v", "script.sw")

@@ -10,8 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from ciel.testing.homes import wait_for
 from ciel_tests.clusters.hosts import Host, Hosts
+
+pytestmark = pytest.mark.slow
 
 LOGS: Final = ("worker0.log", "worker1.log")
 JOB: Final = """

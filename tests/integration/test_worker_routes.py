@@ -242,6 +242,7 @@ def slow_ways(site: Site) -> list[tuple[Door, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_two_thousand_slow_connections_do_not_block_clients(site: Site, many_files: None) -> None:
     large = bytes(20 << 20)
     key = site.worker.key_of(SUBMIT)

@@ -259,6 +259,7 @@ def ciel(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_commands_show_a_journal_and_its_damage(directory: Path) -> None:
     owner = Owner(directory)
     owner.write(MasterStarted(1, "x"), numbered(1))

@@ -183,6 +183,7 @@ def test_sanitizers_find_no_fault_in_malformed_requests(sanitized: Path) -> None
         assert (status, words.count("\n")) == (70, 1), words
 
 
+@pytest.mark.slow
 def test_sanitizers_find_no_fault_in_damaged_requests(sanitized: Path) -> None:
     dice = random.Random(20)
     whole = START + encode_kill(1, 9) + start_bytes(stdin=Descriptor(0))
@@ -196,6 +197,7 @@ def test_sanitizers_find_no_fault_in_damaged_requests(sanitized: Path) -> None:
         assert words.count("\n") <= 1, words
 
 
+@pytest.mark.slow
 def test_the_static_analyzer_finds_no_fault() -> None:
     checks = ["-O2", "-fanalyzer"]
     subprocess.run(["cc", *FLAGS, *checks, "-o", "/dev/null", SOURCE], check=True)

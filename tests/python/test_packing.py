@@ -109,6 +109,7 @@ def test_what_contains_itself_too_deeply_is_refused() -> None:
         packing.pack(value)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(PLAIN, st.lists(st.binary(max_size=300), max_size=3)), max_size=5))
 def test_outcomes_come_back_with_their_buffers_aligned(values: list[Any]) -> None:
     outcomes = [

@@ -61,6 +61,7 @@ BUILDS = pytest.mark.parametrize("build", ["strict", "coherent", "flushing"])
 BUILDS_THAT_DIE = pytest.mark.parametrize("build", ["strict", "coherent"])
 
 
+@pytest.mark.slow
 @BUILDS
 def test_messages_of_every_length_arrive_as_they_were_sent(build: str) -> None:
     run(build, "ping", 2)
@@ -125,6 +126,7 @@ def test_kills_lose_nothing_that_was_acknowledged_and_duplicate_nothing(build: s
     assert counts.startswith(f"{KILLS} kills")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_no_two_cores_touch_a_byte_at_the_same_time() -> None:
     for scenario in ("give_up", "any", "lock"):

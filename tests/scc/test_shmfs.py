@@ -15,6 +15,8 @@ import pytest
 
 from ciel.testing.c_programs import compiled
 
+pytestmark = pytest.mark.slow
+
 CORE = tuple(
     f"src/{name}.c"
     for name in (

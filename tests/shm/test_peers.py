@@ -60,6 +60,7 @@ def test_siblings_are_known_at_once_whether_they_come_stop_or_are_killed(
         client.load("y")
 
 
+@pytest.mark.slow
 def test_daemons_that_come_go_and_are_killed_under_load_cost_errors_only(
     stores: BlockStores,
 ) -> None:

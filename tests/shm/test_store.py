@@ -162,6 +162,7 @@ def test_object_on_a_disk_is_not_adopted(tmp_path: Path) -> None:
         assert store.usage().reserved_bytes == 0
 
 
+@pytest.mark.slow
 def test_full_shared_memory_is_an_error_and_never_a_signal() -> None:
     mount = ["-t", "tmpfs", "-o", "size=4m", "none"]
     assert run_on_mount(mount, Path(__file__).parent / "full_shm.py", ROOT) == 0

@@ -24,6 +24,7 @@ def test_all_jobs_end_with_the_right_answer_and_nothing_is_left(scenario: str) -
         simulate(seed, scenario)
 
 
+@pytest.mark.slow
 def test_a_thousand_tasks_survive_kills() -> None:
     result = simulate(3, "thousand")
     assert result.tasks > 1000
@@ -35,12 +36,14 @@ def test_what_was_handed_over_is_forgotten_and_nothing_else() -> None:
         assert simulate(seed, "handed").handed_over
 
 
+@pytest.mark.slow
 def test_jobs_that_ended_can_be_tried_again_and_removed() -> None:
     results = [simulate(seed, "afterwards") for seed in SEEDS]
     assert sum(result.retried for result in results)
     assert sum(result.removed for result in results)
 
 
+@pytest.mark.slow
 def test_faults_drawn_by_the_seed_do_no_harm() -> None:
     for seed in range(1, 201 if IS_LONG else 11):
         simulate(seed)
@@ -55,6 +58,7 @@ def test_a_seed_says_all() -> None:
 # --- seeds that failed once ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scenario, seed",
     [
@@ -112,6 +116,7 @@ def test_what_failed_once(scenario: str, seed: int) -> None:
 # --- machines made wrong on purpose ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_machines_that_were_made_wrong_are_found_out() -> None:
     """The wrong machines inherit from the sources, because compiled classes cannot be patched."""
     environ = {**os.environ, "CIEL_PURE": "1"}

@@ -220,6 +220,7 @@ def test_a_limit_is_an_error(name: str, arguments: list[Any], message: str) -> N
         builtin(name)(*arguments)
 
 
+@pytest.mark.slow
 def test_what_is_just_within_a_limit_is_none() -> None:
     assert len(builtin("join")("", [HALF, HALF])) == TEXT_MAX_CHARACTERS
     digits = "9" * 100_000

@@ -135,6 +135,7 @@ def named(name: str, parameters: Any, body: tree.Block) -> tree.Function:
 STATEMENTS = st.lists(st.recursive(SIMPLE, around, max_leaves=6), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @given(STATEMENTS, st.sampled_from([1, 2]))
 def test_any_tree_that_is_shown_is_read_as_it_was(statements: Any, version: int) -> None:
     shown = show(tree.Script(Source("<test>", ""), statements, version))

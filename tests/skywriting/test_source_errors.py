@@ -103,6 +103,7 @@ def test_what_is_nested_deep_passes_every_pass(kind: str) -> None:
     assert show(parsed(shown)) == shown
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_operators_passes_every_pass() -> None:
     assert resolve(parsed("x = a" + " + a" * CHAIN_MAX + ";")) == []
     shown = show(parsed("x = a" + " || a * 2 + 1" * 5_000 + ";"))
@@ -114,6 +115,7 @@ def test_a_longer_chain_is_refused() -> None:
     assert problem.message == f"more than {CHAIN_MAX} operators in one expression"
 
 
+@pytest.mark.slow
 def test_long_texts_pass() -> None:
     plain, escaped = "a" * (5 << 20), "\\n\\\\" * (1 << 18)
     script = parsed(f'x = "{plain}"; y = "{escaped}"; /*{"*" * (1 << 20)}*/')

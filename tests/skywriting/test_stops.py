@@ -347,6 +347,7 @@ class Scope:
             names.append(name)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @settings(max_examples=settings().max_examples * 5, deadline=None)
 @given(seed=st.integers(0, 2**32), budget=st.integers(5, 60))

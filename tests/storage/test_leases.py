@@ -45,6 +45,7 @@ def test_sweep_removes_unheld_directories_with_its_prefix(parent_fd: int, tmp_pa
     os.close(held)
 
 
+@pytest.mark.slow
 def test_holder_never_loses_its_directory_to_a_remover(parent_fd: int, tmp_path: Path) -> None:
     def come_and_go() -> None:
         for _ in range(ROUNDS):

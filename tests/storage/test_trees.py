@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from ciel.storage.trees import bytes_below, entries_below, remove_tree
 
 DEPTH = 5000  # its path is longer than the 4,096 bytes that a path may have
@@ -22,6 +24,7 @@ def make_deep(top: Path, depth: int = DEPTH) -> None:
     os.close(fd)
 
 
+@pytest.mark.slow
 def test_a_deep_tree_is_measured_and_removed(tmp_path: Path) -> None:
     make_deep(tmp_path / "top")
     before = len(os.listdir("/proc/self/fd"))

@@ -64,6 +64,7 @@ def explained(stage: Stage, task: str, state: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_task_that_loses_its_workers(sparse: Stage) -> None:
     home, cluster = sparse.home, sparse.cluster
     submitted = home.start("ciel", "submit", "--name", "poison", "--", "./poison")
@@ -82,6 +83,7 @@ def test_a_task_that_loses_its_workers(sparse: Stage) -> None:
     sparse.tell("ciel task explain last").expect("explain-workers-lost")
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_on_its_own_temporary_cluster(tmp_path: Path) -> None:
     home = Home(tmp_path)
     done = home.run("ciel", "submit", "--", "sh", "-c", "exit 2")
@@ -91,6 +93,7 @@ def test_a_program_that_fails_on_its_own_temporary_cluster(tmp_path: Path) -> No
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 def test_an_upload_that_is_lost_with_its_only_worker(sparse: Stage) -> None:
     home, cluster = sparse.home, sparse.cluster
     cluster.start_worker()

@@ -217,6 +217,7 @@ def test_much_may_be_said_in_both_directions(talk: Conversation) -> None:
     assert small.args == ["next", {}]
 
 
+@pytest.mark.slow
 def test_the_reactor_is_free_while_a_program_talks_without_end(talk: Conversation) -> None:
     talk.start("open_both()\nwhile True: write(b'\\0\\0\\0\\7[\"a\",1]' * 9000)")
     wait_for(lambda: talk.came, "the first of it")
@@ -430,6 +431,7 @@ def test_an_event_of_an_earlier_descriptor_of_the_same_number_changes_nothing(
     assert "closed its reading end" in talk.wait_for_break()
 
 
+@pytest.mark.slow
 def test_a_thousand_channels_leave_nothing(in_reactor: Any, tmp_path: Path) -> None:
     call = encode_call("exit", {"keep_process": "no"})
 

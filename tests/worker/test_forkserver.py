@@ -155,6 +155,7 @@ def test_a_parent_that_hangs_is_replaced(forked: Forked, monkeypatch: pytest.Mon
     assert forked.parent_pid() not in (0, hung)
 
 
+@pytest.mark.slow
 def test_a_parent_that_hangs_is_noticed_while_others_ask_it(
     forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,6 +294,7 @@ def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:
     }
 
 
+@pytest.mark.slow
 def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

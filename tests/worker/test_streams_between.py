@@ -94,6 +94,7 @@ def test_it_is_known_to_be_readable_before_its_first_byte(make: Make) -> None:
     assert reader.store.get("x") == b""
 
 
+@pytest.mark.slow
 def test_64_mib_pass_two_sites_whole(make: Make) -> None:
     maker, middle, reader = make(), make(), make()
     writer, growing = maker.open_stream("x")
