@@ -293,6 +293,7 @@ def test_an_error_among_the_results_fails_the_job(up: Shell, result: str) -> Non
     assert "false ended with exit status 1" in err
 
 
+@pytest.mark.slow
 def test_more_arguments_than_a_task_can_have_are_refused(up: Shell) -> None:
     args = {"command_line": ["echo", "x" * (33 << 20)]}
     (up.home / "long.pack").write_text(json.dumps({"start": {"handler": "stdinout", "args": args}}))

@@ -188,6 +188,7 @@ def test_a_slow_element_delays_no_unordered_result(client: Client, master: Maste
     assert sorted(numbers_of(found)) == list(range(501))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_number_of_unsettled_elements_is_limited(
     client: Client, master: Master, in_order: bool
@@ -250,6 +251,7 @@ def test_a_long_job_releases_all_results_but_failures(
     assert (job.settled_count, job.failed_count) == (1500, 5)
 
 
+@pytest.mark.slow
 def test_a_result_is_released_only_after_its_use(client: Client, master: Master) -> None:
     job, array = make(client, Numbers(3000))
     used = 0

@@ -265,6 +265,7 @@ def test_using_a_closed_cluster_raises() -> None:
             Client(cluster)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_start_says_why(state: Path) -> None:
     with pytest.raises(ClusterError) as caught:
         LocalCluster(store="nosuchstore")
@@ -283,6 +284,7 @@ def test_its_processes_are_shown(cluster: LocalCluster) -> None:
         assert str(daemon.pid) in repr(daemon)
 
 
+@pytest.mark.slow
 def test_a_worker_is_restarted_and_what_it_ran_runs_again(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -334,6 +336,7 @@ def test_a_shared_store_has_a_fixed_number_of_cores() -> None:
         assert cluster.worker_count == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_start_is_an_error(cluster: LocalCluster) -> None:
     with pytest.raises(ClusterError, match=r"worker-\d was not ready in time"):
         cluster.add_worker(timeout_s=0.01)

@@ -135,6 +135,7 @@ def test_many_messages_are_sent_in_few_frames(
     assert sum(sizes) / len(sizes) > 5
 
 
+@pytest.mark.slow
 def test_reads_while_it_cannot_write(
     acceptor: AcceptorLike, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_every_use_of_a_client_in_a_child_is_refused_at_once(client: ciel.Client
     client.cancel(client.submit(slow, 1))
 
 
+@pytest.mark.slow
 def test_a_child_is_refused_while_other_threads_hold_locks(client: ciel.Client) -> None:
     done = threading.Event()
 

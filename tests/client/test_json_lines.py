@@ -69,6 +69,7 @@ def ways(value: Any, way: tuple[str | int, ...] = ()) -> list[tuple[str | int, .
     return [way]
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_every_member_is_found_on_its_line(value: Any) -> None:
     text = json.dumps(

@@ -311,6 +311,7 @@ def test_a_send_that_is_interrupted_is_repaired(
     assert caller.lost == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_during_send_corrupts_nothing(
     acceptor: Any, caller: Caller, interrupted: Callable[[Callable[[], object], float], int]
 ) -> None:

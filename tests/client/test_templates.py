@@ -83,6 +83,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(JSON, JSON)
 def test_a_template_without_faults_decodes_or_raises_template_error(
     template: Any, result: Any

@@ -121,6 +121,7 @@ def test_a_trace_includes_a_client_that_is_closed_meanwhile(
     assert "true" in [bar["name"] for bar in bars_of(read(tmp_path / "out.json"))]
 
 
+@pytest.mark.slow
 def test_a_trace_leaves_out_a_client_that_has_lost_its_cluster(
     client: ciel.Client, tmp_path: Path
 ) -> None:

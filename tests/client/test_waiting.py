@@ -99,6 +99,7 @@ def test_an_interrupted_wait_leaves_nothing_in_the_futures() -> None:
     settle_in_thread(made)
 
 
+@pytest.mark.slow
 def test_interrupts_at_any_moment_leave_no_lock_acquired() -> None:
     chance = random.Random(5)
     for _ in range(ROUNDS):

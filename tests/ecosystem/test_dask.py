@@ -94,6 +94,7 @@ def test_a_left_out_test_still_exists(name: str) -> None:
 # --- tests of ciel.dask ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_array_is_computed_from_its_blocks() -> None:
     array = dask.array.arange(1_000_000, chunks=250_000).reshape(1000, 1000)
     found = (array + array.T).sum().compute(scheduler=ciel.dask.get)

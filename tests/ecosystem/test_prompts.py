@@ -94,6 +94,7 @@ def test_functions_called_before_see_names_that_are_typed_again(
     assert (ended.stdout, ended.returncode) == ("2\n11\n-1 [0, -1, -2]\n", 0), ended.stderr
 
 
+@pytest.mark.slow
 def test_typed_input_runs_at_the_prompt_of_python(
     client: Client, cluster: HandCluster, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_every_command_reports_a_cluster_that_was_killed(home: Home) -> None:
     assert not [*current(home).parent.glob("localhost@*/journal")]
 
 
+@pytest.mark.slow
 def test_a_cluster_shut_down_over_http_has_not_crashed(home: Home) -> None:
     assert run(home, *UP_COMMAND)[0] == 0
     found = access_file.read(current(home))
@@ -260,6 +261,7 @@ def test_all_programs_report_a_bad_access_file_in_the_same_words(home: Home) -> 
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_command_reports_a_damaged_current_link(home: Home) -> None:
     current(home).parent.mkdir(parents=True)
     current(home).write_text("{")

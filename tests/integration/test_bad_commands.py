@@ -237,6 +237,7 @@ def test_output_that_cannot_be_written_is_reported_once(cluster: Cluster) -> Non
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_messages_that_cannot_be_written_do_not_change_the_status(cluster: Cluster) -> None:
     assert cluster.run("sh", "-c", "ciel submit -- echo out 2>/dev/full") == (0, "out\n", "")
     assert cluster.run("sh", "-c", "ciel submit --slots 0 -- true 2>/dev/full")[0] == 2

@@ -269,6 +269,7 @@ def order(ordinal: int, executor: str, arguments: dict[str, Any]) -> tuple[list[
     return list(fields), payload
 
 
+@pytest.mark.slow
 def test_a_master_that_sends_malformed_messages_does_no_harm(home: Home) -> None:
     """The worker reports the reason, joins again, and runs valid tasks."""
     good, payload = order(1, "stdinout", {"args": {"command_line": ["echo", "well"]}})

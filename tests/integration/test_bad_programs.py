@@ -62,6 +62,7 @@ def test_a_program_that_cannot_start(cluster: TwoSlots) -> None:
 # --- programs that do not end, or leave processes -------------------------------------------------
 
 
+@pytest.mark.slow
 def test_standard_input_is_empty(cluster: TwoSlots) -> None:
     assert cluster.ends(cluster.submit("--", "cat")) == Ends(0, "", "")
 
@@ -78,6 +79,7 @@ WITHOUT_END = {
 LIMITS = ("--timeout", "0.7", "--kill-grace", "0.3")
 
 
+@pytest.mark.slow
 def test_programs_are_killed_at_their_time_limit(cluster: TwoSlots) -> None:
     scripts = [script for script, _ in WITHOUT_END.values()]
     lines = submit_each(cluster, scripts, "sh", "-c", "eval $0", "{}", options=LIMITS)
@@ -99,6 +101,7 @@ CANCELLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", CANCELLED)
 def test_a_program_that_ignores_signals_is_cancelled(cluster: TwoSlots, how: str) -> None:
     mark = cluster.home.path / how
@@ -134,6 +137,7 @@ CHILDREN = {
 }
 
 
+@pytest.mark.slow
 def test_children_end_with_their_program(cluster: TwoSlots) -> None:
     script = 'eval "$1"\necho done; sleep 0.1'
     lines = submit_each(cluster, CHILDREN.values(), "sh", "-c", script, "sh", "{}")
@@ -167,6 +171,7 @@ exit "$2"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 3])
 def test_programs_that_tamper_with_their_files(cluster: TwoSlots, status: int) -> None:
     """A file that replaces another is neither followed, nor waited for, nor left behind."""
@@ -215,6 +220,7 @@ def deleted(name: str) -> str:
     return f"{what}; without --scratch the program runs in this directory, where they stay\n"
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_twice_runs_a_third_time(cluster: TwoSlots, counting: str) -> None:
     notes, before = cluster.home.path / "thrice", set(cluster.kept())
     done = cluster.submit("--scratch", "--retries", "2", "--", counting, str(notes), "2")
@@ -226,6 +232,7 @@ def test_a_program_that_fails_twice_runs_a_third_time(cluster: TwoSlots, countin
     assert (second / "stderr").read_text() == "attempt 2\n"
 
 
+@pytest.mark.slow
 def test_a_program_that_always_fails_is_reported_with_its_attempts(
     cluster: TwoSlots, counting: str
 ) -> None:
@@ -244,6 +251,7 @@ def test_a_program_that_always_fails_is_reported_with_its_attempts(
     assert len(notes.read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_the_directory_of_a_successful_program_is_deleted(cluster: TwoSlots, counting: str) -> None:
     notes, before = cluster.home.path / "once", cluster.kept()
     done = cluster.submit("--scratch", "--", counting, str(notes), "0")

@@ -144,6 +144,7 @@ def test_shared_memory_that_cannot_be_used(
     assert "--shm-size" in found["advice"]
 
 
+@pytest.mark.slow
 def test_limits_that_are_too_low(home: Home, of_this_machine: set[str], free_address: str) -> None:
     limits = "ulimit -n 300 -f 2048 -v 4000000"
     ended = home.run("bash", "-c", f"{limits} && exec ciel doctor --json --listen {free_address}")
@@ -158,6 +159,7 @@ def test_limits_that_are_too_low(home: Home, of_this_machine: set[str], free_add
         assert "ulimit" in found[check]["advice"]
 
 
+@pytest.mark.slow
 def test_a_library_that_cannot_be_loaded(
     home: Home, expect: Callable[..., None], free_address: str
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_demo_can_be_cancelled_in_the_middle(home: Home) -> None:
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_killed_embedded_submit_leaves_nothing(home: Home) -> None:
     process = start_stubborn(home)
     process.kill()
@@ -84,6 +85,7 @@ with LocalCluster(workers=2, store="shm:capacity=64MiB") as cluster, Client(clus
 """
 
 
+@pytest.mark.slow
 def test_a_killed_program_leaves_no_segments_of_its_memory_stores(home: Home) -> None:
     process = home.start("python", "-c", IN_MEMORY)
     assert process.stdout is not None

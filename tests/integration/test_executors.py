@@ -57,6 +57,7 @@ def test_env_names_its_inputs_and_outputs_in_files(shared_cluster: TwoSlots) -> 
         assert f"hello by {name} from env.sh" in shared_cluster.run("job", "log", "last").stdout
 
 
+@pytest.mark.slow
 def test_a_fetched_url_is_read_by_its_reference(shared_cluster: TwoSlots) -> None:
     contents = ["first", "second" * 1000]
     for number, content in enumerate(contents):

@@ -111,6 +111,7 @@ def test_an_invalid_request_is_reported_in_one_sentence(
     assert err.startswith(f"ciel: {said}")
 
 
+@pytest.mark.slow
 def test_a_graph_is_drawn_while_its_job_runs(up: Home, graph: Graph) -> None:
     up.run("ciel", "submit", "--detach", "--", "sleep", "1000")
     try:

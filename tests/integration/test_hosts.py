@@ -171,6 +171,7 @@ def test_access_from_another_host_needs_the_key(cluster: Cluster) -> None:
 # --- addresses of workers -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_that_other_hosts_cannot_reach_names_the_option_to_use(cluster: Cluster) -> None:
     assert said(cluster.there, "ciel-worker") == (
         2,
@@ -306,6 +307,7 @@ with Client() as client, client.job("damaged", keep=True) as job:
 """
 
 
+@pytest.mark.slow
 def test_a_damaged_object_is_detected_during_transfer_and_recomputed(cluster: Cluster) -> None:
     command = cluster.here.start("python", "-c", DAMAGED, stdin=subprocess.PIPE)
     assert command.stdout is not None
@@ -366,6 +368,7 @@ def test_every_executor_runs_its_programs_on_either_host(
     assert (done.returncode, done.stdout) == (0, "wrong: {}\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_in_java_spreads_over_both_hosts(cluster: Cluster, brought: Path) -> None:
     (cluster.there.path / "word").write_text("hello")
     command = ["ciel", "java", "-j", f"{brought}/com.jar", "-P", "words=word"]

@@ -241,6 +241,7 @@ def waiting(door: Door) -> float:
     return figures(door)["ciel_http_waiting"]
 
 
+@pytest.mark.slow
 def test_a_client_that_waits_for_workers_is_answered_when_one_joins(
     cluster: HandCluster, door: Door
 ) -> None:
@@ -516,6 +517,7 @@ def post_with_key(door: Door, key: str, *tasks: dict[str, Any]) -> Told:
     return door.ask("POST", "/api/v1/jobs", door.key_of(SUBMIT), body, headers)
 
 
+@pytest.mark.slow
 def test_a_request_that_is_repeated_because_its_answer_was_lost_starts_one_job(door: Door) -> None:
     before = get(door, "/api/v1/jobs")["total"]
     for number in range(100):

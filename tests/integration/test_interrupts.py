@@ -59,6 +59,7 @@ def test_ctrl_c_ends_the_wait_for_a_line(home: Home) -> None:
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_stopped_before_it_knows_its_cluster_ends_well(home: Home) -> None:
     supervisor = home.start(
         sys.executable, "-P", "-m", "ciel.cli.daemons.supervisor", stdin=subprocess.PIPE

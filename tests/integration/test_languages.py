@@ -245,6 +245,7 @@ def test_a_fault_of_a_function_is_reported(
 # --- java2 ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_java_spawns_suspends_and_delegates(
     cluster: TwoSlots, jars: dict[str, Path], typed: Typed
 ) -> None:

@@ -296,6 +296,7 @@ def test_a_job_that_runs_is_not_removed(up: Up, sleeper: str) -> None:
     assert err == f"ciel: job {sleeper} has not ended; cancel it first\n"
 
 
+@pytest.mark.slow
 def test_all_selects_the_jobs_to_which_a_command_applies(tmp_path: Path, typed: Typed) -> None:
     up = Up(tmp_path, typed)
     try:
@@ -377,6 +378,7 @@ def test_the_output_of_a_cancelled_job(up: Up) -> None:
     assert f"1 of 1 results of job {number} failed" in err
 
 
+@pytest.mark.slow
 def test_a_lost_result_is_reported(
     tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_file_of_an_earlier_run_is_deleted_before_the_element_runs(shared: Hom
     assert not (shared.path / "again" / "2.failed").exists()
 
 
+@pytest.mark.slow
 def test_zero_padding_is_kept_and_templates_work_in_variables_and_files(shared: Home) -> None:
     script = 'echo "{} $CIEL_ELEMENT $X"'
     command = ("ciel", "submit", "--array", "008-010", "--env", "X=<{}>")
@@ -73,6 +74,7 @@ def test_zero_padding_is_kept_and_templates_work_in_variables_and_files(shared: 
     assert (shared.path / "padded" / "009" / "9.txt").read_text() == "009 009 <009>\n"
 
 
+@pytest.mark.slow
 def test_two_elements_are_never_written_to_one_file(shared: Home) -> None:
     command = ("ciel", "submit", "--each-line", "-", "--out", "same/{}", "echo", "{#}")
     done = run(shared, *command, stdin=b"a\nb\na\n")
@@ -85,6 +87,7 @@ def test_two_elements_are_never_written_to_one_file(shared: Home) -> None:
 # --- standard input -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 300_000], ids=["little", "much"])
 def test_standard_input_is_passed_to_a_single_program(shared: Home, count: int) -> None:
     content = "".join([f"{number}\n" for number in range(count)]).encode()
@@ -100,6 +103,7 @@ def test_standard_input_is_passed_to_a_single_program(shared: Home, count: int) 
         assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == len(content)
 
 
+@pytest.mark.slow
 def test_pieces_of_standard_input_are_passed_to_elements(shared: Home) -> None:
     content = "".join([f"{number}\n" for number in range(40_000)]).encode()
     counts = lines_of(
@@ -144,6 +148,7 @@ def test_a_program_without_standard_input_reads_nothing(shared: Home, redirect: 
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
+@pytest.mark.slow
 def test_a_command_that_waits_for_standard_input_says_so(shared: Home) -> None:
     process = shared.start("ciel", "submit", "cat", stdin=subprocess.PIPE)
     assert process.stderr is not None
@@ -154,6 +159,7 @@ def test_a_command_that_waits_for_standard_input_says_so(shared: Home) -> None:
 # --- options of the program -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_options_after_the_program_belong_to_it(shared: Home) -> None:
     (shared.path / "sim.sh").write_text('#!/bin/sh\necho "$@"\n')
     (shared.path / "sim.sh").chmod(0o755)
@@ -167,6 +173,7 @@ def test_options_after_the_program_belong_to_it(shared: Home) -> None:
 # --- output of programs ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [10, 30_000], ids=["short", "long"])
 def test_output_of_a_failed_element_is_printed_in_order(shared: Home, size: int) -> None:
     script = f"head -c {size} /dev/zero | tr '\\0' {{}}; echo; test {{}} != 2"
@@ -185,6 +192,7 @@ def test_output_of_a_program_that_timed_out_is_printed(shared: Home) -> None:
     assert b"longer than its limit" in done.stderr
 
 
+@pytest.mark.slow
 def test_standard_error_is_shown_line_by_line_while_programs_run(shared: Home) -> None:
     script = "echo one >&2; until [ -e go-{} ]; do sleep 0.02; done; echo two >&2; echo out"
     script = script.replace("go-", f"{shared.path}/go-")
@@ -200,6 +208,7 @@ def test_standard_error_is_shown_line_by_line_while_programs_run(shared: Home) -
     assert (single.stdout, single.stderr) == (b"", b"why\n")
 
 
+@pytest.mark.slow
 def test_standard_output_is_followed_line_by_line_while_programs_run(shared: Home) -> None:
     script = "echo {}-one; until [ -e on-{} ]; do sleep 0.02; done; printf {}-two; test {} = 1"
     script = script.replace("on-", f"{shared.path}/on-")
@@ -213,6 +222,7 @@ def test_standard_output_is_followed_line_by_line_while_programs_run(shared: Hom
     assert (out, process.returncode) == ("1-two", 1)
 
 
+@pytest.mark.slow
 def test_closing_the_output_of_submit_follow_ends_the_programs(shared: Home) -> None:
     command = "ciel submit --quiet --follow yes | head -n 1; echo ${PIPESTATUS[0]}"
     done = run(shared, "bash", "-c", command)
@@ -225,6 +235,7 @@ def test_closing_the_output_of_submit_follow_ends_the_programs(shared: Home) -> 
     assert (whole.returncode, whole.stdout) == (2, b"")
 
 
+@pytest.mark.slow
 def test_another_command_can_follow_a_job_line_by_line(shared: Home) -> None:
     size = 30_000  # of a line without an end, which is printed with the rest
     script = f"echo {{}}-one; until [ -e also-{{}} ]; do sleep 0.02; done; printf %0{size}d 7"
@@ -252,6 +263,7 @@ def test_another_command_can_follow_a_job_line_by_line(shared: Home) -> None:
     assert (again.stdout.decode(), again.returncode) == (f"1-one\n{rest}2-one\n{rest}", 1)
 
 
+@pytest.mark.slow
 def test_lines_of_an_attempt_that_failed_are_not_printed_again(shared: Home) -> None:
     script = "echo one; until [ -e tries ]; do sleep 0.02; done; echo two; rmdir tries/first || "
     script = script.replace("tries", f"{shared.path}/tries") + "{ echo three; exit 0; }; exit 1"
@@ -306,6 +318,7 @@ def test_a_command_that_stops_following_does_not_end_the_job(shared: Home) -> No
     assert (stays.returncode, "cancelled by its user" in err) == (4, True)
 
 
+@pytest.mark.slow
 def test_follow_is_refused_with_options_that_need_whole_outputs(shared: Home) -> None:
     begun = run(shared, "ciel", "submit", "--detach", "--follow", "--json", "true")
     number = json.loads(lines_of(begun)[0])["job"]["number"]
@@ -351,6 +364,7 @@ def test_a_closed_pipe_is_not_reported_as_an_error(shared: Home, command: str) -
 # --- names as bytes -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_are_passed_as_bytes_everywhere(shared: Home) -> None:
     name = b"caf\xe9"
     (Path(os.fsdecode(os.fsencode(shared.path) + b"/" + name))).write_bytes(b"inside\n")
@@ -419,6 +433,7 @@ def drawn_lines(drawn: str) -> list[str]:
     return re.sub("\x1b\\[[0-9]*m", "", drawn).split("\r\x1b[K")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [20, 40, 200])
 def test_the_progress_line_never_wraps_and_a_summary_stays(shared: Home, columns: int) -> None:
     argv = ("ciel", "submit", "--name", "a rather long name", "--array", "1-6", "sleep", "0.25")
@@ -432,6 +447,7 @@ def test_the_progress_line_never_wraps_and_a_summary_stays(shared: Home, columns
         assert max(running) in (1, 2)  # of two slots
 
 
+@pytest.mark.slow
 def test_colours_are_used_only_on_terminals_that_support_them(shared: Home) -> None:
     argv = ("ciel", "submit", "--array", "1-2", "sleep", "0.4")
     assert "\x1b[32m" in at_terminal(shared, argv, 100)
@@ -477,6 +493,7 @@ def test_f_sizes_and_times_are_accepted_in_common_formats(shared: Home) -> None:
     ) == [str(2 << 20)]
 
 
+@pytest.mark.slow
 def test_f_an_array_may_be_a_list_with_a_limit_of_running_elements(shared: Home) -> None:
     place = shared.path / "few"
     place.mkdir()
@@ -495,6 +512,7 @@ def test_f_unordered_results_are_printed_as_they_are_ready(shared: Home) -> None
     assert process.communicate(timeout=TIMEOUT_S)[0] == "1\n"
 
 
+@pytest.mark.slow
 def test_f_each_element_can_have_its_own_inputs(shared: Home) -> None:
     lines_of(run(shared, "ciel", "submit", "--array", "1-3", "expr", "{}", "*", "10"))
     read = ("--object", "in=last:{}", "cat", "in")
@@ -550,6 +568,7 @@ def files_below(directory: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_f_files_of_an_array_are_collected_from_private_directories(shared: Home) -> None:
     (shared.path / "given.txt").write_text("given\n")
     script = (
@@ -610,6 +629,7 @@ def test_f_only_files_below_the_programs_directory_can_be_collected(
     assert (done.returncode, b"--collect" in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.slow
 def test_f_collecting_does_not_change_how_a_program_ends(shared: Home) -> None:
     command = ("ciel", "submit", "--collect", "x", "--out", "ends", "--scratch")
     for program, told in (

@@ -124,6 +124,7 @@ def late_s(results: Iterator[tuple[int, float]]) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["client", "executor", "imap"])
 def test_results_of_a_map_arrive_as_they_are_ready(client: ciel.Client, how: str) -> None:
     started_s = time.monotonic()
@@ -140,6 +141,7 @@ def test_results_of_a_map_arrive_as_they_are_ready(client: ciel.Client, how: str
     assert sorted(late)[100] < (time.monotonic() - started_s) / 5
 
 
+@pytest.mark.slow
 def test_a_map_that_becomes_slow_is_divided_again(client: ciel.Client) -> None:
     def mixed(number: int) -> int:
         if number >= 100:
@@ -209,6 +211,7 @@ def test_calls_whose_futures_were_dropped_do_not_run(client: ciel.Client, tmp_pa
     assert len(list(tmp_path.iterdir())) < 40  # except the calls that workers already had
 
 
+@pytest.mark.slow
 def test_the_call_of_a_dropped_future_runs_if_another_call_needs_it(client: ciel.Client) -> None:
     def slow(number: int) -> int:
         time.sleep(0.01)
@@ -237,6 +240,7 @@ def test_fire_and_forget_or_a_callback_keeps_a_call_running(
     wait_for(lambda: told == [31], "the callback")
 
 
+@pytest.mark.slow
 def test_dropped_calls_of_an_executor_or_a_pool_run_as_in_the_standard_library(
     client: ciel.Client, tmp_path: Path
 ) -> None:

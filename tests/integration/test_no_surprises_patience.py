@@ -243,6 +243,7 @@ def test_ciel_down_and_ctrl_c_give_programs_their_grace_period(home: Home) -> No
 # --- one cluster per host -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_commands_that_start_a_cluster_at_once_start_only_one(home: Home) -> None:
     both = [home.start("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1") for _ in range(2)]
     said = sorted(each.communicate(timeout=60)[1] for each in both)

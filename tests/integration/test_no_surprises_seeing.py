@@ -111,6 +111,7 @@ def test_job_info_shows_this_with_names_of_hosts(cluster: Cluster) -> None:
     assert "exit status: 3\n" in told
 
 
+@pytest.mark.slow
 def test_a_job_keeps_its_description_when_its_tasks_are_forgotten(cluster: Cluster) -> None:
     cluster.python(
         "import ciel\n"
@@ -205,6 +206,7 @@ def test_a_cancelled_job_can_be_retried(cluster: Cluster) -> None:
     assert (cluster.path / "ran-1").read_text() == "run\n"
 
 
+@pytest.mark.slow
 def test_a_cancelled_python_tree_can_be_retried(cluster: Cluster) -> None:
     """The parents refer to their children, which were cancelled, too."""
     script = """\
@@ -311,6 +313,7 @@ def test_down_of_an_idle_cluster_does_not_ask(home: Home) -> None:
     assert done.stderr.endswith(" is down\n")
 
 
+@pytest.mark.slow
 def test_down_with_force_does_not_ask(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     home.run("ciel", "submit", "--detach", "--", "sleep", "1000")
@@ -433,6 +436,7 @@ with ciel.Client() as client:
     assert not place.is_symlink()
 
 
+@pytest.mark.slow
 def test_down_names_the_directory_of_kept_files(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
     assert home.run("ciel", "submit", "--scratch", "sh", "-c", "touch made; exit 1").returncode == 1

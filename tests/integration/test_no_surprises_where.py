@@ -217,6 +217,7 @@ def test_programs_run_in_the_same_directory_as_calls(
 # --- ciel submit ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_programs_run_in_the_directory_of_the_command(shared: Home, here: Path) -> None:
     done = submit(shared, here, "--", "sort", "-r", "data.csv")
     assert (done.returncode, done.stdout) == (0, "a,b\n1,2\n")
@@ -247,6 +248,7 @@ def test_a_program_finds_its_private_directory_in_the_environment(shared: Home, 
     assert count == "0"
 
 
+@pytest.mark.slow
 def test_the_callers_variables_reach_programs_of_an_existing_cluster(
     shared: Home, here: Path
 ) -> None:
@@ -266,6 +268,7 @@ def test_variables_that_the_caller_lacks_are_unset(shared: Home, here: Path) -> 
     assert done.stdout.split() == [f"{path}:/more", "0"]
 
 
+@pytest.mark.slow
 def test_a_sent_script_runs_by_its_base_name(shared: Home, here: Path) -> None:
     (here / "sub").mkdir()
     script = here / "s.sh"
@@ -304,6 +307,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_program_can_change_inputs_of_others(shared: Home, here: Path, change: str) -> None:
     (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))

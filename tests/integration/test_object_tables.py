@@ -95,6 +95,7 @@ def test_info_shows_the_columns_and_chunks_of_a_large_table(desk: Desk) -> None:
     assert "\ntable: 200000 rows, 2 columns, 2 chunks\nCOLUMN" in shown
 
 
+@pytest.mark.slow
 def test_get_writes_the_table_in_each_format(desk: Desk) -> None:
     future = desk.client.submit(numbers, ROWS)
     object_id, file = object_of(future), desk.home.path / "table"
@@ -111,6 +112,7 @@ def test_get_writes_the_table_in_each_format(desk: Desk) -> None:
     assert (len(shown), shown[:3]) == (ROWS + 1, ['"n","half"', "0,0", "1,0.5"])
 
 
+@pytest.mark.slow
 def test_a_table_that_a_child_has_made_is_found(desk: Desk) -> None:
     future = desk.client.submit(delegate, 3)
     object_id = object_of(future)
@@ -166,6 +168,7 @@ def test_a_file_is_no_table(desk: Desk) -> None:
     desk.out("object", "rm", object_id)
 
 
+@pytest.mark.slow
 def test_a_format_that_cannot_hold_the_table_leaves_no_file(desk: Desk) -> None:
     future = desk.client.submit(nested)
     object_id, file = object_of(future), desk.home.path / "table.csv"

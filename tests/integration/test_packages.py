@@ -109,6 +109,7 @@ def test_a_package_may_wait_for_an_object_of_another_job_but_not_for_an_unknown_
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
+@pytest.mark.slow
 def test_inputs_of_a_package_survive_the_loss_of_a_worker(
     cluster: HandCluster, url: str, write: Callable[[str, Any], Path]
 ) -> None:

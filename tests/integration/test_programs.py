@@ -93,6 +93,7 @@ def test_a_task_is_suspended_for_a_child_and_delegates(
         assert job.read(ref) == b"5"
 
 
+@pytest.mark.slow
 def test_a_task_continues_with_the_first_of_its_children(
     client_of_one: Client, programs: Path
 ) -> None:

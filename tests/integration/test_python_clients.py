@@ -218,6 +218,7 @@ def test_a_connection_that_breaks_repeatedly_loses_and_repeats_no_message(
         assert summary[5] == {"done": TASKS}
 
 
+@pytest.mark.slow
 def test_a_master_that_is_stopped_for_a_while_loses_nothing(
     cluster: LocalCluster,
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_put_value_may_contain_a_future_that_is_done(client: ciel.Client) -> N
     assert client.put([done]).result()[0].result(WITHIN_S) == 5
 
 
+@pytest.mark.slow
 def test_an_object_stays_as_long_as_a_future_or_value_refers_to_it(client: ciel.Client) -> None:
     large = client.submit(bytes, 1_000_000)
     assert large.exception(WITHIN_S) is None

@@ -160,6 +160,7 @@ def test_a_tree_of_30000_tasks_ends_on_one_slot(
     assert 1 <= peak.count <= depth + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tree", [tree_by_result, tree_by_delegation, tree_by_await, tree_by_yield], ids=str
 )
@@ -234,6 +235,7 @@ def getpid(seconds: float) -> int:
     return os.getpid()
 
 
+@pytest.mark.slow
 def test_short_children_run_in_the_program_of_their_parent(client: ciel.Client) -> None:
     parent, children = client.submit(pids, 20).result(WITHIN_S)
     assert children.count(parent) > 1  # all of them, unless they take 10 ms

@@ -145,6 +145,7 @@ def test_an_array_in_the_store_is_not_changed_by_a_task(client: ciel.Client) -> 
     assert client.submit(np.sum, array).result(30) == 100_000
 
 
+@pytest.mark.slow
 def test_a_spawn_uses_its_arguments_at_the_moment_of_the_spawn(client: ciel.Client) -> None:
     @ciel.task
     def parent() -> list[list[int]]:
@@ -191,6 +192,7 @@ def raise_it(make: Callable[[], BaseException]) -> None:
     raise make()
 
 
+@pytest.mark.slow
 def test_an_exception_that_cannot_be_pickled_is_reported(client: ciel.Client) -> None:
     error = error_of(client.submit(raise_it, Guarded))
     assert isinstance(error, ciel.RemoteError)
@@ -409,6 +411,7 @@ def test_endlessly_nested_waits_end_when_they_are_cancelled(client: ciel.Client)
     future.cancel()
 
 
+@pytest.mark.slow
 def test_a_task_that_never_ends_is_killed_when_it_is_cancelled(client: ciel.Client) -> None:
     def spin(place: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -482,6 +485,7 @@ def test_a_missing_interpreter_is_named(client: ciel.Client) -> None:
     assert "/no/such/python" in str(error)
 
 
+@pytest.mark.slow
 def test_an_interpreter_without_ciel_is_named(client: ciel.Client, tmp_path: Path) -> None:
     other = tmp_path / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
@@ -508,12 +512,14 @@ def test_empty_values_can_be_arguments_and_results(client: ciel.Client, value: A
             assert (found.shape, found.dtype) == (value.shape, value.dtype)
 
 
+@pytest.mark.slow
 def test_a_program_may_have_empty_input_and_output(client: ciel.Client) -> None:
     out = client.run(["cat"], stdin=client.put(b""))
     assert client.submit(len, out).result(30) == 0
     assert client.run(["cat"], stdin=b"").result(30) == b""
 
 
+@pytest.mark.slow
 def test_an_argument_may_be_very_large(client: ciel.Client) -> None:
     content = np.zeros(LARGE_BYTES, np.uint8)
     content[-1] = 7

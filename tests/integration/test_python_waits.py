@@ -96,6 +96,7 @@ def test_a_timeout_of_asyncio_is_long_enough_for_a_child_that_needs_the_slot(
     assert client.submit(in_time, 20, 0.1).result(WITHIN_S) == "done"
 
 
+@pytest.mark.slow
 def test_a_timeout_of_asyncio_ends_the_wait_for_a_child(wide: ciel.Client) -> None:
     begun_s = time.monotonic()
     assert wide.submit(in_time, 1.0, 8.0).result(WITHIN_S) == "too late"
@@ -159,6 +160,7 @@ def waits(limit_s: float, rest_s: float) -> list[str]:
     return told
 
 
+@pytest.mark.slow
 def test_a_result_is_waited_for_no_longer_than_its_timeout(wide: ciel.Client) -> None:
     assert wide.submit(waits, 0.2, 1.5).result(WITHIN_S) == ["not yet", "after 1.5 s"]
     begun_s = time.monotonic()
@@ -185,6 +187,7 @@ def test_the_timeout_of_a_high_priority_task_is_not_queued_behind_others(wide: c
     wide.cancel(line)
 
 
+@pytest.mark.slow
 def test_a_coroutine_is_woken_by_its_threads_while_it_waits(wide: ciel.Client) -> None:
     @ciel.task
     async def first_of_two() -> float:
@@ -200,6 +203,7 @@ def test_a_coroutine_is_woken_by_its_threads_while_it_waits(wide: ciel.Client) -
     assert wide.submit(first_of_two).result(WITHIN_S) < 5
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_threads_may_wake_is_in_its_slot_half_of_the_time(
     wide: ciel.Client,
 ) -> None:
@@ -247,6 +251,7 @@ def sees_which(limit_s: float) -> Any:
     return "it did not take that long"
 
 
+@pytest.mark.slow
 def test_wait_returns_the_finished_futures_when_its_time_is_over(wide: ciel.Client) -> None:
     found = wide.submit(sees_which, 1.5).result(WITHIN_S)
     assert found == (["after 0.05 s", "after 0.1 s"], 1, True)

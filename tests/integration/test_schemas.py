@@ -147,6 +147,7 @@ def test_every_command_that_prints_json_has_a_schema(schemas: Schemas) -> None:
     assert {name for name in schemas.all if not name.startswith("http-")} == {*commands, "shapes"}
 
 
+@pytest.mark.slow
 def test_the_schemas_are_valid(schemas: Schemas) -> None:
     for name, schema in schemas.all.items():
         Draft202012Validator.check_schema(schema)

@@ -124,6 +124,7 @@ def test_every_call_and_every_continuation_is_a_task(strict: Lab) -> None:
     assert len(ran.log) == CALLS
 
 
+@pytest.mark.slow
 def test_small_children_run_within_their_parents(lab: Lab) -> None:
     ran = lab.run(FIB, env={"N": "10"})
     assert ran.value == 55
@@ -148,6 +149,7 @@ def test_a_program_with_long_calls_leaves_some_to_others(lab: Lab) -> None:
     assert ran.tasks["done"] > 4  # there was a continuation, because other programs ran calls
 
 
+@pytest.mark.slow
 def test_the_depth_of_nested_children_has_no_limit(lab: Lab) -> None:
     ran = lab.run("""
         function down(n) { if (n == 0) { return 0; } return *spawn(down, [n - 1]) + 1; }
@@ -307,6 +309,7 @@ def test_a_fault_of_a_script_is_reported(lab: Lab, text: str, expected: str) -> 
     assert expected in lab.failure(text)
 
 
+@pytest.mark.slow
 def test_a_program_that_dies_fails_only_its_current_call(lab: Lab, tmp_path: Path) -> None:
     """The enclosing tasks run again, but do not repeat their earlier effects."""
     killer = threading.Thread(target=_kill_who_spins)

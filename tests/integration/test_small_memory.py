@@ -88,6 +88,7 @@ def test_objects_beyond_the_available_memory_are_moved_to_disk(home: Home) -> No
     assert disk["objects"] > 0
 
 
+@pytest.mark.slow
 def test_stores_are_reported_as_soon_as_a_cluster_is_up(home: Home) -> None:
     """The reported capacity is the size of the device."""
     done = run_small(home, STORES["shm"], "ciel store stats --json")

@@ -54,6 +54,7 @@ def test_a_line_runs_before_the_next_is_written(shared: Home) -> None:
     assert process.returncode == 0, stderr
 
 
+@pytest.mark.slow
 def test_a_slow_element_does_not_delay_files_of_others(shared: Home) -> None:
     """The first element ends only when the files of all others exist: tasks prefetched by its
     worker are recalled.
@@ -86,6 +87,7 @@ def test_failed_elements_are_listed_in_order_and_their_output_is_printed(shared:
     assert f"and 5 more; ciel job info {number} shows them" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_file_that_exists_for_the_caller_is_explained(shared: Home) -> None:
     (shared.path / "here.txt").write_text("text\n")
     hint = (
@@ -169,6 +171,7 @@ def test_a_detached_job_keeps_its_results(shared: Home) -> None:
     assert [name for name, _ in page["results"]] == [str(n) for n in range(1, 301)]
 
 
+@pytest.mark.slow
 def test_a_long_job_is_handed_over_and_leaves_little_behind(
     shared: Home, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,7 @@ def test_spawned_functions_and_continuations_have_the_package_too(
     assert cluster.value(script, options=("-p", "n", "seven")) == 15
 
 
+@pytest.mark.slow
 def test_a_package_file_beside_the_script_lists_further_files(cluster: Cluster) -> None:
     for name in ("a", "b", "c"):
         cluster.write(f'"{name}"', f"{name}.json")
@@ -184,6 +185,7 @@ def test_ciel_sw_runs_a_script_like_sw_job(cluster: Cluster) -> None:
 # --- jobs of scripts ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_script_is_one_task_of_a_job_that_has_its_name(cluster: Cluster) -> None:
     assert cluster.value("return 17;", options=("-i", "seventeen")) == 17
     (job,) = json.loads(cluster.home.run("ciel", "job", "list", "--limit", "1", "--json").stdout)
@@ -195,6 +197,7 @@ def test_a_script_is_one_task_of_a_job_that_has_its_name(cluster: Cluster) -> No
     assert cluster.ask("job", {"job": "last"})["summary"][2] == "script.sw"
 
 
+@pytest.mark.slow
 def test_output_of_a_script_is_in_the_log_of_its_job_and_shown_with_v(cluster: Cluster) -> None:
     script = 'ignore = print("one"); x = print([1, 2]); return 3;'
     assert cluster.run(script) == (0, "3\n", "")

@@ -173,6 +173,7 @@ def test_ctrl_c_discards_the_typed_lines(home: Home) -> None:
         assert terminal.leave() == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_an_entry_and_variables_stay_as_they_were(home: Home) -> None:
     with Terminal(home) as terminal:
         assert terminal.enter("x = 5; function f(n) { return n + 1; }") == ""
@@ -296,6 +297,7 @@ def test_an_empty_pipe_ends_at_once(pipe: Pipe) -> None:
     assert pipe("// nothing\n\n") == (0, "", "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_prompt_in_a_pipe(home: Home) -> None:
     process = home.start("ciel", "sw", stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -309,6 +311,7 @@ def test_ctrl_c_ends_a_prompt_in_a_pipe(home: Home) -> None:
     assert not _is_busy(home)
 
 
+@pytest.mark.slow
 def test_cancelling_the_job_ends_the_prompt(home: Home) -> None:
     process = home.start("ciel", "sw", stdin=subprocess.PIPE)
     assert process.stdin is not None

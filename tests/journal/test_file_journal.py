@@ -213,6 +213,7 @@ print(number - 1, owner.failures[0])
     assert survivor.before == [numbered(number) for number in range(int(acknowledged))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", [ALWAYS, INTERVAL, OFF])
 def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path, sync: str) -> None:
     program = """
@@ -383,6 +384,7 @@ def test_a_new_file_begins_only_if_there_is_room(directory: Path, owner: Owner) 
     assert content(directory) == [numbered(1), numbered(2)]
 
 
+@pytest.mark.slow
 def test_the_command_compacts_a_journal_that_no_master_uses(directory: Path) -> None:
     job = a_job_spec("job-1")
     owner = Owner(directory)

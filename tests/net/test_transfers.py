@@ -252,6 +252,7 @@ def test_an_exception_in_begun_ends_the_transfer(
         run(transfers.fetch, f"{holder.url}/whole", Bin(), begun=refuse)
 
 
+@pytest.mark.slow
 def test_a_body_without_a_length_neither_blocks_others_nor_stalls(
     run: Any, transfers: Transfers, holder: Holder
 ) -> None:

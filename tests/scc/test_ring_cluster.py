@@ -90,6 +90,7 @@ def test_jobs_run_over_messages_between_cores(home: Home) -> None:
         shutil.rmtree(spool)
 
 
+@pytest.mark.slow
 def test_a_channel_that_is_not_installed_is_said_in_one_line(home: Home) -> None:
     done = home.run("ciel-master", "--channel", "pigeon", "--listen", "127.0.0.1:0")
     assert done.returncode == 2

@@ -141,6 +141,7 @@ def test_readers_find_right_contents_or_say_why_not_while_files_come_and_go(
     image.assert_clean()
 
 
+@pytest.mark.slow
 def test_readers_give_up_on_a_change_that_does_not_end(image: Image) -> None:
     with open(image.control, "r+b") as control:  # as a writer leaves it that died amid a change
         control.seek(SEQUENCE_OFFSET)

@@ -113,6 +113,7 @@ def test_an_upload_that_is_lost_with_its_only_worker(sparse: Stage) -> None:
     lose_worker(sparse)
 
 
+@pytest.mark.slow
 def test_a_job_that_another_command_cancels(stage: Stage) -> None:
     submitted = stage.home.start("ciel", "submit", "--name", "endless", "--", "sleep", "60")
     wait_for(lambda: "endless" in stage.run("job", "list")[1], "the job to be there")
@@ -135,6 +136,7 @@ def test_a_key_of_another_cluster(stage: Stage) -> None:
 # --- explanations ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_explanations_of_tasks_that_wait_and_run(sparse: Stage) -> None:
     home = sparse.home
     have_worker(sparse)

@@ -142,6 +142,7 @@ def test_a_signal_that_comes_before_the_process_is_not_lost(forked: Forked, numb
         assert end.signal_name == signal.Signals(number).name
 
 
+@pytest.mark.slow
 def test_a_parent_that_hangs_is_replaced(forked: Forked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkserver, "SILENCE_MAX_S", 2.0)  # a busy host delays an answer
     forked.wait(forked.start(WHO))
@@ -182,6 +183,7 @@ def test_a_parent_that_cannot_begin_is_not_tried_again(forked: Forked) -> None:
     assert (forked.directory / "begun").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_a_parent_that_has_nothing_to_do_with_it_costs_no_program(
     forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

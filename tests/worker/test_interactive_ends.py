@@ -55,6 +55,7 @@ def test_a_task_that_is_cancelled_ends(worker: Talker, actions: tuple[str, ...])
     worker.expect_nothing_runs()
 
 
+@pytest.mark.slow
 def test_a_task_that_takes_too_long_is_ended(worker: Talker) -> None:
     begun_s = time.monotonic()
     fault = worker.fault(worker.puppet(*START, "i15", "d", STAY, needs=Needs(timeout_s=0.2)))

@@ -36,6 +36,7 @@ def test_a_task_runs_its_children_itself(cluster: Any, tree: Any) -> None:
     assert task.channel.named("within") == [{}]
 
 
+@pytest.mark.slow
 def test_a_loop_of_delegations_needs_no_stack(cluster: Any) -> None:
     def countdown(n: int) -> Any:
         return ciel.spawn(countdown, n - 1) if n else "end"
