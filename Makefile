@@ -2,6 +2,8 @@
 # They run the sources uncompiled; `make compiled` compiles the modules that are compiled in wheels.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 export PYTHON
+# With it, each process that the tests start would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
