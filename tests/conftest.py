@@ -31,7 +31,7 @@ from ciel.python.sessions import everyone, leave
 IS_CI = os.environ.get("CIEL_CI") == "1"
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 TEST_COUNT = Path(__file__).parent.parent / ".ci" / "test-count"
-"""The least number of all tests, and that of the tests that are not slow."""
+"""The least number of tests, of all and without the slow ones."""
 QUICK: Final = "not slow"
 """The marks that `make test` asks for."""
 

@@ -381,7 +381,7 @@ def _size_of(cursor: _Cursor, kind: _Type, size_bytes: int) -> int:
 
 
 def _take_array(cursor: _Cursor, size_bytes: int) -> tuple[int, int]:
-    """Return the length of an array, and the size of its buffers, without those of its parts."""
+    """Return the length of an array, and the size of its own buffers."""
     length, _, _, count = cursor.fields(_ARRAY)
     if length < 0:
         raise _refusal("a column has an impossible length")

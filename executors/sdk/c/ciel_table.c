@@ -403,7 +403,7 @@ struct table {
     int64_t content_bytes;
     uint8_t *descriptor;    /* a copy */
     struct cursor schema;   /* in it */
-    struct cursor chunks;   /* in it: those that were not read yet */
+    struct cursor chunks;   /* in it: the rest */
     uint32_t chunks_left;
     char error[160];
 };
