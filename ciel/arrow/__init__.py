@@ -5,6 +5,10 @@ It needs pyarrow and numpy, which `pip install 'ciel[arrays]'` installs.
 
 from ciel.arrow.concat import Concat, SchemasDifferError, concat
 from ciel.arrow.drafts import Draft, empty
+from ciel.arrow.formats import FormatError, as_file
 from ciel.arrow.pool import in_store, memory_pool
 
-__all__ = ["Concat", "Draft", "SchemasDifferError", "concat", "empty", "in_store", "memory_pool"]
+__all__ = [
+    "Concat", "Draft", "FormatError", "SchemasDifferError", "as_file", "concat", "empty",
+    "in_store", "memory_pool",
+]  # fmt: skip

@@ -59,7 +59,9 @@ def concatenated(
     parts: Sequence[pyarrow.Table | pyarrow.RecordBatch], columns: Sequence[str] | None = None
 ) -> pyarrow.Table:
     """Return one table of several, without a copy; raises SchemasDifferError."""
-    tables = [_selected(_as_table(part, number), columns) for number, part in enumerate(parts)]
+    tables = [
+        _selected(as_table(part, f"part {number}"), columns) for number, part in enumerate(parts)
+    ]
     expected = tables[0].schema
     for number, table in enumerate(tables):
         if not table.schema.equals(expected):
@@ -70,15 +72,14 @@ def concatenated(
     return pyarrow.concat_tables(tables)
 
 
-def _as_table(part: Any, number: int) -> pyarrow.Table:
-    if isinstance(part, pyarrow.Table):
-        return part
-    if isinstance(part, pyarrow.RecordBatch):
-        return pyarrow.Table.from_batches([part])
-    raise TypeError(
-        f"part {number} is no table of pyarrow, but {type(part).__module__}."
-        f"{type(part).__qualname__}"
-    )
+def as_table(value: Any, what: str = "the value") -> pyarrow.Table:
+    """Return a table or a record batch as a table; raises TypeError, which names it by `what`."""
+    if isinstance(value, pyarrow.Table):
+        return value
+    if isinstance(value, pyarrow.RecordBatch):
+        return pyarrow.Table.from_batches([value])
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise TypeError(f"{what} is no table of pyarrow, but {kind}")
 
 
 def _selected(table: pyarrow.Table, columns: Sequence[str] | None) -> pyarrow.Table:

@@ -21,8 +21,10 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ciel.cli.arrow.formats import FormatError, write_table
+from ciel.arrow import formats
+from ciel.arrow.formats import FormatError, write_table
 from ciel.cli.arrow.getting import (
+    FORMATS,
     NoSuchTableError,
     TableUnreadableError,
     check_options,
@@ -376,3 +378,7 @@ def test_without_pyarrow_the_types_are_formats(client: Any) -> None:
 def test_options_that_do_not_fit_are_refused(given: Namespace, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         check_options(given)
+
+
+def test_the_command_knows_all_formats() -> None:
+    assert tuple(formats.FORMATS) == FORMATS

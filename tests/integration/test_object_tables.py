@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import ciel
+import ciel.arrow
+from ciel.arrow import FormatError
 from ciel.testing.homes import HandCluster, Home
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -110,6 +113,18 @@ def test_get_writes_the_table_in_each_format(desk: Desk) -> None:
     assert json.loads(file.read_text().splitlines()[-1]) == {"n": ROWS - 1, "half": ROWS / 2 - 0.5}
     shown = desk.out("object", "get", object_id, "--format", "csv").splitlines()
     assert (len(shown), shown[:3]) == (ROWS + 1, ['"n","half"', "0,0", "1,0.5"])
+
+
+def test_programs_get_a_table_as_a_file(desk: Desk) -> None:
+    client, part = desk.client, desk.client.submit(numbers, 3)
+    rows = ciel.arrow.as_file(part, "csv", client=client)
+    assert client.run(["wc", "-l"], stdin=rows).result(60) == b"4\n"
+    whole = ciel.arrow.as_file(ciel.arrow.concat([part, part]), "parquet", client=client)
+    assert pq.read_table(io.BytesIO(whole.result(60))).equals(numbers(3, 2))
+    with pytest.raises(FormatError, match="csv cannot hold the column list"):
+        ciel.arrow.as_file(nested(), "csv", client=client).result(60)
+    with pytest.raises(ValueError, match="no format 'xlsx': it is one of parquet, csv"):
+        ciel.arrow.as_file(part, "xlsx", client=client)
 
 
 @pytest.mark.slow

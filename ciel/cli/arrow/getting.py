@@ -7,7 +7,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ciel.cli.arrow.formats import write_table
 from ciel.cli.jobs.objects import content_of, find_object
 from ciel.cli.outcome import UsageError
 from ciel.cli.output.files import output_file
@@ -23,6 +22,8 @@ from ciel.wire.references import from_array
 if TYPE_CHECKING:
     import pyarrow
 
+FORMATS: Final = ("parquet", "csv", "arrow", "jsonl")
+"""The formats that `ciel.arrow.formats` writes, which needs pyarrow."""
 _ERROR_CLASS: Final = 2  # its place in what `failures.pack_error` packs
 
 
@@ -61,6 +62,8 @@ def get_table(client: Client, args: Namespace) -> None:
         table = _load(client, _chosen(_outcomes(client, ref), object_id, args.result))
     except _OtherError as error:
         raise NoSuchTableError(f"{object_id} is not a table of Arrow: {error}") from error
+    from ciel.arrow.formats import write_table
+
     if args.output is None:
         write_table(table, args.format, write_output)
         return

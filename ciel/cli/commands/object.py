@@ -12,8 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ciel.cli.arrow.formats import FORMATS
-from ciel.cli.arrow.getting import check_options, get_table
+from ciel.cli.arrow.getting import FORMATS, check_options, get_table
 from ciel.cli.arrow.showing import describe_table, render_table
 from ciel.cli.jobs.objects import content_of, find_object
 from ciel.cli.jobs.queries import chosen_jobs

@@ -1,4 +1,4 @@
-"""Writes tables of Arrow in other formats, a part of the rows at a time."""
+"""Writes tables of Arrow in other formats, a part of the rows at a time, also in tasks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
+from ciel.arrow.concat import as_table
+from ciel.client.pools.shared import session_here
 from ciel.core.errors import CielError
+from ciel.python.options import Options, read_options
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from ciel.client import Client
+    from ciel.python.futures import Future
 
 ROWS_AT_ONCE: Final = 64 << 10
 """A text format converts so many rows at a time."""
@@ -21,6 +27,33 @@ Write = Callable[[bytes], object]
 
 class FormatError(CielError):
     """A format cannot hold a table."""
+
+
+def as_file(
+    table: Any,
+    form: str,
+    *,
+    client: Client | None = None,
+    options: dict[str, Any] | None = None,
+) -> Future[bytes]:
+    """Submit a task that writes a table in one of `FORMATS`; return the future of the file.
+
+    Programs take the future as a file: `client.run(["wc", "-l"], stdin=as_file(table, "csv"))`.
+    `table`: a table, a record batch, a future of one, or what `concat` returns. `options` are as
+    for `ciel.task`. The future raises FormatError if the format cannot hold the table.
+    """
+    if form not in FORMATS:
+        raise ValueError(f"there is no format {form!r}: it is one of {', '.join(FORMATS)}")
+    session = client or session_here()
+    chosen = read_options(Options(), {"name": f"as {form}", **(options or {})})
+    file: Future[bytes] = session.call(_written, (table, form), {}, chosen)
+    return file
+
+
+def _written(table: Any, form: str) -> bytes:
+    pieces: list[bytes] = []
+    write_table(as_table(table), form, pieces.append)
+    return b"".join(pieces)
 
 
 def write_table(table: pyarrow.Table, form: str, write: Write) -> None:
