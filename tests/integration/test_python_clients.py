@@ -157,7 +157,7 @@ def await_cancelled(client: Client, job_id: str) -> None:
     def state() -> str:
         return read_summary(client.ask("jobs", {"job": job_id})[0]).state
 
-    wait_for(lambda: state() != "active", "the end of the job")
+    wait_for(lambda: state() not in ("active", "cancelling"), "the end of the job")
     assert state() == "cancelled"
 
 
