@@ -133,7 +133,9 @@ class TaskSpec(NamedTuple):
     `payload` contains the executor's arguments: the creator encodes them, and only the executor
     decodes them. The task is the `ordinal`-th child of its parent (a task, or the job itself).
     `inputs` must be consumable before it runs. The last `any_count` of them are alternatives: one
-    of these is enough (see `any_inputs`). `sees_errors`: the task runs even if an input failed.
+    of these is enough (see `any_inputs`). The worker need not copy the first `apart_count` before
+    the task starts: its program may read parts of them from other hosts. `sees_errors`: the task
+    runs even if an input failed.
     """
 
     id: TaskId
@@ -150,11 +152,17 @@ class TaskSpec(NamedTuple):
     name: str
     payload: bytes
     any_count: int = 0
+    apart_count: int = 0
 
     @property
     def needed(self) -> tuple[ObjectId, ...]:
         """The inputs that the task requires."""
         return self.inputs[: len(self.inputs) - self.any_count]
+
+    @property
+    def apart(self) -> tuple[ObjectId, ...]:
+        """The inputs of which the program may read only parts."""
+        return self.inputs[: self.apart_count]
 
     @property
     def alternatives(self) -> tuple[ObjectId, ...]:
@@ -221,6 +229,9 @@ def check_task(spec: TaskSpec) -> None:
         raise InvalidTaskError(spec.id, "one of its outputs is also its input")
     if spec.any_count and not 0 < spec.any_count <= len(spec.inputs):
         text = f"it has only {len(spec.inputs)} inputs, but {spec.any_count} alternatives"
+        raise InvalidTaskError(spec.id, text)
+    if not 0 <= spec.apart_count <= len(spec.inputs) - spec.any_count:
+        text = f"it needs only {len(spec.needed)} inputs, but reads parts of {spec.apart_count}"
         raise InvalidTaskError(spec.id, text)
 
 

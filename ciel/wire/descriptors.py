@@ -33,6 +33,8 @@ from ciel.wire.references import from_json, to_json
 _MENTIONS = tuple(Mentions)
 _SEES_ERRORS = 4
 _ANY_COUNT_SHIFT = 3
+_COUNT_BITS = 20  # of the number of alternatives, since there are at most INPUTS_MAX
+_APART_COUNT_SHIFT = _ANY_COUNT_SHIFT + _COUNT_BITS
 _NAME_MAX_LENGTH = 300
 _DIGEST_MAX_LENGTH = 64
 _EXECUTOR_MAX_LENGTH = 64
@@ -56,13 +58,15 @@ def make_task(
     mentions: Mentions = Mentions.ANYTHING,
     name: str = "",
     any_of: Iterable[Reference] = (),
+    apart: Iterable[Reference] = (),
     twin: int = 0,
 ) -> tuple[TaskSpec, tuple[Reference, ...]]:
     """Make the `ordinal`-th task of `parent`; references inside `arguments` become its inputs.
 
     `outputs`: the parent's outputs that the task takes over. Otherwise, names of outputs derive
     from executor, arguments and job if `memoise`, else from the task's name. `any_of`: inputs of
-    which one must be available. Without an ordinal the task's name derives from its executor, its
+    which one must be available. `apart`: inputs of which the task may read only parts. Without an
+    ordinal the task's name derives from its executor, its
     arguments and the outputs that it takes over; `twin` is the number of equal tasks that the
     parent created before. Returns the task and the references of inputs that are not futures.
     """
@@ -76,6 +80,9 @@ def make_task(
         if not alternatives.keys() <= set(inputs):
             raise ValueError("an alternative of a task is not among its arguments")
         inputs = (*[i for i in inputs if i not in alternatives], *alternatives)
+    in_parts = {ref.id for ref in apart} - alternatives.keys()
+    if in_parts:
+        inputs = (*[i for i in inputs if i in in_parts], *[i for i in inputs if i not in in_parts])
     task_id = child_id(parent, ordinal, digest)
     if outputs is None:
         if memoise:
@@ -88,7 +95,7 @@ def make_task(
     payload = codec.encode(to_json(arguments, values_by_id=by_id)) if references else text
     spec = TaskSpec(
         task_id, job, parent, ordinal, digest, executor, inputs, outputs, needs, sees_errors,
-        mentions, name, payload, len(alternatives),
+        mentions, name, payload, len(alternatives), len(in_parts.intersection(inputs)),
     )  # fmt: skip
     return spec, tuple([ref for ref in references if not isinstance(ref, Future)])
 
@@ -109,7 +116,7 @@ def task_fields(spec: TaskSpec) -> list[Any]:
     if outputs == output_ids(spec.id, len(spec.outputs)):
         outputs = len(spec.outputs)
     flags = spec.mentions.value | (_SEES_ERRORS if spec.sees_errors else 0)
-    flags |= spec.any_count << _ANY_COUNT_SHIFT
+    flags |= spec.any_count << _ANY_COUNT_SHIFT | spec.apart_count << _APART_COUNT_SHIFT
     needs = 0 if spec.needs is DEFAULT_NEEDS else _needs_fields(spec.needs)
     parent = 0 if spec.parent == spec.job else spec.parent
     return [
@@ -162,13 +169,14 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
     if not made:
         raise DecodeError("a task must have at least one output")
     read = read_ids(inputs) if inputs != [] else ()
-    any_count = flags >> _ANY_COUNT_SHIFT
-    if any_count > len(read):
+    apart_count = flags >> _APART_COUNT_SHIFT
+    any_count = (flags >> _ANY_COUNT_SHIFT) - (apart_count << _COUNT_BITS)
+    if any_count + apart_count > len(read):
         raise DecodeError("a task has more alternatives than inputs")
     return TaskSpec(
         task_id, job, parent, ordinal, digest, intern(executor),
         read, made, _read_needs(needs), flags & _SEES_ERRORS != 0, _MENTIONS[flags & 3], name,
-        payload, any_count,
+        payload, any_count, apart_count,
     )  # fmt: skip
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -37,11 +38,12 @@ def a_made_task(arguments: dict[str, Any], **options: Any) -> TaskSpec:
 
 
 def named(
-    arguments: dict[str, Any], any_of: list[Reference] | None = None
+    arguments: dict[str, Any], any_of: Sequence[Reference] = (), apart: Sequence[Reference] = ()
 ) -> tuple[TaskSpec, tuple[Reference, ...]]:
     return make_task(
-        job=JOB, parent=JOB, ordinal=0, executor="x", arguments=arguments, any_of=any_of or ()
-    )
+        job=JOB, parent=JOB, ordinal=0, executor="x", arguments=arguments, any_of=any_of,
+        apart=apart,
+    )  # fmt: skip
 
 
 def through_the_wire(fields: list[Any]) -> Any:
@@ -137,6 +139,16 @@ def test_any_of_inputs_must_be_in_the_arguments() -> None:
         named({"args": [Future(A)]}, any_of=[Future(ObjectId("b"))])
 
 
+def test_inputs_that_are_read_in_parts_come_first() -> None:
+    a, b, c, d = [Future(ObjectId(name)) for name in "abcd"]
+    spec, _ = named({"args": [a, b, c, d]}, apart=[d, b], any_of=[a])
+    assert (spec.apart, spec.needed, spec.alternatives) == (("b", "d"), ("b", "d", "c"), ("a",))
+    plain, _ = named({"args": [a, b, c, d]}, any_of=[a])
+    assert spec.id == plain.id
+    alternative, _ = named({"args": [a, b]}, apart=[a], any_of=[a])
+    assert (alternative.apart, alternative.alternatives) == ((), ("a",))
+
+
 # --- tasks in records -----------------------------------------------------------------------------
 
 SPECS = {
@@ -146,6 +158,8 @@ SPECS = {
     "retries": a_task("a")._replace(needs=Needs(retries=3, retry_on=("NO_SPACE",))),
     "a delay": a_task("a")._replace(needs=Needs(retries=3, retry_delay_s=5.5)),
     "held back": a_task("a")._replace(needs=Needs(delay_s=0.25)),
+    "parts": a_task("a", inputs=["c", "d", "e"])._replace(apart_count=2),
+    "parts and alternatives": a_task("a", inputs=["c", "d"])._replace(apart_count=1, any_count=1),
     "mentions": a_task("a", mentions=Mentions.INPUTS, name="two of them"),
     "root": a_root_task(),
     "choice": a_task("a", inputs=["c"], any_of=["d", "e", "f"]),

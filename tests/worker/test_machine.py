@@ -18,9 +18,10 @@ from ciel.core.events import (
     TaskFault,
 )
 from ciel.core.ids import ObjectId
-from ciel.core.plans import HttpPlan
+from ciel.core.plans import HttpPlan, LinkPlan
+from ciel.core.refs import Concrete
 from ciel.testing.builders import a_task, failed, inline, stored
-from ciel.worker.state.machine import FETCHES_PER_TICK, PASSED_PER_SLOT
+from ciel.worker.state.machine import APART_FROM_BYTES, FETCHES_PER_TICK, PASSED_PER_SLOT
 from ciel.worker.state.orders import (
     DeleteObjects,
     FetchObject,
@@ -45,6 +46,50 @@ from ciel_tests.scenes.worker import (
     spawn,
     start,
 )
+
+# --- inputs that are read in parts ----------------------------------------------------------------
+
+IN_PARTS = a_task("out", inputs=["x", "y"])._replace(apart_count=1)
+
+
+def large(object_id: str, *places: str) -> Concrete:
+    return Concrete(ObjectId(object_id), APART_FROM_BYTES, frozenset(places))
+
+
+def test_what_is_read_in_parts_stays_on_its_host(played: Played) -> None:
+    inputs = (large("x", THERE), large("y", HERE))
+    played.fetched("y")
+    played.forget()
+    played.assign(IN_PARTS, *inputs)
+    played.comes(start(IN_PARTS, *inputs))
+
+
+def test_other_inputs_are_copied_first(played: Played) -> None:
+    inputs = (large("x", THERE), large("y", THERE))
+    played.assign(IN_PARTS, *inputs)
+    played.comes(FetchObject(inputs[1], (HttpPlan(THERE),)))
+    played.fetched("y")
+    played.comes(start(IN_PARTS, *inputs), copied("y"))
+
+
+def test_what_is_small_is_copied_as_a_whole(played: Played) -> None:
+    small = large("x", THERE)._replace(size_bytes=APART_FROM_BYTES - 1)
+    played.assign(IN_PARTS, small, inline("y"))
+    played.comes(FetchObject(small, (HttpPlan(THERE),)))
+
+
+def test_what_another_worker_of_the_host_has_is_linked(played: Played) -> None:
+    played.machine.master_message(MeetWorkers((Neighbour(THERE, "this host"),)), 0.0)
+    x = large("x", THERE)
+    played.assign(IN_PARTS, x, inline("y"))
+    played.comes(FetchObject(x, (LinkPlan(THERE), HttpPlan(THERE))))
+
+
+def test_what_no_known_worker_has_is_reported(played: Played) -> None:
+    x = large("x", "gone:1")
+    played.assign(IN_PARTS, x, inline("y"))
+    played.comes(FetchObject(x, ()))
+
 
 # --- slots and order ------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from ciel.core.events import (
 from ciel.core.graph.waiting import Waiting
 from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
-from ciel.core.plans import Plan, plans_for
+from ciel.core.plans import HttpPlan, Plan, plans_for
 from ciel.core.refs import (
     Concrete,
     Failure,
@@ -83,6 +83,9 @@ FETCHES_PER_TICK = 500
 REPORTED_AT_ONCE = 1000
 """The maximum number of stored objects in one report to a new master. Such a report takes the
 worker and the master about 5 ms each."""
+
+APART_FROM_BYTES = 256 << 10
+"""Smaller inputs are copied as a whole: that takes no longer than to request parts of them."""
 
 PASSED_PER_SLOT = 4
 """The first task of a job that has no other task here overtakes this many queued tasks for each
@@ -421,6 +424,7 @@ class WorkerMachine:
                 isinstance(ref, Value | Failure | Fixed)
                 or self._has(ref)
                 or attempt.is_unneeded(ref)
+                or self._may_stay(ref, attempt)
             ):
                 continue
             if (value := self._recent.get(ref.id)) is not None:
@@ -439,6 +443,15 @@ class WorkerMachine:
         self._waiting.wait(attempt.key, [ref.id for ref in missing])
         self._to_fetch.extend([ref for ref in missing if not isinstance(ref, Future)])
         self._fetch_some()
+
+    def _may_stay(self, ref: Reference, attempt: Attempt) -> bool:
+        """Return whether a program reads an input in parts, if at all, from another host."""
+        if ref.id not in attempt.spec.apart or not isinstance(ref, _STORED):
+            return False
+        if (ref.size_bytes or 0) < APART_FROM_BYTES:
+            return False
+        plans = self.plans_for(ref)
+        return bool(plans) and isinstance(plans[0], HttpPlan)
 
     def _fetch_some(self) -> None:
         """Order the next fetches, at most `FETCHES_PER_TICK`.
