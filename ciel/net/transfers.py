@@ -126,19 +126,23 @@ class Transfers:
         *,
         headers: Headers | None = None,
         offset_bytes: int = 0,
+        length_bytes: int | None = None,
         expected_size_bytes: int | None = None,
         begun: Callable[[Begun], object] | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         stall_timeout_s: int = STALL_TIMEOUT_S,
     ) -> Deferred[TransferResult]:
-        """Write the object at `url` into `sink`, from `offset_bytes` on.
+        """Write the object at `url` into `sink`, from `offset_bytes` on: `length_bytes`, or the
+        rest.
 
         `expected_size_bytes` is the size of the whole object; another size is an error. The
         transfer calls `begun` with the header of a successful response. The transfer fails with
         `TransferError`, or with an exception of the sink or of `begun`. Cancelling the Deferred
         ends it at once.
         """
-        transfer = _Transfer(url, sink, headers or {}, offset_bytes, expected_size_bytes)
+        transfer = _Transfer(
+            url, sink, headers or {}, offset_bytes, length_bytes, expected_size_bytes
+        )
         transfer.begun = begun
         transfer.may_be_endless = self._url_policy is None
         transfer.changed = self._changed.add
@@ -274,7 +278,13 @@ class _Transfer:
     stall_timeout_s: int
 
     def __init__(
-        self, url: str, sink: Sink, headers: Headers, offset_bytes: int, expected: int | None
+        self,
+        url: str,
+        sink: Sink,
+        headers: Headers,
+        offset_bytes: int,
+        length_bytes: int | None,
+        whole_bytes: int | None,
     ) -> None:
         self.url = url
         self.error: Exception | None = None
@@ -286,7 +296,11 @@ class _Transfer:
         self._sink = sink
         self._headers = headers
         self._offset_bytes = offset_bytes
-        self._expected_bytes = None if expected is None else expected - offset_bytes
+        self._length_bytes = length_bytes
+        self._whole_bytes = whole_bytes
+        self._expected_bytes = length_bytes
+        if length_bytes is None and whole_bytes is not None:
+            self._expected_bytes = whole_bytes - offset_bytes
         self._taken_bytes = 0
         self._status = 0
         self._fields: dict[str, str] = {}
@@ -319,8 +333,9 @@ class _Transfer:
             (pycurl.HEADERFUNCTION, self._receive_header),
         ):
             curl.setopt(option, value)
-        if self._offset_bytes:
-            curl.setopt(pycurl.RANGE, f"{self._offset_bytes}-")
+        if self._is_of_part:
+            start, length = self._offset_bytes, self._length_bytes
+            curl.setopt(pycurl.RANGE, f"{start}-{'' if length is None else start + length - 1}")
 
     def refuse(self, reason: str) -> None:
         """Make the transfer fail with this reason."""
@@ -364,8 +379,12 @@ class _Transfer:
         self.done.errback(error)
 
     @property
+    def _is_of_part(self) -> bool:
+        return self._offset_bytes > 0 or self._length_bytes is not None
+
+    @property
     def _wanted_status(self) -> int:
-        return 206 if self._offset_bytes else 200
+        return 206 if self._is_of_part else 200
 
     def _receive_body(self, data: bytes) -> int | None:
         """Receive a piece of the body; a result other than None makes libcurl end the transfer."""
@@ -435,6 +454,11 @@ class _Transfer:
         elif length is None:
             reason = "the response has no length, so a truncated body cannot be detected"
             raise TransferError(self.url, reason, self._status)
+        if self._length_bytes is not None and self._whole_bytes is not None:
+            _, _, whole = self._fields.get("content-range", "").rpartition("/")
+            if whole != str(self._whole_bytes):
+                reason = f"the object has {whole} bytes, not {self._whole_bytes}"
+                raise TransferError(self.url, reason, self._status)
         if self.begun is not None:
             size_bytes = None if length is None else int(length) + self._offset_bytes
             self.begun(Begun(size_bytes, self._checksum))

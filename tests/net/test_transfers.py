@@ -48,9 +48,13 @@ class Shelf(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None: ...
 
-    def head(self, status: int = 200, size_bytes: int = len(CONTENT)) -> None:
+    def head(
+        self, status: int = 200, size_bytes: int = len(CONTENT), content_range: str = ""
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(size_bytes))
+        if content_range:
+            self.send_header("Content-Range", content_range)
         self.send_header(CHECKSUM_HEADER, "00ff00ff00ff00ff")
         self.end_headers()
 
@@ -69,9 +73,11 @@ class Shelf(BaseHTTPRequestHandler):
 
     def get_whole(self) -> None:
         wanted = self.headers["Range"]
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
-        self.head(206 if wanted else 200, len(CONTENT) - start)
-        self.wfile.write(CONTENT[start:])
+        first, _, last = (wanted or "bytes=0-").removeprefix("bytes=").partition("-")
+        part = CONTENT[int(first) : int(last) + 1 if last else None]
+        whole = f"bytes {first}-{last}/{len(CONTENT)}"
+        self.head(206 if wanted else 200, len(part), content_range=whole if last else "")
+        self.wfile.write(part)
 
     def get_large(self) -> None:
         piece = b"x" * 1024 * 1024
@@ -205,6 +211,20 @@ def test_the_rest_of_an_object_arrives(run: Any, transfers: Transfers, holder: H
         offset_bytes=1000, expected_size_bytes=len(CONTENT),
     )  # fmt: skip
     assert (result.status, sink.content) == (206, CONTENT[1000:])
+
+
+def test_a_part_of_an_object_arrives(run: Any, transfers: Transfers, holder: Holder) -> None:
+    sink = Bin()
+    part = {"offset_bytes": 1000, "length_bytes": 500}
+    url = f"{holder.url}/whole"
+    result = run(transfers.fetch, url, sink, expected_size_bytes=len(CONTENT), **part)
+    assert (result.status, sink.content) == (206, CONTENT[1000:1500])
+    first = Bin()
+    run(transfers.fetch, url, first, length_bytes=1)
+    assert first.content == CONTENT[:1]
+    text = f"the object has {len(CONTENT)} bytes, not 2000"
+    with pytest.raises(TransferError, match=text):
+        run(transfers.fetch, url, Bin(), expected_size_bytes=2000, **part)
 
 
 def test_a_body_without_a_length_arrives_whole(
