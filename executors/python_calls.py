@@ -9,6 +9,9 @@ It extends the conversation of all interactive programs by these calls:
   over. `wanted`: this task needs the child before it ends.
 - `put` creates an object from bytes. `create` opens an object of known size and digest for writing;
   if this task has created it already, `filename` is null. The ids of both derive from the content.
+- `parts` opens objects of other hosts in parts. `items` is a list of pairs: a reference, and the
+  pairs of offset and size that the program will read. The reply lists a file for each, which has
+  at least these parts.
 - `lose` reports that an input is missing at the path that the worker gave. The attempt ends, as
   if the worker could not fetch this input.
 - The reply to `made` contains references to the `items`; the reply to `look` contains the most
@@ -31,6 +34,7 @@ from __future__ import annotations
 import re
 from binascii import a2b_base64
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from typing import Any, ClassVar
 
@@ -60,7 +64,8 @@ class PythonConversation(Conversation):
         attempt.maps_files = attempt.names_by_content = True
         for ref in attempt.task.inputs.values():
             if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
-                attempt.open_whole(ref, self._opened(ref.id))
+                if attempt.is_here(ref) or ref.id not in attempt.task.spec.apart:
+                    attempt.open_whole(ref, self._opened(ref.id))
 
     def _opened(self, object_id: ObjectId) -> Callable[[str], None]:
         return lambda path: self._say("input", {"id": object_id, "filename": path})
@@ -97,6 +102,25 @@ class PythonConversation(Conversation):
     def _resolve_items(self, args: dict[str, Any]) -> None:
         resolve = self._attempt.resolve
         self._say("look", {"refs": [resolve(self._ref(item)) for item in args["items"]]})
+
+    def _open_parts(self, args: dict[str, Any]) -> None:
+        attempt = self._attempt
+        wanted = []
+        for item, parts in _pairs(args["items"]):
+            ref = attempt.resolve(self._ref(item))
+            wanted.append((ref, _parts(ref, parts)))
+        if not wanted:
+            raise BadCallError("'items' must not be empty")
+        paths = [""] * len(wanted)
+        reply = self._deferred_reply("parts")
+
+        def opened(number: int, path: str) -> None:
+            paths[number] = path
+            if all(paths):
+                reply({"filenames": paths})
+
+        for number, (ref, parts) in enumerate(wanted):
+            attempt.open_parts(ref, parts, partial(opened, number))
 
     def _lose(self, args: dict[str, Any]) -> None:
         self._attempt.lose_input(str(args["id"]), str(args["details"]))
@@ -227,6 +251,26 @@ def _digest(args: dict[str, Any]) -> str:
     return digest
 
 
+def _pairs(listed: Any) -> list[tuple[Any, Any]]:
+    try:
+        return [(one, other) for one, other in listed]
+    except (TypeError, ValueError):
+        raise BadCallError(f"{listed!r:.60} is no list of pairs") from None
+
+
+def _parts(ref: Reference, listed: Any) -> list[tuple[int, int]]:
+    whole_bytes = getattr(ref, "size_bytes", None) or 0
+    parts = _pairs(listed)
+    for at, size_bytes in parts:
+        is_whole_number = type(at) is int and type(size_bytes) is int
+        if not is_whole_number or not 0 <= at < at + size_bytes <= whole_bytes:
+            raise BadCallError(
+                f"{at!r:.30} and {size_bytes!r:.30} are no offset and size of a part of {ref.id}, "
+                f"which has {whole_bytes} bytes"
+            )
+    return parts
+
+
 def _size(args: dict[str, Any]) -> int | None:
     size_bytes = args.get("size")
     if size_bytes is not None and (type(size_bytes) is not int or size_bytes < 0):
@@ -241,6 +285,7 @@ PythonConversation.METHODS = Conversation.METHODS | {
     "made": PythonConversation._reply_made,
     "look": PythonConversation._resolve_items,
     "lose": PythonConversation._lose,
+    "parts": PythonConversation._open_parts,
     "room": PythonConversation._reply_room,
     "task": PythonConversation._reply_task,
     "within": PythonConversation._enter_inline,

@@ -9,13 +9,13 @@ and the callback is never called.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from ciel.core.errors import InvalidTaskError
 from ciel.core.ids import ObjectId
-from ciel.core.refs import REFERENCE_TYPES, Fixed, Reference
+from ciel.core.refs import REFERENCE_TYPES, Concrete, Fixed, Reference, Sweetheart
 from ciel.core.tasks import DEFAULT_NEEDS, Needs, check_task, undelayed
 from ciel.execution.executor import (
     BadArgumentsError,
@@ -86,6 +86,10 @@ class Attempt(ABC):
 
     # --- inputs -----------------------------------------------------------------------------------
 
+    def is_here(self, ref: Concrete | Sweetheart) -> bool:
+        """Return whether a reference names this worker as a place of the object."""
+        return self._netloc in ref.locations
+
     @abstractmethod
     def resolve(self, ref: Reference) -> Reference:
         """Return the best reference to an object that this worker knows.
@@ -97,6 +101,15 @@ class Attempt(ABC):
     @abstractmethod
     def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
         """Pass the path of a resolved input to `then`, once all of it is local."""
+
+    @abstractmethod
+    def open_parts(
+        self, ref: Reference, parts: Sequence[tuple[int, int]], then: Callable[[str], None]
+    ) -> None:
+        """Pass the path of a file that has these parts of a resolved input: offsets and sizes.
+
+        The file has the size of the input. Its other parts may be missing.
+        """
 
     @abstractmethod
     def open_growing(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class FakeAttempt(Attempt):
         self.streamed: list[int] = []
         self.hints: list[tuple[int, int]] = []
         self.growths: dict[str, Growth] = {}
+        self.parts: list[tuple[str, list[tuple[int, int]]]] = []  # that were opened
         self.opened: list[str] = []  # growing inputs that are open
         self.waits: list[tuple[str, float]] = []
         self.preferred: list[Reference] = []
@@ -72,6 +73,12 @@ class FakeAttempt(Attempt):
 
     def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
         self._come(lambda: then(self._path_of(ref)))
+
+    def open_parts(
+        self, ref: Reference, parts: Sequence[tuple[int, int]], then: Callable[[str], None]
+    ) -> None:
+        self.parts.append((ref.id, list(parts)))
+        self.open_whole(ref, then)
 
     def _path_of(self, ref: Reference) -> str:
         if self.path_of_all:

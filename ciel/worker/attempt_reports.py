@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from ciel.core.events import TaskFault, TaskPrinted
@@ -19,6 +20,7 @@ from ciel.worker.master_session import MasterSession
 from ciel.worker.service import WorkerService
 from ciel.worker.state.orders import Key
 from ciel.worker.store_reports import StoreReports
+from ciel.worker.transfer.parts import Part
 
 log = Logger(__name__)  # compiled code cannot determine its own module
 
@@ -124,3 +126,6 @@ class AttemptReports:
 
     def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
         self._fetches.request(ref, then)
+
+    def copy_parts(self, ref: Reference, parts: Sequence[Part], fd: int) -> Deferred[bool]:
+        return self._service.copy_parts(ref, parts, fd)

@@ -6,13 +6,15 @@ tick.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from ciel.core.events import DescribeJob, Message
 from ciel.core.ids import ObjectId
+from ciel.core.refs import Reference
 from ciel.execution.environment import Callers
 from ciel.net.control import Peer
 from ciel.net.ticks import DelayedCall, Ticks
@@ -36,6 +38,7 @@ from ciel.worker.state.orders import (
 )
 from ciel.worker.store_reports import StoreReports
 from ciel.worker.transfer.fetching import Fetcher
+from ciel.worker.transfer.parts import Part
 
 log = Logger(__name__)  # compiled code cannot determine its own module
 
@@ -212,6 +215,13 @@ class WorkerService:
                 self._interactive.end_waiting(objects)
             case LeaveMaster():
                 self.on_dismissed()
+
+    def copy_parts(self, ref: Reference, parts: Sequence[Part], fd: int) -> Deferred[bool]:
+        """Copy parts of an object for a running attempt; see `PartCopies.copy`."""
+        copied: Deferred[bool] = self._fetcher.parts.copy(
+            ref, self.machine.plans_for(ref), parts, fd
+        )
+        return copied
 
     def _report(self) -> None:
         for report in self.machine.take_reports(self.now_s()):

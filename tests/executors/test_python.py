@@ -13,7 +13,7 @@ import pytest
 
 from ciel.core.events import RECALLED, TaskFault
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Fixed, Future, Value
+from ciel.core.refs import Concrete, Fixed, Future, Value
 from ciel.core.tasks import Needs
 from ciel.execution.executor import BadArgumentsError, Fail, Finish, Talk, Task
 from ciel.executors.programs.python import start
@@ -298,6 +298,45 @@ def test_room_and_what_is_known_are_told(dialogue: Dialogue, store: FileStore) -
     store.put(child, bytes(2000))
     ((_, reply),) = dialogue.call("look", items=[0])
     assert not isinstance(reply["refs"][0], Future | Value)
+
+
+# --- parts of inputs ------------------------------------------------------------------------------
+
+PARTS = [[0, 10], [3000, 2000]]
+
+
+def conversation_about(
+    *inputs: Concrete, store: FileStore, path: Path, apart_count: int
+) -> Dialogue:
+    task = task_of({"calls": TEXT, "inputs": list(inputs)}, *inputs)
+    spec = task.spec._replace(apart_count=apart_count)
+    return Dialogue(task._replace(spec=spec), store, path)
+
+
+def test_inputs_of_other_hosts_are_opened_in_parts(store: FileStore, tmp_path: Path) -> None:
+    x, y = stored("x", "there:1"), stored("y", HERE)
+    store.put("x", bytes(5000))
+    store.put("y", bytes(5000))
+    dialogue = conversation_about(x, y, store=store, path=tmp_path, apart_count=2)
+    assert [args["id"] for method, args in dialogue.take() if method == "input"] == ["y"]
+    dialogue.attempt.is_slow = True
+    assert dialogue.call("parts", items=[[x, PARTS], [y, []]]) == []
+    dialogue.attempt.go_on()
+    reply = [str(tmp_path / "x"), str(tmp_path / "y")]
+    assert dialogue.take() == [("parts", {"filenames": reply})]
+    assert dialogue.attempt.parts == [("x", [(0, 10), (3000, 2000)]), ("y", [])]
+
+
+@pytest.mark.parametrize("items", [
+    [], 5, [5], [[5, []]], [[stored("x"), 5]], [[stored("x"), [5]]], [[stored("x"), [[0, 5001]]]],
+    [[stored("x"), [[-1, 5]]]], [[stored("x"), [[0, 0]]]], [[stored("x"), [[0.5, 1]]]],
+])  # fmt: skip
+def test_wrong_parts_end_the_task(items: Any, store: FileStore, tmp_path: Path) -> None:
+    x = stored("x", "there:1")
+    dialogue = conversation_about(x, store=store, path=tmp_path, apart_count=1)
+    dialogue.call("parts", items=items)
+    assert "its call of 'parts' is wrong" in dialogue.fault()[1]
+    assert dialogue.attempt.parts == []
 
 
 DIED = TaskFault("RUNTIME_ERROR", "it ended with exit status 3 before it called 'exit'")

@@ -8,11 +8,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 
 from ciel.core.events import TaskFault, TaskPrinted
 from ciel.core.ids import JobId, ObjectId
@@ -51,6 +52,7 @@ from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streams.growing import Streams
+from ciel.worker.transfer.parts import Part
 
 HERE = "127.0.0.1:8001"
 LARGE = b"a line of text\n" * 100_000
@@ -192,6 +194,9 @@ class Worker:
         raise NotImplementedError
 
     def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
+        raise NotImplementedError
+
+    def copy_parts(self, ref: Reference, parts: Sequence[Part], fd: int) -> Deferred[bool]:
         raise NotImplementedError
 
     def _end(self, key: Key) -> None:

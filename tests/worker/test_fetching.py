@@ -18,6 +18,7 @@ from ciel.testing.builders import stored
 from ciel.testing.data_worker import DataWorker
 from ciel.testing.homes import wait_for
 from ciel.worker.state.orders import FetchObject
+from ciel.worker.transfer.parts import Part
 from ciel.worker.transfer.peer_stores import FetchCounts
 
 NOBODY = "127.0.0.1:9"
@@ -83,6 +84,48 @@ def make(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[Make]:
         parties.leave()
         assert [p for p in (tmp_path / "own/incoming").glob("*/*") if p.name != "lock"] == []
         own.close()
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+PARTS = [Part(1000, 2000), Part(len(CONTENT) - 5, 5), Part(0, 1)]
+
+
+def copied_parts(parties: Parties, path: Path, *plans: Plan) -> tuple[bool, bytes]:
+    """Copy parts into a new file; return whether that succeeded, and the content of the file."""
+    ref = parties.ref()
+    with path.open("wb") as file:
+        copy = parties.fetcher.parts.copy
+        found = parties.in_reactor(copy, ref, plans, PARTS, file.fileno())
+    return found, path.read_bytes()
+
+
+def test_parts_are_copied_where_they_belong(make: Make, tmp_path: Path) -> None:
+    parties = make(is_near=False)
+    plans = HttpPlan(NOBODY), HttpPlan(parties.holder)
+    found, content = copied_parts(parties, tmp_path / "parts", *plans)
+    assert found
+    expected = bytearray(len(CONTENT))
+    for offset, size_bytes in PARTS:
+        expected[offset : offset + size_bytes] = CONTENT[offset : offset + size_bytes]
+    assert content == expected
+    assert parties.counts == FetchCounts(parts=3, part_bytes=2006)
+    assert parties.own.stat("x") is None
+
+
+def test_an_object_that_no_worker_sends_in_parts_is_to_be_copied_as_a_whole(
+    make: Make, tmp_path: Path
+) -> None:
+    parties = make(is_near=False)
+    assert copied_parts(parties, tmp_path / "parts") == (False, b"")
+    assert copied_parts(parties, tmp_path / "parts", LinkPlan(parties.holder)) == (False, b"")
+    assert copied_parts(parties, tmp_path / "parts", HttpPlan(NOBODY)) == (False, b"")
+    parties.held.delete("x")
+    assert copied_parts(parties, tmp_path / "parts", HttpPlan(parties.holder)) == (False, b"")
+    assert parties.counts == FetchCounts()
+
+
+# --- whole objects --------------------------------------------------------------------------------
 
 
 def test_on_one_host_the_object_is_linked(make: Make) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from ciel.core.events import TaskFault, TaskPrinted
@@ -28,6 +29,7 @@ from ciel.worker.interactive.attached import AttachedProcess
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key
 from ciel.worker.streams.growing import Streams
+from ciel.worker.transfer.parts import Part
 
 log = Logger()
 
@@ -89,6 +91,9 @@ class AttemptsOwner(Protocol):
         Calls `then` once the object can be read here, or with the locations where it is missing,
         and the reason.
         """
+
+    def copy_parts(self, ref: Reference, parts: Sequence[Part], fd: int) -> Deferred[bool]:
+        """Copy parts of an object that other hosts have into a file; see `PartCopies.copy`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
@@ -29,12 +31,19 @@ from ciel.worker.limits.growth import GrowingFiles
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streams.growing import Growing, Hold, lasting_path
 from ciel.worker.streams.stdin_feeder import Piping, pipe
+from ciel.worker.transfer.parts import Part
 
 log = Logger(__name__)  # compiled code cannot determine its own module
 
 T = TypeVar("T")
 FETCHES_MAX = 3
 """How often an attempt fetches an input that should be stored here, before it gives up."""
+
+
+def _cancelled(failure: Failure) -> None:
+    """The attempt has ended before its parts were copied."""
+    if not isinstance(failure.value, CancelledError):
+        log.failure("parts of an input could not be copied", failure)
 
 
 class _OpenStream:
@@ -52,6 +61,15 @@ class _OpenStream:
     def close(self) -> None:
         for hold in self.holds:
             hold.close()
+
+
+class _PartialCopy:
+    """A file with parts of an object of another host. It lies with the inputs of the attempt."""
+
+    def __init__(self, scratch: Scratch, size_bytes: int) -> None:
+        self.path = scratch.write_input(b"")
+        self.fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        os.truncate(self.fd, size_bytes)
 
 
 class AttemptOwner(Protocol):
@@ -126,6 +144,8 @@ class InteractiveAttempt(Attempt):
         self._outer = outer
         self._is_closed = False
         self._readers: dict[str, ObjectReader] = {}
+        self._partial: dict[str, _PartialCopy] = {}
+        self._copying: set[Deferred[Any]] = set()
         self._grown: dict[str, Growth] = {}  # inputs that were whole when they were opened
         self._opened: dict[str, _OpenStream] = {}
         self._pipings: list[Piping] = []
@@ -200,6 +220,10 @@ class InteractiveAttempt(Attempt):
             log.warn("a task is not deterministic: {error}", error=error)
         for waiter in self._waiters:
             waiter.cancel()
+        for copied in tuple(self._copying):
+            copied.cancel()
+        for partial in self._partial.values():
+            os.close(partial.fd)
         for reader in self._readers.values():
             reader.close()
         for opened in self._opened.values():
@@ -276,7 +300,8 @@ class InteractiveAttempt(Attempt):
             try:
                 reader = self._place.open(ref.id, ref)
             except ObjectNotFoundError as error:
-                if not fetches_left or ref.id in self.task.inputs:
+                is_here = ref.id in self.task.inputs and ref.id not in self.task.spec.apart
+                if not fetches_left or is_here:
                     self._lose(((ref.id, self._netloc),), str(error))
                     return
                 self._fetch(ref, lambda: self._open(self.resolve(ref), then, fetches_left - 1))
@@ -284,6 +309,28 @@ class InteractiveAttempt(Attempt):
             self._readers[ref.id] = reader
         path = lasting_path(reader, maps_files=self.maps_files)
         then(path or self.scratch.write_input(reader.read(0, reader.size_bytes)))
+
+    def open_parts(
+        self, ref: Reference, parts: Sequence[tuple[int, int]], then: Callable[[str], None]
+    ) -> None:
+        if not isinstance(ref, Concrete | Sweetheart) or self._place.store.stat(ref.id) is not None:
+            self.open_whole(ref, then)
+            return
+        known = self._partial.get(ref.id)
+        if known is None:
+            known = self._partial[ref.id] = _PartialCopy(self.scratch, ref.size_bytes or 0)
+        path = known.path
+        copied = self._place.owner.copy_parts(ref, [Part(*part) for part in parts], known.fd)
+        self._copying.add(copied)
+
+        def come(is_there: bool) -> None:
+            self._copying.discard(copied)
+            if is_there:
+                then(path)
+            else:
+                self.open_whole(ref, then)
+
+        copied.addCallbacks(self._late(come), _cancelled)
 
     def _fetch(self, ref: Reference, again: Callable[[], None]) -> None:
         def fetched(losses: Losses | None, details: str) -> None:

@@ -35,6 +35,7 @@ from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import Admit, Permit, at_once
 from ciel.worker.state.orders import FetchObject
 from ciel.worker.streams.growing import Growing, Streams
+from ciel.worker.transfer.parts import PartCopies
 from ciel.worker.transfer.peer_stores import FetchCounts, PeerStores
 
 log = Logger()
@@ -146,6 +147,7 @@ class Fetcher:
         self._enter = enter
         self._peer_stores = peer_stores
         self._followed: dict[ObjectId, _Copy] = {}  # copies in progress
+        self.parts = PartCopies(self.ask, admit, self.counts)
 
     def fetch(self, order: FetchObject) -> None:
         """Start to fetch an object; the owner receives the result."""

@@ -48,4 +48,7 @@ class FetchCounts:
     http: int = 0
     """Objects fetched by HTTP."""
     http_bytes: int = 0
+    parts: int = 0
+    """Parts of objects that attempts have read by HTTP, and their bytes."""
+    part_bytes: int = 0
     """Bytes received by HTTP, also of incomplete objects."""
