@@ -8,7 +8,12 @@ from typing import Any
 
 import pyarrow
 
+from ciel.arrow.elsewhere import TableElsewhere, as_table, described, read_parts
 from ciel.core.errors import CielError
+from ciel.python.calls import AS_PARTS
+from ciel.python.elsewhere import ObjectElsewhere
+from ciel.python.futures import Future
+from ciel.python.packing import embed
 
 
 class SchemasDifferError(CielError, ValueError):
@@ -19,12 +24,16 @@ class Concat:
     """A future table, which consists of the tables of several futures.
 
     As an argument of a task it becomes the table. No part is copied: each chunk of the table is
-    where its part is.
+    where its part is. If `columns` or `rows` choose from a part on another host, only what they
+    choose is fetched.
     """
 
-    def __init__(self, parts: Sequence[Any], columns: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, parts: Sequence[Any], columns: Sequence[str] | None, rows: slice | None
+    ) -> None:
         self.parts = parts
         self.columns = columns
+        self.rows = rows
 
     def result(self, timeout: float | None = None) -> pyarrow.Table:
         """Wait for all parts, at most `timeout` seconds; return the table.
@@ -36,15 +45,35 @@ class Concat:
         for part in self.parts:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
             tables.append(part.result(left_s))
-        return concatenated(tables, self.columns)
+        return concatenated(tables, self.columns, self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return concatenated, (tuple(self.parts), self.columns)
+        is_whole = self.columns is None and self.rows is None
+        parts = self.parts if is_whole else map(_InParts, self.parts)
+        return _unpickled, (tuple(parts), self.columns, self.rows)
 
 
-def concat(parts: Iterable[Any], columns: Iterable[str] | None = None) -> Concat:
+class _InParts:
+    """A future of which a task reads parts if the result is on another host."""
+
+    how = AS_PARTS
+
+    def __init__(self, future: Any) -> None:
+        self.future = future
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.future, name)
+
+    def __reduce__(self) -> Any:
+        return embed(self)
+
+
+def concat(
+    parts: Iterable[Any], columns: Iterable[str] | None = None, rows: slice | None = None
+) -> Concat:
     """Return one table of the tables that tasks return. `parts`: their futures, in the order of the
-    rows. `columns`: only these, in this order.
+    rows. `columns`: only these, in this order. `rows`: only these rows of the whole, as
+    `slice(first, end)`.
     """
     found = list(parts)
     if not found:
@@ -52,45 +81,87 @@ def concat(parts: Iterable[Any], columns: Iterable[str] | None = None) -> Concat
     for number, part in enumerate(found):
         if not callable(getattr(part, "result", None)):
             raise TypeError(f"part {number} is no future, but {type(part).__name__}")
-    return Concat(found, None if columns is None else tuple(columns))
+    if rows is not None and (not isinstance(rows, slice) or rows.step not in (None, 1)):
+        raise TypeError(f"rows must be a slice without a step, not {rows!r:.60}")
+    return Concat(found, None if columns is None else tuple(columns), rows)
+
+
+def _unpickled(
+    parts: Sequence[Any], columns: Sequence[str] | None, rows: slice | None
+) -> pyarrow.Table | Concat:
+    """Return the table, if the futures of its parts were replaced by values when it was unpickled.
+
+    They are in the arguments of a task, but not within other values.
+    """
+    futures = [part.future if isinstance(part, _InParts) else part for part in parts]
+    if any(isinstance(future, Future) for future in futures):
+        return Concat(futures, columns, rows)
+    return concatenated(parts, columns, rows)
 
 
 def concatenated(
-    parts: Sequence[pyarrow.Table | pyarrow.RecordBatch], columns: Sequence[str] | None = None
+    parts: Sequence[pyarrow.Table | pyarrow.RecordBatch | ObjectElsewhere],
+    columns: Sequence[str] | None = None,
+    rows: slice | None = None,
 ) -> pyarrow.Table:
-    """Return one table of several, without a copy; raises SchemasDifferError."""
+    """Return one table of several, without a copy; raises SchemasDifferError.
+
+    Of parts on other hosts, only what `columns` and `rows` choose is fetched.
+    """
+    known = described([part for part in parts if isinstance(part, ObjectElsewhere)])
+    fetched = iter(known)
+    tables = [next(fetched) if isinstance(part, ObjectElsewhere) else part for part in parts]
     tables = [
-        _selected(as_table(part, f"part {number}"), columns) for number, part in enumerate(parts)
+        table if isinstance(table, TableElsewhere) else as_table(table, f"part {number}")
+        for number, table in enumerate(tables)
     ]
-    expected = tables[0].schema
-    for number, table in enumerate(tables):
+    for table in tables:
+        _require_columns(table.column_names, columns or ())
+    chosen = _chosen(tables, columns, _spans([table.num_rows for table in tables], rows))
+    expected = chosen[0].schema
+    for number, table in enumerate(chosen):
         if not table.schema.equals(expected):
             raise SchemasDifferError(
                 f"part {number} of the table has other columns than part 0: "
                 f"{_difference(expected, table.schema)}"
             )
-    return pyarrow.concat_tables(tables)
+    return pyarrow.concat_tables(chosen)
 
 
-def as_table(value: Any, what: str = "the value") -> pyarrow.Table:
-    """Return a table or a record batch as a table; raises TypeError, which names it by `what`."""
-    if isinstance(value, pyarrow.Table):
-        return value
-    if isinstance(value, pyarrow.RecordBatch):
-        return pyarrow.Table.from_batches([value])
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    raise TypeError(f"{what} is no table of pyarrow, but {kind}")
+def _spans(counts: Sequence[int], rows: slice | None) -> list[tuple[int, int]]:
+    """Return the first and end row of each part, of parts with so many rows."""
+    first, end, _ = (rows or slice(None)).indices(sum(counts))
+    spans, before = [], 0
+    for count in counts:
+        start = min(max(first - before, 0), count)
+        spans.append((start, max(min(end - before, count), start)))
+        before += count
+    return spans
 
 
-def _selected(table: pyarrow.Table, columns: Sequence[str] | None) -> pyarrow.Table:
-    if columns is None:
-        return table
-    missing = [name for name in columns if name not in table.column_names]
-    if missing:
-        raise KeyError(
-            f"the table has no column {missing[0]!r}; it has {', '.join(table.column_names)}"
-        )
-    return table.select(list(columns))
+def _chosen(
+    tables: Sequence[TableElsewhere | pyarrow.Table],
+    columns: Sequence[str] | None,
+    spans: Sequence[tuple[int, int]],
+) -> list[pyarrow.Table]:
+    """Return the chosen columns and rows of each table."""
+    pairs = list(zip(tables, spans, strict=True))
+    elsewhere = [pair for pair in pairs if isinstance(pair[0], TableElsewhere)]
+    fetched = iter(read_parts(elsewhere, columns))
+    chosen = []
+    for table, (first, end) in pairs:
+        if isinstance(table, TableElsewhere):
+            found = next(fetched)
+        else:
+            found = table if end - first == table.num_rows else table.slice(first, end - first)
+        chosen.append(found if columns is None else found.select(list(columns)))
+    return chosen
+
+
+def _require_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in found:
+            raise KeyError(f"the table has no column {name!r}; it has {', '.join(found)}")
 
 
 def _difference(expected: pyarrow.Schema, found: pyarrow.Schema) -> str:

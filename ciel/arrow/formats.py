@@ -8,7 +8,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from ciel.arrow.concat import as_table
+from ciel.arrow.elsewhere import as_table
 from ciel.client.pools.shared import session_here
 from ciel.core.errors import CielError
 from ciel.python.options import Options, read_options

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -26,6 +26,7 @@ _TABLE, _BATCH = 0, 1
 _TYPICAL_BYTES: Final = 4096
 _TYPICAL_ABSENT: Final = 64
 _DEPTH_MAX: Final = 64
+_GAP_BYTES: Final = 512  # a further request has about as many bytes
 _NULLABLE: Final = 2  # a flag of the C data interface
 _HEADER: Final = struct.Struct("<8sQQ")
 _BEFORE_SCHEMA: Final = struct.Struct("<IdII")
@@ -291,26 +292,81 @@ class Column(NamedTuple):
     type: str
 
 
-class Chunk(NamedTuple):
-    """The rows of a chunk, and the bytes of each column in it."""
+class Array(NamedTuple):
+    """An array of a column: where its buffers lie in the object, as offsets and sizes.
 
-    rows: int
-    sizes_bytes: Sequence[int]
+    Its values begin with number `start` in the buffers. A buffer that does not exist has no size.
+    `encoded`: its record in the descriptor.
+    """
+
+    length: int
+    start: int
+    buffers: Sequence[tuple[int, int]]
+    encoded: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for _, size in self.buffers)
+
+
+class Chunk(NamedTuple):
+    """The array of a chunk's rows, and for each column its array, followed by its parts."""
+
+    whole: Array
+    columns: Sequence[Sequence[Array]]
+
+    @property
+    def rows(self) -> int:
+        return self.whole.length
+
+    @property
+    def sizes_bytes(self) -> list[int]:
+        """The bytes of each column."""
+        return [sum(array.size_bytes for array in column) for column in self.columns]
 
 
 class Layout(NamedTuple):
-    """The columns and chunks of a table or record batch."""
+    """The columns and chunks of a table or record batch.
+
+    `schema`: its type, whose parts are the types of the columns.
+    """
 
     is_batch: bool
     columns: Sequence[Column]
     chunks: Sequence[Chunk]
+    schema: Type
+
+    @property
+    def rows(self) -> int:
+        return sum(chunk.rows for chunk in self.chunks)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [column.name for column in self.columns]
 
 
-class _Type(NamedTuple):
-    """A type in a schema. `parts`: the types of its parts, then the type of its dictionary."""
+class Type(NamedTuple):
+    """A type in a schema. `parts`: the types of its parts, then the type of its dictionary.
+
+    `form`: its format in the C data interface. `record`: its record in the descriptor, which those
+    of the parts follow.
+    """
 
     column: Column
-    parts: Sequence[_Type]
+    form: str
+    record: bytes
+    parts: Sequence[Type]
+
+    @property
+    def encoded(self) -> bytes:
+        return b"".join([self.record, *[part.encoded for part in self.parts]])
+
+    def with_parts(self, parts: Sequence[Type]) -> bytes:
+        """Return the records of this type with other parts, and without a dictionary."""
+        *head, _ = _TYPE.unpack_from(self.record)
+        record = _TYPE.pack(*head, len(parts) << 1) + self.record[_TYPE.size :]
+        return b"".join([record, *[part.encoded for part in parts]])
 
 
 class _Cursor:
@@ -318,14 +374,18 @@ class _Cursor:
 
     def __init__(self, content: bytes) -> None:
         self._content = content
-        self._at = 0
+        self.position = 0
 
     def take(self, size_bytes: int) -> bytes:
-        piece = self._content[self._at : self._at + size_bytes]
+        piece = self._content[self.position : self.position + size_bytes]
         if len(piece) < size_bytes:
             raise _refusal("its descriptor is incomplete")
-        self._at += size_bytes
+        self.position += size_bytes
         return piece
+
+    def since(self, position: int) -> bytes:
+        """Return what was read since a position."""
+        return self._content[position : self.position]
 
     def fields(self, form: struct.Struct) -> tuple[Any, ...]:
         return form.unpack(self.take(form.size))
@@ -357,42 +417,129 @@ def layout_of(descriptor: bytes, size_bytes: int) -> Layout:
     schema = _take_type(_Cursor(encoded))
     columns = [part.column for part in schema.parts]
     chunks = [_take_chunk(cursor, schema, size_bytes) for _ in range(count)]
-    return Layout(kind == _BATCH, _as_pyarrow_prints(encoded, columns), chunks)
+    return Layout(kind == _BATCH, _as_pyarrow_prints(encoded, columns), chunks, schema)
 
 
-def _take_type(cursor: _Cursor, depth: int = 0) -> _Type:
+class Choice(NamedTuple):
+    """A choice of columns and rows of a table.
+
+    `descriptor`: of a table with these columns, and all chunks with one of the rows. `skip_rows`:
+    how many rows of it precede the first chosen row. `parts`: where the chosen rows lie in the
+    object, as offsets and sizes, in order.
+    """
+
+    descriptor: bytes
+    skip_rows: int
+    parts: Sequence[tuple[int, int]]
+
+
+def choose(layout: Layout, names: Collection[str], first_row: int, end_row: int) -> Choice:
+    """Choose columns and rows of a table.
+
+    Of columns whose values vary in size, all rows of a chunk are parts. Parts with only a small
+    gap between them are joined.
+    """
+    places = [place for place, name in enumerate(layout.names) if name in names]
+    types = [layout.schema.parts[place] for place in places]
+    records: list[bytes] = []
+    parts: list[tuple[int, int]] = []
+    before = count = skip_rows = 0
+    for chunk in layout.chunks:
+        first, end = max(first_row - before, 0), min(end_row - before, chunk.rows)
+        before += chunk.rows
+        if first >= end:
+            continue
+        skip_rows = skip_rows if count else first
+        count += 1
+        records.append(chunk.whole.encoded)
+        for kind, place in zip(types, places, strict=True):
+            arrays = chunk.columns[place]
+            records += [array.encoded for array in arrays]
+            if width_bits := _width_bits(kind):
+                parts += _rows_in(arrays[0], width_bits, first, end)
+            else:
+                parts += [buffer for array in arrays for buffer in array.buffers]
+    schema = layout.schema.with_parts(types)
+    head = _BEFORE_SCHEMA.pack(_TABLE, 0.0, count, len(schema))
+    descriptor = b"".join([head, schema, *records])
+    return Choice(descriptor, skip_rows, _joined(sorted([part for part in parts if part[1]])))
+
+
+def _rows_in(array: Array, width_bits: int, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield where rows of an array lie: in the bitmap of valid rows, and in the values."""
+    first, end = array.start + first, array.start + end
+    for (offset, size), bits in zip(array.buffers, (1, width_bits), strict=False):
+        start, stop = first * bits // 8, min(-(-end * bits // 8), size)
+        yield offset + start, max(stop - start, 0)
+
+
+def _joined(parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for offset, size in parts:
+        start, before = joined[-1] if joined else (0, -_GAP_BYTES - 1)
+        if offset <= start + before + _GAP_BYTES:
+            joined[-1] = (start, max(before, offset + size - start))
+        else:
+            joined.append((offset, size))
+    return joined
+
+
+_WIDTHS_BITS: Final = {
+    "b": 1, "c": 8, "C": 8, "s": 16, "S": 16, "i": 32, "I": 32, "l": 64, "L": 64,
+    "e": 16, "f": 32, "g": 64, "tdD": 32, "tdm": 64, "tts": 32, "ttm": 32, "ttu": 64, "ttn": 64,
+}  # fmt: skip
+"""The size of the values of types, by their formats in the C data interface."""
+
+
+def _width_bits(kind: Type) -> int:
+    """Return the size of a column's values if all have the same and it has no parts; else 0."""
+    if kind.parts:
+        return 0
+    form = kind.form
+    if form.startswith(("ts", "tD")):  # timestamps and durations
+        return 64
+    if form.startswith("w:") and form[2:].isdecimal():
+        return int(form[2:]) * 8
+    return _WIDTHS_BITS.get(form, 0)
+
+
+def _take_type(cursor: _Cursor, depth: int = 0) -> Type:
     if depth > _DEPTH_MAX:
         raise _refusal("its types are nested too deeply")
+    start = cursor.position
     flags, *sizes, below = cursor.fields(_TYPE)
     form, name, _ = [cursor.take(size).rstrip(b"\0").decode(errors="replace") for size in sizes]
+    record = cursor.since(start)
     parts = [_take_type(cursor, depth + 1) for _ in range((below >> 1) + (below & 1))]
-    return _Type(Column(name, form if flags & _NULLABLE else f"{form} not null"), parts)
+    column = Column(name, form if flags & _NULLABLE else f"{form} not null")
+    return Type(column, form, record, parts)
 
 
-def _take_chunk(cursor: _Cursor, schema: _Type, size_bytes: int) -> Chunk:
-    rows, _ = _take_array(cursor, size_bytes)
-    return Chunk(rows, [_size_of(cursor, part, size_bytes) for part in schema.parts])
+def _take_chunk(cursor: _Cursor, schema: Type, size_bytes: int) -> Chunk:
+    whole = _take_array(cursor, size_bytes)
+    return Chunk(whole, [list(_take_arrays(cursor, part, size_bytes)) for part in schema.parts])
 
 
-def _size_of(cursor: _Cursor, kind: _Type, size_bytes: int) -> int:
-    """Return the bytes of an array and its parts."""
-    _, found = _take_array(cursor, size_bytes)
-    return found + sum(_size_of(cursor, part, size_bytes) for part in kind.parts)
+def _take_arrays(cursor: _Cursor, kind: Type, size_bytes: int) -> Iterator[Array]:
+    """Yield an array and its parts."""
+    yield _take_array(cursor, size_bytes)
+    for part in kind.parts:
+        yield from _take_arrays(cursor, part, size_bytes)
 
 
-def _take_array(cursor: _Cursor, size_bytes: int) -> tuple[int, int]:
-    """Return the length of an array, and the size of its own buffers."""
-    length, _, _, count = cursor.fields(_ARRAY)
-    if length < 0:
+def _take_array(cursor: _Cursor, size_bytes: int) -> Array:
+    at = cursor.position
+    length, _, start, count = cursor.fields(_ARRAY)
+    if length < 0 or start < 0:
         raise _refusal("a column has an impossible length")
-    found = 0
+    buffers = []
     for _ in range(count):
         offset, size = cursor.fields(_BUFFER)
         is_absent = (offset, size) == (-1, 0)
         if not is_absent and (offset < 0 or size < 0 or offset + size > size_bytes):
             raise _refusal("a buffer lies outside of the object")
-        found += size
-    return length, found
+        buffers.append((offset, size))
+    return Array(length, start, buffers, cursor.since(at))
 
 
 def _as_pyarrow_prints(encoded: bytes, columns: Sequence[Column]) -> Sequence[Column]:

@@ -25,9 +25,10 @@ BATCHES_MAX: Final = 8
 
 VERSION: Final = (sys.version_info[0], sys.version_info[1], __version__)
 
-AS_VALUE, AS_PATH, AS_STREAM = "value", "path", "stream"
+AS_VALUE, AS_PATH, AS_STREAM, AS_PARTS = "value", "path", "stream", "parts"
 """How a function receives the result of a future among its arguments: the value itself, the path of
-a file that contains it, or a stream of it.
+a file that contains it, a stream of it, or an `ObjectElsewhere`, of which it reads parts. It gets
+the value instead if that is on its host.
 """
 
 

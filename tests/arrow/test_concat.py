@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import random
+from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -14,6 +18,9 @@ import pyarrow as pa
 
 import ciel.arrow
 from ciel.arrow.concat import SchemasDifferError, concatenated
+from ciel.python.arrow_tables import TableError
+from ciel.python.elsewhere import ObjectElsewhere, Part
+from ciel.testing.arrow_mutants import COLUMNS, mutated, stored
 
 
 def future_of(value: object) -> Future[object]:
@@ -92,8 +99,111 @@ def test_in_a_pickle_it_is_the_table() -> None:
         def __reduce__(self) -> tuple[object, ...]:
             return a_table, (5,)
 
-    found = pickle.loads(pickle.dumps(ciel.arrow.concat([Part(), Part()], columns=["k"])))
-    assert found.equals(concatenated([a_table(5), a_table(5)], ["k"]))
+    found = pickle.loads(pickle.dumps(ciel.arrow.concat([Part(), Part()])))
+    assert found.equals(concatenated([a_table(5), a_table(5)]))
+
+
+def test_rows_are_counted_over_all_parts() -> None:
+    parts = [future_of(a_table(start)) for start in (0, 3, 6)]
+    expected = pa.concat_tables([a_table(start) for start in (0, 3, 6)])
+    for rows in (slice(1, 2), slice(2, 7), slice(4, None), slice(-2, None), slice(5, 5), slice(99)):
+        found = ciel.arrow.concat(parts, rows=rows).result()
+        assert found.equals(expected[rows])
+    with pytest.raises(TypeError, match="rows must be a slice without a step, not 5"):
+        ciel.arrow.concat(parts, rows=5)  # type: ignore[arg-type]  # on purpose
+
+
+# --- parts on other hosts -------------------------------------------------------------------------
+
+
+class OtherHost:
+    """Objects of another host. `fetched`: how many bytes of them were requested."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, bytes] = {}
+        self.fetched = 0
+        self.rounds = 0
+        self._copies: dict[int, bytearray] = {}
+
+    def hold(self, content: bytes, value: object = None) -> ObjectElsewhere:
+        ref = len(self.objects)
+        self.objects[ref], self._copies[ref] = content, bytearray(len(content))
+        return ObjectElsewhere(ref, len(content), self.fetch, lambda: value)
+
+    def fetch(self, wanted: Sequence[tuple[Any, Sequence[Part]]]) -> list[memoryview]:
+        self.rounds += 1
+        for ref, parts in wanted:
+            for offset, size_bytes in parts:
+                assert 0 <= offset < offset + size_bytes <= len(self.objects[ref])
+                part = slice(offset, offset + size_bytes)
+                self._copies[ref][part] = self.objects[ref][part]
+                self.fetched += size_bytes
+        return [memoryview(self._copies[ref]) for ref, _ in wanted]
+
+
+def several_chunks(column: str) -> pa.Table:
+    long = pa.concat_arrays([COLUMNS[column]] * 100)
+    other = pa.array(np.arange(len(long)))
+    table = pa.table({"other": other, "chosen": long})
+    return pa.concat_tables([table, table.slice(37, 200), table.slice(5, 1)])
+
+
+@pytest.mark.parametrize("column", sorted(COLUMNS.keys() - {"dictionary of lists"}))
+def test_columns_and_rows_of_each_type_come_from_another_host(column: str) -> None:
+    table = several_chunks(column)
+    count = table.num_rows
+    for first, end in ((0, count), (3, 9), (90, 190), (count - 1, count), (7, 7)):
+        host = OtherHost()
+        found = concatenated([host.hold(stored(table))], ["chosen"], slice(first, end))
+        found.validate(full=True)
+        assert found.equals(table.select(["chosen"]).slice(first, end - first))
+        assert host.rounds <= 3
+
+
+def test_only_what_was_chosen_is_fetched() -> None:
+    rows = 100_000
+    kinds = (pa.int64(), pa.int8(), pa.bool_(), pa.timestamp("us"), pa.binary(5))
+    numbers = np.arange(rows) % 2
+    values = [numbers, numbers, numbers == 1, numbers, [b"abcde"] * rows]
+    columns = {str(kind): pa.array(value, kind) for kind, value in zip(kinds, values, strict=True)}
+    content = stored(pa.table(columns))
+    for (name, column), width_bits in zip(columns.items(), (64, 8, 1, 64, 40), strict=True):
+        for first, end in ((0, rows), (40_000, 60_000)):
+            host = OtherHost()
+            found = concatenated([host.hold(content)], [name], slice(first, end))
+            assert found[name].combine_chunks().equals(column.slice(first, end - first))
+            assert host.fetched <= (end - first) * width_bits // 8 + 4200
+
+
+def test_parts_here_and_elsewhere_are_one_table() -> None:
+    host = OtherHost()
+    small = host.hold(b"a pickle" * 100, a_table(3))  # calls that share an object
+    parts = [a_table(0), small, host.hold(stored(a_table(6)))]
+    found = concatenated(parts, ["t", "k"])
+    assert found.equals(pa.concat_tables([a_table(n) for n in (0, 3, 6)]).select(["t", "k"]))
+    assert host.rounds == 2
+    with pytest.raises(KeyError, match="the table has no column 'x'; it has k, t"):
+        concatenated(parts, ["x"])
+    with pytest.raises(SchemasDifferError, match="part 1"):
+        concatenated([a_table(0), host.hold(stored(pa.table({"k": ["x"]})))], ["k"])
+
+
+def test_a_descriptor_anywhere_in_the_object_is_found() -> None:
+    content = stored(a_table(0, 3))
+    host = OtherHost()
+    assert concatenated([host.hold(content + bytes(10_000))], ["k"]).equals(
+        a_table(0, 3).select(["k"])
+    )
+
+
+def test_a_table_of_another_host_may_be_damaged() -> None:
+    host = OtherHost()
+    chance = random.Random(3)
+    original = bytes(stored(a_table(0, 50)))
+    for _ in range(300):
+        damaged = host.hold(mutated(chance, original))
+        with contextlib.suppress(TableError, KeyError, SchemasDifferError, pa.ArrowException):
+            concatenated([damaged], ["k"], slice(10, 20))
 
 
 # --- drafts ---------------------------------------------------------------------------------------

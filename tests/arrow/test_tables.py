@@ -240,7 +240,9 @@ def test_the_layout_has_the_columns_and_chunks_of_each_type(column: str) -> None
 
 def test_the_layout_has_the_bytes_of_each_column() -> None:
     layout = layout_in(stored(pa.table({"a": np.arange(10), "b": ["ab"] * 10})))
-    assert layout.chunks == [(10, [80, 44 + 20])]
+    (chunk,) = layout.chunks
+    assert (chunk.rows, chunk.sizes_bytes) == (10, [80, 44 + 20])
+    assert (layout.rows, layout.names) == (10, ["a", "b"])
     assert not layout.is_batch
     assert layout_in(stored(pa.record_batch({"a": [1]}))).is_batch
 

@@ -138,7 +138,7 @@ class FakeCluster:
 
     def add(
         self, executor: str, arguments: dict[str, Any], *, n_outputs: int, needs: Needs,
-        mentions: Mentions, name: str, sees_errors: bool,
+        mentions: Mentions, name: str, sees_errors: bool, apart: Iterable[Reference],
     ) -> list[Future]:  # fmt: skip
         self.on_add()
         task = next(self._numbers)

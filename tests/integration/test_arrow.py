@@ -27,7 +27,7 @@ import ciel
 import ciel.arrow
 from ciel.arrow.pool import why_not
 from ciel.testing.homes import wait_for
-from ciel_tests.clusters.hosts import Hosts
+from ciel_tests.clusters.hosts import Host, Hosts
 
 if reason := why_not():
     pytest.skip(f"no buffers in the store here: {reason}", allow_module_level=True)
@@ -193,9 +193,31 @@ def has_joined(log: Path) -> bool:
     return log.exists() and "joined the master" in log.read_text()
 
 
-@pytest.mark.slow
-def test_tables_reach_another_host(tmp_path: Path, paths: list[str]) -> None:
-    with Hosts(tmp_path) as (here, there):
+def within_a_task(paths: list[str]) -> list[tuple[int, float, int]]:
+    parts = [ciel.spawn(load, path) for path in paths]
+    ciel.wait(parts[1:])
+    chosen = ciel.arrow.concat(parts, columns=["v"], rows=slice(ROWS - 1, ROWS + 2))
+    held = ciel.put(ciel.arrow.concat(parts, columns=["v"]))
+    return [ciel.spawn(describe, each).result() for each in (chosen, held.result().result())]
+
+
+def test_a_task_gives_parts_to_its_children(client: ciel.Client, paths: list[str]) -> None:
+    chosen, held = client.submit(within_a_task, paths).result(timeout=60)
+    assert chosen[:2] == (3, 1.5 * ROWS)
+    assert held[0] == PARTS * ROWS
+
+
+def test_a_stored_value_may_contain_a_table_of_parts(client: ciel.Client, paths: list[str]) -> None:
+    parts = [client.submit(load, path) for path in paths]
+    chosen = ciel.arrow.concat(parts, columns=["v"], rows=slice(ROWS - 1, ROWS + 2))
+    found = client.put(chosen).result().result(timeout=60)
+    assert found.equals(chosen.result())
+
+
+class TwoHosts:
+    """A master on the first host, and access to it on both; the test starts the workers."""
+
+    def __init__(self, here: Host, there: Host) -> None:
         listen = ("--listen", f"{here.address}:0", "--new-key")
         here.start("ciel-master", *listen, "--log", "master.log")
         wait_for(lambda: [*here.path.glob("state/ciel/*/access.json")], "the access file")
@@ -203,13 +225,83 @@ def test_tables_reach_another_host(tmp_path: Path, paths: list[str]) -> None:
         here.environ["CIEL_MASTER"] = str(json.loads(access.read_text())["url"])
         shutil.copy2(access, there.path / "carried.json")
         there.environ["CIEL_ACCESS"] = str(there.inside / "carried.json")
+
+    def start_worker(self, host: Host) -> None:
+        own = ("--listen", f"{host.address}:0", "--slots", "1", "--spool", "spool")
+        host.start("ciel-worker", *own, "--log", "worker.log")
+        wait_for(partial(has_joined, host.path / "worker.log"), "a worker")
+
+
+@pytest.mark.slow
+def test_tables_reach_another_host(tmp_path: Path, paths: list[str]) -> None:
+    with Hosts(tmp_path) as (here, there):
+        cluster = TwoHosts(here, there)
         for host in (here, there):
             for path in paths:
                 shutil.copy2(path, host.path / Path(path).name)
-            own = ("--listen", f"{host.address}:0", "--slots", "1", "--spool", "spool")
-
-            host.start("ciel-worker", *own, "--log", "worker.log")
-            wait_for(partial(has_joined, host.path / "worker.log"), "a worker")
+            cluster.start_worker(host)
         names = [Path(path).name for path in paths]
         done: subprocess.CompletedProcess[str] = there.run("python", "-c", REMOTE, *names)
         assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+WIDE = """
+import sys
+import ciel, ciel.arrow
+import numpy as np
+import pyarrow as pa, pyarrow.compute as pc
+
+ROWS = 1_000_000
+
+def load(part):
+    draft = ciel.arrow.empty(pa.schema([(f"c{n}", pa.int64()) for n in range(20)]), ROWS)
+    for n in range(20):
+        draft[f"c{n}"][:] = np.arange(ROWS) * part + n
+    return draft.table()
+
+def hold(table, path):
+    import time, os
+    while not os.path.exists(path):
+        time.sleep(0.05)
+
+def total(table):
+    return table.num_columns, pc.sum(table["c3"]).as_py(), table.num_rows
+
+with ciel.Client() as client:
+    parts = [client.submit(load, part) for part in (1, 2)]
+    ciel.wait(parts)
+    print("loaded", flush=True)
+    path = sys.stdin.readline().strip()
+    held = client.submit(hold, parts[0], path)
+    column = ciel.arrow.concat(parts, columns=["c3"])
+    print(*client.submit(total, column).result(timeout=60), flush=True)
+    sys.stdin.readline()
+    rows = ciel.arrow.concat(parts, columns=["c3"], rows=slice(999_999, 1_000_001))
+    print(*client.submit(total, rows).result(timeout=60), flush=True)
+    open(path, "w").close()
+    held.result(timeout=60)
+"""
+
+
+@pytest.mark.slow
+def test_only_the_chosen_columns_travel_and_are_recomputed_if_lost(tmp_path: Path) -> None:
+    with Hosts(tmp_path) as (here, there):
+        cluster = TwoHosts(here, there)
+        cluster.start_worker(here)
+        program = here.start("python", "-c", WIDE, stdin=subprocess.PIPE)
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stdout.readline() == "loaded\n"
+        cluster.start_worker(there)
+        before = sum(there.traffic_bytes())
+        print("held", file=program.stdin, flush=True)
+        sums = [sum(range(1_000_000)) * part + 3_000_000 for part in (1, 2)]
+        assert program.stdout.readline() == f"1 {sum(sums)} 2000000\n"
+        traffic = sum(there.traffic_bytes()) - before
+        for path in here.path.glob("spool/store/objects/*"):
+            path.unlink()  # the tables are computed again
+        print("lost", file=program.stdin, flush=True)
+        assert program.stdout.readline() == "1 1000005 2\n"
+        assert program.wait(60) == 0
+    column_bytes = 2 * 8_000_000
+    assert column_bytes < traffic < 1.02 * column_bytes

@@ -16,11 +16,19 @@ class Inputs:
         self.for_once: list[Reference] = []
         """Objects that no other task reads."""
         self._numbers: dict[str, int] = {}
+        self._whole: set[str] = set()
 
-    def number(self, ref: Reference, *, is_for_once: bool = False) -> int:
+    @property
+    def in_parts(self) -> list[Reference]:
+        """The inputs of which the task reads only parts."""
+        return [ref for ref in self.refs if ref.id not in self._whole]
+
+    def number(self, ref: Reference, *, is_for_once: bool = False, in_parts: bool = False) -> int:
         """Return the number of an input; add it if it is new."""
         if is_for_once:
             self.for_once.append(ref)
+        if not in_parts:
+            self._whole.add(ref.id)
         number = self._numbers.setdefault(ref.id, len(self.refs))
         if number == len(self.refs):
             self.refs.append(ref)

@@ -26,6 +26,7 @@ class BundleTask(NamedTuple):
 
     The task has one output for each of the `lots`, the groups of calls whose results are stored in
     one object. No other task reads the inputs `for_once`, so they can be released after this task.
+    It reads only parts of the inputs `in_parts`.
     """
 
     name: str
@@ -34,6 +35,7 @@ class BundleTask(NamedTuple):
     needs: Needs
     sees_errors: bool
     for_once: list[Reference]
+    in_parts: list[Reference]
 
 
 class BundleWriter:
@@ -98,7 +100,9 @@ class BundleWriter:
             needs = needs._replace(retries=1)
         arguments = calls.arguments_of(packed, inputs.refs, first.options.python)
         sees_errors = len(bundle) > 1 and bool(inputs.refs)
-        return BundleTask(name, arguments, lots, needs, sees_errors, inputs.for_once)
+        return BundleTask(
+            name, arguments, lots, needs, sees_errors, inputs.for_once, inputs.in_parts
+        )
 
     def _written(self, call: PendingCall, function: int, inputs: Inputs) -> calls.Call:
         uses = tuple([_use(future, inputs) for future in call.taken])
@@ -134,4 +138,5 @@ def _use(future: Any, inputs: Inputs) -> calls.Use:
         raise future.unsent_error()
     if lot.is_stream and how == calls.AS_VALUE:
         how = calls.AS_STREAM
-    return calls.Use(inputs.number(lot.ref), 0, future.place, lot.raw, how)
+    number = inputs.number(lot.ref, in_parts=how == calls.AS_PARTS)
+    return calls.Use(number, 0, future.place, lot.raw, how)

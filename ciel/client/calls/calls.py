@@ -367,6 +367,7 @@ class Calls:
         outputs = job.add(
             calls.EXECUTOR, task.arguments, n_outputs=len(task.lots), needs=task.needs,
             mentions=Mentions.OWN, name=task.name, sees_errors=task.sees_errors,
+            apart=task.in_parts,
         )  # fmt: skip
         self.lots.dropped.extend(task.for_once)
         self._job.to_want.extend(outputs)

@@ -42,6 +42,7 @@ class CallJob(Protocol):
         mentions: Mentions,
         name: str,
         sees_errors: bool,
+        apart: Iterable[Reference],
     ) -> list[Future]: ...
 
     def want(self, refs: Iterable[Reference], tell: deque[Reference] | None) -> None: ...

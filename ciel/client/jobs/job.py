@@ -227,17 +227,19 @@ class Job(Shown):
         mentions: Mentions = Mentions.ANYTHING,
         name: str = "",
         sees_errors: bool = False,
+        apart: Iterable[Reference] = (),
     ) -> list[Future]:
         """Add a task for any executor; references in `arguments` become its inputs.
 
-        `sees_errors`: the task runs even if an input has failed. The task is sent with the next
+        `sees_errors`: the task runs even if an input has failed. `apart`: inputs that a worker need
+        not copy as a whole. The task is sent with the next
         want or after some more tasks, since it cannot run before a want. Raises TypeError,
         ValueError or EncodeError for arguments that have no JSON form, and InputsTooLargeError.
         """
         spec, known = make_task(
             job=self.id, parent=self.id, ordinal=next(self._ordinals), executor=executor,
             arguments=arguments, n_outputs=n_outputs, needs=needs, mentions=mentions, name=name,
-            sees_errors=sees_errors,
+            sees_errors=sees_errors, apart=apart,
         )  # fmt: skip
         if len(known) > INPUTS_WEIGHED_FROM and (too_large := why_too_large(known)):
             raise InputsTooLargeError(name or executor, too_large)

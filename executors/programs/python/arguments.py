@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ciel.executors.programs.python.evaluation.evaluator import each_with_own_iterator
-from ciel.python.calls import AS_PATH, AS_STREAM, Call, Use
+from ciel.python.calls import AS_PARTS, AS_PATH, AS_STREAM, AS_VALUE, Call, Use
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
+from ciel.python.elsewhere import ObjectElsewhere
 from ciel.python.options import USUAL
 from ciel.python.packing import Packed, UnpackedError, unpack, unpack_apart
 from ciel.python.rows import Row, each_with_its_own
@@ -98,6 +100,12 @@ class Arguments:
                 from ciel.executors.programs.python.objects.streams import items_of
 
                 return items_of(self._channel, ref)
+        if use.how == AS_PARTS and use.input >= 0 and not use.raw:
+            ref = self._inputs.refs[use.input]
+            if self._inputs.is_elsewhere(ref):
+                whole = use._replace(how=AS_VALUE)
+                fetch, value = self._inputs.fetch_parts, partial(self._given, whole, call)
+                return ObjectElsewhere(ref, self._inputs.size_bytes(ref), fetch, value)
         if use.input < 0:
             outcome = self._made[use.batch][use.place]
         else:

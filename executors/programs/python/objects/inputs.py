@@ -10,7 +10,7 @@ import os
 import stat
 from binascii import a2b_base64
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -209,6 +209,26 @@ class Inputs:
             self._cache.keep(ref[1], opened)
         return opened
 
+    def is_elsewhere(self, ref: list[Any]) -> bool:
+        """Whether the worker has not copied an available object to this host."""
+        return (
+            ref[0] in ("c2", "<3")
+            and ref[1] not in self._paths
+            and self._cache.find(ref[1]) is None
+        )
+
+    def size_bytes(self, ref: list[Any]) -> int:
+        """Return the size of an object that is elsewhere."""
+        return int(ref[2] if ref[0] == "c2" else ref[3])
+
+    def fetch_parts(
+        self, wanted: Sequence[tuple[list[Any], Sequence[tuple[int, int]]]]
+    ) -> list[memoryview]:
+        """Fetch parts of objects that are elsewhere; see `Fetch`."""
+        items = [[{"__ref__": ref}, parts] for ref, parts in wanted]
+        paths = self._channel.call("parts", {"items": items})["filenames"]
+        return [_mapped(path) for path in paths]
+
     def path_for_user(self, ref: list[Any]) -> str:
         """Return the path of an available object for a function of the user.
 
@@ -238,6 +258,14 @@ class Inputs:
         self._channel.notify("lose", {"id": ref[1], "details": details})
         self._channel.flush()
         os._exit(0)
+
+
+def _mapped(path: str) -> memoryview:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return copied_on_write(descriptor, os.fstat(descriptor).st_size, 0)
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: str) -> bytes | Stored:
