@@ -24,8 +24,8 @@ class Concat:
     """A future table, which consists of the tables of several futures.
 
     As an argument of a task it becomes the table. No part is copied: each chunk of the table is
-    where its part is. If `columns` or `rows` choose from a part on another host, only what they
-    choose is fetched.
+    where its part is. If `columns` or `rows` select from a part on another host, only what they
+    select is fetched.
     """
 
     def __init__(
@@ -34,6 +34,10 @@ class Concat:
         self.parts = parts
         self.columns = columns
         self.rows = rows
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.columns is None and self.rows is None
 
     def result(self, timeout: float | None = None) -> pyarrow.Table:
         """Wait for all parts, at most `timeout` seconds; return the table.
@@ -44,12 +48,12 @@ class Concat:
         tables = []
         for part in self.parts:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            tables.append(part.result(left_s))
+            read = part.result if self._is_whole else getattr(part, "in_parts", part.result)
+            tables.append(read(left_s))
         return concatenated(tables, self.columns, self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        is_whole = self.columns is None and self.rows is None
-        parts = self.parts if is_whole else map(_InParts, self.parts)
+        parts = self.parts if self._is_whole else map(_InParts, self.parts)
         return _unpickled, (tuple(parts), self.columns, self.rows)
 
 

@@ -110,10 +110,12 @@ class FakeCluster:
     def slot_count(self) -> int:
         return self.slots
 
-    def read_chunks(self, ref: Reference) -> Iterator[bytes]:
+    def read_chunks(
+        self, ref: Reference, start: int = 0, end: int | None = None
+    ) -> Iterator[bytes]:
         if ref.id in self.lost:
             raise ObjectUnreadableError(ref.id, [("w:1", "it is lost")])
-        yield self.objects[ref.id]
+        yield self.objects[ref.id][start:end]
 
     def read_growing(self, ref: Reference) -> io.BytesIO:
         return io.BytesIO(self.growing.pop(0))

@@ -1,5 +1,6 @@
 import contextlib
 import io
+import itertools
 import os
 import socket
 import threading
@@ -7,12 +8,14 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import TicketCheck
+from ciel.client.calls.parts import PartReader
 from ciel.client.data.logs import LogReader
 from ciel.client.data.objects import read_object
 from ciel.client.data.uploads import upload_file, upload_order
@@ -25,6 +28,7 @@ from ciel.client.errors import (
 )
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Failure, Future, Reference, Sweetheart, Value
+from ciel.python.elsewhere import fetch_parts
 from ciel.wire import codec
 from ciel.wire.references import to_json
 
@@ -65,13 +69,15 @@ class Holder:
     def get(self, request: BaseHTTPRequestHandler) -> None:
         if not self._admits(request):
             return
-        start_text = (request.headers.get("Range") or "bytes=0-")[6:-1]
+        first, _, last = (request.headers.get("Range") or "bytes=0-")[6:].partition("-")
         content = self.objects.get(request.path.removeprefix("/data/"))
         if content is None:
             request.send_error(404)
             return
-        body = content[int(start_text) :]
+        body = content[int(first) : int(last) + 1 if last else None]
         request.send_response(206 if "Range" in request.headers else 200)
+        if "Range" in request.headers:
+            request.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body[: self.breaks_after])
@@ -128,6 +134,51 @@ def test_an_inline_object_is_read_from_its_reference(key: Key) -> None:
 def test_a_failure_is_raised_with_the_history_of_its_task(key: Key) -> None:
     with pytest.raises(TaskFailedError, match="its story"):
         read(Failure(OBJECT, "WORD", "its story"), key)
+
+
+def test_a_part_of_an_object_is_read(holders: list[Holder], key: Key) -> None:
+    content = bytes(range(256)) * 20
+    ref = held(holders[:1], content)
+    with contextlib.closing(Connections()) as connections:
+        assert b"".join(read_object(ref, key, connections, 100, 300)) == content[100:300]
+        assert b"".join(read_object(ref, key, connections, 0, 1)) == content[:1]
+        other = ref._replace(size_bytes=100)
+        with pytest.raises(ObjectUnreadableError, match="it has 5120 bytes, not 100"):
+            b"".join(read_object(other, key, connections, 1, 2))
+    inline = Value.of(OBJECT, b"inline")
+    assert b"".join(read_object(inline, key, Connections(), 2, 4)) == b"li"
+
+
+def test_parts_of_several_objects_are_copied_until_all_are_there(key: Key) -> None:
+    class Broken:
+        """Reads at most three bytes at a time, and fails the second time."""
+
+        reads = itertools.count()
+
+        def read(self, ref: Concrete | Sweetheart, start: int, end: int) -> Iterator[bytes]:
+            if next(self.reads) == 1:
+                raise ObjectUnreadableError(ref.id, [])
+            yield contents[ref.id][start : min(end, start + 3)]
+
+    contents = {"a": b"0123456789", "b": b"abcdefghij"}
+    recovered: list[str] = []
+    broken = Broken()
+
+    def recover(error: ObjectUnreadableError, ref: Concrete | Sweetheart) -> Any:
+        recovered.append(ref.id)
+        return ref
+
+    reader = PartReader(broken.read, recover)
+    sources = [
+        reader.source(Concrete(ObjectId(name), 10, frozenset()), 10, lambda: None)
+        for name in contents
+    ]
+    first = fetch_parts([(sources[0], [(1, 5), (8, 2)]), (sources[1], [(0, 10)])])
+    assert [bytes(each) for each in first] == [b"\x0012345\0\x0089", b"abcdefghij"]
+    assert len(recovered) == 1
+    (more,) = fetch_parts([(sources[0], [(0, 1)])])
+    assert bytes(more) == b"012345\0\x0089"
+    assert fetch_parts([]) == []
 
 
 def test_an_object_is_read_from_its_holder(holders: list[Holder], key: Key) -> None:

@@ -16,6 +16,7 @@ from ciel.client.locks import Condition
 from ciel.core.graph.failures import size_text
 from ciel.core.refs import Reference, Value, locations_of
 from ciel.python.contents import Outcome
+from ciel.python.elsewhere import ObjectElsewhere
 from ciel.python.failures import packing_error
 from ciel.python.futures import Future
 from ciel.python.packing import UnpackedError
@@ -34,6 +35,8 @@ class Reader(Protocol):
     def growing_items(self, lot: Lot, future: ClientFuture[Any]) -> Iterator[Any]: ...
 
     def outcomes(self, lot: Lot) -> list[Outcome]: ...
+
+    def in_parts(self, lot: Lot, value: Callable[[], Any]) -> ObjectElsewhere | None: ...
 
     def value_of(self, outcome: Outcome, name: str) -> Any: ...
 
@@ -135,6 +138,19 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
             except Exception as error:
                 return error
         return found
+
+    def in_parts(self, timeout: float | None = None) -> T | ObjectElsewhere:
+        """Wait for the value and return it; if it is large and on another host, do not read it, but
+        return its object.
+        """
+        until_s = None if timeout is None else time.monotonic() + timeout
+        self._expect(timeout)
+        found = super().result(timeout)
+        if found is UNREAD and self._outcome is None and self.lot is not None:
+            elsewhere = self.calls.reader.in_parts(self.lot, self.result)
+            if elsewhere is not None:
+                return elsewhere
+        return self._value_until(until_s) if found is UNREAD else found
 
     def _expect(self, timeout: float | None) -> None:
         self.calls.expedite(self)

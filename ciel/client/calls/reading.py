@@ -6,16 +6,18 @@ import contextlib
 import io
 import itertools
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from ciel.client.calls.futures import ClientFuture, Owner
 from ciel.client.calls.job import JobOfCalls
 from ciel.client.calls.lots import Lot, Lots
+from ciel.client.calls.parts import PartReader
 from ciel.client.calls.session import Session
 from ciel.client.errors import ObjectUnreadableError
-from ciel.core.refs import Reference
+from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.python.contents import ITEM, RETURNED, Outcome, decode, read_stream
+from ciel.python.elsewhere import ObjectElsewhere
 from ciel.python.failures import unpack_error
 from ciel.python.packing import UnpackedError, unpack
 from ciel.wire.references import from_array
@@ -34,6 +36,7 @@ class ResultReader:
         self._job = job
         self._lots = lots
         self._owner = owner
+        self._parts = PartReader(session.read_chunks, self._recovered)
 
     def value_of(self, outcome: Outcome, name: str) -> Any:
         """Return the value of an outcome, with futures for its references; raises UnpackedError."""
@@ -60,6 +63,31 @@ class ResultReader:
             if lot.content is None:
                 lot.content = decode(self.read(lot.ref)).outcomes
             return lot.content
+
+    def in_parts(self, lot: Lot, value: Callable[[], Any]) -> ObjectElsewhere | None:
+        """Return a large object that no worker on this host has; None if it is to be read.
+
+        `value` reads the only result in it.
+        """
+        ref = lot.ref
+        if lot.raw or lot.is_stream or not isinstance(ref, Concrete | Sweetheart):
+            return None
+        if (ref.size_bytes or 0) < MAPPED_MIN_BYTES:
+            return None
+        with lot.lock:
+            if lot.content is not None:
+                return None
+            mapped = self._session.map_object(ref)
+            if mapped is None:
+                return self._parts.source(ref, ref.size_bytes or 0, value)
+            lot.content = decode(memoryview(mapped)).outcomes
+        return None
+
+    def _recovered(self, error: ObjectUnreadableError, ref: Reference) -> Reference:
+        job = self._job.opened
+        if job is None:
+            raise error
+        return job.await_copy(error, ref)
 
     def growing_items(self, lot: Lot, future: ClientFuture[Any]) -> Iterator[Any]:
         """Yield the items of a generator task as they arrive; raises the exception of the task.

@@ -6,7 +6,7 @@ import mmap
 import os
 import socket
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ciel.access.keys import Key
 from ciel.client.data.pieces import CHUNK_BYTES
@@ -23,26 +23,29 @@ from ciel.client.errors import ObjectUnreadableError, TaskFailedError
 from ciel.core.refs import Concrete, Failure, Reference, Sweetheart, Value, locations_of
 from ciel.wire.files import FILE_HEADER, open_identified
 
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
 _KEEP_ALIVE: Final = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 
 
 def read_object(
-    ref: Reference, key: Key, connections: Connections, start: int = 0
+    ref: Reference, key: Key, connections: Connections, start: int = 0, end: int | None = None
 ) -> Iterator[bytes]:
-    """Yield an object's content from an offset on, in chunks of at most 1 MiB.
+    """Yield an object's content from an offset on, to an end, in chunks of at most 1 MiB.
 
     If reading from a worker fails, continue after the last chunk with the next worker. Raises
     TaskFailedError for a `Failure`, and ObjectUnreadableError if reading fails from all workers.
     """
     if isinstance(ref, Value):
-        yield ref.content[start:]
+        yield ref.content[start:end]
         return
     if isinstance(ref, Failure):
         raise TaskFailedError(ref)
     reasons: list[tuple[str, str]] = []
     for location in _in_order(ref):
         try:
-            for chunk in _download(location, ref, start, key, connections):
+            for chunk in _download(location, ref, start, end, key, connections):
                 start += len(chunk)
                 yield chunk
             return
@@ -155,24 +158,37 @@ def _identity(netloc: str, object_id: str, key: Key, connections: Connections) -
     return (answer.getheader(FILE_HEADER) or "") if answer.status == 200 else ""
 
 
+def _require_size(answer: HTTPResponse, known_bytes: int | None) -> None:
+    """Raise BadAnswerError if the answer is about an object of another size."""
+    _, _, whole = (answer.getheader("Content-Range") or "").rpartition("/")
+    length = answer.length if answer.status == 200 else None
+    found_bytes = int(whole) if whole.isdecimal() else length
+    if None not in (known_bytes, found_bytes) and found_bytes != known_bytes:
+        raise BadAnswerError(f"it has {found_bytes} bytes, not {known_bytes}")
+
+
 def _download(
-    netloc: str, ref: Reference, start: int, key: Key, connections: Connections
+    netloc: str,
+    ref: Reference,
+    start: int,
+    end: int | None,
+    key: Key,
+    connections: Connections,
 ) -> Iterator[bytes]:
     target = f"/data/{ref.id}"
-    known_bytes = _known_bytes(ref)
+    is_part = start > 0 or end is not None
+    last = "" if end is None else str(end - 1)
 
     def headers() -> dict[str, str]:
         ticket = authorization(key, "GET", netloc, target)
-        return ticket | {"Range": f"bytes={start}-"} if start else ticket
+        return ticket | {"Range": f"bytes={start}-{last}"} if is_part else ticket
 
     connection, answer = connections.request(netloc, "GET", target, headers)
     try:
-        if answer.status != (206 if start else 200):
+        if answer.status != (206 if is_part else 200):
             raise refusal(answer)
         missing_bytes = answer.length
-        found_bytes = known_bytes if missing_bytes is None else start + missing_bytes
-        if known_bytes not in (None, found_bytes):
-            raise BadAnswerError(f"it has {found_bytes} bytes, not {known_bytes}")
+        _require_size(answer, _known_bytes(ref))
         while chunk := answer.read(CHUNK_BYTES):
             if missing_bytes is not None:
                 missing_bytes -= len(chunk)

@@ -309,9 +309,11 @@ class JobClient:
         """Return an object's whole content; raises TaskFailedError, ObjectUnreadableError."""
         return b"".join(self.read_chunks(ref))
 
-    def read_chunks(self, ref: Reference, start: int = 0) -> Iterator[bytes]:
-        """Yield an object's content from an offset on, in chunks; raises as `read`."""
-        return read_object(ref, self.location.key, self._workers, start)
+    def read_chunks(
+        self, ref: Reference, start: int = 0, end: int | None = None
+    ) -> Iterator[bytes]:
+        """Yield an object's content from an offset on, to an end, in chunks; raises as `read`."""
+        return read_object(ref, self.location.key, self._workers, start, end)
 
     def read_growing(self, ref: Reference) -> GrowingReader:
         """Read an object while a task writes it; raises ObjectUnreadableError."""
