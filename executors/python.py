@@ -96,10 +96,21 @@ class PythonExecutor(Executor):
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         names = ("inputs", "calls", "python", "forward", "place")
         arguments = {name: keywords[name] for name in names if keywords.get(name) is not None}
-        _references(arguments)
+        references = _references(arguments)
+        apart = tuple([references[number] for number in _apart(keywords, len(references))])
         n_outputs = output_count(keywords.get("n_outputs", 1))
         sees_errors = keywords.get("sees_errors") is True
-        return ChildForm(arguments, n_outputs, False, True, sees_errors=sees_errors)
+        return ChildForm(arguments, n_outputs, False, True, sees_errors=sees_errors, apart=apart)
+
+
+def _apart(keywords: dict[str, Any], count: int) -> list[int]:
+    """Return the numbers of the inputs that the task reads in parts."""
+    numbers = keywords.get("apart", [])
+    if not isinstance(numbers, list) or not all(
+        type(number) is int and 0 <= number < count for number in numbers
+    ):
+        raise BadArgumentsError("'apart' must be a list of numbers of inputs")
+    return numbers
 
 
 def _program(python: str, caller: Caller | None) -> Program:

@@ -6,7 +6,8 @@ It extends the conversation of all interactive programs by these calls:
 - `spawn` and `tail_spawn` create calls, and have no reply. An input may be a reference; or a number
   that counts the objects of this task's `spawn`, `put` and `create` calls in order; or
   `{"output": n}`, an output of this task. `takes`: the outputs of this task that the child takes
-  over. `wanted`: this task needs the child before it ends.
+  over. `wanted`: this task needs the child before it ends. `apart`: the numbers of inputs that the
+  child reads in parts.
 - `put` creates an object from bytes. `create` opens an object of known size and digest for writing;
   if this task has created it already, `filename` is null. The ids of both derive from the content.
 - `parts` opens objects of other hosts in parts. `items` is a list of pairs: a reference, and the

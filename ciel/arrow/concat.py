@@ -10,10 +10,8 @@ import pyarrow
 
 from ciel.arrow.elsewhere import TableElsewhere, as_table, described, read_parts
 from ciel.core.errors import CielError
-from ciel.python.calls import AS_PARTS
 from ciel.python.elsewhere import ObjectElsewhere
-from ciel.python.futures import Future
-from ciel.python.packing import embed
+from ciel.python.futures import Future, InParts
 
 
 class SchemasDifferError(CielError, ValueError):
@@ -53,23 +51,8 @@ class Concat:
         return concatenated(tables, self.columns, self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = self.parts if self._is_whole else map(_InParts, self.parts)
+        parts = self.parts if self._is_whole else map(InParts, self.parts)
         return _unpickled, (tuple(parts), self.columns, self.rows)
-
-
-class _InParts:
-    """A future of which a task reads parts if the result is on another host."""
-
-    how = AS_PARTS
-
-    def __init__(self, future: Any) -> None:
-        self.future = future
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.future, name)
-
-    def __reduce__(self) -> Any:
-        return embed(self)
 
 
 def concat(
@@ -97,7 +80,7 @@ def _unpickled(
 
     They are in the arguments of a task, but not within other values.
     """
-    futures = [part.future if isinstance(part, _InParts) else part for part in parts]
+    futures = [part.future if isinstance(part, InParts) else part for part in parts]
     if any(isinstance(future, Future) for future in futures):
         return Concat(futures, columns, rows)
     return concatenated(parts, columns, rows)

@@ -352,7 +352,7 @@ class Attempt(ABC):
             ordinal=None if self.names_by_content else self.children_count,
             arguments=arguments, n_outputs=form.n_outputs,
             memoise=form.memoise and outputs is None, outputs=outputs, needs=needs,
-            sees_errors=form.sees_errors, any_of=form.any_of,
+            sees_errors=form.sees_errors, any_of=form.any_of, apart=form.apart,
             mentions=mentions_of(self.task.executors, executor), name=name,
         )  # fmt: skip
         try:

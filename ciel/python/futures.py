@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from ciel.python.calls import AS_PARTS
 from ciel.python.packing import UnpackedError, embed, pack_with_futures
 
 T = TypeVar("T")
@@ -72,6 +73,24 @@ class Future(Generic[T]):
     def __iter__(self) -> Iterator[Any]:
         """Yield the items of a generator task as they arrive, or the items of any other value."""
         raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        return embed(self)
+
+
+class InParts:
+    """A future whose result a task reads in parts if it is on another host.
+
+    It is an argument like the future, but the task gets an `ObjectElsewhere` in that case.
+    """
+
+    how = AS_PARTS
+
+    def __init__(self, future: Any) -> None:
+        self.future = future
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.future, name)
 
     def __reduce__(self) -> Any:
         return embed(self)

@@ -339,6 +339,20 @@ def test_wrong_parts_end_the_task(items: Any, store: FileStore, tmp_path: Path) 
     assert dialogue.attempt.parts == []
 
 
+def test_a_child_may_read_inputs_in_parts(dialogue: Dialogue) -> None:
+    x, y = Future(ObjectId("x")), Future(ObjectId("y"))
+    dialogue.call("spawn", inputs=[x, y], calls=TEXT, apart=[1])
+    (child,) = dialogue.attempt.children
+    assert (child.spec.apart, child.spec.needed) == (("y",), ("y", "x"))
+
+
+@pytest.mark.parametrize("apart", [5, [1], [-1], ["x"], [0.0]])
+def test_wrong_numbers_of_inputs_end_the_task(apart: Any, dialogue: Dialogue) -> None:
+    x = Future(ObjectId("x"))
+    dialogue.call("spawn", inputs=[x], calls=TEXT, apart=apart)
+    assert "'apart' must be a list of numbers of inputs" in dialogue.fault()[1]
+
+
 DIED = TaskFault("RUNTIME_ERROR", "it ended with exit status 3 before it called 'exit'")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import ciel
+from ciel.python.futures import InParts
 
 
 @ciel.task
@@ -306,6 +307,31 @@ def test_a_child_with_options_of_its_own_is_a_task_of_its_own(cluster: Any) -> N
     assert task.value == 3
     (request,) = task.channel.named("spawn")
     assert (request["name"], request["slots"], request["retries"]) == ("sum", 2, 3)
+
+
+class Selected:
+    """An argument that selects from a value, as `ciel.arrow.concat` does."""
+
+    def __init__(self, future: Any) -> None:
+        self.future = future
+
+    def __reduce__(self) -> Any:
+        return float, (InParts(self.future),)
+
+
+def test_a_child_may_read_parts_of_what_another_child_returns(cluster: Any) -> None:
+    def parent() -> Any:
+        alone = ciel.task(add, slots=2)
+        one, other = alone.spawn(1, 2), alone.spawn(3, 4)
+        chosen = alone.spawn(Selected(one), other)
+        both = alone.spawn(Selected(other), other)
+        return chosen.result(), both.result()
+
+    task = cluster.call(parent)
+    assert task.value == (10.0, 14.0)
+    *_, chosen, both = task.channel.named("spawn")
+    assert (sorted(chosen["inputs"]), chosen["apart"]) == ([0, 1], [0])
+    assert "apart" not in both
 
 
 def test_the_output_is_delegated_to_a_remote_child(cluster: Any) -> None:

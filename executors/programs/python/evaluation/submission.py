@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ciel.core.tasks import DEFAULT_NEEDS
 from ciel.executors.programs.python.objects.outputs import encoded
 from ciel.python.calls import (
+    AS_PARTS,
     AS_STREAM,
     AS_VALUE,
     INLINE_MAX_BYTES,
@@ -102,6 +103,9 @@ class Submission:
             inputs.append(self._store_pieces([content]))
         if inputs:
             request["inputs"] = inputs
+        whole = {use.input for use in uses if use.how != AS_PARTS}
+        if apart := sorted({use.input for use in uses} - whole):
+            request["apart"] = apart
         if work.options.python:
             request["python"] = work.options.python
         needs = work.options.needs
@@ -121,7 +125,9 @@ class Submission:
             item, place = item_of(work), target.place
         if item not in inputs:
             inputs.append(item)
-        how = AS_STREAM if work.is_stream and work.state is REMOTE else AS_VALUE
+        how = getattr(future, "how", AS_VALUE)
+        if work.is_stream and work.state is REMOTE:
+            how = AS_STREAM
         return Use(inputs.index(item), 0, place, work.is_raw, how)
 
     def _stored_number(self, target: TaskFuture[Any]) -> int:
