@@ -24,6 +24,7 @@ COMMANDS = {
     "job": ("job", "list jobs, their output and logs; wait for, cancel, retry, remove them"),
     "task": ("task", "list the tasks of a job, show one, explain why it waits or failed"),
     "object": ("object", "store files in the cluster; list, show, get, remove objects"),
+    "flight": ("flight", "serve tables to clients of Arrow Flight"),
     "worker": ("worker", "list the workers, and drain one"),
     "master": ("master", "restart the master"),
     "store": ("store", "show the contents and the activity of the workers' stores"),
