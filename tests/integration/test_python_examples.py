@@ -66,6 +66,25 @@ def test_arrays(home: Home) -> None:
     home.expect_nothing_left()
 
 
+def test_tables(shared_cluster: TwoSlots) -> None:
+    pytest.importorskip("pyarrow")
+    from ciel.arrow.pool import why_not
+
+    if reason := why_not():
+        pytest.skip(f"no buffers in the store here: {reason}")
+    rows, files = 50_000, 3
+    *sums, fit, last = printed(shared_cluster.home, "tables", rows, files).splitlines()
+    numbers = range(rows * files)
+    assert [line.split() for line in sums] == [
+        [str(k), f"{sum(numbers[k::5]) * 0.5}"] for k in range(5)
+    ]
+    assert fit.startswith("fit: ")
+    total = sum(numbers) * 0.5
+    assert last == (
+        f"{rows * files} rows in {files} chunks; 0 bytes were copied, the sum of v is {total}"
+    )
+
+
 def test_every_example_is_tested_and_listed() -> None:
     listed = (EXAMPLES.parent / "README.md").read_text()
     for example in EXAMPLES.glob("*.py"):
