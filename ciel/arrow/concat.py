@@ -22,8 +22,8 @@ class Concat:
     """A future table, which consists of the tables of several futures.
 
     As an argument of a task it becomes the table. No part is copied: each chunk of the table is
-    where its part is. If `columns` or `rows` select from a part on another host, only what they
-    select is fetched.
+    where its part is. If `columns` or `rows` select from a part on another host, only the selected
+    columns and rows are fetched.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ def concatenated(
 ) -> pyarrow.Table:
     """Return one table of several, without a copy; raises SchemasDifferError.
 
-    Of parts on other hosts, only what `columns` and `rows` choose is fetched.
+    Of parts on other hosts, only the chosen columns and rows are fetched.
     """
     known = described([part for part in parts if isinstance(part, ObjectElsewhere)])
     fetched = iter(known)

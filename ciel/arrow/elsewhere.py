@@ -37,7 +37,7 @@ class TableElsewhere:
 
     @property
     def place(self) -> Part:
-        """Where the descriptor lies."""
+        """The descriptor's part of the object."""
         start = bytes(self.content[:_HEADER_BYTES])
         return arrow_tables.place_of_descriptor(start, len(self.content))
 
@@ -69,8 +69,8 @@ def as_table(value: Any, what: str = "the value") -> pyarrow.Table:
 def described(sources: Sequence[ObjectElsewhere]) -> list[TableElsewhere | pyarrow.Table]:
     """Fetch the descriptors of tables, all at the same time.
 
-    An object that is no table of its own is fetched as a whole; its value takes the place of the
-    table. Raises TableError, and what the calls have raised that produced the objects.
+    An object in another format is fetched as a whole; its value takes the place of the table.
+    Raises TableError, and what the calls have raised that produced the objects.
     """
     contents = fetch_parts([(source, _first_parts(source)) for source in sources])
     found: list[TableElsewhere | pyarrow.Table] = []

@@ -134,7 +134,7 @@ class ChildForm(NamedTuple):
 
     `as_list`: the parent gets a list of references even if there is only one. `any_of`: references,
     also contained in the arguments, of which one must be available before the child runs; it may
-    get the rest as futures. `apart`: those of which the child may read only parts.
+    get the rest as futures. `apart`: inputs of which the child may read only parts.
     """
 
     arguments: dict[str, Any]

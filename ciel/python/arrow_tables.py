@@ -384,7 +384,7 @@ class _Cursor:
         return piece
 
     def since(self, position: int) -> bytes:
-        """Return what was read since a position."""
+        """Return the bytes that were read since a position."""
         return self._content[position : self.position]
 
     def fields(self, form: struct.Struct) -> tuple[Any, ...]:

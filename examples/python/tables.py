@@ -77,7 +77,7 @@ def write_files(directory: str, rows: int, files: int) -> list[str]:
 
 
 def main(rows: int = ROWS, files: int = FILES) -> None:
-    """Print the sums, the fit, and what was copied."""
+    """Print the sums, the fit, and how many bytes were copied."""
     with tempfile.TemporaryDirectory() as directory, ciel.Client() as client:
         parts = [load.spawn(path) for path in write_files(directory, rows, files)]
         table = ciel.arrow.concat(parts).result()

@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 class PartCopies:
-    """Copies parts of objects by HTTP, those of one object at the same time.
+    """Copies parts of objects by HTTP, all parts of one object at the same time.
 
     `ask` sends a request to another worker; see `Fetcher.ask`.
     """
@@ -42,9 +42,9 @@ class PartCopies:
     def copy(self, ref: Reference, plans: Sequence[Plan], parts: Sequence[Part], fd: int) -> Any:
         """Write parts of an object where they belong in a file; return whether all are there.
 
-        Tries the workers that have the object, one after the other. If none sends the parts, the
-        caller fetches the object as a whole, which reports what is missing where. Nothing is
-        written once the Deferred is cancelled.
+        Tries each worker that has the object, until one sends the parts. If no worker does, the
+        caller fetches the object as a whole, and reports the workers that lack it. Once the
+        Deferred is cancelled, the file is not changed any more.
         """
         size_bytes = sum(part.size_bytes for part in parts)
         permit = yield self._admit(size_bytes, by_network=True)

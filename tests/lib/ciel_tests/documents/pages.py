@@ -283,7 +283,7 @@ class Shell:
         self._tell = f"echo $? >&{written_fd}"
         self._closed = f"{written_fd}>&-"
         up = f'if [ "$1" = up ]; then shift; set -- up --listen {self._address} "$@"; fi'
-        # So that `ciel flight &` can be killed by its process id, there is no shell above it.
+        # A page kills `ciel flight &` by its process id, so that must not be the id of a shell.
         up += '; if [ "$1$BASH_SUBSHELL" = flight1 ]; then exec ciel "$@"; fi'
         self.run(f'ciel() {{ {up}; command ciel "$@"; }}; export -f ciel')
 
