@@ -268,6 +268,21 @@ FIGURES = (
     Figure(
         "- arguments of 1 MiB, against 0 bytes", "python", "large_to_empty", "x", 0.85, False, 2
     ),
+    Figure("Arrow: descriptor of 3 columns written", "arrow", "write_us", "us", 15, True),
+    Figure("- read", "arrow", "read_us", "us", 15, True),
+    Figure("- table of 1.6 GiB, from task to task", "arrow", "table_ms", "ms", 1, True, 2),
+    Figure("- - growth of the reader's own memory", "arrow", "private_mib", "MiB", 16, True),
+    Figure("- allocation in the store", "arrow", "allocation_us", "us", 3, True, 2),
+    Figure("- 10,000 batches of 64 tasks as one table", "arrow", "concat_ms", "ms", 50, True),
+    Figure(
+        "- 1 GiB of Parquet decoded and summed, against two plain processes",
+        "arrow",
+        "parquet_to_plain",
+        "x",
+        1.05,
+        True,
+        2,
+    ),
     Figure("script: 10^6 additions against Python", "language", "loop_ratio", "x", 8, True),
     Figure("script: 100,000 lines read and resolved", "language", "parse_s", "s", 4, True),
 )
@@ -374,6 +389,8 @@ PARTS = (
     ("python", "one_by_one_floor_s"),
     ("python", "first_result_s"),
     ("python", "large_to_inline"),
+    ("arrow", "pyarrow_allocation_us"),
+    ("arrow", "parquet_s"),
     ("master", "master_us"),
     ("master", "saturates_at_tasks_per_s"),
     ("master", "machine_us_1"),

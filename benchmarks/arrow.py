@@ -1,0 +1,213 @@
+"""Measures tables of Arrow: descriptors, allocation, and the ways between tasks (POOL-8).
+
+The floor of the Parquet figure is two processes that use pyarrow alone.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+import ciel
+import ciel.arrow
+from ciel.python import arrow_tables
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+KINDS = pa.schema({"a": pa.int64(), "b": pa.int8(), "c": pa.uint16()})
+ROWS = 157_286_400  # 1.6 GiB, as in the thesis
+BATCHES, TASKS = 10_000, 64
+ALLOCATIONS = 10_000
+PARQUET_ROWS = 33_554_432  # of each of two files: 512 MiB of random numbers in two columns
+REPEATS = 31
+
+
+def median_s(run: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Return the median time of a call."""
+    times = []
+    for _ in range(repeats):
+        begun_s = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begun_s)
+    return statistics.median(times)
+
+
+def descriptors() -> dict[str, float]:
+    """Measure how long the descriptor of a table of three columns is written and read."""
+    table = pa.table({name: np.zeros(1000, kind.to_pandas_dtype()) for name, kind in
+                      zip(KINDS.names, KINDS.types, strict=True)})  # fmt: skip
+    placed = arrow_tables.Locator(arrow_tables.Place(lambda context, address, size_bytes: 4096))
+    content = memoryview(b"".join(map(bytes, arrow_tables.encode(table, 0.0))))
+    write_s = median_s(lambda: arrow_tables.describe(table, 0.0, placed), 2001)
+    return {
+        "write_us": write_s * 1e6,
+        "read_us": median_s(lambda: arrow_tables.read(content), 2001) * 1e6,
+    }
+
+
+def made(rows: int) -> pa.Table:
+    """Return a table that lies in the store from the start."""
+    draft = ciel.arrow.empty(KINDS, rows)
+    for name in KINDS.names:
+        draft[name][:] = 1
+    return draft.table()
+
+
+def rows_of(table: Any) -> int:
+    """Return the number of rows, without reading them."""
+    return table.num_rows if isinstance(table, pa.Table) else 0
+
+
+def private_bytes(table: pa.Table) -> int:
+    """Read a table; return by how much that has increased the private memory of this process."""
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        (anonymous,) = [line for line in lines if line.startswith("RssAnon:")]
+        return int(anonymous.split()[1]) << 10
+
+    before = resident()
+    total = pc.sum(table["a"]).as_py()
+    assert total == table.num_rows
+    return resident() - before
+
+
+def whole_table(client: ciel.Client) -> dict[str, float]:
+    """Measure how long a task waits for a table of 1.6 GiB that another task has made."""
+    table = client.submit(made, ROWS)
+    ciel.wait([table])
+    assert client.submit(rows_of, table).result() == ROWS
+    with_table_s = median_s(lambda: client.submit(rows_of, table).result())
+    without_s = median_s(lambda: client.submit(rows_of, 5).result())
+    private_mib = client.submit(private_bytes, table).result() / 2**20
+    return {"table_ms": (with_table_s - without_s) * 1e3, "private_mib": private_mib}
+
+
+def allocation_us(size_bytes: int) -> tuple[float, float]:
+    """Return the time of an allocation in the store, and in pyarrow's own pool."""
+    found = []
+    for pool in (ciel.arrow.memory_pool(), pa.default_memory_pool()):
+        begun_s = time.perf_counter()
+        kept = [pa.allocate_buffer(size_bytes, pool) for _ in range(ALLOCATIONS)]
+        found.append((time.perf_counter() - begun_s) / ALLOCATIONS * 1e6)
+        del kept
+    return found[0], found[1]
+
+
+def batches(count: int) -> pa.Table:
+    """Return a table of many batches in the store."""
+    whole = made(count * 10)
+    return pa.concat_tables([whole.slice(n * 10, 10) for n in range(count)])
+
+
+def concatenation(client: ciel.Client) -> dict[str, float]:
+    """Measure how long 10,000 batches of 64 tasks are read as one table and validated."""
+    counts = [BATCHES // TASKS + (n < BATCHES % TASKS) for n in range(TASKS)]
+    times = []
+    for _ in range(5):
+        parts = [ciel.task(batches, slots=1).spawn(count) for count in counts]
+        ciel.wait(parts)
+        begun_s = time.perf_counter()
+        table = ciel.arrow.concat(parts).result()
+        table.validate()
+        times.append(time.perf_counter() - begun_s)
+        assert table["a"].num_chunks == BATCHES
+    return {"concat_ms": statistics.median(times) * 1e3}
+
+
+def load(path: str) -> pa.Table:
+    """Decode a Parquet file into the store."""
+    with ciel.arrow.in_store():
+        return pq.read_table(path)
+
+
+def total(table: pa.Table, column: str) -> int:
+    """Sum a column."""
+    return int(pc.sum(table[column]).as_py())
+
+
+PLAIN = """
+import sys
+import pyarrow.compute as pc, pyarrow.parquet as pq
+pq.read_table(sys.argv[2])
+print(flush=True)
+sys.stdin.readline()
+table = pq.read_table(sys.argv[1])
+print(*[pc.sum(table[name]).as_py() for name in ("x", "y")], flush=True)
+sys.stdin.readline()
+"""
+
+
+def plain_s(paths: list[str], small: str) -> float:
+    """Return the time in which two processes with pyarrow alone decode and sum a file each."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", PLAIN, path, small], **pipes)  # type: ignore[call-overload]
+        for path in paths
+    ]
+    for process in processes:
+        process.stdout.readline()
+    begun_s = time.perf_counter()
+    for process in processes:
+        print(file=process.stdin, flush=True)
+    for process in processes:
+        assert process.stdout.readline().strip()
+    took_s = time.perf_counter() - begun_s
+    for process in processes:
+        process.communicate("\n")
+    return took_s
+
+
+def tasks_s(client: ciel.Client, paths: list[str]) -> float:
+    """Return the time in which two tasks decode a file each, and four sum their columns."""
+    begun_s = time.perf_counter()
+    parts = [client.submit(load, path) for path in paths]
+    sums = [client.submit(total, part, name) for part in parts for name in ("x", "y")]
+    client.gather(sums)
+    return time.perf_counter() - begun_s
+
+
+def parquet(client: ciel.Client) -> dict[str, float]:
+    """Compare the decoding of 1 GiB of Parquet by tasks with plain processes."""
+    with tempfile.TemporaryDirectory() as directory:
+        chance = np.random.default_rng(1)
+        paths = [f"{directory}/{part}.parquet" for part in range(2)]
+        for path, rows in (*((path, PARQUET_ROWS) for path in paths), (f"{directory}/small", 9)):
+            numbers = {name: chance.integers(0, 2**62, rows) for name in ("x", "y")}
+            pq.write_table(pa.table(numbers), path, compression="NONE", use_dictionary=False)
+        small = f"{directory}/small"
+        client.gather([client.submit(load, small) for _ in range(4)])
+        pairs = [(tasks_s(client, paths), plain_s(paths, small)) for _ in range(5)]
+    ours_s, theirs_s = [statistics.median(times) for times in zip(*pairs, strict=True)]
+    return {"parquet_s": ours_s, "parquet_to_plain": ours_s / theirs_s}
+
+
+def measure() -> dict[str, float]:
+    """Measure each figure."""
+    found = descriptors()
+    with ciel.Client(cluster_options={"workers": 2, "slots": 1, "store": "shm"}) as client:
+        found |= whole_table(client)
+        found |= concatenation(client)
+        ours_us, theirs_us = client.submit(allocation_us, 4096).result()
+        found |= {"allocation_us": ours_us, "pyarrow_allocation_us": theirs_us}
+        found |= parquet(client)
+    return found
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("CIEL_QUIET", "1")
+    for key, value in measure().items():
+        print(f"{key:22} {value:10.3f}")
