@@ -18,7 +18,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-all test-near map sim sim-mutants test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-all test-near map sim sim-mutants test-under-load check check-deep check-stores check-two-kernels bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -116,6 +116,10 @@ check-deep: dev
 check-stores: dev
 	CIEL_STORE=shm $(RUN)/pytest -q tests/integration
 	CIEL_STORE=scc:capacity=1GiB $(RUN)/pytest -q tests/integration
+
+# Two virtual machines share an image of shmfs; some minutes. Needs Debian's qemu-system-x86 and busybox-static.
+check-two-kernels: dev
+	@$(RUN)/python scc/tests/two_kernels.py
 
 # Run the installed file-system testers on `ciel shmfs mount`.
 check-fuse: dev

@@ -109,8 +109,8 @@ struct shmfs_memory {
     int control_fd; /* the file behind `control`, opened for writing with O_CLOEXEC by this client
                        alone. It must not be duplicated, and must stay open until the client
                        detaches: a lock on a byte of it shows that the client lives, so other
-                       clients declare a client that closes it dead. -1 (for tests): the library
-                       calls `is_alive` instead, and one thread at a time attaches or sweeps */
+                       clients declare a client that closes it dead. -1: the library calls
+                       `is_alive` and `claim` instead */
 };
 
 /* Options of one client. Zero means the default; a NULL pointer means all defaults. */
@@ -124,6 +124,10 @@ struct shmfs_options {
      * is -1. */
     bool (*is_alive)(void *argument, uint32_t client, uint32_t generation);
     void *is_alive_argument;
+    /* Make this process the owner of a client's slot, or, if it does not want it any more, give the
+     * slot back. Return false if another live process owns it. Only if `control_fd` is -1; without
+     * this function, one thread at a time attaches or sweeps. */
+    bool (*claim)(void *argument, uint32_t client, bool wants);
     uint32_t seed; /* of the strict build's random choices */
     /* Read the image and never change it: the memory may be mapped without PROT_WRITE. The client
      * takes no slot, no lock and no handle in the image, so other clients may remove a file while

@@ -75,10 +75,16 @@ static int free_orphans(struct shmfs *fs)
     return 0;
 }
 
+/* Return whether nothing shows who owns a slot: then one thread at a time attaches or sweeps. */
+static bool has_no_claims(const struct shmfs *fs)
+{
+    return fs->memory.control_fd < 0 && !fs->options.claim;
+}
+
 /* Claim a slot: returns 1, or 0 if another process owns it. Fails with SYSTEM. */
 static int claim(struct shmfs *fs, uint32_t client)
 {
-    if (fs->memory.control_fd < 0)
+    if (has_no_claims(fs))
         return !client_lives(fs, client, port_register_load(&client_at(fs, client)->generation));
     if (!client_sign(fs, client, true))
         return 1;
@@ -211,7 +217,7 @@ static int find_place(struct shmfs *fs, bool wants_free)
         fs->client = UINT32_MAX;
         if (is_free != wants_free)
             continue;
-        int result = is_free && fs->memory.control_fd < 0 ? 1 : claim(fs, client);
+        int result = is_free && has_no_claims(fs) ? 1 : claim(fs, client);
         if (!result)
             continue;
         if (result > 0 && (result = join(fs, client)))

@@ -44,9 +44,12 @@ int client_sign(const struct shmfs *fs, uint32_t client, bool lives)
         .l_start = SIGN_OFFSET + client,
         .l_len = 1,
     };
-    if (fs->memory.control_fd < 0)
+    if (fs->memory.control_fd >= 0)
+        return fcntl(fs->memory.control_fd, F_OFD_SETLK, &byte);
+    if (!fs->options.claim || fs->options.claim(fs->options.is_alive_argument, client, lives))
         return 0;
-    return fcntl(fs->memory.control_fd, F_OFD_SETLK, &byte);
+    errno = EAGAIN;
+    return -1;
 }
 
 bool client_lives(const struct shmfs *fs, uint32_t client, uint32_t generation)

@@ -62,6 +62,11 @@ void tool_paths(const struct tool *tool, struct tool_image *image)
     if (!*name || !strcmp(name, ".") || !strcmp(name, "..") || (*name != '/' && strchr(name, '/')))
         tool_misused(tool, "an image has a plain name, or a path that begins with a slash, not '%s'",
                      name);
+    if (device_is(tool)) {
+        snprintf(image->control_path, sizeof image->control_path, "%s", name);
+        snprintf(image->data_path, sizeof image->data_path, "%s", name);
+        return;
+    }
     const char *folder = *name == '/' ? "" : "/dev/shm/";
     if (strlen(folder) + strlen(name) + sizeof "-control" > PATH_MAX)
         tool_misused(tool, "the name of the image is too long");
@@ -120,6 +125,8 @@ bool tool_map(struct tool *tool, struct tool_image *image, bool is_writable)
     image->memory.control_fd = image->data_fd = -1;
     tool_paths(tool, image);
     struct shmfs_memory *memory = &image->memory;
+    if (device_is(tool))
+        return device_map(tool, image, is_writable) && watch(tool, image);
     return map(tool, image->control_path, is_writable, &memory->control_fd, &memory->control,
                &memory->control_bytes) &&
            map(tool, image->data_path, is_writable, &image->data_fd, &memory->data,
@@ -157,9 +164,15 @@ bool tool_is_whole(struct tool *tool, const struct tool_image *image)
 
 bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
 {
-    const struct shmfs_options options = {.is_read_only = !is_writable};
+    struct shmfs_options options = {.is_read_only = !is_writable};
     if (!tool_map(tool, image, is_writable) || !tool_is_whole(tool, image))
         return false;
+    if (device_is(tool) && is_writable) {
+        if (!device_begin(tool))
+            return false;
+        options.is_alive = device_lives;
+        options.claim = device_claim;
+    }
     size_t size_bytes = (shmfs_size() + 63) / 64 * 64;
     image->storage = aligned_alloc(64, size_bytes);
     if (!image->storage) {

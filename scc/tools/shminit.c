@@ -185,6 +185,9 @@ int main(int argc, char **argv)
     tool_begin(&tool, argc, argv);
     tool_paths(&tool, &image);
     read_geometry(&tool, &geometry);
+    if (device_is(&tool))
+        return device_make(&tool, &image, &geometry, options[FORCE].given) ? TOOL_DONE
+                                                                           : TOOL_FAILED;
     if (!make_image(&tool, &image, &geometry) || !name_files(&tool, &image))
         return TOOL_FAILED;
     return TOOL_DONE;

@@ -101,6 +101,26 @@ int tool_end(struct tool *tool, struct tool_image *image);
 /* Return the text of an error; for SHMFS_ERROR_SYSTEM, the text of `errno`. */
 const char *tool_error_text(int error);
 
+/* --- an image in the memory of several kernels (device.c) ------------------------------------ */
+
+/* Return whether the name of the image is the path of a file: a device, such as resource2 of a PCI
+ * device in /sys/bus/pci/devices, or an ordinary file. */
+bool device_is(const struct tool *tool);
+
+/* Map the image in a device. Prints the reason on failure. */
+bool device_map(struct tool *tool, struct tool_image *image, bool is_writable);
+
+/* Create an image in a device. Prints the reason on failure. */
+bool device_make(struct tool *tool, struct tool_image *image, struct shmfs_geometry *geometry,
+                 bool replaces);
+
+/* Start the heartbeats of this process. Prints the reason on failure. */
+bool device_begin(struct tool *tool);
+
+/* Functions for `struct shmfs_options`. */
+bool device_lives(void *unused, uint32_t client, uint32_t generation);
+bool device_claim(void *unused, uint32_t client, bool wants);
+
 /* --- loading (loading.c) --------------------------------------------------------------------- */
 
 /* Load one file under its base name. Prints the reason on failure. `limit` is the maximum number of
