@@ -153,11 +153,13 @@ sys.stdin.readline()
 
 def plain_s(paths: list[str], small: str) -> float:
     """Return the time in which two processes with pyarrow alone decode and sum a file each."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", PLAIN, path, small], **pipes)  # type: ignore[call-overload]
+    processes: list[Any] = [
+        subprocess.Popen(
+            [sys.executable, "-c", PLAIN, path, small], text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         for path in paths
-    ]
+    ]  # fmt: skip
     for process in processes:
         process.stdout.readline()
     begun_s = time.perf_counter()

@@ -34,8 +34,8 @@ COMMANDS = {
     "key": ("key", "print the key of a role, for programs that use HTTP"),
     "debug": ("debug", "examine the daemons of a cluster that hangs"),
     "doctor": ("doctor", "find faults of an installation, and show how to repair them"),
-    "completion": ("completion", "print a completion script for bash, zsh or fish"),
-    "man": ("man", "write the manual pages"),
+    "completion": ("help.completion", "print a completion script for bash, zsh or fish"),
+    "man": ("help.man", "write the manual pages"),
 }
 _USAGE = "usage: ciel COMMAND [OPTION…] [ARG…]"
 

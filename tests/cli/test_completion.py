@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli.commands.completion import main
+from ciel.cli.commands.help.completion import main
 from ciel.cli.parsing.grammar import Command, programs
 
 

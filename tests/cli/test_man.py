@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli.commands.man import all_pages, main
+from ciel.cli.commands.help.man import all_pages, main
 from ciel.cli.parsing.grammar import programs
 
 MACROS = {"TH", "SH", "SS", "B", "br", "TP", "PP", "nf", "fi"}

@@ -19,6 +19,7 @@ from pyarrow import flight
 
 from ciel.access.keys import Key, Role
 from ciel.testing.homes import HandCluster
+from ciel_tests.documents.schemas import Schemas
 
 TABLE = pa.table({"k": np.arange(100_000), "t": pa.array(["x", None] * 50_000)})
 
@@ -31,7 +32,9 @@ class Served:
         self.key = Key.from_text(cluster.key)
         self.process = self.home.start("ciel", "flight", "--listen", "127.0.0.1:0", "--json")
         assert self.process.stdout is not None
-        self.url = str(json.loads(self.process.stdout.readline())["url"])
+        found = json.loads(self.process.stdout.readline())
+        Schemas().check("flight", found)
+        self.url = str(found["url"])
 
     def client(self, **options: object) -> flight.FlightClient:
         return flight.FlightClient(self.url, **options)
