@@ -45,6 +45,10 @@ CONNECT_TIMEOUT_S: Final = 5.0
 PROBE_TIMEOUT_S: Final = 2.0
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
+RETRY_FACTOR: Final = 1.5
+"""The delay grows slowly, so that the first seconds of an absence are hardly prolonged."""
+STEADY_S: Final = 1.0
+"""A connection that lasts for this time was not turned away."""
 
 _UNIX_NAME_MAX_LENGTH = 100  # the kernel allows 107
 _log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
@@ -408,8 +412,8 @@ class Caller(Owner, Protocol):
 class Reconnector:
     """Keeps a connection to one address, and reconnects when it has ended.
 
-    The delay grows from 0.1 s to 5 s while connections fail, or end within 5 s. `build` gets the
-    owner for the new peer, which is this object. It passes events of opened connections, and
+    The delay grows from 0.1 s to 5 s while connections fail, or end within a second. `build` gets
+    the owner for the new peer, which is this object. It passes events of opened connections, and
     refusals, on to its `caller`. `stop` does not close an open connection.
     """
 
@@ -471,7 +475,7 @@ class Reconnector:
 
     def peer_closed(self, peer: ControlPeer, reason: str) -> None:
         if peer.hello is not None:
-            if self._reactor.seconds() - self._opened_at_s > RETRY_MAX_S:
+            if self._reactor.seconds() - self._opened_at_s > STEADY_S:
                 self._delay_s = RETRY_MIN_S
                 self._logged_reason = ""
             self._caller.peer_closed(peer, reason)
@@ -506,5 +510,5 @@ class Reconnector:
         # Random delays, so that a hundred workers do not reconnect to a new master at once.
         self.places.failed(self._reactor.seconds())
         delay_s = self._delay_s * (0.75 + 0.5 * self._chance())
-        self._delay_s = min(2 * self._delay_s, RETRY_MAX_S)
+        self._delay_s = min(RETRY_FACTOR * self._delay_s, RETRY_MAX_S)
         self._timer = self._reactor.callLater(delay_s, self._connect)
