@@ -53,6 +53,8 @@ def with_token(token: str) -> flight.FlightCallOptions:
 def served(lasting_cluster: HandCluster) -> Iterator[Served]:
     served = Served(lasting_cluster)
     yield served
+    removed = served.home.run("ciel", "object", "rm", "all")
+    assert removed.returncode == 0, removed.stderr
     served.process.send_signal(signal.SIGTERM)
     served.process.communicate(timeout=20)
     assert served.process.returncode == 0
