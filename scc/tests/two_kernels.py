@@ -200,7 +200,7 @@ ROWS: Final = 30_000
 
 
 def share_files(one: Guest, other: Guest) -> None:
-    """One machine commits files, the other one reads them in place."""
+    """Let one machine commit files, and the other machine read them in place."""
     one.run("shminit --blocks 1500 --block-size 32KiB")
     one.run("shmld table init")
     expect(other.run("two_kernels table table"), f"{ROWS} rows, sum {sum(range(ROWS))}")
@@ -226,7 +226,7 @@ def work_together(one: Guest, other: Guest) -> None:
 
 
 def survive(place: Path, memory: Path, other: Guest, chance: random.Random, seed: int) -> None:
-    """A machine is killed at a random moment; the other one recovers the image."""
+    """Kill a machine at a random moment; let the other machine recover the image."""
     committed: list[str] = []
     with Guest(place, memory) as one:
         one.begin(f"two_kernels churn {seed}")
