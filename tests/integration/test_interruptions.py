@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -60,12 +62,20 @@ def kill_master(home: Home) -> None:
 
 def kill_all(home: Home, waiting: subprocess.Popen[str] | None = None) -> None:
     """Kill all processes of the home at once, except a command."""
-    spared = waiting.pid if waiting else 0
-    pids = [pid for pid in home.processes() if pid != spared]
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # none may notice the end of another
-        for pid in pids:
+    spared = {waiting.pid} if waiting else set()
+    stopped: set[int] = set()
+    while new := set(home.processes()) - stopped - spared:  # none may notice the end of another
+        send(new, signal.SIGSTOP)
+        stopped |= new
+    send(stopped, signal.SIGKILL)
+    wait_for(lambda: not set(home.processes()) - spared, "their end")
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes; a program may have ended by itself meanwhile."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-    wait_for(lambda: not set(home.processes()) - {spared}, "their end")
 
 
 def runs(home: Home) -> list[str]:
