@@ -8,6 +8,7 @@ deterministic so that a task which runs again the same way spawns the same child
 from __future__ import annotations
 
 import re
+import string
 from hashlib import blake2b
 from typing import NewType
 
@@ -23,8 +24,8 @@ _ORDINAL_DIGITS = 15
 as an integer."""
 UPLOAD_PREFIX = "upload:"
 """The prefix of the ids of uploaded objects."""
-_ID = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_:.\-]{{0,{ID_MAX_LENGTH - 1}}}", re.ASCII)
-_is_id = _ID.fullmatch
+_IN_IDS = (string.ascii_letters + string.digits + "_:.-").encode()
+_NOT_FIRST = ":.-"
 _OUTPUT = re.compile(
     r".+:(out:\d+|job_output|[0-9a-f]{32}:\d+)|(root:.+|[0-9a-f]{32}):.+:\d+", re.ASCII
 )
@@ -37,15 +38,16 @@ def check_id(text: object) -> str:
     """
     if not isinstance(text, str):
         raise InvalidIdError(text, "it is not text")
-    if _is_id(text):
-        return text
     if not text:
         raise InvalidIdError(text, "it is empty")
     if len(text) > ID_MAX_LENGTH:
         raise InvalidIdError(text, f"it has {len(text)} characters, {ID_MAX_LENGTH} are allowed")
-    if text[0] in ":.-":
+    if text[0] in _NOT_FIRST:
         raise InvalidIdError(text, f"it begins with {text[0]!r}")
-    raise InvalidIdError(text, "only letters, digits and _ : . - are allowed")
+    # Each task has several ids, and this takes half the time of a regular expression.
+    if not text.isascii() or text.encode().translate(None, _IN_IDS):
+        raise InvalidIdError(text, "only letters, digits and _ : . - are allowed")
+    return text
 
 
 def child_id(parent: str, ordinal: int, digest: str) -> TaskId:

@@ -80,8 +80,9 @@ def make_task(
         if not alternatives.keys() <= set(inputs):
             raise ValueError("an alternative of a task is not among its arguments")
         inputs = (*[i for i in inputs if i not in alternatives], *alternatives)
-    in_parts = {ref.id for ref in apart} - alternatives.keys()
+    in_parts = {ref.id for ref in apart}
     if in_parts:
+        in_parts -= alternatives.keys()
         inputs = (*[i for i in inputs if i in in_parts], *[i for i in inputs if i not in in_parts])
     task_id = child_id(parent, ordinal, digest)
     if outputs is None:

@@ -25,6 +25,7 @@ log = Logger(__name__)  # compiled code cannot determine its own module
 SMALL_BYTES: Final = 64 << 10
 """So many bytes are verified in the reactor's thread: 20 us, less than another thread costs."""
 
+_STORED: Final = (Concrete, Sweetheart)
 
 Damaged = frozenset[ObjectId]
 
@@ -56,7 +57,7 @@ class Checksums:
     def committed(self, refs: Iterable[Reference]) -> None:
         """Have the checksums of new objects computed."""
         if self._verify is not Verify.NEVER:
-            self._new.extend([ref.id for ref in refs if isinstance(ref, Concrete | Sweetheart)])
+            self._new.extend([ref.id for ref in refs if isinstance(ref, _STORED)])
             self._compute_soon()
 
     def _compute_soon(self) -> None:
@@ -93,8 +94,9 @@ class Checksums:
         """
         if self._verify is Verify.NEVER:
             return None
-        stored = [ref for ref in refs if isinstance(ref, Concrete | Sweetheart)]
-        unverified = [ref for ref in stored if ref.id not in self._verified]
+        unverified = [
+            ref for ref in refs if isinstance(ref, _STORED) and ref.id not in self._verified
+        ]
         if not unverified:
             return None
         own = [ref for ref in unverified if ref.id not in self._pending]

@@ -186,7 +186,8 @@ class Attempts:
 
     def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
         """Return the task of a running attempt; None if the attempt is superseded."""
-        task = self._graph.tasks.get(task_id)
+        # Unlike the table of all tasks, the worker's is small, so it lies in the caches.
+        task = worker.assigned.get((task_id, attempt))
         if task is None or task.state is not ASSIGNED or task.attempt != attempt:
             return self._claim(worker, task_id, attempt) if self._eager.tasks else None
         return task if task.worker == worker.facts.id else None

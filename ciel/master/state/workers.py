@@ -163,8 +163,9 @@ class WorkerNode:
         """
         if not self.assigned:
             self.reported_at_s = now_s
-        self.assigned[task.spec.id, task.attempt] = task
-        self.given_at_s[task.spec.id, task.attempt] = now_s
+        key = (task.spec.id, task.attempt)
+        self.assigned[key] = task
+        self.given_at_s[key] = now_s
         if within:
             self.within.add(task.spec.id)
         else:
@@ -198,10 +199,11 @@ class WorkerNode:
 
     def remove_attempt(self, task: TaskNode, attempt: int) -> None:
         """Remove an attempt, if it exists."""
-        self.given_at_s.pop((task.spec.id, attempt), None)
-        if self.assigned.pop((task.spec.id, attempt), None) is not None:
-            self.recalled.discard((task.spec.id, attempt))
-            self.over_credit.discard((task.spec.id, attempt))
+        key = (task.spec.id, attempt)
+        self.given_at_s.pop(key, None)
+        if self.assigned.pop(key, None) is not None:
+            self.recalled.discard(key)
+            self.over_credit.discard(key)
             if attempt == 0 and task.spec.id in self.within:
                 self.within.discard(task.spec.id)
                 return

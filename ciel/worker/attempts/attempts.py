@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
@@ -18,6 +19,7 @@ from ciel.wire.errors import WireError
 from ciel.worker.attempts.faults import arguments_fault, executor_fault
 from ciel.worker.attempts.lifecycle import Lifecycle
 from ciel.worker.attempts.strategy import Strategy
+from ciel.worker.checksums import Damaged
 from ciel.worker.state.orders import CANCELLED, Key, StartAttempt
 
 log = Logger(__name__)  # compiled code cannot determine its own module
@@ -54,7 +56,15 @@ class Attempts:
         waiting = place.checksums.verify(order.inputs)
         if waiting is None:
             self._start_verified(order, executor)
-            return
+        else:
+            self._start_when_verified(order, executor, waiting)
+
+    # Functions that contain others cost time with each call, so most attempts do without.
+
+    def _start_when_verified(
+        self, order: StartAttempt, executor: Executor, waiting: Deferred[Damaged]
+    ) -> None:
+        key, place = (order.spec.id, order.attempt), self._place
         self._preparing.add(key)
 
         def verified(damaged: Iterable[ObjectId]) -> None:
@@ -73,10 +83,13 @@ class Attempts:
         waiting.addErrback(lambda failure: log.failure("a task could not be started", failure))
 
     def _start_verified(self, order: StartAttempt, executor: Executor) -> None:
-        key = (order.spec.id, order.attempt)
         if len(order.spec.payload) <= _INLINE_MAX_BYTES:
             self._carry_out(order, executor, self._translate(order, executor))
-            return
+        else:
+            self._translate_in_thread(order, executor)
+
+    def _translate_in_thread(self, order: StartAttempt, executor: Executor) -> None:
+        key = (order.spec.id, order.attempt)
         self._preparing.add(key)
 
         def translated(done: tuple[Task, Action] | TaskFault) -> None:
