@@ -243,6 +243,16 @@ class CopyObjects(NamedTuple):
     refs: tuple[Reference, ...]
 
 
+class CompareObjects(NamedTuple):
+    """Compare outputs of a superseded attempt with the objects that count, and delete them.
+
+    The worker sends `ContentDiffers` for those whose content differs. `refs`: where the other
+    copies are.
+    """
+
+    refs: tuple[Reference, ...]
+
+
 class DrainWorker(NamedTuple):
     """Start no children locally any more: the worker is to leave.
 
@@ -413,6 +423,12 @@ class NotCopied(NamedTuple):
     lacks_room: bool
 
 
+class ContentDiffers(NamedTuple):
+    """A second attempt on this worker has produced other content; see `CompareObjects`."""
+
+    object: ObjectId
+
+
 class DiskQueued(NamedTuple):
     """The length of the queue at the disk of this worker's store.
 
@@ -578,12 +594,12 @@ ToClient = (
 )  # fmt: skip
 ToWorker = (
     StartOver | DescribeJob | AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers
-    | CopyObjects | DrainWorker | DismissWorker | Answer | Received | Heartbeat
+    | CopyObjects | CompareObjects | DrainWorker | DismissWorker | Answer | Received | Heartbeat
 )  # fmt: skip
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | NotCopied | TaskPrinted | InputsLost
-    | DiskQueued | CopyTimed | WorkersUnreached | StoresReported | AttemptsKept | StoreListed
-    | Change | Received | Heartbeat
+    | ContentDiffers | DiskQueued | CopyTimed | WorkersUnreached | StoresReported | AttemptsKept
+    | StoreListed | Change | Received | Heartbeat
 )  # fmt: skip
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat

@@ -63,6 +63,7 @@ class DataWorker:
         )  # fmt: skip
         self.timed: list[tuple[str, int, float]] = []
         self.opened: list[ObjectId] = []
+        self.differing: list[ObjectId] = []
         self.unreached: tuple[str, ...] = ()  # by the last fetch
         self.received: list[tuple[Any, ...]] = []
         self._changed = threading.Event()
@@ -76,6 +77,9 @@ class DataWorker:
 
     def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
         self.timed.append((netloc, size_bytes, run_s))
+
+    def content_differs(self, object_id: ObjectId) -> None:
+        self.differing.append(object_id)
 
     def stream_opened(self, object_id: ObjectId) -> None:
         self.opened.append(object_id)

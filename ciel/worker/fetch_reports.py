@@ -60,6 +60,11 @@ class FetchReports:
     def copied(self, netloc: str, size_bytes: int, run_s: float) -> None:
         self._machine.copied(netloc, size_bytes, run_s)
 
+    def content_differs(self, object_id: ObjectId) -> None:
+        self._events.note("differs", object_id)
+        self._machine.content_differs(object_id)
+        self._service.act_soon()
+
     def stream_opened(self, object_id: ObjectId) -> None:
         self._machine.stream_opened(object_id, self._service.now_s())
         self._answer(object_id, None, "")

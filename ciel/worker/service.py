@@ -27,6 +27,7 @@ from ciel.worker.retention import Retention
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     AbandonFetch,
+    CompareContents,
     DeleteObjects,
     EndProcesses,
     FetchObject,
@@ -211,6 +212,8 @@ class WorkerService:
                 self._attempts.recall((task, attempt))
             case DeleteObjects(objects):
                 self._retention.delete(objects)
+            case CompareContents(refs):
+                self._fetcher.comparisons.compare(refs)
             case EndProcesses(objects):
                 self._interactive.end_waiting(objects)
             case LeaveMaster():

@@ -9,6 +9,8 @@ from ciel.core.events import (
     WORKER_TIMEOUT_S,
     AddTask,
     CloseJob,
+    CompareObjects,
+    ContentDiffers,
     DropObjects,
     MeetWorkers,
     Neighbour,
@@ -36,6 +38,8 @@ from ciel.testing.builders import (
     stored,
 )
 from ciel_tests.scenes.master import Cluster, ask, inputs_lost, one, two
+
+DIFFERS = "another attempt on worker w1 also produced a, with different content; the earlier one"
 
 # --- lost workers ---------------------------------------------------------------------------------
 
@@ -105,8 +109,27 @@ def test_a_late_result_that_differs_from_the_first_is_recorded(
     cluster.done("w1", task, late, attempt=1)
     found = cluster.machine.graph.objects.reference(ObjectId("a"))
     assert getattr(found, "size_bytes", None) == getattr(known, "size_bytes", None)
-    text = "attempt 1 on worker w1 also produced a, with different content; the earlier one stays"
-    assert (text in str(ask(cluster, "task", job="last", task=task.id))) == is_told
+    assert (DIFFERS in str(ask(cluster, "task", job="last", task=task.id))) == is_told
+
+
+@pytest.mark.parametrize("late_bytes, is_compared", [(5000, True), (5001, False)])
+def test_a_late_result_of_the_same_size_is_compared_with_the_first(
+    late_bytes: int, is_compared: bool
+) -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.loses("w1")
+    cluster.joins(a_worker("w1"))
+    first = stored("a", place_of("w2"), size_bytes=5000)
+    cluster.done("w2", task, first, attempt=2)
+    cluster.lines()
+    cluster.done("w1", task, stored("a", place_of("w1"), size_bytes=late_bytes), attempt=1)
+    cluster.said(f"w1: {'compare' if is_compared else 'drop'} a")
+    if is_compared:
+        assert cluster.sent[-1] == CompareObjects((first,))
+        cluster.worker_says("w1", ContentDiffers(ObjectId("a")))
+    assert str(ask(cluster, "task", job="last", task=task.id)).count(DIFFERS) == 1
 
 
 def test_objects_of_a_lost_worker_are_recomputed_if_needed() -> None:

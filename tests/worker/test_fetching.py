@@ -38,7 +38,7 @@ class Parties:
         self.holders_daemon = self._holder.neighbours
         self.holder = self._holder.netloc
         self.received, self.fetcher = self._fetcher.received, self._fetcher.fetcher
-        self.timed = self._fetcher.timed
+        self.timed, self.differing = self._fetcher.timed, self._fetcher.differing
 
     def fetch(self, ref: Concrete, *plans: Plan) -> tuple[Any, ...]:
         """Fetch an object; return the only report."""
@@ -84,6 +84,29 @@ def make(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[Make]:
         parties.leave()
         assert [p for p in (tmp_path / "own/incoming").glob("*/*") if p.name != "lock"] == []
         own.close()
+
+
+# --- second results -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "second, differs", [(CONTENT, False), (CONTENT[:-1] + b"!", True), (b"", True)]
+)
+def test_a_second_result_is_compared_although_it_is_deleted_at_once(
+    make: Make, store: FileStore, second: bytes, differs: bool
+) -> None:
+    parties = make()
+    store.checksum("x")
+    parties.own.put("x", second)
+
+    def compare_and_delete() -> Any:
+        refs = (stored("x", NOBODY, parties.holder), stored("unknown", parties.holder))
+        compared = parties.fetcher.comparisons.compare(refs)
+        parties.own.delete("x")
+        return compared
+
+    parties.in_reactor(compare_and_delete)
+    assert parties.differing == (["x"] if differs else [])
 
 
 # --- parts ----------------------------------------------------------------------------------------

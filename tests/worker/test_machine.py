@@ -8,6 +8,8 @@ from ciel.core.events import (
     KILL_GRACE_S,
     AssignTask,
     AttemptsKept,
+    CompareObjects,
+    ContentDiffers,
     DropObjects,
     MeetWorkers,
     Message,
@@ -23,6 +25,7 @@ from ciel.core.refs import Concrete
 from ciel.testing.builders import a_task, failed, inline, stored
 from ciel.worker.state.machine import APART_FROM_BYTES, FETCHES_PER_TICK, PASSED_PER_SLOT
 from ciel.worker.state.orders import (
+    CompareContents,
     DeleteObjects,
     FetchObject,
     KillAttempt,
@@ -542,6 +545,16 @@ def test_only_what_is_held_is_deleted(played: Played) -> None:
     played.comes()
     played.machine.master_reached()
     played.comes(StoreListed())
+
+
+def test_a_second_result_is_compared_with_the_first_and_deleted(played: Played) -> None:
+    played.fetched("x")
+    played.comes(copied("x"))
+    x, y = stored("x", "w2:8001"), stored("y", "w2:8001")
+    played.machine.master_message(CompareObjects((x, y)), played.now_s)
+    played.comes(CompareContents((x,)), DeleteObjects((x.id,)))
+    played.machine.content_differs(x.id)
+    played.comes(ContentDiffers(x.id))
 
 
 def test_a_restarted_master_hears_of_attempts_that_run_and_of_unconfirmed_ends(

@@ -375,12 +375,17 @@ class Attempts:
         if late is not None and late.state in FINISHED and late.attempt == report.attempt:
             self._note_ending(late, worker, report.run_s, report.exit_status)  # it was cancelled
         self._superseded(worker, report.task, report.attempt)
-        self.unlisted.add(worker, report.published)
+        self.unlisted.add(worker, report.published, second=True)
         for ref in report.published:
             node = self._graph.objects.nodes.get(ref.id)
-            if node is None or node.producer is None or not differs_in_content(node.ref, ref):
-                continue
-            made = f"attempt {report.attempt} on worker {worker.facts.id} also produced {ref.id}"
+            if node is not None and differs_in_content(node.ref, ref):
+                self.content_differs(worker, ref.id)
+
+    def content_differs(self, worker: WorkerNode, object_id: ObjectId) -> None:
+        """Note that a second result of a task differs from the first."""
+        node = self._graph.objects.nodes.get(object_id)
+        if node is not None and node.producer is not None:
+            made = f"another attempt on worker {worker.facts.id} also produced {object_id}"
             self._context.record(
                 node.producer, f"{made}, with different content; the earlier one stays"
             )

@@ -23,6 +23,7 @@ from ciel.core.events import (
     AddTask,
     AttemptsKept,
     Change,
+    ContentDiffers,
     CopyTimed,
     DiskQueued,
     DropObjects,
@@ -254,6 +255,8 @@ class MasterMachine:
                 self.draining.not_copied(worker, message)
                 self.replication.not_copied(worker, message)
                 self.reach.not_copied(worker, message)
+            case ContentDiffers(object_id):
+                attempts.content_differs(worker, object_id)
             case StreamsOpened(task_id, attempt, refs):
                 task = attempts.reporting_task(worker, task_id, attempt)
                 if task is not None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ciel.core.events import DropObjects
+from ciel.core.events import CompareObjects, DropObjects
 from ciel.core.graph.lost_objects import drop
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.objects import ObjectNode
 from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId, is_output
-from ciel.core.refs import Reference, locations_of
+from ciel.core.refs import Concrete, Reference, differs_in_content, locations_of
 from ciel.master.state.context import Context
 from ciel.master.state.workers import WorkerNode
 
@@ -62,24 +62,60 @@ class UnlistedCopies:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._suspects: list[tuple[WorkerNode, tuple[Reference, ...], bool]] = []
+        self._suspects: list[_Suspect] = []
 
     def __bool__(self) -> bool:
         return bool(self._suspects)
 
-    def add(self, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool = False) -> None:
-        """Check copies at the end of the tick. `idle`: no client will name them."""
-        self._suspects.append((worker, tuple(refs), idle))
+    def add(
+        self,
+        worker: WorkerNode,
+        refs: Iterable[Reference],
+        *,
+        idle: bool = False,
+        second: bool = False,
+    ) -> None:
+        """Check copies at the end of the tick.
+
+        `idle`: no client will name them. `second`: an attempt has produced them after another one
+        at the same task, so they are compared with the first ones.
+        """
+        self._suspects.append(_Suspect(worker, tuple(refs), idle, second))
 
     def delete(self) -> None:
         """Order workers to delete the copies that the table does not list."""
         suspects, self._suspects = self._suspects, []
-        for worker, refs, idle in suspects:
-            if self._context.table.by_id.get(worker.facts.id) is worker:
-                if worker.is_listing:  # it repeats earlier reports, and lists its objects after
-                    self._suspects.append((worker, refs, idle))
-                elif unlisted := _unlisted(self._context.graph, worker, refs, idle=idle):
-                    self._context.send(worker.facts.id, DropObjects(unlisted))
+        for suspect in suspects:
+            worker, refs, idle, second = suspect
+            if self._context.table.by_id.get(worker.facts.id) is not worker:
+                continue
+            if worker.is_listing:  # it repeats earlier reports, and lists its objects after
+                self._suspects.append(suspect)
+            elif unlisted := _unlisted(self._context.graph, worker, refs, idle=idle):
+                firsts = self._firsts(refs, unlisted) if second else {}
+                if firsts:
+                    self._context.send(worker.facts.id, CompareObjects(tuple(firsts.values())))
+                if rest := tuple([o for o in unlisted if o not in firsts]):
+                    self._context.send(worker.facts.id, DropObjects(rest))
+
+    def _firsts(
+        self, seconds: Iterable[Reference], unlisted: tuple[ObjectId, ...]
+    ) -> dict[ObjectId, Reference]:
+        """Return the first results of which a worker may have others, by its second results."""
+        firsts: dict[ObjectId, Reference] = {}
+        for ref in seconds:
+            node = self._context.graph.objects.get(ref.id)
+            if ref.id in unlisted and node is not None and isinstance(node.ref, Concrete):
+                if not differs_in_content(node.ref, ref):  # else the difference was noted
+                    firsts[ref.id] = node.ref
+        return firsts
+
+
+class _Suspect(NamedTuple):
+    worker: WorkerNode
+    refs: tuple[Reference, ...]
+    is_idle: bool
+    is_second: bool
 
 
 def _unlisted(

@@ -43,6 +43,7 @@ from ciel.wire.descriptors import read_arguments
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     AbandonFetch,
+    CompareContents,
     DeleteObjects,
     EndProcesses,
     FetchObject,
@@ -312,6 +313,9 @@ class FakeWorker:
                     case DeleteObjects(objects):
                         for object_id in objects:
                             self.store.pop(object_id, None)
+                    case CompareContents(refs):
+                        for ref in refs:
+                            self._compare(ref, self.store.get(ref.id))
         for report in machine.take_reports(self.world.timeline.now_s):
             if self.session is not None:
                 self.session.send(report)
@@ -320,6 +324,16 @@ class FakeWorker:
             self._tick_due_s = due_s
             self._later(max(due_s - self.world.timeline.now_s, 0.0), self._tick)
         self.world.check_worker(self)
+
+    def _compare(self, ref: Concrete, content: bytes | None) -> None:
+        holders = [self.world.serving.get(netloc) for netloc in sorted(ref.locations)]
+        others = [held.store.get(ref.id) for held in holders if held is not None]
+        if content is not None and any(other not in (None, content) for other in others):
+            self._later(self.world.latency_s(), self._differs, ref.id)
+
+    def _differs(self, object_id: ObjectId) -> None:
+        self.machine.content_differs(object_id)
+        self._flush()
 
     def _tick(self) -> None:
         self._tick_due_s = None

@@ -16,6 +16,8 @@ from ciel.core.events import (
     AssignTask,
     AttemptsKept,
     CancelTask,
+    CompareObjects,
+    ContentDiffers,
     CopyObjects,
     CopyTimed,
     DismissWorker,
@@ -60,6 +62,7 @@ from ciel.worker.state.orders import (
     CANCELLED,
     AbandonFetch,
     Attempt,
+    CompareContents,
     DeleteObjects,
     EndProcesses,
     FetchObject,
@@ -260,15 +263,11 @@ class WorkerMachine:
                 for key in attempts:
                     self._recalled(key)
             case DropObjects(objects, unless_complete):
-                held = () if unless_complete else tuple([o for o in objects if o in self._stored])
-                held = self.uploads.without_pinned(held, self._kept, now_s)
-                for object_id in held:
-                    del self._stored[object_id]
-                self._entrusted.difference_update(held)
-                if held:
-                    self._orders.append(DeleteObjects(held))
-                self._abandon(objects)
-                self._end_processes([o for o in objects if o in self._fixed] if self._fixed else ())
+                self._drop(objects, now_s, unless_complete=unless_complete)
+            case CompareObjects(refs):
+                here = [r for r in refs if isinstance(r, Concrete) and r.id in self._stored]
+                self._orders.append(CompareContents(tuple(here)))
+                self._drop(tuple([ref.id for ref in refs]), now_s)
             case MeetWorkers():
                 message.apply_to(self._hosts, self.netloc)
             case CopyObjects(refs):
@@ -277,6 +276,23 @@ class WorkerMachine:
                 self._drain(timeout_s, now_s)
             case DismissWorker():
                 self._orders.append(LeaveMaster())
+
+    def _drop(
+        self, objects: tuple[ObjectId, ...], now_s: float, *, unless_complete: bool = False
+    ) -> None:
+        held = () if unless_complete else tuple([o for o in objects if o in self._stored])
+        held = self.uploads.without_pinned(held, self._kept, now_s)
+        for object_id in held:
+            del self._stored[object_id]
+        self._entrusted.difference_update(held)
+        if held:
+            self._orders.append(DeleteObjects(held))
+        self._abandon(objects)
+        self._end_processes([o for o in objects if o in self._fixed] if self._fixed else ())
+
+    def content_differs(self, object_id: ObjectId) -> None:
+        """Report that a second result, which is deleted, had other content than the first."""
+        self._report(ContentDiffers(object_id))
 
     def _copy(self, refs: Iterable[Reference]) -> None:
         """Copy objects that this worker is entrusted with."""

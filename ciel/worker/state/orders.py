@@ -71,6 +71,15 @@ class DeleteObjects(NamedTuple):
     objects: tuple[ObjectId, ...]
 
 
+class CompareContents(NamedTuple):
+    """Compare objects with copies elsewhere; call `content_differs` for those that differ.
+
+    The next order deletes them.
+    """
+
+    refs: tuple[Concrete, ...]
+
+
 class AbandonFetch(NamedTuple):
     """End the copy of a stream that broke at its source; answer with `fetch_failed`."""
 
@@ -94,7 +103,7 @@ ABORTED_HERE = TaskFault("ABORTED", "a user aborted the task on its worker")
 
 Order = (
     FetchObject | AbandonFetch | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects
-    | EndProcesses | LeaveMaster
+    | CompareContents | EndProcesses | LeaveMaster
 )  # fmt: skip
 Key = tuple[TaskId, int]
 

@@ -35,6 +35,7 @@ from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import Admit, Permit, at_once
 from ciel.worker.state.orders import FetchObject
 from ciel.worker.streams.growing import Growing, Streams
+from ciel.worker.transfer.comparing import Comparisons
 from ciel.worker.transfer.parts import PartCopies
 from ciel.worker.transfer.peer_stores import FetchCounts, PeerStores
 
@@ -105,6 +106,10 @@ class FetcherOwner(Protocol):
         """A worker has sent so many bytes in some time."""
         ...
 
+    def content_differs(self, object_id: ObjectId) -> None:
+        """A second result of a task, which the store had, differs from the first."""
+        ...
+
     def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
         """Return plans for an object whose holders have not answered; none to give it up.
 
@@ -148,6 +153,7 @@ class Fetcher:
         self._peer_stores = peer_stores
         self._followed: dict[ObjectId, _Copy] = {}  # copies in progress
         self.parts = PartCopies(self.ask, admit, self.counts)
+        self.comparisons = Comparisons(store, self.ask, owner.content_differs)
 
     def fetch(self, order: FetchObject) -> None:
         """Start to fetch an object; the owner receives the result."""

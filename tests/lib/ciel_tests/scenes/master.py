@@ -12,6 +12,7 @@ from ciel.core.events import (
     AssignTask,
     CancelTask,
     CloseJob,
+    CompareObjects,
     CopyObjects,
     DropObjects,
     InputsLost,
@@ -147,6 +148,8 @@ class Cluster:
                 return f"{peer}: give back {' '.join(self._name(task) for task, _ in attempts)}"
             case DropObjects(objects):
                 return f"{peer}: drop {' '.join(objects)}"
+            case CompareObjects(refs):
+                return f"{peer}: compare {' '.join(ref.id for ref in refs)}"
             case CopyObjects(refs):
                 return f"{peer}: copy {' '.join(ref.id for ref in refs)}"
             case ObjectSettled(_, Failure(object_id, reason, _)):
