@@ -56,6 +56,31 @@ COPY = """
     ciel_exit();
 """
 
+# The values lie in the output, twice as large as in the input; the validity is copied.
+DOUBLE = """
+    struct ciel_arrow_output *output = ciel_arrow_begin(0, &schema);
+    while (stream.get_next(&stream, &chunk) == 0 && chunk.release) {
+        struct ArrowArray *column = chunk.children[0];
+        const int64_t *values = column->buffers[1];
+        int64_t *doubled = ciel_arrow_allocate(output, (column->offset + column->length) * 8);
+        if (doubled == NULL || (uintptr_t)doubled % 128 != 0)
+            return 9;
+        for (int64_t n = 0; n < column->length; n++)
+            doubled[column->offset + n] = 2 * values[column->offset + n];
+        column->buffers[1] = doubled;
+        if (ciel_arrow_append(output, &chunk) != 0)
+            return 9;
+        column->buffers[1] = values;
+        chunk.release(&chunk);
+    }
+    if (ciel_arrow_allocate(output, -1) || ciel_arrow_allocate(output, INT64_MAX / 4))
+        return 10;
+    json_decref(ciel_arrow_commit(output));
+    schema.release(&schema);
+    stream.release(&stream);
+    ciel_exit();
+"""
+
 # The chunk lives longer than its stream, and the column longer than its chunk.
 SUM = """
     struct ArrowArray column;
@@ -126,6 +151,24 @@ def test_a_program_copies_a_table(reader: Start, tmp_path: Path) -> None:
     copy = arrow_tables.read(memoryview(content))
     copy.validate(full=True)
     assert copy.equals(table)
+
+
+@pytest.mark.parametrize("chunks, rows", [(1, 0), (1, 1000), (50, 10), (5, 200_000)])
+def test_a_program_makes_a_table_in_its_output(
+    reader: Start, tmp_path: Path, chunks: int, rows: int
+) -> None:
+    """Buffers of `ciel_arrow_allocate` are not copied, and the file ends where the table ends."""
+    table = pa.concat_tables([pa.table({"n": pa.array([*range(rows), None], pa.int64())})] * chunks)
+    program = reader(DOUBLE, content_of(table))
+    program.answer("open_output", {"sending_fd": False, "filename": str(tmp_path / "out")})
+    size_bytes = program.answer("close_output", OUT)["size"]
+    assert program.hear() == ("exit", {"keep_process": "no"})
+    assert (program.status(), program.errors()) == (0, "")
+    content = (tmp_path / "out").read_bytes()
+    assert len(content) == size_bytes < 8.2 * table.num_rows + 1000 * chunks + 1000
+    doubled = arrow_tables.read(memoryview(content))
+    doubled.validate(full=True)
+    assert doubled["n"].to_pylist() == [n and 2 * n for n in table["n"].to_pylist()]
 
 
 def test_what_was_read_lives_until_its_last_user_releases_it(reader: Start) -> None:

@@ -693,6 +693,21 @@ int ciel_write_output_at(struct ciel_output *output, char *buf, int len, long of
     return count;
 }
 
+int ciel_skip_output(struct ciel_output *output, long bytes)
+{
+    if (fseek(output->file, bytes, SEEK_CUR) != 0) {
+        output->error = errno;
+        return -1;
+    }
+    output->size += bytes;
+    return 0;
+}
+
+int ciel_output_fd(struct ciel_output *output)
+{
+    return fileno(output->file);
+}
+
 void ciel_set_output_unbuffered(struct ciel_output *output)
 {
     output->is_unbuffered = 1;

@@ -77,6 +77,10 @@ void ciel_set_output_unbuffered(struct ciel_output *output);
  * already. Return how many bytes were written: fewer than `len` if there is an error. */
 int ciel_write_output_at(struct ciel_output *output, char *buf, int len, long offset);
 
+/* Leave bytes out: what is written next follows them. -1 if there is an error. */
+int ciel_skip_output(struct ciel_output *output, long bytes);
+int ciel_output_fd(struct ciel_output *output);
+
 /* Publish an output and free it; return its reference. If the data cannot be written completely,
  * the output is not published, and the program ends. */
 json_t *ciel_close_output(struct ciel_output *output);

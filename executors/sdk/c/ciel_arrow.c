@@ -1,12 +1,21 @@
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
 #include "ciel_arrow.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define ABSENT_MAX (1 << 16) /* buffers of one chunk */
+#define LINE_BYTES 128       /* no two allocated buffers share one */
+#define PAGE_BYTES 4096
+#define REGION_BYTES (1 << 20) /* mapped at once, at least */
 
 /* --- inputs --- */
 
@@ -58,8 +67,16 @@ int ciel_arrow_read(json_t *ref, struct ArrowArrayStream *stream) {
 
 /* --- outputs --- */
 
+struct region { /* a part of the output's file that is mapped */
+    struct region *next;
+    uint8_t *address;
+    int64_t start;
+    int64_t size_bytes;
+};
+
 struct ciel_arrow_output {
     struct ciel_output *output;
+    struct region *regions; /* the last one first */
     const struct ArrowSchema *schema;
     int64_t written_bytes;
     uint32_t chunks;
@@ -108,8 +125,80 @@ struct ciel_arrow_output *ciel_arrow_begin(int index, const struct ArrowSchema *
     return output;
 }
 
+/* Map a part of the file that contains these bytes. Its pages are allocated: without them, a full device
+ * would end the program by SIGBUS. */
+static struct region *map(struct ciel_arrow_output *output, int64_t start, int64_t size_bytes) {
+    char name[40];
+    struct region *region = malloc(sizeof *region);
+    if (region == NULL) {
+        return NULL;
+    }
+    region->start = start / PAGE_BYTES * PAGE_BYTES;
+    region->size_bytes = start - region->start + size_bytes;
+    if (region->size_bytes < REGION_BYTES) {
+        region->size_bytes = REGION_BYTES;
+    }
+    snprintf(name, sizeof name, "/proc/self/fd/%d", ciel_output_fd(output->output));
+    int fd = open(name, O_RDWR | O_CLOEXEC); /* that descriptor can only be written to */
+    int error = fd < 0 ? errno : posix_fallocate(fd, region->start, region->size_bytes);
+    void *address = MAP_FAILED;
+    if (error == 0) {
+        address = mmap(NULL, (size_t)region->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                       region->start);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (address == MAP_FAILED) {
+        free(region);
+        return NULL;
+    }
+    region->address = address;
+    region->next = output->regions;
+    output->regions = region;
+    return region;
+}
+
+void *ciel_arrow_allocate(struct ciel_arrow_output *output, int64_t size_bytes) {
+    struct region *region = output->regions;
+    int64_t start = (output->written_bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+    if (size_bytes < 0 || size_bytes > INT64_MAX / 2) {
+        return NULL;
+    }
+    if (region == NULL || start + size_bytes > region->start + region->size_bytes) {
+        region = map(output, start, size_bytes);
+    }
+    int64_t step = start + size_bytes - output->written_bytes;
+    if (region == NULL || ciel_skip_output(output->output, step) != 0) {
+        return NULL;
+    }
+    output->written_bytes += step;
+    return region->address + (start - region->start);
+}
+
+static int64_t place(void *context, const void *address, int64_t size_bytes) {
+    struct ciel_arrow_output *output = context;
+    uintptr_t at = (uintptr_t)address;
+    for (struct region *region = output->regions; region != NULL; region = region->next) {
+        uintptr_t first = (uintptr_t)region->address;
+        if (at >= first && at - first <= (uintptr_t)(region->size_bytes - size_bytes)) {
+            return region->start + (int64_t)(at - first);
+        }
+    }
+    return -1;
+}
+
+static void unmap_all(struct ciel_arrow_output *output) {
+    while (output->regions != NULL) {
+        struct region *region = output->regions;
+        output->regions = region->next;
+        munmap(region->address, (size_t)region->size_bytes);
+        free(region);
+    }
+}
+
 /* Describe a chunk in memory that the caller frees. */
-static const char *describe(const struct ciel_arrow_output *output, const struct ArrowArray *chunk,
+static const char *describe(struct ciel_arrow_output *output, const struct ArrowArray *chunk,
                             struct ciel_description *to) {
     *to = (struct ciel_description){.capacity_bytes = 4096, .absent_capacity = 64};
     for (;;) {
@@ -119,7 +208,7 @@ static const char *describe(const struct ciel_arrow_output *output, const struct
             return "there is no memory for its descriptor";
         }
         to->size_bytes = to->absent_count = to->placed_count = 0;
-        const char *wrong = ciel_table_add(to, output->schema, chunk, NULL, NULL);
+        const char *wrong = ciel_table_add(to, output->schema, chunk, place, output);
         if (wrong || (to->size_bytes <= to->capacity_bytes &&
                       to->absent_count <= to->absent_capacity)) {
             return wrong;
@@ -195,6 +284,11 @@ json_t *ciel_arrow_commit(struct ciel_arrow_output *output) {
     memcpy(header + 8, &at, 8);
     memcpy(header + 16, &size_bytes, 8);
     ciel_write_output_at(output->output, (char *)header, sizeof header, 0);
+    if (output->regions != NULL && ftruncate(ciel_output_fd(output->output), output->written_bytes)) {
+        ciel_error("the unused end of a table's output cannot be cut off");
+        exit(1);
+    }
+    unmap_all(output);
     json_t *ref = ciel_close_output(output->output);
     free(longer);
     free(output->arrays);

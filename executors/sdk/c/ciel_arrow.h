@@ -26,8 +26,13 @@ int ciel_arrow_read(json_t *ref, struct ArrowArrayStream *stream);
  * commit; NULL if it cannot be opened. */
 struct ciel_arrow_output *ciel_arrow_begin(int index, const struct ArrowSchema *schema);
 
-/* Append a chunk, which is copied. -1: its type is not supported, or a write has failed; a line on
- * standard error says why. */
+/* Return memory in the output for a buffer of a chunk, aligned to 128 bytes, with any content. It may be
+ * written to until the commit, which frees it. NULL: the store has no space for it, or this process no
+ * addresses. */
+void *ciel_arrow_allocate(struct ciel_arrow_output *output, int64_t size_bytes);
+
+/* Append a chunk. Its buffers are copied, except those that lie in memory of ciel_arrow_allocate. -1: its
+ * type is not supported, or a write has failed; a line on standard error says why. */
 int ciel_arrow_append(struct ciel_arrow_output *output, const struct ArrowArray *chunk);
 
 /* Publish the table, and free the output; return its reference. As ciel_close_output does, end the
